@@ -180,9 +180,12 @@ class RolloutController:
         change = Change(self._clock(), transitions.short(reason), transitions.short(by))
         await self._stop_at_once(model, command, change)
         for _ in range(ATTEMPTS):
+            began = self._now()
             await self._states.refresh(model)
             rollout = self._states.require(model)
-            if any((e.time, e.reason, e.by) == change for e in rollout.state.events):
+            if rollout.confirmed < began:
+                raise Unavailable("the repository does not show the state of the rollout any more")
+            if transitions.made(rollout.state, change):
                 break
             new = transitions.commanded(rollout.current, command, self.replica, change)
             await self._stop_at_once(model, command, change)
@@ -268,12 +271,15 @@ class RolloutController:
         Raises:
             ModelportError: the store does not answer, or refuses.
         """
+        began = self._now()
         await self._states.look()
         await self._counts.collect()
         failed: ModelportError | None = None
         for rollout in self._states:
             try:
-                await self._lead(rollout)
+                await rollout.apply()
+                if rollout.confirmed >= began:  # else it is gone, or the listing is an old one
+                    await self._lead(rollout)
             except ModelportError as error:
                 failed = error
         if failed is not None:
@@ -285,8 +291,7 @@ class RolloutController:
         return rollout.state.needs_leader and rollout.state.leader == self.replica
 
     async def _lead(self, rollout: ReplicatedRollout) -> None:
-        """Route by the latest state, and write the next one if that is this gateway's part."""
-        await rollout.apply()
+        """Write the next state if that is this gateway's part."""
         if rollout.rollback is not None:
             await self._record_rollback(rollout, rollout.rollback)
         if rollout.routed is not None and rollout.routed.share:

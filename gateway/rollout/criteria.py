@@ -30,6 +30,8 @@ from modelport.gateway.rollout.plan import (
     StageKind,
 )
 from modelport.gateway.rollout.sequential_tests import (
+    LARGE_CHANGES,
+    SMALL_CHANGES,
     ConfidenceSequence,
     TrialCounts,
     confidence_sequence,
@@ -38,17 +40,11 @@ from modelport.gateway.rollout.sequential_tests import (
 
 #: An e-value of 10 is strong evidence: no later stage begins before it is refuted.
 SUSPICIOUS_E_VALUE = 10.0
-#: Parts of the error probability; 1 if not named. Disagreements and the tail need most data.
-_WEIGHTS = {
-    "disagreement": 4.0,
-    "p99": 4.0,
-    "first_byte_p99": 4.0,
-    "accuracy": 1 / 3,
-    "precision": 1 / 3,
-    "recall": 1 / 3,
-}
-#: Criteria with a limit for a quantile: the share of requests beyond it.
-_BEYOND = {"p50": 0.5, "p99": 0.01, "first_byte_p50": 0.5, "first_byte_p99": 0.01}
+#: Parts of the error probability; 1 if not named. What needs most data gets most: the tail of the
+#: latencies, with an event in a hundred requests, and rare disagreements.
+_WEIGHTS = {"disagreement": 8, "errors": 2, "p99": 12, "first_byte_p99": 12}
+#: Quantiles that are compared with the baseline's.
+_QUANTILES = ("p50", "p99", "first_byte_p50", "first_byte_p99")
 
 
 #: A stage that says nothing about a criterion.
@@ -109,13 +105,14 @@ class _Criterion(NamedTuple):
     relative: bool
     limit: float
     trials: Callable[[_Stage], TrialCounts]
+    emphasis: float = LARGE_CHANGES
 
 
 def criteria_of(plan: RolloutPlan, counts: Sequence[StageCounts]) -> tuple[CriterionEvidence, ...]:
     """The evidence about each criterion of the plan, from the counts of the stages so far."""
     stages = [_Stage(*pair) for pair in zip(plan.stages, counts, strict=False)]
     criteria = list(_criteria(plan.limits))
-    weights = [_WEIGHTS.get(each.name, 1.0) for each in criteria]
+    weights = [_WEIGHTS.get(each.name, 1) for each in criteria]
     error = 1 - plan.limits.confidence
     # Sticky assignment: every process may have counted the same keys. A geometric mean of e-values
     # is at most their arithmetic mean, which is an e-value.
@@ -144,15 +141,15 @@ def _criteria(limits: RolloutLimits) -> Iterator[_Criterion]:
         yield _Criterion("errors", True, limit, _errors(limit))
     if (limit := limits.max_error_share) is not None:
         yield _Criterion("error_share", False, limit, _error_share(limit))
-    for name in _BEYOND:
+    for name in _QUANTILES:
         if getattr(limits, f"max_{name}_regression") is not None:
-            yield _Criterion(name, True, 1.0, _slow(name))
+            yield _Criterion(name, True, 1.0, _slow(name), SMALL_CHANGES)
     for name, beyond in (("p50_ms", 0.5), ("p99_ms", 0.01)):
         if getattr(limits, name) is not None:
             yield _Criterion(name, False, beyond, _over_limit(name, beyond))
     if (limit := limits.max_quality_ratio) is not None:
         for name in ("accuracy", "precision", "recall"):
-            yield _Criterion(name, True, limit, _wrong(name, limit))
+            yield _Criterion(name, True, limit, _wrong(name, limit), SMALL_CHANGES)
 
 
 def _disagreements(limit: float) -> Callable[[_Stage], TrialCounts]:
@@ -232,7 +229,8 @@ def _evidence(
     stages: int,
 ) -> CriterionEvidence:
     tested = [TrialCounts(each.p0, each.successes / parts, each.trials / parts) for each in trials]
-    harm, kept = log_e_value(tested, stages=stages), log_e_value(tested, opposite=True)
+    harm = log_e_value(tested, emphasis=criterion.emphasis, stages=stages)
+    kept = log_e_value(tested, emphasis=criterion.emphasis, opposite=True)
     # As a multiple of the limit if relative, otherwise the odds of the share.
     base = tested if criterion.relative else [each._replace(p0=0.5) for each in tested]
     interval = confidence_sequence(base, alpha)

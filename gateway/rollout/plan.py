@@ -114,7 +114,7 @@ class RolloutLimits:
                 raise InvalidArgument(f"{each.name} must not be negative")
         if not 0 < self.confidence < 1:
             raise InvalidArgument("confidence must be between 0 and 1")
-        for name in ("max_disagreement", "max_error_share"):
+        for name in ("max_disagreement", "max_invalid", "max_error_share"):
             if not 0 <= (getattr(self, name) or 0) < 1:
                 raise InvalidArgument(f"{name} is a share; it must be less than 1")
 

@@ -3,7 +3,7 @@
 The null hypothesis is that the mean of each trial, given all before it, is at most ``p0``. With r
 the ratio of an alternative's odds to those of ``p0``, the e-value of S successes in t trials is
 
-    E = mean over a grid of r > 1 of  r^S / (1 + p0 (r - 1))^t
+    E = weighted mean over a grid of r > 1 of  r^S / (1 + p0 (r - 1))^t
 
 which is the likelihood ratio of the alternative, averaged. A factor's mean is at most 1 under the
 null hypothesis, so the product is a supermartingale, and the probability that E ever reaches
@@ -19,11 +19,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-#: Alternatives: ratios of odds, each with the same weight.
+#: Alternatives: ratios of odds.
 ODDS_RATIOS = np.geomspace(1.15, 30, 24)
+#: Emphasis on small ratios, for rates that may rise many times over, and for those that hardly do.
+LARGE_CHANGES, SMALL_CHANGES = 0.5, 1.5
 #: Weight of the product over all stages, beside those that begin at a later stage.
-FIRST_WEIGHT = 0.75
+FIRST_WEIGHT = 0.9
 #: Stands for an infinite logarithm, which JSON does not have.
 LARGEST_LOGARITHM = 1e6
 #: Range of the logarithms of odds ratios in a confidence sequence, and the halvings to find one.
@@ -46,7 +49,19 @@ class ConfidenceSequence(NamedTuple):
     upper: float
 
 
-def log_e_value(counts: Sequence[TrialCounts], *, opposite: bool = False, stages: int = 1) -> float:
+def weights_of(emphasis: float) -> npt.NDArray[np.float64]:
+    """The weights of ``ODDS_RATIOS``: each in proportion to its power of ``-emphasis``."""
+    weights = ODDS_RATIOS**-emphasis
+    return np.asarray(weights / weights.sum())
+
+
+def log_e_value(
+    counts: Sequence[TrialCounts],
+    *,
+    emphasis: float = LARGE_CHANGES,
+    opposite: bool = False,
+    stages: int = 1,
+) -> float:
     """The logarithm of the e-value against "at most ``p0``"; ``opposite``: "at least ``p0``".
 
     It is ``LARGEST_LOGARITHM`` where a single trial refutes the hypothesis. With several ``stages``
@@ -65,7 +80,8 @@ def log_e_value(counts: Sequence[TrialCounts], *, opposite: bool = False, stages
     begun = np.cumsum(logarithms[::-1], axis=0)[::-1][:stages]
     log_means = np.zeros(max(1, stages))
     largest = begun.max(axis=1)
-    log_means[: len(begun)] = largest + np.log(np.exp(begun - largest[:, None]).mean(axis=1))
+    averages = np.exp(begun - largest[:, None]) @ weights_of(emphasis)
+    log_means[: len(begun)] = largest + np.log(averages)
     weights = np.full(len(log_means), (1 - FIRST_WEIGHT) / max(1, stages - 1))
     weights[0] = FIRST_WEIGHT if stages > 1 else 1.0
     top = float(log_means.max())

@@ -141,6 +141,11 @@ def commanded(
     return _next(state, leader, RolloutEventKind.RESUMED, change)
 
 
+def made(state: RolloutState, change: Change) -> bool:
+    """Whether ``change`` is in ``state`` already: the answer to its write may have been lost."""
+    return any((each.time, each.reason, each.by) == change for each in state.events)
+
+
 def with_evidence(
     state: RolloutState, criteria: Iterable[dict[str, Any]], counts: Sequence[StageCounts]
 ) -> RolloutState:

@@ -249,24 +249,32 @@ class Gateway:
         self.options = options
         self.kind: Callable[..., RolloutController] = options.pop("kind", RolloutController)
         self.store_kind: Callable[[Network], RolloutStore] = options.pop("store", RolloutStore)
+        self.network_kind: Callable[..., Network] = options.pop("network", Network)
+        self.lease_by_wall_clock: bool = options.pop("lease_by_wall_clock", False)
         self.alive = False
         self.live()
 
     def live(self) -> None:
         """Begin a life."""
-        self.network = Network(self.storage, self.chance)
+        self.network = self.network_kind(self.storage, self.chance)
         self.processes = SimulatedProcesses(self.chance)
         self.controller = self.kind(
             self.store_kind(self.network),
             self.processes,
             decide,
             lease_seconds=LEASE,
-            monotonic=lambda: now() * self.drift + self.skew,
-            clock=lambda: 1.7e9 + now() + self.skew,
+            monotonic=self.wall_clock if self.lease_by_wall_clock else self.monotonic,
+            clock=self.wall_clock,
             **self.options,
         )
         self.task = asyncio.create_task(self.controller.run())
         self.alive = True
+
+    def monotonic(self) -> float:
+        return now() * self.drift + self.drift * 1e4
+
+    def wall_clock(self) -> float:
+        return 1.7e9 + now() + self.skew
 
     def kill(self) -> None:
         """End at this moment: the tasks go no further than the next ``await``."""

@@ -18,7 +18,7 @@ from modelport.gateway.rollout.plan import (
     RolloutPlan,
     RolloutSide,
 )
-from modelport.gateway.rollout.sequential_tests import TrialCounts, log_e_value
+from modelport.gateway.rollout.sequential_tests import SMALL_CHANGES, TrialCounts, log_e_value
 
 #: A plan without criteria.
 OFF = RolloutLimits(
@@ -148,7 +148,8 @@ def test_without_an_event_nothing_is_known() -> None:
     for each in criteria_of(PLAN, [FLAWLESS, canary()]):
         if each.name not in ("disagreement", "invalid"):
             assert each.status is CriterionStatus.OPEN
-            assert (each.events, each.trials, each.log_e_value) == (0, 0, 0.0)
+            assert (each.events, each.trials) == (0, 0)
+            assert each.log_e_value == pytest.approx(0)
             assert (each.estimate, each.lower, each.upper) == (None, None, None)
 
 
@@ -261,7 +262,8 @@ def test_sticky_assignment_discounts_events_that_several_processes_may_have_coun
     assert decision.verdict is RolloutVerdict.HOLD
     found = evidence(decision, "p99")
     nothing = TrialCounts(1.0, 0, 0)
-    discounted = log_e_value([nothing, nothing, TrialCounts(0.25, 12.5, 30)], stages=4)
+    quarter = [nothing, nothing, TrialCounts(0.25, 12.5, 30)]
+    discounted = log_e_value(quarter, emphasis=SMALL_CHANGES, stages=4)
     assert found.log_e_value == pytest.approx(discounted)
     assert (found.events, found.trials) == (50, 120)
 

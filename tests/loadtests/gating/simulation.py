@@ -132,14 +132,14 @@ def simulated(
     sizes = np.exp(generator.normal(0, SIZES, REQUESTS))
     drift = np.zeros(1)
     for number in itertools.count():
-        drift = _drifted(drift[-1], machine, generator)
-        speed, pressed = _slots(machine, drift, generator)
+        drift = next_drift(drift[-1], machine, generator)
+        speed, pressed = moments(machine, drift, generator)
         asked = order(loading, machine.slots, number)
         colds = 1.5 * np.exp(drift[0] + generator.normal(0, machine.cold, 2))
         yield PairedRound(
             *(
                 _half(
-                    _latencies(
+                    latencies_of(
                         machine, speed[asked == side], pressed[asked == side], sizes, generator
                     ),
                     colds[side],
@@ -157,7 +157,7 @@ def order(loading: Loading, slots: int, number: int) -> np.ndarray:
     return np.repeat(np.resize(turns, SLICES), slots // SLICES)
 
 
-def _drifted(last: float, machine: Machine, generator: np.random.Generator) -> Floats:
+def next_drift(last: float, machine: Machine, generator: np.random.Generator) -> Floats:
     """[slices + 1]: the machine's level where each slice begins, and where the last ends."""
     found = [last]
     for step in generator.normal(0, machine.drift, SLICES):
@@ -165,7 +165,7 @@ def _drifted(last: float, machine: Machine, generator: np.random.Generator) -> F
     return np.array(found)
 
 
-def _slots(
+def moments(
     machine: Machine, drift: Floats, generator: np.random.Generator
 ) -> tuple[Floats, np.ndarray]:
     """[slots]: the logarithm of how slow the machine is, and whether a neighbour presses."""
@@ -185,7 +185,7 @@ def _slots(
     return speed, pressed
 
 
-def _latencies(
+def latencies_of(
     machine: Machine,
     speed: Floats,
     pressed: np.ndarray,

@@ -1,0 +1,1 @@
+"""Error rates of rollouts, on thousands of simulated ones."""

@@ -1,0 +1,283 @@
+"""Simulated rollouts: traffic as the gate's simulated machines have it, and every decision on it.
+
+A moment belongs to all requests in it: the machine's speed wanders and drifts, and in bursts of its
+neighbours everything is slower, some requests wait, and errors are twenty times as frequent. Heavy
+tails (Pareto, shape 2.5) belong to each request. Both sides are warm, so the gate's differences
+between process starts are left out.
+
+The tests are looked at after every request. An e-value grows with events of the candidate only, so
+that no other moment needs to be computed. Seeded throughout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from modelport.gateway.rollout.criteria import criteria_of
+from modelport.gateway.rollout.plan import RolloutLimits, RolloutPlan, StageKind
+from modelport.gateway.rollout.request_events import BLOCK, WINDOW
+from modelport.gateway.rollout.sequential_tests import (
+    FIRST_WEIGHT,
+    LARGE_CHANGES,
+    ODDS_RATIOS,
+    SMALL_CHANGES,
+    weights_of,
+)
+from tests.gateway.rollout import plans
+from tests.loadtests.gating import simulation as gating
+from tests.loadtests.gating.simulation import SHARED, SIZES, Machine
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+#: Different requests of the traffic.
+REQUESTS = 512
+#: Part of the slowest requests whose latency ``Candidate.tail`` changes; the p99 is among them.
+TAIL = 0.03
+#: Errors of the baseline, and in bursts as a multiple.
+ERRORS, ERRORS_IN_BURSTS = 0.001, 20.0
+#: Disagreements of two correct answers, and wrong decisions by later labels of the baseline.
+DISAGREEMENTS, WRONG = 0.0005, 0.05
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The differences of the candidate from the baseline."""
+
+    name: str = "identical"
+    #: The slowest 3 % of the requests take that many times as long.
+    tail: float = 1.0
+    everything: float = 1.0
+    error_ratio: float = 1.0
+    disagreement: float = DISAGREEMENTS
+    invalid: float = 0.0
+    wrong_ratio: float = 1.0
+
+
+LIMITS = RolloutLimits()
+IDENTICAL = Candidate()
+#: Exactly at the limit of every criterion at once.
+AT_EVERY_LIMIT = Candidate(
+    "at every limit",
+    everything=1 + (LIMITS.max_p99_regression or 0),
+    error_ratio=LIMITS.max_error_ratio or 1,
+    disagreement=LIMITS.max_disagreement or 0,
+    invalid=LIMITS.max_invalid or 0,
+    wrong_ratio=LIMITS.max_quality_ratio or 1,
+)
+
+
+class Trials(NamedTuple):
+    """The trials of one criterion, in order."""
+
+    #: The number of the request, its stage, and whether it counts against the candidate.
+    request: Counts
+    stage: Counts
+    success: Flags
+    #: By stage.
+    p0: Floats
+    emphasis: float = LARGE_CHANGES
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests [n] as both sides would answer them, each with its side and stage."""
+
+    stage: Counts
+    is_candidate: Flags
+    baseline: Floats
+    candidate: Floats
+    baseline_fails: Flags
+    candidate_fails: Flags
+    #: Copies in shadow that disagree, and those with invalid outputs; False without a copy.
+    is_compared: Flags
+    disagrees: Flags
+    is_invalid: Flags
+    #: Wrong decisions, where the label came.
+    baseline_wrong: Flags
+    candidate_wrong: Flags
+
+    @cached_property
+    def latency(self) -> Floats:
+        """The latency of the side that answered."""
+        return np.where(self.is_candidate, self.candidate, self.baseline)
+
+    @cached_property
+    def fails(self) -> Flags:
+        return np.where(self.is_candidate, self.candidate_fails, self.baseline_fails)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A rollout and the requests in each of its stages."""
+
+    candidate: Candidate = IDENTICAL
+    machine: Machine = SHARED
+    plan: RolloutPlan = field(default_factory=lambda: plans.plan(id=32 * "0", shadow=0.1))
+    requests: tuple[int, ...] = 5 * (60_000,)
+    #: Requests whose label is known later.
+    labelled: float = 0.02
+
+    def traffic(self, generator: np.random.Generator) -> Traffic:
+        """One rollout's traffic."""
+        one, count = self.candidate, sum(self.requests)
+        stage = np.repeat(np.arange(len(self.requests)), self.requests)
+        kinds = self.plan.stages
+        share = np.array([each.share for each in kinds])[stage]
+        is_shadow = np.array([each.kind is StageKind.SHADOW for each in kinds])[stage]
+        drawn = generator.random(count) < share
+        latency, pressed = moments(self.machine, count, generator)
+        slower = np.where(_tails(latency), one.tail, 1.0) * one.everything
+        errors = ERRORS * np.where(pressed, ERRORS_IN_BURSTS, 1.0)
+        labelled = generator.random(count) < self.labelled
+        compared = drawn & is_shadow
+        invalid = compared & (generator.random(count) < one.invalid)
+        # An invalid output disagrees, too, and takes part of that rate.
+        rest = max(0.0, one.disagreement - one.invalid) / (1 - one.invalid)
+        return Traffic(
+            stage,
+            drawn & ~is_shadow,
+            latency,
+            latency * slower,
+            generator.random(count) < errors,
+            generator.random(count) < errors * one.error_ratio,
+            compared,
+            invalid | (compared & (generator.random(count) < rest)),
+            invalid,
+            labelled & (generator.random(count) < WRONG),
+            labelled & (generator.random(count) < WRONG * one.wrong_ratio),
+        )
+
+
+def moments(machine: Machine, count: int, generator: np.random.Generator) -> tuple[Floats, Flags]:
+    """Latencies [count] in ms of one process on the machine, and whether a neighbour presses."""
+    machine = replace(machine, start=0.0, start_tail=0.0)
+    sizes = np.exp(generator.normal(0, SIZES, REQUESTS))
+    drift = np.zeros(1)
+    latencies, pressed = [], []
+    for _ in range(math.ceil(count / machine.slots)):
+        drift = gating.next_drift(drift[-1], machine, generator)
+        speed, presses = gating.moments(machine, drift, generator)
+        latencies.append(gating.latencies_of(machine, speed, presses, sizes, generator))
+        pressed.append(presses)
+    return np.concatenate(latencies)[:count], np.concatenate(pressed)[:count]
+
+
+def _tails(latency: Floats) -> Flags:
+    """Whether a request is among the slowest of its 4,000 neighbours."""
+    parts = np.array_split(latency, max(1, len(latency) // 4000))
+    return np.concatenate([part > np.quantile(part, 1 - TAIL) for part in parts])
+
+
+def thresholds(traffic: Traffic, quantile: float) -> Floats:
+    """[n]: the baseline's quantile over its earlier requests; NaN before there is one."""
+    answered = ~traffic.is_candidate & ~traffic.fails
+    values = traffic.latency[answered]
+    found = [math.nan]
+    for end in range(BLOCK, len(values) + 1, BLOCK):
+        window = values[max(0, end - WINDOW) : end]
+        rank = math.ceil(quantile * len(window)) - 1
+        found.append(float(np.partition(window, rank)[rank]))
+    before = np.cumsum(answered) - answered
+    return np.array(found)[before // BLOCK]
+
+
+def trials_of(
+    scenario: Scenario, traffic: Traffic, generator: np.random.Generator
+) -> Iterator[tuple[str, Trials]]:
+    """The trials of every criterion, as ``RequestEvents`` and the comparison count them."""
+    limits, stages = scenario.plan.limits, scenario.plan.stages
+    share = np.array([each.share for each in stages])
+    shadow = np.array([each.kind is StageKind.SHADOW for each in stages])
+
+    def trials(at: Flags, success: Flags, p0: Floats | float) -> Trials:
+        where = np.flatnonzero(at)
+        return Trials(where, traffic.stage[where], success[where], np.broadcast_to(p0, share.shape))
+
+    def attributed(ratio: float, share: Floats = share) -> Floats:
+        with np.errstate(divide="ignore"):
+            return 1 / (1 + (1 - share) / (share * ratio))
+
+    in_shadow = shadow[traffic.stage]
+    yield "disagreement", trials(traffic.is_compared, traffic.disagrees, limits.max_disagreement)
+    yield "invalid", trials(traffic.is_compared, traffic.is_invalid, limits.max_invalid)
+    # In shadow all the baseline's errors count, and those of copies that it answered.
+    alone = traffic.is_compared & traffic.candidate_fails & ~traffic.baseline_fails
+    ratio = limits.max_error_ratio
+    odds = share * ratio
+    yield (
+        "errors",
+        trials(
+            np.where(in_shadow, alone | traffic.baseline_fails, traffic.fails),
+            np.where(in_shadow, alone, traffic.is_candidate),
+            np.where(shadow, odds / (1 + odds), attributed(ratio)),
+        ),
+    )
+    for name, quantile, regression in (
+        ("p50", 0.5, limits.max_p50_regression),
+        ("p99", 0.99, limits.max_p99_regression),
+    ):
+        threshold = thresholds(traffic, quantile)
+        allowed = np.where(traffic.is_candidate, 1 + regression, 1.0)
+        slow = (traffic.latency > threshold * allowed) & ~traffic.fails
+        by_chance = generator.random(len(slow)) >= quantile
+        slow |= traffic.fails & ~traffic.is_candidate & by_chance & ~np.isnan(threshold)
+        found = trials(slow & ~in_shadow, traffic.is_candidate, np.where(shadow, 1.0, share))
+        yield name, found._replace(emphasis=SMALL_CHANGES)
+    yield "accuracy", _wrong(traffic, attributed(limits.max_quality_ratio), in_shadow)
+
+
+def _wrong(traffic: Traffic, p0: Floats, in_shadow: Flags) -> Trials:
+    wrong = np.where(traffic.is_candidate, traffic.candidate_wrong, traffic.baseline_wrong)
+    where = np.flatnonzero(wrong & ~in_shadow)
+    return Trials(where, traffic.stage[where], traffic.is_candidate[where], p0, SMALL_CHANGES)
+
+
+def log_e_values(trials: Trials, stages: int) -> tuple[Counts, Floats]:
+    """The requests that raise the e-value, and its logarithm after each of them.
+
+    The same mean over products and stages as ``sequential_tests.log_e_value``.
+    """
+    at = np.flatnonzero(trials.success)
+    total = np.zeros((len(at), len(ODDS_RATIOS)))
+    weights = np.full(stages, (1 - FIRST_WEIGHT) / max(1, stages - 1))
+    weights[0] = FIRST_WEIGHT if stages > 1 else 1.0
+    means = np.zeros((stages, len(at)))
+    for stage in reversed(range(stages)):
+        p0 = trials.p0[stage]
+        if 0 < p0 < 1:
+            here = trials.stage == stage
+            count, successes = np.cumsum(here)[at], np.cumsum(here & trials.success)[at]
+            total += successes[:, None] * np.log(ODDS_RATIOS)
+            total -= count[:, None] * np.log1p(p0 * (ODDS_RATIOS - 1))
+        means[stage] = np.logaddexp.reduce(total + np.log(weights_of(trials.emphasis)), axis=1)
+    means += np.log(weights)[:, None]
+    return trials.request[at], np.logaddexp.reduce(means, axis=0)
+
+
+def first_broken(scenario: Scenario, generator: np.random.Generator) -> Mapping[str, int]:
+    """The criteria that were broken at any moment, each with the request that broke it."""
+    traffic = scenario.traffic(generator)
+    alphas = {each.name: each.alpha for each in criteria_of(scenario.plan, [])}
+    found = {}
+    for name, trials in trials_of(scenario, traffic, generator):
+        requests, values = log_e_values(trials, len(scenario.plan.stages))
+        reached = np.flatnonzero(values >= -math.log(alphas[name]))
+        if len(reached):
+            found[name] = int(requests[reached[0]])
+    return found
+
+
+def rollbacks(scenario: Scenario, count: int, seed: int = 0) -> Sequence[Mapping[str, int]]:
+    """``first_broken`` of ``count`` rollouts."""
+    return [
+        first_broken(scenario, generator) for generator in np.random.default_rng(seed).spawn(count)
+    ]
