@@ -21,6 +21,8 @@ LAYERS = {
     "modelport.gateway.repository": 1,
     "modelport.gateway.runtime": 1,
     "modelport.gateway.settings": 1,
+    "modelport.gateway.slo": 2,
+    "modelport.gateway.toml_tables": 1,
     "modelport.gateway.telemetry": 1,
     "modelport.gateway.wire": 1,
     "modelport.gateway.inference.service": 3,
@@ -181,11 +183,13 @@ def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
             target
             for target in imports(path)
             if target.startswith(("modelport.gateway", "modelport.exporters"))
-            # How a command says what is wrong and what it is doing; the descriptors of backends.
+            # How a command says what is wrong and what it is doing; the descriptors of backends;
+            # the limits that a rollout shares.
             and not target.startswith(
                 (
                     "modelport.gateway.cli.errors",
                     "modelport.gateway.extensions",
+                    "modelport.gateway.slo",
                     "modelport.exporters.runtime.progress",
                 )
             )

@@ -28,9 +28,9 @@ from modelport.loadtests.cli_options import (
 from modelport.loadtests.load.target import LoadTestProtocol
 
 if TYPE_CHECKING:
+    from modelport.gateway.slo import Slo
     from modelport.loadtests.gate.decision import GateDecision
     from modelport.loadtests.gate.gate import GateRequest
-    from modelport.loadtests.gate.slo import Slo
 
 _FILE = click.Path(path_type=Path)
 EXIT = {"pass": 0, "fail": 1, "inconclusive": 3}
@@ -155,7 +155,8 @@ def _check(files: Mapping[str, Path | None]) -> None:
 
 
 def _asked(baseline: str, candidate: str, slo_file: Path, **options: Any) -> GateRequest:
-    from modelport.loadtests.gate import baseline_and_candidate, slo
+    from modelport.gateway import slo
+    from modelport.loadtests.gate import baseline_and_candidate
     from modelport.loadtests.gate import gate as gating
 
     limits = _overridden(slo.read(slo_file), **options)
@@ -169,7 +170,8 @@ def _asked(baseline: str, candidate: str, slo_file: Path, **options: Any) -> Gat
         raise UsageError(f"--data '{data}' is not a file; 'modelport sample' writes one")
     one, other = baseline_and_candidate.side(baseline), baseline_and_candidate.side(candidate)
     said = "load.protocol" in limits.said
-    protocol = baseline_and_candidate.protocol(one, other, limits.load.protocol, said)
+    wanted = LoadTestProtocol(limits.load.protocol)
+    protocol = baseline_and_candidate.protocol(one, other, wanted, said)
     asked = gating.GateRequest(
         one,
         other,
@@ -185,7 +187,7 @@ def _asked(baseline: str, candidate: str, slo_file: Path, **options: Any) -> Gat
 
 def _overridden(slo: Slo, **options: Any) -> Slo:
     """The SLO of the file, with the values of the command line."""
-    from modelport.loadtests.gate.slo import parse
+    from modelport.gateway.slo import parse
 
     load, said = {}, set(slo.said)
     for option, key in (

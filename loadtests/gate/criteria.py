@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from modelport.gateway.slo import Slo
 from modelport.loadtests import statistics
-from modelport.loadtests.gate.slo import Slo
 from modelport.loadtests.load.samples import LoadRun, Outcome
 from modelport.loadtests.statistics import Floats, Interval, Tails
 
@@ -94,7 +94,13 @@ def criteria(rounds: Sequence[PairedRound], slo: Slo) -> list[Criterion]:
             limits.first_byte_p50_ms,
             regressions.max_first_byte_p50_regression,
         ),
-        ("time to first byte, p99", "first_bytes_ms", 0.99, limits.first_byte_p99_ms, None),
+        (
+            "time to first byte, p99",
+            "first_bytes_ms",
+            0.99,
+            limits.first_byte_p99_ms,
+            regressions.max_first_byte_p99_regression,
+        ),
     ):
         found += _of_requests(label, field_name, q, limit, regression)
     if _started(rounds):

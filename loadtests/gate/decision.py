@@ -19,12 +19,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from modelport.gateway.slo import Slo
 from modelport.loadtests import statistics
 from modelport.loadtests.gate.agreement import AnswerAgreement
 from modelport.loadtests.gate.alpha_spending import level
 from modelport.loadtests.gate.criteria import Criterion, PairedRound, SideMeasurements
 from modelport.loadtests.gate.criteria import criteria as criteria_of
-from modelport.loadtests.gate.slo import Slo
 from modelport.loadtests.load.samples import LoadRun
 from modelport.loadtests.report.checks import Check, CheckStatus
 from modelport.loadtests.report.number_format import change as as_change

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.slo import Slo
 from modelport.loadtests.gate import integrity, object_storage
 from modelport.loadtests.gate.baseline_and_candidate import Published, Running, Side, Stored
 from modelport.loadtests.gate.criteria import PairedRound
@@ -21,7 +22,6 @@ from modelport.loadtests.gate.interim_analysis import Looks
 from modelport.loadtests.gate.object_storage import NotAsPublished
 from modelport.loadtests.gate.paired_rounds import Cores, OutOfTime, PairedMeasurement, SideFailed
 from modelport.loadtests.gate.preflight import Preflight
-from modelport.loadtests.gate.slo import Slo
 from modelport.loadtests.load.samples import LoadRun
 from modelport.loadtests.load.target import LoadTestProtocol
 from modelport.loadtests.report.checks import CheckStatus, worst

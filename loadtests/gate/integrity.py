@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.slo import CertificateSettings
 from modelport.loadtests.gate.baseline_and_candidate import Published
 from modelport.loadtests.gate.decision import Question
-from modelport.loadtests.gate.slo import CertificateSettings
 from modelport.loadtests.load import payloads
 from modelport.loadtests.load.payloads import BadPayload, Payloads
 from modelport.loadtests.report.checks import CheckStatus

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from modelport.gateway.slo import Slo
 from modelport.loadtests.gate.criteria import PairedRound
 from modelport.loadtests.gate.decision import LOOKS, Question, decide
-from modelport.loadtests.gate.slo import Slo
 from modelport.loadtests.report.checks import CheckStatus, worst
 
 

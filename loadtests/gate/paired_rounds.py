@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from modelport.gateway.slo import Slo
 from modelport.loadtests.gate import reference_answers
 from modelport.loadtests.gate.baseline_and_candidate import Published, Side
 from modelport.loadtests.gate.criteria import WRONG, PairedRound, SideMeasurements, half_of
 from modelport.loadtests.gate.decision import BROKEN
-from modelport.loadtests.gate.slo import Slo
 from modelport.loadtests.load import payloads
 from modelport.loadtests.load import run as running
 from modelport.loadtests.load.run import NotMeasured

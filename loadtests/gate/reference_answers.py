@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests.gate.slo import Answers
+from modelport.gateway.slo import Answers
 from modelport.loadtests.load import payloads, random_requests
 from modelport.loadtests.load.answer_collection import CollectedAnswer
 from modelport.loadtests.load.payloads import BadPayload, Payloads, Tensors

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from modelport.exporters.proof import verify
+from modelport.gateway import slo
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import manifest, signing
-from modelport.loadtests.gate import slo
 from modelport.loadtests.load import payloads
 from modelport.loadtests.load.payloads import BadPayload, Payloads
 

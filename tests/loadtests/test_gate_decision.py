@@ -10,11 +10,11 @@ import math
 import numpy as np
 import pytest
 
+from modelport.gateway.slo import Slo, parse
 from modelport.loadtests.gate import decision, json_document
 from modelport.loadtests.gate.criteria import PairedRound, SideMeasurements, half_of
 from modelport.loadtests.gate.decision import GateDecision, Question, decide
 from modelport.loadtests.gate.interim_analysis import Looks
-from modelport.loadtests.gate.slo import Slo, parse
 from modelport.loadtests.load.samples import SAMPLE, LoadProfile, LoadRun, Outcome
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.report.checks import CheckStatus
@@ -108,6 +108,7 @@ def test_every_criterion_of_the_slo_is_asked_and_no_other() -> None:
     }
     changes = {
         "max_first_byte_p50_regression": 0.5,
+        "max_first_byte_p99_regression": 0.5,
         "max_cold_start_regression": 0.5,
     }
     slo = parse({"limits": limits, "regressions": changes})
@@ -127,6 +128,7 @@ def test_every_criterion_of_the_slo_is_asked_and_no_other() -> None:
         "p50, against the baseline",
         "p99, against the baseline",
         "time to first byte, p50, against the baseline",
+        "time to first byte, p99, against the baseline",
         "time to first response, cold, against the baseline",
     ]
     off = dict.fromkeys(("max_error_share", "max_wrong_share"), False)

@@ -19,12 +19,12 @@ import pytest
 from click.testing import CliRunner
 
 from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.slo import Slo, parse
 from modelport.loadtests.gate import agreement, cli, object_storage, paired_rounds
 from modelport.loadtests.gate.baseline_and_candidate import Published, Stored
 from modelport.loadtests.gate.decision import Question
 from modelport.loadtests.gate.paired_rounds import Cores, LiveSide, PairedMeasurement, SideFailed
 from modelport.loadtests.gate.preflight import Preflight, PreflightResult
-from modelport.loadtests.gate.slo import Slo, parse
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.model_quality import Deciding
 from modelport.loadtests.serving.gateway import Gateway

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from modelport.gateway.repository import manifest, signing
 from modelport.gateway.repository.signing import PrivateKey
+from modelport.gateway.slo import CertificateSettings
 from modelport.loadtests.gate import baseline_and_candidate, cli, integrity
 from modelport.loadtests.gate.baseline_and_candidate import Published
-from modelport.loadtests.gate.slo import CertificateSettings
 from modelport.loadtests.report.checks import CheckStatus
 from tests.loadtests.gating.models import published
 

@@ -12,13 +12,14 @@ that no other moment needs to be computed. Seeded throughout.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import binom
 
 from modelport.gateway.rollout.criteria import criteria_of
 from modelport.gateway.rollout.plan import RolloutLimits, RolloutPlan, StageKind
@@ -75,6 +76,13 @@ AT_EVERY_LIMIT = Candidate(
 )
 
 
+class Broken(NamedTuple):
+    """The moment at which a criterion was broken: the number of the request, and of the trial."""
+
+    request: int
+    trial: int
+
+
 class Trials(NamedTuple):
     """The trials of one criterion, in order."""
 
@@ -91,6 +99,7 @@ class Trials(NamedTuple):
 class Traffic:
     """Requests [n] as both sides would answer them, each with its side and stage."""
 
+    key: Counts
     stage: Counts
     is_candidate: Flags
     baseline: Floats
@@ -125,6 +134,10 @@ class Scenario:
     requests: tuple[int, ...] = 5 * (60_000,)
     #: Requests whose label is known later.
     labelled: float = 0.02
+    #: Errors of the baseline.
+    errors: float = ERRORS
+    #: Keys of a sticky assignment; 0: each request is assigned at random.
+    keys: int = 0
 
     def traffic(self, generator: np.random.Generator) -> Traffic:
         """One rollout's traffic."""
@@ -133,16 +146,24 @@ class Scenario:
         kinds = self.plan.stages
         share = np.array([each.share for each in kinds])[stage]
         is_shadow = np.array([each.kind is StageKind.SHADOW for each in kinds])[stage]
-        drawn = generator.random(count) < share
         latency, pressed = moments(self.machine, count, generator)
+        drawn = generator.random(count) < share
+        key = np.arange(count)
+        if self.keys:
+            # Some keys send far more than others, and some send larger requests.
+            weights = 1 / np.arange(1, self.keys + 1)
+            key = generator.choice(self.keys, count, p=weights / weights.sum())
+            latency *= np.exp(generator.normal(0, SIZES, self.keys))[key]
+            drawn = np.where(is_shadow, drawn, generator.random(self.keys)[key] < share)
         slower = np.where(_tails(latency), one.tail, 1.0) * one.everything
-        errors = ERRORS * np.where(pressed, ERRORS_IN_BURSTS, 1.0)
+        errors = self.errors * np.where(pressed, ERRORS_IN_BURSTS, 1.0)
         labelled = generator.random(count) < self.labelled
         compared = drawn & is_shadow
         invalid = compared & (generator.random(count) < one.invalid)
         # An invalid output disagrees, too, and takes part of that rate.
         rest = max(0.0, one.disagreement - one.invalid) / (1 - one.invalid)
         return Traffic(
+            key,
             stage,
             drawn & ~is_shadow,
             latency,
@@ -194,6 +215,24 @@ def trials_of(
     scenario: Scenario, traffic: Traffic, generator: np.random.Generator
 ) -> Iterator[tuple[str, Trials]]:
     """The trials of every criterion, as ``RequestEvents`` and the comparison count them."""
+    for name, trials in _trials_of_requests(scenario, traffic, generator):
+        sticky = scenario.keys and name not in ("disagreement", "invalid")
+        yield name, _first_of_keys(trials, traffic) if sticky else trials
+
+
+def _first_of_keys(trials: Trials, traffic: Traffic) -> Trials:
+    """The first event of each key."""
+    key = traffic.key[trials.request]
+    first = np.zeros(len(key), bool)
+    first[np.unique(key, return_index=True)[1]] = True
+    return trials._replace(
+        request=trials.request[first], stage=trials.stage[first], success=trials.success[first]
+    )
+
+
+def _trials_of_requests(
+    scenario: Scenario, traffic: Traffic, generator: np.random.Generator
+) -> Iterator[tuple[str, Trials]]:
     limits, stages = scenario.plan.limits, scenario.plan.stages
     share = np.array([each.share for each in stages])
     shadow = np.array([each.kind is StageKind.SHADOW for each in stages])
@@ -263,21 +302,74 @@ def log_e_values(trials: Trials, stages: int) -> tuple[Counts, Floats]:
     return trials.request[at], np.logaddexp.reduce(means, axis=0)
 
 
-def first_broken(scenario: Scenario, generator: np.random.Generator) -> Mapping[str, int]:
-    """The criteria that were broken at any moment, each with the request that broke it."""
-    traffic = scenario.traffic(generator)
-    alphas = {each.name: each.alpha for each in criteria_of(scenario.plan, [])}
+def moment_of(trials: Trials, stages: int, alpha: float) -> Broken | None:
+    """The first moment at which the criterion is broken."""
+    requests, values = log_e_values(trials, stages)
+    reached = np.flatnonzero(values >= -math.log(alpha))
+    if not len(reached):
+        return None
+    request = int(requests[reached[0]])
+    return Broken(request, int(np.searchsorted(trials.request, request)) + 1)
+
+
+def alphas_of(plan: RolloutPlan) -> dict[str, float]:
+    """The parts of the error probability, by criterion."""
+    return {each.name: each.alpha for each in criteria_of(plan, [])}
+
+
+def first_broken(scenario: Scenario, generator: np.random.Generator) -> dict[str, Broken]:
+    """The criteria that were broken at any moment, each with the first."""
+    traffic, alphas = scenario.traffic(generator), alphas_of(scenario.plan)
+    return {
+        name: moment
+        for name, trials in trials_of(scenario, traffic, generator)
+        if (moment := moment_of(trials, len(scenario.plan.stages), alphas[name]))
+    }
+
+
+def repeated_fixed_sample_test(
+    scenario: Scenario, generator: np.random.Generator
+) -> dict[str, Broken]:
+    """A known-bad variant: the binomial test of each criterion, after each of its trials."""
+    traffic, alphas = scenario.traffic(generator), alphas_of(scenario.plan)
     found = {}
     for name, trials in trials_of(scenario, traffic, generator):
-        requests, values = log_e_values(trials, len(scenario.plan.stages))
-        reached = np.flatnonzero(values >= -math.log(alphas[name]))
-        if len(reached):
-            found[name] = int(requests[reached[0]])
+        for stage, p0 in enumerate(trials.p0):
+            here = trials.stage == stage
+            at = np.flatnonzero(trials.success[here])
+            p_values = binom.sf(np.arange(len(at)), at + 1, p0)
+            if (p_values <= alphas[name]).any():
+                found[name] = Broken(int(trials.request[here][at[0]]), int(at[0]))
     return found
 
 
-def rollbacks(scenario: Scenario, count: int, seed: int = 0) -> Sequence[Mapping[str, int]]:
-    """``first_broken`` of ``count`` rollouts."""
-    return [
-        first_broken(scenario, generator) for generator in np.random.default_rng(seed).spawn(count)
-    ]
+def rates_over_time(scenario: Scenario, generator: np.random.Generator) -> dict[str, Broken]:
+    """A known-bad variant: of the candidate's requests 1 % may be slow, in whatever moment."""
+    traffic = scenario.traffic(generator)
+    limit = 1 + (scenario.plan.limits.max_p99_regression or 0)
+    slow = traffic.latency > thresholds(traffic, 0.99) * limit
+    where = np.flatnonzero(traffic.is_candidate)
+    p0 = np.full(len(scenario.plan.stages), 0.01)
+    trials = Trials(where, traffic.stage[where], slow[where], p0, SMALL_CHANGES)
+    moment = moment_of(trials, len(p0), alphas_of(scenario.plan)["p99"])
+    return {"p99": moment} if moment else {}
+
+
+def every_event_of_a_key(scenario: Scenario, generator: np.random.Generator) -> dict[str, Broken]:
+    """A known-bad variant: sticky assignment, with every event of a key."""
+    traffic, alphas = scenario.traffic(generator), alphas_of(scenario.plan)
+    return {
+        name: moment
+        for name, trials in _trials_of_requests(scenario, traffic, generator)
+        if (moment := moment_of(trials, len(scenario.plan.stages), alphas[name]))
+    }
+
+
+Test = Callable[[Scenario, np.random.Generator], dict[str, Broken]]
+
+
+def rollouts(
+    scenario: Scenario, count: int, seed: int = 0, test: Test = first_broken
+) -> list[dict[str, Broken]]:
+    """The criteria that ``count`` rollouts broke; none broken is no rollback."""
+    return [test(scenario, each) for each in np.random.default_rng(seed).spawn(count)]

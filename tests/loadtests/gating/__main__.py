@@ -17,8 +17,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 from rich.progress import track
 
+from modelport.gateway.slo import Slo
 from modelport.loadtests import statistics
-from modelport.loadtests.gate.slo import Slo
 from modelport.loadtests.report.checks import CheckStatus
 from tests.loadtests.gating import simulation
 from tests.loadtests.gating.simulation import (

@@ -23,10 +23,10 @@ from onnx import numpy_helper
 from rich.progress import Progress
 
 from modelport.gateway.repository import manifest
+from modelport.gateway.slo import Slo, parse
 from modelport.loadtests.gate import baseline_and_candidate, gate
 from modelport.loadtests.gate.criteria import PairedRound
 from modelport.loadtests.gate.decision import GateDecision
-from modelport.loadtests.gate.slo import Slo, parse
 from modelport.loadtests.load.target import LoadTestProtocol
 from modelport.loadtests.report.number_format import change
 from modelport.loadtests.serving.gateway import Gateway, newest_version

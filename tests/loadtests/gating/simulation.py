@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 from scipy.signal import lfilter
 
+from modelport.gateway.slo import DurationSettings, Slo
 from modelport.loadtests.gate.criteria import PairedRound, SideMeasurements
 from modelport.loadtests.gate.interim_analysis import Looks
-from modelport.loadtests.gate.slo import DurationSettings, Slo
 from modelport.loadtests.report.checks import CheckStatus
 from modelport.loadtests.statistics import Floats
 

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from modelport.gateway import slo
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests.gate import slo
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.rollout.plan import RolloutLimits, RolloutPlan
+from modelport.gateway.rollout.slo_limits import limits_of, stage_conditions
 from modelport.loadtests.load.target import LoadTestProtocol
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "slo.toml"
@@ -62,6 +65,9 @@ def test_the_example_says_every_key_and_the_defaults() -> None:
         ("[load]\nprotocol = 'http'", "must be one of oip-http, oip-http-binary"),
         ("[certificate]\ncheckpoint_sha256 = 'abc'", "64 hexadecimal digits"),
         ("[certificate]\npublic_keys = 'a.pub'", "a list of files"),
+        ("[rollout]\nmin_requests = 0", "rollout.min_requests = 0 must be a whole number"),
+        ("[rollout]\nsteps = 3", "unknown key 'steps' in"),
+        ("[regressions]\nmax_error_ratio = -1", "at least 0, at most 1000"),
         ("[answers]\natol = -1", "answers.atol = -1 must be"),
         ("[limits", "is not TOML"),
         ("[limits]\np99_ms = 1\np99_ms = 2", "is not TOML"),
@@ -73,6 +79,67 @@ def test_what_no_gate_understands_is_named(tmp_path: Path, text: str, said: str)
     with pytest.raises(UsageError, match=said) as raised:
         slo.read(path)
     assert str(path) in str(raised.value)
+
+
+def test_the_protocols_of_a_load_are_those_of_the_load_tests() -> None:
+    assert list(slo.LOAD_PROTOCOLS) == list(LoadTestProtocol)
+
+
+def test_gate_and_rollout_read_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "slo.toml"
+    path.write_text(
+        """
+        [limits]
+        p99_ms = 25
+        max_error_share = 0.01
+        cold_start_seconds = 20 # of the gate only
+        [regressions]
+        max_p50_regression = false
+        max_error_ratio = 2
+        [verdict]
+        confidence = 0.99
+        [load]
+        users = 4
+        [answers]
+        max_disagreement = 0.05
+        atol = 1e-4
+        [rollout]
+        min_requests = 5
+        """
+    )
+    found = slo.read(path)
+    assert limits_of(found) == RolloutLimits(
+        confidence=0.99,
+        p99_ms=25,
+        max_error_share=0.01,
+        max_p50_regression=None,
+        max_error_ratio=2,
+        max_disagreement=0.05,
+        atol=1e-4,
+    )
+    assert stage_conditions(found)["min_requests"] == 5
+
+
+def test_without_a_file_a_rollout_has_its_own_defaults() -> None:
+    assert limits_of(slo.Slo()) == RolloutLimits()
+    known = {each.name: each.default for each in dataclasses.fields(RolloutPlan)}
+    for key, value in stage_conditions(slo.Slo()).items():
+        assert known[key] == value, key
+
+
+def test_every_limit_of_a_rollout_is_a_key_of_the_file_with_the_same_default() -> None:
+    """An error share has a default in the gate only: an outage hits a rollout's baseline, too."""
+    tables = (slo.AbsoluteLimits(), slo.Regressions(), slo.VerdictSettings(), slo.Answers())
+    found = {key: value for each in tables for key, value in dataclasses.asdict(each).items()}
+    for limit in dataclasses.fields(RolloutLimits):
+        if limit.name not in ("atol", "rtol", "max_error_share"):
+            assert found[limit.name] == limit.default, limit.name
+        assert limit.name in found
+
+
+def test_a_limit_that_no_rollout_can_test_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="max_error_share is a share"):
+        limits_of(slo.parse({"limits": {"max_error_share": 1}}))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -102,4 +169,4 @@ def test_numbers_are_taken_as_they_are(tmp_path: Path) -> None:
     found = slo.read(path)
     assert found.limits.p99_ms == 25.0
     assert math.isclose(found.load.rate_per_second or 0, 50.0)
-    assert found.load.protocol is LoadTestProtocol.OIP_GRPC
+    assert found.load.protocol == LoadTestProtocol.OIP_GRPC

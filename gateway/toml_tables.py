@@ -1,0 +1,174 @@
+"""Strict reading of TOML files whose tables are dataclasses.
+
+Unknown tables and keys are errors, and so are values of the wrong type or range. Each field names
+its reader: ``field(default=..., metadata=read_by(number(0, 1)))``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from modelport.gateway.cli.errors import UsageError, first_line
+
+#: Python reads a dotted key in time that grows with the square of its length.
+MAX_FILE_BYTES = 32 * 1024
+MAX_SHOWN = 100
+#: Checks a key's value; raises ``InvalidValue`` with the expected type.
+Reader = Callable[[Any], Any]
+
+
+class InvalidValue(ValueError):
+    """The expected type of an invalid value."""
+
+
+def number(least: float, most: float, *, open_end: bool = False) -> Reader:
+    """A finite number in ``least..most``; ``least`` itself is excluded if ``open_end``."""
+    wanted = f"a number {'above' if open_end else 'of at least'} {least:g}"
+    wanted += f", at most {most:g}" if math.isfinite(most) else ""
+
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidValue(wanted)
+        try:
+            number = float(value)
+        except OverflowError:
+            raise InvalidValue(wanted) from None
+        if not math.isfinite(number) or not least <= number <= most:
+            raise InvalidValue(wanted)
+        if open_end and number == least:
+            raise InvalidValue(wanted)
+        return number
+
+    return read
+
+
+def count(least: int, most: float = math.inf) -> Reader:
+    """A whole number in ``least..most``."""
+    wanted = f"a whole number of at least {least}"
+    wanted += f", at most {most}" if math.isfinite(most) else ""
+
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise InvalidValue(wanted)
+        return value
+
+    return read
+
+
+def or_off(reader: Reader) -> Reader:
+    """``false``, which is None, or a value for ``reader``."""
+
+    def read(value: Any) -> Any:
+        if value is False:
+            return None
+        try:
+            return reader(value)
+        except InvalidValue as error:
+            raise InvalidValue(f"{error}, or false for no such criterion") from None
+
+    return read
+
+
+def text(value: Any) -> str:
+    """A non-empty string."""
+    if not isinstance(value, str) or not value:
+        raise InvalidValue("a non-empty string")
+    return value
+
+
+def digest(value: Any) -> str:
+    """A SHA-256 in hexadecimal digits, in lower case."""
+    if (
+        not isinstance(value, str)
+        or len(value) != 64
+        or set(value.lower()) - set("0123456789abcdef")
+    ):
+        raise InvalidValue("a SHA-256: 64 hexadecimal digits")
+    return value.lower()
+
+
+def truth(value: Any) -> bool:
+    """A boolean."""
+    if not isinstance(value, bool):
+        raise InvalidValue("true or false")
+    return value
+
+
+def paths(value: Any) -> tuple[Path, ...]:
+    """A list of files."""
+    if not isinstance(value, list) or not all(isinstance(path, str) and path for path in value):
+        raise InvalidValue("a list of files")
+    return tuple(Path(path) for path in value)
+
+
+def one_of(names: Sequence[str]) -> Reader:
+    """One of these strings."""
+
+    def read(value: Any) -> str:
+        if value not in names:
+            raise InvalidValue(f"one of {', '.join(names)}")
+        return str(value)
+
+    return read
+
+
+def read_by(reader: Reader) -> dict[str, Reader]:
+    """The metadata of a field."""
+    return {"read": reader}
+
+
+def read_file(path: Path, option: str) -> dict[str, Any]:
+    """The document of a TOML file, which ``option`` named.
+
+    Raises:
+        UsageError: it cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(_text_of(path))
+    except OSError as error:
+        raise UsageError(
+            f"{option} '{path}' cannot be read ({error.strerror}); an empty file sets the defaults"
+        ) from error
+    except (ValueError, RecursionError) as error:  # an endless number is no TOMLDecodeError
+        raise UsageError(f"'{path}' is not TOML: {first_line(error)}") from error
+
+
+def _text_of(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
+    return content.decode()
+
+
+def read_table(name: str, kind: Any, table: Mapping[str, Any]) -> Any:
+    """A dataclass of ``kind`` from the table ``[name]``; each field's metadata has its reader.
+
+    Raises:
+        ValueError: an unknown key, or an invalid value; the message names it.
+    """
+    readers: dict[str, Reader] = {
+        one.name: one.metadata["read"] for one in dataclasses.fields(kind)
+    }
+    values = {}
+    for key, value in table.items():
+        if key not in readers:
+            raise ValueError(f"unknown key '{key}' in [{name}]; it knows {', '.join(readers)}")
+        try:
+            values[key] = readers[key](value)
+        except InvalidValue as error:
+            raise ValueError(f"{name}.{key} = {_shown(value)} must be {error}") from None
+    return kind(**values)
+
+
+def _shown(value: Any) -> str:
+    try:
+        said = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    except ValueError:  # a number of more digits than Python prints
+        said = "a number without end"
+    return said if len(said) <= MAX_SHOWN else said[:MAX_SHOWN] + "..."
