@@ -98,6 +98,8 @@ class CriterionEvidence:
 class _Stage(NamedTuple):
     plan: RolloutStage
     counts: StageCounts
+    #: The probability that an event of either side is the candidate's, if both have them alike.
+    new_share: float
 
 
 class _Criterion(NamedTuple):
@@ -110,7 +112,10 @@ class _Criterion(NamedTuple):
 
 def criteria_of(plan: RolloutPlan, counts: Sequence[StageCounts]) -> tuple[CriterionEvidence, ...]:
     """The evidence about each criterion of the plan, from the counts of the stages so far."""
-    stages = [_Stage(*pair) for pair in zip(plan.stages, counts, strict=False)]
+    stages = [
+        _Stage(stage, here, plan.new_share(number))
+        for number, (stage, here) in enumerate(zip(plan.stages, counts, strict=False))
+    ]
     criteria = list(_criteria(plan.limits))
     weights = [_WEIGHTS.get(each.name, 1) for each in criteria]
     error = 1 - plan.limits.confidence
@@ -163,7 +168,7 @@ def _invalid(limit: float) -> Callable[[_Stage], TrialCounts]:
 def _errors(ratio: float) -> Callable[[_Stage], TrialCounts]:
     def trials(stage: _Stage) -> TrialCounts:
         if stage.plan.kind is StageKind.CANARY:
-            return _attributed(stage.counts.errors, stage.plan.share, ratio)
+            return _attributed(stage.counts.errors, stage.new_share, ratio)
         # Any of the baseline's requests may fail, but only a share of them is copied, so that the
         # odds of a failure of the candidate are share * ratio to 1.
         odds = stage.plan.share * ratio
@@ -188,7 +193,7 @@ def _slow(name: str) -> Callable[[_Stage], TrialCounts]:
     def trials(stage: _Stage) -> TrialCounts:
         if stage.plan.kind is not StageKind.CANARY:
             return _NOTHING
-        return _attributed(stage.counts.slow.get(name, Attribution()), stage.plan.share, 1.0)
+        return _attributed(stage.counts.slow.get(name, Attribution()), stage.new_share, 1.0)
 
     return trials
 
@@ -206,7 +211,7 @@ def _wrong(name: str, ratio: float) -> Callable[[_Stage], TrialCounts]:
         wrong = stage.counts.wrong.get(name, Attribution())
         # The label of a pair judges both answers, so half of the wrong ones may be the candidate's.
         # Pairs in which both are wrong count once for each, which makes the test conservative.
-        share = stage.plan.share if stage.plan.kind is StageKind.CANARY else 0.5
+        share = stage.new_share if stage.plan.kind is StageKind.CANARY else 0.5
         return _attributed(wrong, share, ratio)
 
     return trials

@@ -222,6 +222,23 @@ class RolloutPlan:
         shadow = (RolloutStage(StageKind.SHADOW, self.shadow),) if self.shadow else ()
         return (*shadow, *(RolloutStage(StageKind.CANARY, share) for share in self.steps))
 
+    @property
+    def canary_shares_before(self) -> tuple[float, ...]:
+        """The candidate's share of the requests before each of ``stages``."""
+        shares = [each.share for each in self.stages if each.kind is StageKind.CANARY]
+        before = [0.0, *shares[:-1]]
+        return tuple(before) if len(before) == len(self.stages) else (0.0, *before)
+
+    def new_share(self, stage: int) -> float:
+        """The share of the keys left at the baseline that a canary stage moves to the candidate.
+
+        Requests that are assigned one by one have no past: the share of the stage.
+        """
+        share, before = self.stages[stage].share, self.canary_shares_before[stage]
+        if self.assignment is AssignmentKind.REQUEST:
+            return share
+        return (share - before) / (1 - before)
+
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values."""
         document: dict[str, Any] = orjson.loads(checked_json.write(self))

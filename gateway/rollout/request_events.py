@@ -5,8 +5,10 @@ the candidate 1 + the allowed regression times as much. As long as the candidate
 slow request is its own with a probability of at most its share of the requests, however slow the
 moment is (``criteria``).
 
-With sticky assignment the requests of a key are all of one side, and not independent. The first
-event of each key counts, and no other: a key's side was fixed by a fair draw, once.
+With sticky assignment the requests of a key are all of one side, and not independent. So in each
+stage a key counts once for each criterion, and only if the baseline had it in the stage before: the
+side of such a key is a fair draw, whatever was seen of it. A key that is the candidate's already
+tells nothing new, as it keeps its side (``RolloutPlan.new_share``).
 """
 
 from __future__ import annotations
@@ -18,13 +20,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modelport.gateway.rollout.counts import Attribution, SideCounts, StageCounts
-from modelport.gateway.rollout.plan import RolloutLimits
+from modelport.gateway.rollout.assignment import position
+from modelport.gateway.rollout.counts import Attribution, SideCounts
+from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan
+from modelport.gateway.rollout.sides import StageTraffic
 
 #: Requests of the baseline between two thresholds, and those that a threshold is the quantile of.
 BLOCK, WINDOW = 500, 10_000
 #: Bits of the record of keys. Keys that share a bit count as one, which costs some events.
 _KEY_BITS = 1 << 20
+
+
+class AssignedRequest(NamedTuple):
+    """A client's request, its stage and its side; ``key`` is that of a sticky assignment."""
+
+    stage: StageTraffic
+    is_candidate: bool
+    key: bytes = b""
 
 
 class _SlowCriterion(NamedTuple):
@@ -65,6 +77,40 @@ class _Durations:
                 yield each.name
 
 
+class _CountedKeys:
+    """Chooses the events of a sticky assignment that count."""
+
+    def __init__(self, plan: RolloutPlan, generator: random.Random) -> None:
+        self._id = plan.id
+        self._random = generator
+        self._shares = plan.canary_shares_before
+        self._number = 0
+        #: A bit for each key that had an event in this stage, by criterion.
+        self._seen: dict[str, bytearray] = {}
+
+    def counts(self, criterion: str, request: AssignedRequest) -> bool:
+        """Whether an event of the request counts for ``criterion``; the next one will not."""
+        stage, key = request.stage, request.key
+        if stage.number > self._number:
+            self._number = stage.number
+            self._seen.clear()
+        if stage.number < self._number:
+            return False
+        before = self._shares[stage.number]
+        if not key:
+            # Like a key of its own, whose position is drawn now.
+            share = stage.canary_share
+            return not (request.is_candidate and self._random.random() * share < before)
+        if position(self._id, key) < before:
+            return False
+        seen = self._seen.setdefault(criterion, bytearray(_KEY_BITS // 8))
+        # Python's hash of bytes is seeded: no client can choose keys that share a bit.
+        byte, bit = divmod(hash(key) % _KEY_BITS, 8)
+        is_first = not seen[byte] >> bit & 1
+        seen[byte] |= 1 << bit
+        return is_first
+
+
 class RequestEvents:
     """Counts the requests of one rollout in one process, in one event loop.
 
@@ -72,138 +118,100 @@ class RequestEvents:
     client's own fault.
     """
 
-    def __init__(self, limits: RolloutLimits, generator: random.Random | None = None) -> None:
-        self._random = generator or random.Random()
-        self._latency = _Durations(_slow_criteria(limits, ""))
-        self._first_byte = _Durations(_slow_criteria(limits, "first_byte_"))
+    def __init__(self, plan: RolloutPlan, generator: random.Random | None = None) -> None:
+        self._latency = _Durations(_slow_criteria(plan.limits, ""))
+        self._first_byte = _Durations(_slow_criteria(plan.limits, "first_byte_"))
         self._absolute = [
             (name, limit / 1e3)
             for name in ("p50_ms", "p99_ms")
-            if (limit := getattr(limits, name)) is not None
+            if (limit := getattr(plan.limits, name)) is not None
         ]
-        #: A bit for each key that had an event, by criterion.
-        self._seen: dict[str, bytearray] = {}
+        is_sticky = plan.assignment is not AssignmentKind.REQUEST
+        self._keys = _CountedKeys(plan, generator or random.Random()) if is_sticky else None
         self._has_counted = False
+        #: Whether the baseline's last request was answered, or timed out.
+        self._baseline_answers = True
 
     def answered(
-        self,
-        counts: StageCounts,
-        *,
-        is_candidate: bool,
-        seconds: float,
-        first_byte_seconds: float | None = None,
-        key: str | None = None,
+        self, request: AssignedRequest, seconds: float, first_byte_seconds: float | None = None
     ) -> None:
-        """Count a request that was answered; ``key`` is that of a sticky assignment."""
-        self._waited(self._side(counts, is_candidate), counts, is_candidate, seconds, key)
+        """Count a request that was answered."""
+        self._waited(request, self._side(request), seconds)
         if first_byte_seconds is not None:
-            self._time(self._first_byte, counts, is_candidate, first_byte_seconds, key)
+            self._time(self._first_byte, request, first_byte_seconds)
 
-    def timed_out(
-        self, counts: StageCounts, *, is_candidate: bool, seconds: float, key: str | None = None
-    ) -> None:
+    def timed_out(self, request: AssignedRequest, seconds: float) -> None:
         """Count a request that was not answered in time: an error, and slow."""
-        side = self._side(counts, is_candidate)
-        self._waited(side, counts, is_candidate, seconds, key)
-        self._error(side, counts, is_candidate, key)
+        side = self._side(request)
+        self._waited(request, side, seconds)
+        self._error(request, side)
 
-    def failed(self, counts: StageCounts, *, is_candidate: bool, key: str | None = None) -> None:
-        """Count a request that failed in any other way.
+    def failed(self, request: AssignedRequest) -> None:
+        """Count a request that failed in any other way. Its latency says nothing.
 
-        Its latency says nothing. If only the baseline's were left out, a candidate that fails less
-        would have more slow requests. So the baseline's failures are slow by chance, as often as
-        its other requests.
+        If only that were left out, a candidate that fails less than the baseline would have more
+        slow requests. So the candidate's slow requests do not count from a failure of the baseline
+        to its next answer: both sides lose the same moments.
         """
-        self._error(self._side(counts, is_candidate), counts, is_candidate, key)
-        if is_candidate:
-            return
-        for durations in (self._latency, self._first_byte):
-            if durations.thresholds is None:
-                continue
-            for each in durations.criteria:
-                if self._random.random() >= each.quantile:
-                    self._attribute(counts.slow, each.name, is_candidate, key)
+        self._error(request, self._side(request))
+        if not request.is_candidate:
+            self._baseline_answers = False
 
-    def abandoned(
-        self, counts: StageCounts, *, is_candidate: bool, seconds: float, key: str | None = None
-    ) -> None:
+    def abandoned(self, request: AssignedRequest, seconds: float) -> None:
         """Count a request whose client left after ``seconds``: slow, if that was too long already.
 
         It is no request otherwise, because nobody knows how long it would have taken.
         """
         for durations in (self._latency, self._first_byte):
-            for name in durations.slow(seconds, is_candidate=is_candidate):
-                self._attribute(counts.slow, name, is_candidate, key)
+            self._slow(durations, request, seconds)
 
-    def wrong(
-        self, counts: StageCounts, criterion: str, *, is_candidate: bool, key: str | None = None
-    ) -> None:
+    def wrong(self, request: AssignedRequest, criterion: str) -> None:
         """Count a decision that a later label says is wrong, by "accuracy", "precision", ..."""
-        self._attribute(counts.wrong, criterion, is_candidate, key)
+        self._attribute(request, request.stage.counts.wrong, criterion)
 
-    def _side(self, counts: StageCounts, is_candidate: bool) -> SideCounts:
+    def _side(self, request: AssignedRequest) -> SideCounts:
+        counts = request.stage.counts
         if not self._has_counted:
             self._has_counted = True
             counts.sources += 1
-        side = counts.candidate if is_candidate else counts.baseline
+        side = counts.candidate if request.is_candidate else counts.baseline
         side.requests += 1
         return side
 
-    def _waited(
-        self,
-        side: SideCounts,
-        counts: StageCounts,
-        is_candidate: bool,
-        seconds: float,
-        key: str | None,
-    ) -> None:
+    def _waited(self, request: AssignedRequest, side: SideCounts, seconds: float) -> None:
+        if not request.is_candidate:
+            self._baseline_answers = True
         bucket = round(8 * math.log2(max(1e6 * seconds, 1.0)))
         side.latency[bucket] = side.latency.get(bucket, 0) + 1
         for name, limit in self._absolute:
             if seconds > limit:
                 side.over_limit[name] = side.over_limit.get(name, 0) + 1
-        self._time(self._latency, counts, is_candidate, seconds, key)
+        self._time(self._latency, request, seconds)
 
-    def _time(
-        self,
-        durations: _Durations,
-        counts: StageCounts,
-        is_candidate: bool,
-        seconds: float,
-        key: str | None,
-    ) -> None:
-        for name in durations.slow(seconds, is_candidate=is_candidate):
-            self._attribute(counts.slow, name, is_candidate, key)
+    def _time(self, durations: _Durations, request: AssignedRequest, seconds: float) -> None:
+        self._slow(durations, request, seconds)
         # After the comparison: a threshold is of earlier requests only.
-        if durations.criteria and not is_candidate:
+        if durations.criteria and not request.is_candidate:
             durations.observe(seconds)
 
-    def _error(
-        self, side: SideCounts, counts: StageCounts, is_candidate: bool, key: str | None
-    ) -> None:
+    def _slow(self, durations: _Durations, request: AssignedRequest, seconds: float) -> None:
+        if self._baseline_answers or not request.is_candidate:
+            for name in durations.slow(seconds, is_candidate=request.is_candidate):
+                self._attribute(request, request.stage.counts.slow, name)
+
+    def _error(self, request: AssignedRequest, side: SideCounts) -> None:
         side.errors += 1
-        if self._is_first("errors", key):
-            counts.errors.total += 1
-            counts.errors.candidate += is_candidate
+        if self._keys is None or self._keys.counts("errors", request):
+            counts = request.stage.counts
+            counts.errors += Attribution(int(request.is_candidate), 1)
 
     def _attribute(
-        self, events: dict[str, Attribution], name: str, is_candidate: bool, key: str | None
+        self, request: AssignedRequest, events: dict[str, Attribution], name: str
     ) -> None:
-        if self._is_first(name, key):
+        if self._keys is None or self._keys.counts(name, request):
             attribution = events.setdefault(name, Attribution())
             attribution.total += 1
-            attribution.candidate += is_candidate
-
-    def _is_first(self, name: str, key: str | None) -> bool:
-        """Whether the key had no such event before; every event without a key is a first one."""
-        if key is None:
-            return True
-        seen = self._seen.setdefault(name, bytearray(_KEY_BITS // 8))
-        # Python's hash of a text is seeded: no client can choose keys that share a bit.
-        byte, bit = divmod(hash(key) % _KEY_BITS, 8)
-        is_first = not seen[byte] >> bit & 1
-        seen[byte] |= 1 << bit
-        return is_first
+            attribution.candidate += request.is_candidate
 
 
 def _slow_criteria(limits: RolloutLimits, prefix: str) -> list[_SlowCriterion]:

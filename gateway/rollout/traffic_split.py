@@ -21,7 +21,7 @@ from modelport.gateway.rollout.answer_comparison import AnswerComparison, count_
 from modelport.gateway.rollout.assignment import RequestAssignment
 from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide, StageKind
-from modelport.gateway.rollout.request_events import RequestEvents
+from modelport.gateway.rollout.request_events import AssignedRequest, RequestEvents
 from modelport.gateway.rollout.request_routing import CURRENT
 from modelport.gateway.rollout.shadow import CopyOutcome, ShadowCopy, ShadowQueue
 from modelport.gateway.rollout.sides import StageTraffic, addressed
@@ -50,9 +50,7 @@ class _DivertedRequest:
     request: InferRequest
     deadline: Deadline
     step: bool
-    stage: StageTraffic
-    is_candidate: bool
-    key: str | None
+    assigned: AssignedRequest
     #: Whether the other side gets a copy.
     copied: bool = False
     started: float = field(default_factory=time.perf_counter)
@@ -74,7 +72,7 @@ class TrafficSplit:
         #: The first requests whose answers disagreed (``examples``).
         self.examples: list[dict[str, Any]] = []
         self.comparison = AnswerComparison(plan)
-        self.events = RequestEvents(plan.limits)
+        self.events = RequestEvents(plan)
         self._service = service
         self._assignment = RequestAssignment(plan)
         #: Whether requests without a version belong to the rollout.
@@ -140,16 +138,14 @@ class TrafficSplit:
             ModelportError: the baseline failed, or the deadline has passed.
         """
         diverted = self._assign(request, deadline, step)
-        counts, is_candidate = diverted.stage.counts, diverted.is_candidate
+        is_candidate = diverted.assigned.is_candidate
         try:
             if is_candidate:
                 response = await self._at_candidate(diverted)
             else:
                 response = await self._of(self.plan.baseline, diverted)
         except asyncio.CancelledError:
-            self.events.abandoned(
-                counts, is_candidate=is_candidate, seconds=diverted.seconds, key=diverted.key
-            )
+            self.events.abandoned(diverted.assigned, diverted.seconds)
             raise
         except ModelportError as error:
             if not is_candidate:
@@ -168,8 +164,8 @@ class TrafficSplit:
         share, shadow = stage.canary_share, stage.shadow_share
         is_candidate = share > 0 and self._assignment.candidate_serves(key, share)
         copied = self.plan.pair if is_candidate else shadow > 0 and random.random() < shadow
-        name = key.decode("latin-1") if key else None
-        return _DivertedRequest(request, deadline, step, stage, is_candidate, name, copied)
+        assigned = AssignedRequest(stage, is_candidate, key)
+        return _DivertedRequest(request, deadline, step, assigned, copied)
 
     async def _at_candidate(self, diverted: _DivertedRequest) -> InferResponse:
         limit = TimeLimit(_NEVER_SECONDS)
@@ -214,31 +210,23 @@ class TrafficSplit:
         return response
 
     def _failed(self, diverted: _DivertedRequest, error: ModelportError) -> None:
-        counts, is_candidate, key = diverted.stage.counts, diverted.is_candidate, diverted.key
         if isinstance(error, TimedOut) and diverted.deadline.expired:
-            self.events.timed_out(
-                counts, is_candidate=is_candidate, seconds=diverted.seconds, key=key
-            )
+            self.events.timed_out(diverted.assigned, diverted.seconds)
         else:
-            self.events.failed(counts, is_candidate=is_candidate, key=key)
+            self.events.failed(diverted.assigned)
 
     def _answered(self, diverted: _DivertedRequest, response: InferResponse) -> None:
         """Count the answer of the side that the request was assigned to, and copy the request."""
-        seconds, stage, request = diverted.seconds, diverted.stage, diverted.request
-        self.events.answered(
-            stage.counts,
-            is_candidate=diverted.is_candidate,
-            seconds=seconds,
-            first_byte_seconds=seconds,
-            key=diverted.key,
-        )
+        seconds, request = diverted.seconds, diverted.request
+        stage, is_candidate, _ = diverted.assigned
+        self.events.answered(diverted.assigned, seconds, seconds)
         assert diverted.asked is not None
         outputs = diverted.asked.unclassified or response.outputs
-        side = stage.counts.candidate if diverted.is_candidate else stage.counts.baseline
+        side = stage.counts.candidate if is_candidate else stage.counts.baseline
         count_scores(side.scores, self.comparison.scores(outputs))
         if diverted.copied and self._stage.number == stage.number and self._stage.share:
             request.via = via_header.CURRENT.get()
-            other = self.plan.baseline if diverted.is_candidate else self.plan.candidate
+            other = self.plan.baseline if is_candidate else self.plan.candidate
             # Dialects reshape the outputs of a response.
             answer = [Tensor(each.name, each.datatype, each.data) for each in outputs]
             if not self._copies.offer(ShadowCopy(request, answer, seconds, other, stage)):

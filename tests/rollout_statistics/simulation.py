@@ -22,7 +22,7 @@ import numpy.typing as npt
 from scipy.stats import binom
 
 from modelport.gateway.rollout.criteria import criteria_of
-from modelport.gateway.rollout.plan import RolloutLimits, RolloutPlan, StageKind
+from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan, StageKind
 from modelport.gateway.rollout.request_events import BLOCK, WINDOW
 from modelport.gateway.rollout.sequential_tests import (
     FIRST_WEIGHT,
@@ -100,6 +100,8 @@ class Traffic:
     """Requests [n] as both sides would answer them, each with its side and stage."""
 
     key: Counts
+    #: Where the key lies; the candidate has it if its share is larger.
+    position: Floats
     stage: Counts
     is_candidate: Flags
     baseline: Floats
@@ -147,14 +149,16 @@ class Scenario:
         share = np.array([each.share for each in kinds])[stage]
         is_shadow = np.array([each.kind is StageKind.SHADOW for each in kinds])[stage]
         latency, pressed = moments(self.machine, count, generator)
-        drawn = generator.random(count) < share
+        position = generator.random(count)
         key = np.arange(count)
         if self.keys:
             # Some keys send far more than others, and some send larger requests.
             weights = 1 / np.arange(1, self.keys + 1)
             key = generator.choice(self.keys, count, p=weights / weights.sum())
             latency *= np.exp(generator.normal(0, SIZES, self.keys))[key]
-            drawn = np.where(is_shadow, drawn, generator.random(self.keys)[key] < share)
+            # Copies are drawn one by one.
+            position = np.where(is_shadow, position, generator.random(self.keys)[key])
+        drawn = position < share
         slower = np.where(_tails(latency), one.tail, 1.0) * one.everything
         errors = self.errors * np.where(pressed, ERRORS_IN_BURSTS, 1.0)
         labelled = generator.random(count) < self.labelled
@@ -164,6 +168,7 @@ class Scenario:
         rest = max(0.0, one.disagreement - one.invalid) / (1 - one.invalid)
         return Traffic(
             key,
+            position,
             stage,
             drawn & ~is_shadow,
             latency,
@@ -211,30 +216,31 @@ def thresholds(traffic: Traffic, quantile: float) -> Floats:
     return np.array(found)[before // BLOCK]
 
 
-def trials_of(
-    scenario: Scenario, traffic: Traffic, generator: np.random.Generator
-) -> Iterator[tuple[str, Trials]]:
+def trials_of(scenario: Scenario, traffic: Traffic) -> Iterator[tuple[str, Trials]]:
     """The trials of every criterion, as ``RequestEvents`` and the comparison count them."""
-    for name, trials in _trials_of_requests(scenario, traffic, generator):
-        sticky = scenario.keys and name not in ("disagreement", "invalid")
-        yield name, _first_of_keys(trials, traffic) if sticky else trials
+    before = np.array(scenario.plan.canary_shares_before)
+    is_sticky = scenario.plan.assignment is not AssignmentKind.REQUEST
+    for name, trials in _trials_of_requests(scenario, traffic):
+        is_pair = name in ("disagreement", "invalid")
+        yield name, trials if is_pair or not is_sticky else _first_of_keys(trials, traffic, before)
 
 
-def _first_of_keys(trials: Trials, traffic: Traffic) -> Trials:
-    """The first event of each key."""
+def _first_of_keys(trials: Trials, traffic: Traffic, before: Floats) -> Trials:
+    """The first event in each stage of each key that the baseline had before."""
     key = traffic.key[trials.request]
-    first = np.zeros(len(key), bool)
-    first[np.unique(key, return_index=True)[1]] = True
+    stages = len(before)
+    counts = np.zeros(len(key), bool)
+    counts[np.unique(key * stages + trials.stage, return_index=True)[1]] = True
+    counts &= traffic.position[trials.request] >= before[trials.stage]
     return trials._replace(
-        request=trials.request[first], stage=trials.stage[first], success=trials.success[first]
+        request=trials.request[counts], stage=trials.stage[counts], success=trials.success[counts]
     )
 
 
-def _trials_of_requests(
-    scenario: Scenario, traffic: Traffic, generator: np.random.Generator
-) -> Iterator[tuple[str, Trials]]:
+def _trials_of_requests(scenario: Scenario, traffic: Traffic) -> Iterator[tuple[str, Trials]]:
     limits, stages = scenario.plan.limits, scenario.plan.stages
-    share = np.array([each.share for each in stages])
+    # In shadow the new share is the stage's own: the part that is copied.
+    share = np.array([scenario.plan.new_share(number) for number in range(len(stages))])
     shadow = np.array([each.kind is StageKind.SHADOW for each in stages])
 
     def trials(at: Flags, success: Flags, p0: Floats | float) -> Trials:
@@ -260,16 +266,17 @@ def _trials_of_requests(
             np.where(shadow, odds / (1 + odds), attributed(ratio)),
         ),
     )
+    # The baseline's last request before each: the candidate is slow only if that was answered.
+    at = np.where(traffic.is_candidate, -1, np.arange(len(in_shadow)))
+    last = np.maximum.accumulate(at)
+    counts = ~traffic.fails & ~((last >= 0) & traffic.baseline_fails[last] & traffic.is_candidate)
     for name, quantile, regression in (
         ("p50", 0.5, limits.max_p50_regression),
         ("p99", 0.99, limits.max_p99_regression),
     ):
-        threshold = thresholds(traffic, quantile)
         allowed = np.where(traffic.is_candidate, 1 + regression, 1.0)
-        slow = (traffic.latency > threshold * allowed) & ~traffic.fails
-        by_chance = generator.random(len(slow)) >= quantile
-        slow |= traffic.fails & ~traffic.is_candidate & by_chance & ~np.isnan(threshold)
-        found = trials(slow & ~in_shadow, traffic.is_candidate, np.where(shadow, 1.0, share))
+        slow = (traffic.latency > thresholds(traffic, quantile) * allowed) & counts & ~in_shadow
+        found = trials(slow, traffic.is_candidate, np.where(shadow, 1.0, share))
         yield name, found._replace(emphasis=SMALL_CHANGES)
     yield "accuracy", _wrong(traffic, attributed(limits.max_quality_ratio), in_shadow)
 
@@ -322,7 +329,7 @@ def first_broken(scenario: Scenario, generator: np.random.Generator) -> dict[str
     traffic, alphas = scenario.traffic(generator), alphas_of(scenario.plan)
     return {
         name: moment
-        for name, trials in trials_of(scenario, traffic, generator)
+        for name, trials in trials_of(scenario, traffic)
         if (moment := moment_of(trials, len(scenario.plan.stages), alphas[name]))
     }
 
@@ -333,7 +340,7 @@ def repeated_fixed_sample_test(
     """A known-bad variant: the binomial test of each criterion, after each of its trials."""
     traffic, alphas = scenario.traffic(generator), alphas_of(scenario.plan)
     found = {}
-    for name, trials in trials_of(scenario, traffic, generator):
+    for name, trials in trials_of(scenario, traffic):
         for stage, p0 in enumerate(trials.p0):
             here = trials.stage == stage
             at = np.flatnonzero(trials.success[here])
@@ -356,11 +363,13 @@ def rates_over_time(scenario: Scenario, generator: np.random.Generator) -> dict[
 
 
 def every_event_of_a_key(scenario: Scenario, generator: np.random.Generator) -> dict[str, Broken]:
-    """A known-bad variant: sticky assignment, with every event of a key."""
+    """A known-bad variant: sticky assignment, with every event as if drawn by itself."""
+    plan = replace(scenario.plan, assignment=AssignmentKind.REQUEST)
+    scenario = replace(scenario, plan=plan)
     traffic, alphas = scenario.traffic(generator), alphas_of(scenario.plan)
     return {
         name: moment
-        for name, trials in _trials_of_requests(scenario, traffic, generator)
+        for name, trials in _trials_of_requests(scenario, traffic)
         if (moment := moment_of(trials, len(scenario.plan.stages), alphas[name]))
     }
 

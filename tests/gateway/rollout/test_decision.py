@@ -262,7 +262,7 @@ def test_sticky_assignment_discounts_events_that_several_processes_may_have_coun
     assert decision.verdict is RolloutVerdict.HOLD
     found = evidence(decision, "p99")
     nothing = TrialCounts(1.0, 0, 0)
-    quarter = [nothing, nothing, TrialCounts(0.25, 12.5, 30)]
+    quarter = [nothing, nothing, TrialCounts(0.24 / 0.99, 12.5, 30)]
     discounted = log_e_value(quarter, emphasis=SMALL_CHANGES, stages=4)
     assert found.log_e_value == pytest.approx(discounted)
     assert (found.events, found.trials) == (50, 120)

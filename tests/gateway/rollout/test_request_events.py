@@ -6,35 +6,56 @@ import random
 
 import pytest
 
+from modelport.gateway.rollout.assignment import position
 from modelport.gateway.rollout.counts import Attribution, StageCounts
-from modelport.gateway.rollout.plan import RolloutLimits
-from modelport.gateway.rollout.request_events import BLOCK, WINDOW, RequestEvents
+from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan, StageKind
+from modelport.gateway.rollout.request_events import (
+    BLOCK,
+    WINDOW,
+    AssignedRequest,
+    RequestEvents,
+)
+from modelport.gateway.rollout.sides import StageTraffic
+from tests.gateway.rollout import plans
 
 LIMITS = RolloutLimits(p50_ms=200.0, max_first_byte_p99_regression=0.2)
+PLAN = plans.plan(limits=LIMITS, steps=(0.1, 0.5))
+STICKY = plans.plan(limits=LIMITS, steps=(0.1, 0.5), assignment=AssignmentKind.HEADER)
 
 
-def warm(limits: RolloutLimits = LIMITS) -> RequestEvents:
+def assigned(
+    counts: StageCounts, *, is_candidate: bool, number: int = 0, key: bytes = b""
+) -> AssignedRequest:
+    stage = StageTraffic(number, StageKind.CANARY, PLAN.steps[number], counts)
+    return AssignedRequest(stage, is_candidate, key)
+
+
+def keys(low: float, high: float, count: int = 1) -> list[bytes]:
+    """Keys whose position lies in a range."""
+    found = (b"key %d" % number for number in range(10**6))
+    inside = (key for key in found if low <= position(STICKY.id, key) < high)
+    return [key for key, _ in zip(inside, range(count), strict=False)]
+
+
+def warm(plan: RolloutPlan = PLAN) -> RequestEvents:
     """Events after one block of the baseline: 1, 2, ... ms, so that its p50 and p99 are known."""
-    events = RequestEvents(limits, random.Random(0))
+    events = RequestEvents(plan, random.Random(0))
+    request = assigned(StageCounts(), is_candidate=False)
     for number in range(1, BLOCK + 1):
-        events.answered(
-            StageCounts(), is_candidate=False, seconds=number / 1e3, first_byte_seconds=number / 2e3
-        )
+        events.answered(request, number / 1e3, number / 2e3)
     return events
 
 
 def slow(events: RequestEvents, seconds: float, *, is_candidate: bool) -> set[str]:
     counts = StageCounts()
-    events.answered(
-        counts, is_candidate=is_candidate, seconds=seconds, first_byte_seconds=seconds / 2
-    )
+    events.answered(assigned(counts, is_candidate=is_candidate), seconds, seconds / 2)
     for each in counts.slow.values():
         assert each == Attribution(int(is_candidate), 1)
     return set(counts.slow)
 
 
 def test_nothing_is_slow_before_the_baseline_has_a_quantile() -> None:
-    events = RequestEvents(LIMITS)
+    events = RequestEvents(PLAN)
     for _ in range(BLOCK):
         assert slow(events, 9.0, is_candidate=True) == set()
     for _ in range(BLOCK):
@@ -58,10 +79,10 @@ def test_the_candidates_threshold_has_the_allowed_regression() -> None:
 def test_thresholds_follow_the_baseline_and_not_the_candidate() -> None:
     events = warm()
     for _ in range(WINDOW):
-        events.answered(StageCounts(), is_candidate=True, seconds=9.0)
+        events.answered(assigned(StageCounts(), is_candidate=True), 9.0)
     assert slow(events, 0.2626, is_candidate=True) == {"p50"}
     for _ in range(WINDOW):
-        events.answered(StageCounts(), is_candidate=False, seconds=5.0)
+        events.answered(assigned(StageCounts(), is_candidate=False), 5.0)
     assert slow(events, 5.2, is_candidate=True) == {"first_byte_p99"}
 
 
@@ -70,64 +91,102 @@ def test_a_threshold_is_of_earlier_requests_only() -> None:
     events = warm()
     counts = StageCounts()
     for _ in range(BLOCK):
-        events.answered(counts, is_candidate=False, seconds=9.0)
+        events.answered(assigned(counts, is_candidate=False), 9.0)
     assert counts.slow["p99"] == Attribution(0, BLOCK)
 
 
 def test_a_timeout_is_slow_and_an_error() -> None:
     counts = StageCounts()
-    warm().timed_out(counts, is_candidate=True, seconds=30.0)
+    warm().timed_out(assigned(counts, is_candidate=True), 30.0)
     assert counts.candidate.requests == counts.candidate.errors == 1
     assert counts.errors == counts.slow["p99"] == Attribution(1, 1)
     assert counts.candidate.over_limit == {"p50_ms": 1}
 
 
-def test_failures_of_the_baseline_are_slow_as_often_as_its_other_requests() -> None:
+def test_while_the_baseline_fails_the_candidate_is_not_slow() -> None:
     events, counts = warm(), StageCounts()
-    for _ in range(10_000):
-        events.failed(counts, is_candidate=False)
-    assert counts.slow["p50"].total == pytest.approx(5000, rel=0.05)
-    assert counts.slow["p99"].total == pytest.approx(100, rel=0.3)
-    for _ in range(1000):
-        events.failed(counts, is_candidate=True)
-    assert {each.candidate for each in counts.slow.values()} == {0}
-    assert counts.errors == Attribution(1000, 11_000)
-    assert (counts.baseline.errors, counts.candidate.errors) == (10_000, 1000)
+    baseline, candidate = (assigned(counts, is_candidate=side) for side in (False, True))
+    events.failed(baseline)
+    events.answered(candidate, 9.0)
+    assert counts.slow == {}
+    events.answered(baseline, 0.001)
+    events.failed(candidate)
+    events.answered(candidate, 9.0)
+    assert counts.slow["p99"] == Attribution(1, 1)
+    assert counts.errors == Attribution(1, 2)
+    assert (counts.baseline.errors, counts.candidate.errors) == (1, 1)
 
 
-def test_a_sticky_key_counts_once_by_each_criterion() -> None:
-    events, counts = warm(), StageCounts()
-    for _ in range(5):
-        events.answered(counts, is_candidate=True, seconds=9.0, key="ada")
-        events.failed(counts, is_candidate=True, key="ada")
-        events.wrong(counts, "recall", is_candidate=True, key="ada")
-    assert counts.candidate.requests == 10
-    assert counts.candidate.errors == 5
+def test_a_request_that_its_client_abandons_is_slow_if_it_was_too_long_already() -> None:
+    counts = StageCounts()
+    warm().abandoned(assigned(counts, is_candidate=True), 0.4)
     once = Attribution(1, 1)
-    assert (counts.errors, counts.slow["p50"], counts.wrong["recall"]) == (once, once, once)
-    for number in range(100):
-        events.failed(counts, is_candidate=False, key=f"key {number}")
-    assert counts.errors.total == pytest.approx(101, abs=1)
+    assert counts == StageCounts(slow={"p50": once, "first_byte_p99": once})
+
+
+def test_a_sticky_key_counts_once_by_each_criterion_of_a_stage() -> None:
+    events = warm(STICKY)
+    for number in (0, 1):
+        counts = StageCounts()
+        events.answered(assigned(StageCounts(), is_candidate=False), 0.001)
+        (key,) = keys(0.2, 0.3)
+        request = assigned(counts, is_candidate=bool(number), number=number, key=key)
+        for _ in range(5):
+            events.answered(request, 9.0)
+            events.failed(request)
+            events.wrong(request, "recall")
+        once = Attribution(number, 1)
+        assert (counts.errors, counts.slow["p50"], counts.wrong["recall"]) == (once, once, once)
+        side = counts.candidate if number else counts.baseline
+        assert (side.requests, side.errors) == (10, 5)
+
+
+def test_a_key_that_the_candidate_had_before_tells_nothing_new() -> None:
+    """The side of a key that the baseline had is drawn once more: 10 % of the keys, then 50 %."""
+    events, counts = warm(STICKY), StageCounts()
+    for low, high in ((0.0, 0.1), (0.1, 0.5), (0.5, 1.0)):
+        for key in keys(low, high, 20):
+            events.failed(assigned(counts, is_candidate=high <= 0.5, number=1, key=key))
+    assert (counts.candidate.errors, counts.baseline.errors) == (40, 20)
+    assert counts.errors == Attribution(20, 40)
+    assert STICKY.new_share(1) == pytest.approx(0.4 / 0.9)
+    assert PLAN.new_share(1) == 0.5
+
+
+def test_requests_without_a_key_count_as_keys_that_are_drawn_now() -> None:
+    events, counts = warm(STICKY), StageCounts()
+    for number in range(10_000):
+        events.failed(assigned(counts, is_candidate=number % 2 == 0, number=1))
+    assert counts.errors.total - counts.errors.candidate == 5000
+    share = counts.errors.candidate / counts.errors.total
+    assert share == pytest.approx(STICKY.new_share(1), rel=0.03)
+
+
+def test_requests_that_end_after_their_stage_do_not_count_by_key() -> None:
+    events, late = warm(STICKY), StageCounts()
+    events.failed(assigned(StageCounts(), is_candidate=False, number=1, key=b"a"))
+    events.failed(assigned(late, is_candidate=False, number=0, key=b"b"))
+    assert (late.baseline.errors, late.errors) == (1, Attribution(0, 0))
 
 
 def test_a_process_is_one_source_however_many_stages_it_counts() -> None:
     events, stages = warm(), [StageCounts(), StageCounts()]
     for counts in stages:
-        events.answered(counts, is_candidate=False, seconds=0.1)
+        events.answered(assigned(counts, is_candidate=False), 0.1)
     assert [each.sources for each in stages] == [0, 0]
-    fresh = RequestEvents(LIMITS)
+    fresh = RequestEvents(PLAN)
     for counts in stages:
-        fresh.answered(counts, is_candidate=False, seconds=0.1)
+        fresh.answered(assigned(counts, is_candidate=False), 0.1)
     assert [each.sources for each in stages] == [1, 0]
 
 
 def test_latencies_are_kept_by_eighths_of_an_octave() -> None:
     counts = StageCounts()
     for seconds in (0.0, 1e-6, 2e-6, 0.001024):
-        RequestEvents(LIMITS).answered(counts, is_candidate=True, seconds=seconds)
+        RequestEvents(PLAN).answered(assigned(counts, is_candidate=True), seconds)
     assert counts.candidate.latency == {0: 2, 8: 1, 80: 1}
 
 
 def test_criteria_that_are_switched_off_count_nothing() -> None:
-    off = RolloutLimits(max_p50_regression=None, max_p99_regression=None)
+    off = plans.plan(limits=RolloutLimits(max_p50_regression=None, max_p99_regression=None))
     assert slow(warm(off), 9.0, is_candidate=True) == set()
