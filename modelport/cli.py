@@ -88,6 +88,10 @@ COMMANDS = {
         "modelport.gateway.cli.label_rollback:rollback",
         "Go back to an earlier version of a model.",
     ),
+    "rollout": (
+        "modelport.gateway.cli.rollout:rollout",
+        "Roll a candidate out under statistical control.",
+    ),
 }
 
 

@@ -14,15 +14,17 @@ import click
 
 from modelport.exporters.publishing import contract
 from modelport.exporters.runtime.progress import progress_bar
-from modelport.gateway.cli.errors import OneLineCommand, ParityError, UsageError, missing_extra
+from modelport.gateway.cli.errors import (
+    OneLineCommand,
+    OneLineGroup,
+    ParityError,
+    UsageError,
+    missing_extra,
+)
 from modelport.gateway.cli.tables import print_table, printable
 
 if TYPE_CHECKING:
     from modelport.exporters.migration.report import MigrationReport
-
-
-class OneLineGroup(OneLineCommand, click.Group):
-    """A command group that reports errors in one line."""
 
 
 @click.group(cls=OneLineGroup)

@@ -190,6 +190,12 @@ class OneLineCommand(click.Command):
             _fail(RuntimeError(f"unexpected {type(error).__name__}: {error}"), error)
 
 
+class OneLineGroup(OneLineCommand, click.Group):
+    """A command group that reports errors in one line."""
+
+    command_class = OneLineCommand
+
+
 def _is_foreign(error: ModuleNotFoundError) -> bool:
     """Whether the missing module belongs to a library, not to modelport or the user's code."""
     return (error.name or "").partition(".")[0] in _LIBRARIES

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
+from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
 from modelport.gateway.models.model import ModelRecord
 from modelport.gateway.models.model_config import read_config, version_labels
 from modelport.gateway.models.reconciler import Reconciler
@@ -55,42 +57,48 @@ class HeldVersions:
             InvalidArgument: a version does not load.
             Unavailable: a dependency of a version is missing.
         """
-        await self._reconciler.in_background(self._hold(name, hold))
+        await asyncio.shield(self._reconciler.in_background(self._hold(name, hold)))
 
     async def _hold(self, name: str, hold: VersionHold) -> None:
+        self.expect(name, hold)
+        model = self._models.get(name)
+        if model is not None and all(number in model.served for number in hold.versions):
+            model.select()
+            return
         await self._scan(name)
         model = self._models.get(name)
         if model is None:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
-        before = self.of(name)
-        self.expect(name, hold)
         for number in hold.versions:  # an earlier failure is no reason not to try again
             model.failed.pop(number, None)
         await self._reconciler.reconcile(model)
         await model.settled.wait()
         missing = [number for number in hold.versions if number not in model.served]
         if missing:
-            self.expect(name, before)
-            reason = _reason(model, missing[0])
-            self._reconciler.reconcile_soon(model)
-            raise reason
+            raise _reason(model, missing[0])
 
-    async def release(self, name: str, version: int, other: int, label: str, default: bool) -> None:
-        """End a rollout: ``version`` is served in the place of ``other``; drop the hold.
+    async def release(
+        self, name: str, version: int = 0, other: int = 0, label: str = "", default: bool = False
+    ) -> None:
+        """Drop the hold; if a rollout ends, ``version`` is served in the place of ``other``.
 
         The configuration in the repository says so already. What requests have set in memory
         (a default version, a version policy, labels) is changed accordingly.
 
         Args:
+            version: 0: the hold leaves no trace.
             label: the label that names ``version`` now; empty: none has moved.
             default: whether requests without a version get ``version``.
         """
-        await self._reconciler.in_background(self._release(name, version, other, label, default))
+        await asyncio.shield(
+            self._reconciler.in_background(self._release(name, version, other, label, default))
+        )
 
     async def _release(
         self, name: str, version: int, other: int, label: str, default: bool
     ) -> None:
-        await self._scan(name)
+        with contextlib.suppress(ModelportError):  # without it, the memory is changed instead
+            await self._scan(name)
         self._holds.pop(name, None)
         model = self._models.get(name)
         if model is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from modelport.gateway.backends.capabilities import RoutedBackend
 from modelport.gateway.errors import NotFound, Unavailable
@@ -82,6 +83,12 @@ class ModelRegistry:
         """
         return list(self._model(name).rows())
 
+    def is_retried(self, name: str, number: int) -> bool:
+        """Whether the load of a version failed and is going to be retried."""
+        model = self._models.get(name)
+        failure = model.failed.get(number) if model is not None else None
+        return failure is not None and (failure.due or failure.retry_at is not None)
+
     def labels(self, name: str) -> Mapping[str, int]:
         """The labels of a model's served versions.
 
@@ -100,6 +107,16 @@ class ModelRegistry:
         if label not in labels:
             raise NotFound(f"Unrecognized servable version label: {label}")
         return labels[label]
+
+    def folder(self, name: str, number: int) -> Path | None:
+        """The folder of a version; None if another server has it.
+
+        Raises:
+            NotFound: there is no such model.
+        """
+        entry = self._model(name).entry
+        found = entry.versions.get(number)
+        return None if found is None or entry.remote else found.path
 
     def index(self, ready_only: bool = False) -> list[dict[str, str]]:
         """The rows of the repository index."""

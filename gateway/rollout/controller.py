@@ -166,6 +166,12 @@ class RolloutController:
         await rollout.apply()
         return rollout.state
 
+    def require_none(self, plan: RolloutPlan) -> None:
+        """Raises ``AlreadyExists``: as far as is known, a rollout of the model runs."""
+        rollout = self._states.get(plan.model)
+        before = None if rollout is None else rollout.state
+        transitions.started(plan, before, self.replica, Change(self._clock()))
+
     async def command(
         self, model: str, command: RolloutCommand, reason: str = "", by: str = ""
     ) -> RolloutState:

@@ -24,11 +24,14 @@ from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.repository.routes_file import Program
+from modelport.gateway.rollout.participant import RolloutParticipant
+from modelport.gateway.rollout.process_group import ThisProcess
 from modelport.gateway.rollout.rollouts import Rollouts
 from modelport.gateway.runtime import request_memory, signals
 from modelport.gateway.runtime.malloc import keep_freed_memory
 from modelport.gateway.runtime.watchdog import LoopHeartbeat, Watchdog
 from modelport.gateway.server.admin import metrics_port as metrics
+from modelport.gateway.server.admin.rollout_control import RolloutControl
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.settings import ModelControlMode, Settings, request_memory_bytes
@@ -80,6 +83,7 @@ class GatewayServer:
             self.manager, settings.log_verbose > 0, settings.max_request_timeout_seconds
         )
         self.rollouts = Rollouts(service)
+        self.participant = RolloutParticipant(self.manager, self.rollouts)
         regions = SharedMemoryRegions(settings.allow_client_shm)
         shared = SharedMemory(regions, self.control, settings.http_max_input_bytes)
         requests = TfServingRequests()
@@ -94,7 +98,11 @@ class GatewayServer:
         app = dialects.http
         if settings.prometheus_path:
             app = metrics.mount(app, settings.prometheus_path, self._scrape)
-        self._metrics = self._metrics_listener() if self._alone else None
+        self._rollout_control: RolloutControl | None = None
+        self._metrics: HttpListener | None = None
+        if self._alone:
+            self._rollout_control = RolloutControl(settings, ThisProcess(self.participant))
+            self._metrics = self._metrics_listener(self._rollout_control)
         try:
             self._listeners = make_listeners(
                 app, dialects.grpc, settings, self.manager.overloaded, service.splits
@@ -118,9 +126,9 @@ class GatewayServer:
             labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),
         )
 
-    def _metrics_listener(self) -> HttpListener:
+    def _metrics_listener(self, rollouts: RolloutControl) -> HttpListener:
         address, port = self._settings.metrics_address, self._settings.metrics_port
-        app = metrics.application(self._scrape)
+        app = rollouts.application(metrics.application(self._scrape))
         return HttpListener(app, address, port, "--metrics-port", most=metrics.CONNECTIONS)
 
     async def _scrape(self) -> metrics.Text:
@@ -153,7 +161,10 @@ class GatewayServer:
         Raises:
             Unavailable: A model does not load, with ``exit_on_error``.
         """
+        if self._rollout_control is not None:
+            await self._rollout_control.begin()
         await self.manager.start(others)
+        self.participant.loaded()
         broken = self.manager.broken()
         if broken and self._settings.exit_on_error:
             reasons = {row["name"]: row.get("reason", "") for row in self.manager.index()}
@@ -161,8 +172,9 @@ class GatewayServer:
                 f"{name} ({reason})" if (reason := reasons.get(name)) else name for name in broken
             ]
             raise Unavailable(f"failed to load all models: {', '.join(told)}")
-        if not self._alone:
+        if self._rollout_control is None:
             return
+        self._rollout_control.run()
         if self._settings.model_control_mode is ModelControlMode.POLL:
             self._poller = asyncio.get_running_loop().create_task(self.manager.poll())
         log.info("started", ready=self.manager.ready, models=len(self.manager.index(True)))
@@ -178,6 +190,8 @@ class GatewayServer:
             self._poller.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._poller
+        if self._rollout_control is not None:
+            await self._rollout_control.stop()
         await self._listeners.lame_duck(min(LAME_DUCK_SECONDS, timeout / 4))
         self.manager.closing.set()
         await self._listeners.drain(deadline)

@@ -92,6 +92,8 @@ class Coordinator:
         #: The number of changes so far, and the state after the last one.
         self.revision = 0
         self.states: dict[str, Any] | None = None
+        #: The routings of rollouts.
+        self.routings: list[dict[str, Any]] = []
 
     def handlers(self, worker: ConnectedWorker) -> Mapping[str, Any]:
         """Handlers of the requests that a worker may send."""
@@ -120,7 +122,7 @@ class Coordinator:
 
     # -- asking all -------------------------------------------------------------------------------
 
-    async def _ask(self, method: str, **arguments: Any) -> list[tuple[ConnectedWorker, Any]]:
+    async def ask(self, method: str, **arguments: Any) -> list[tuple[ConnectedWorker, Any]]:
         """Return each worker's answer or error, without those that ended meanwhile."""
 
         async def ask(worker: ConnectedWorker) -> Any:
@@ -147,11 +149,11 @@ class Coordinator:
     async def _ready(self, _: dict[str, Any]) -> bool:
         if self.draining:
             return False
-        answers = await self._ask("ready")
+        answers = await self.ask("ready")
         return len(answers) == self._workers and all(answer is True for _, answer in answers)
 
     async def _require_ready(self, arguments: dict[str, Any]) -> None:
-        for worker, answer in await self._ask("require_ready", **arguments):
+        for worker, answer in await self.ask("require_ready", **arguments):
             if isinstance(answer, TimeoutError):
                 raise Unavailable(f"worker {worker.number} does not answer")
             if isinstance(answer, ModelportError):
@@ -159,7 +161,7 @@ class Coordinator:
 
     async def _index(self, _: dict[str, Any]) -> list[merged_answers.Row]:
         rows = []
-        for worker, answer in await self._ask("index"):
+        for worker, answer in await self.ask("index"):
             if isinstance(answer, _Failure):
                 reason = f"worker {worker.number} does not answer"
                 rows.append(merged_answers.silent(worker.index, reason))
@@ -177,7 +179,7 @@ class Coordinator:
         ]
 
     async def _pending(self, arguments: dict[str, Any]) -> int:
-        answers = await self._ask("pending", **arguments)
+        answers = await self.ask("pending", **arguments)
         return sum(answer for _, answer in answers if isinstance(answer, int))
 
     async def _metrics(self, _: dict[str, Any]) -> tuple[str, str]:
@@ -186,7 +188,7 @@ class Coordinator:
 
     async def look(self) -> None:
         """Collect the counts of every worker."""
-        answers = await self._ask("telemetry")
+        answers = await self.ask("telemetry")
         for worker, answer in answers:
             if not isinstance(answer, _Failure) and self.members.get(worker.number) is worker:
                 self.counts.heard(worker.number, answer)
@@ -201,7 +203,7 @@ class Coordinator:
 
         async def run(worker: ConnectedWorker) -> Any:
             try:
-                return await self._until_hung(worker, "run", name=name, arguments=arguments)
+                return await self.until_hung(worker, "run", name=name, arguments=arguments)
             except ModelportError as error:
                 return error
 
@@ -226,12 +228,12 @@ class Coordinator:
         """Keep the state of one worker, for the next one that is started again."""
         for worker in self.joined():
             try:
-                self.states = await self._until_hung(worker, "states")
+                self.states = await self.until_hung(worker, "states")
                 return
             except ModelportError:
                 continue
 
-    async def _until_hung(self, worker: ConnectedWorker, method: str, **arguments: Any) -> Any:
+    async def until_hung(self, worker: ConnectedWorker, method: str, **arguments: Any) -> Any:
         """Send a request that may take long, as long as the worker sends other messages.
 
         Raises:
@@ -260,7 +262,12 @@ class Coordinator:
             return {"joined": True}
 
     def snapshot(self) -> dict[str, Any]:
-        return {"revision": self.revision, "states": self.states}
+        return {"revision": self.revision, "states": self.states, "routings": self.routings}
+
+    def route(self, routings: list[dict[str, Any]]) -> None:
+        """Have workers that join from now on begin with these routings of rollouts."""
+        self.routings = routings
+        self.revision += 1
 
     async def watch(self) -> None:
         """Collect counts and kill workers that hang, until cancelled."""
@@ -280,4 +287,4 @@ class Coordinator:
         """Have all workers scan the repository at the same time, until cancelled."""
         while True:
             await asyncio.sleep(seconds)
-            await self._ask("follow")
+            await self.ask("follow")

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.runtime import signals
 from modelport.gateway.server.admin import metrics_port
+from modelport.gateway.server.admin.rollout_control import RolloutControl
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.workers.aggregated_metrics import ProcessesCollector
 from modelport.gateway.server.workers.channel import MessageChannel
@@ -23,6 +24,7 @@ from modelport.gateway.server.workers.coordinator import ConnectedWorker, Coordi
 from modelport.gateway.server.workers.merged_answers import MergedFamiliesCollector
 from modelport.gateway.server.workers.ports import ReservedPort
 from modelport.gateway.server.workers.process import Assignment, WorkerProcess
+from modelport.gateway.server.workers.worker_members import WorkerMembers
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.telemetry import configure_logging
 from modelport.gateway.types import Deadline
@@ -83,6 +85,7 @@ class WorkerSupervisor:
         self._spare = workers[0].spare(SPARE)
         self._spare_timer: asyncio.TimerHandle | None = None
         self._coordinator = Coordinator(len(workers), self._scrape)
+        self._rollouts = RolloutControl(settings, WorkerMembers(self._coordinator))
         self._merged = MergedFamiliesCollector()
         #: Each worker's ``started`` message, sent after it loaded.
         self._started: dict[int, Mapping[str, Any]] = {}
@@ -103,13 +106,14 @@ class WorkerSupervisor:
             loop.add_signal_handler(number, self._stop_or_end)
         settings = self._settings
         self._metrics = HttpListener(
-            metrics_port.application(self._scrape),
+            self._rollouts.application(metrics_port.application(self._scrape)),
             settings.metrics_address,
             settings.metrics_port,
             "--metrics-port",
             most=metrics_port.CONNECTIONS,
         )
         await self._metrics.start()
+        await self._rollouts.begin()
         for worker in self._workers.values():
             self._in_background(self._talk(worker))
         self._in_background(self._coordinator.watch())
@@ -167,8 +171,9 @@ class WorkerSupervisor:
         async def join(arguments: dict[str, Any]) -> dict[str, Any]:
             return await self._coordinator.join(connected, arguments["revision"])
 
-        async def listening(_: dict[str, Any]) -> None:
+        async def listening(_: dict[str, Any]) -> list[dict[str, Any]]:
             self._on_listening(connected)
+            return self._coordinator.routings
 
         async def started(arguments: dict[str, Any]) -> None:
             await self._on_started(connected.number, arguments)
@@ -205,6 +210,7 @@ class WorkerSupervisor:
             ready = all(worker["ready"] for worker in self._started.values())
             models = max(worker["models"] for worker in self._started.values())
             log.info("started", ready=ready, models=models, workers=len(self._workers))
+            self._rollouts.run()
         elif not first:
             log.info("worker started again", worker=number)
         if self._all_started:
@@ -283,6 +289,7 @@ class WorkerSupervisor:
         timeout = self._settings.exit_timeout_seconds
         deadline = Deadline.after(timeout + KILL_SECONDS)
         self._coordinator.draining = True
+        await self._rollouts.stop()
         self._spare.kill()
         if self._spare_timer is not None:
             self._spare_timer.cancel()

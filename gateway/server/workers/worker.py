@@ -131,7 +131,7 @@ class Worker:
             await channel.request("listening")
         else:
             await server.listen()
-            await channel.request("listening")
+            await server.participant.restore(await channel.request("listening"))
             await server.load()
         models = len(server.manager.index(True))
         await channel.request("started", ready=server.manager.ready, models=models)
@@ -145,6 +145,7 @@ class Worker:
     ) -> None:
         """Restore the state of the other workers before this one takes requests."""
         states = dict(snapshot["states"] or {})
+        await server.participant.restore(snapshot["routings"])
         await server.load(states.pop(MODELS, None))
         await control.operations.restore(states)
         while True:
@@ -152,6 +153,7 @@ class Worker:
             if answer["joined"]:
                 return
             snapshot = answer
+            await server.participant.restore(snapshot["routings"])
             await control.operations.restore(snapshot["states"] or {})
 
 
@@ -192,7 +194,8 @@ def _handlers(
         await server.manager.follow()
 
     handlers = (drain, telemetry, ready, require_ready, index, pending, run, states, follow)
-    return {handler.__name__: handler for handler in handlers}
+    named = {handler.__name__: handler for handler in handlers}
+    return {**named, **server.participant.handlers}
 
 
 def _wait_for_number(channel: int) -> int:

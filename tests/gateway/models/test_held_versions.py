@@ -93,6 +93,18 @@ async def test_a_candidate_that_does_not_load_changes_nothing(world: World) -> N
         await held(world, ModelControlMode.NONE)
 
 
+async def test_a_hold_that_cannot_be_kept_is_released_without_a_trace(world: World) -> None:
+    world.publish(2)
+    manager = await world.serve(ModelControlMode.NONE)
+    world.publish(1, 3)
+    world.errors[3] = InvalidArgument("broken")
+    with pytest.raises(InvalidArgument, match="broken"):
+        await manager.held.hold("m", VersionHold((1, 3), 1))
+    await manager.held.release("m")
+    assert (manager.versions("m"), default(manager)) == ([2], 2)
+    await manager.stop()
+
+
 async def test_a_candidate_that_failed_before_is_loaded_again(world: World) -> None:
     world.publish(1)
     manager = await world.serve(ModelControlMode.NONE)

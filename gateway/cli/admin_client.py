@@ -1,0 +1,91 @@
+"""A client of the gateway's admin listener: JSON over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.parse
+from typing import Any
+
+from modelport.gateway.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    Unavailable,
+)
+
+DEFAULT_URL = "http://localhost:8002"
+#: A start waits until the candidate is loaded.
+TIMEOUT_SECONDS = 1800.0
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+_ERRORS: dict[int, type[ModelportError]] = {
+    400: InvalidArgument,
+    403: InvalidArgument,
+    404: NotFound,
+    409: AlreadyExists,
+    415: InvalidArgument,
+    503: Unavailable,
+}
+
+
+class AdminClient:
+    """Requests to the admin listener at ``url``.
+
+    Raises:
+        InvalidArgument: ``url`` is not an http:// URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
+        try:
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+            self._address = parts.hostname or "", parts.port
+        except ValueError:  # a port out of range
+            valid = False
+        if not valid:
+            raise InvalidArgument(f"--url '{url}' is not http://HOST:PORT")
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._secure = parts.scheme == "https"
+
+    def get(self, path: str) -> Any:
+        """The document at ``path``.
+
+        Raises:
+            Unavailable: no gateway answers.
+            ModelportError: the gateway's error.
+        """
+        return self._request("GET", path, None)
+
+    def post(self, path: str, document: Any) -> Any:
+        """The answer to ``document``; errors as ``get``."""
+        return self._request("POST", path, json.dumps(document).encode())
+
+    def _request(self, method: str, path: str, body: bytes | None) -> Any:
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(*self._address, timeout=TIMEOUT_SECONDS)
+        headers = {} if body is None else {"content-type": "application/json"}
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            content, status = answer.read(MAX_ANSWER_BYTES), answer.status
+        except (OSError, http.client.HTTPException) as error:
+            raise Unavailable(
+                f"no gateway responds at {self.url}; start one with 'modelport serve', or give the "
+                "address of its metrics port with --url"
+            ) from error
+        finally:
+            connection.close()
+        try:
+            document = json.loads(content)
+        except ValueError:
+            document = None
+        if status == 200 and document is not None:
+            return document
+        reason = document.get("error") if isinstance(document, dict) else None
+        if reason is None or (status == 404 and reason == "Not Found"):
+            raise InvalidArgument(
+                f"{self.url} does not serve rollouts (status {status}); --url is the address of "
+                "the gateway's metrics port"
+            )
+        raise _ERRORS.get(status, Unavailable)(str(reason))

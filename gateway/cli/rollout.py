@@ -1,0 +1,299 @@
+"""``modelport rollout``: start, watch and command rollouts of a running gateway."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from modelport.gateway.cli import rollout_display
+from modelport.gateway.cli.admin_client import DEFAULT_URL, AdminClient
+from modelport.gateway.cli.errors import OneLineGroup, UsageError
+from modelport.gateway.errors import Unavailable
+from modelport.gateway.rollout import gate_report as gate_reports
+from modelport.gateway.rollout.plan import RolloutPlan
+from modelport.gateway.rollout.state import RolloutPhase
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Exit codes of ``start --wait``.
+PROMOTED, ROLLED_BACK, UNDECIDED = 0, 1, 3
+#: Time between two looks at the status.
+LOOK_SECONDS = 0.5
+#: Time for a gateway to be started again while a command waits.
+RESTART_SECONDS = 120.0
+_PATH = "/v2/rollouts"
+
+
+class Share(click.ParamType[float]):
+    """A share of the traffic: ``5%`` or ``0.05``."""
+
+    name = "share"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, float):
+            return value
+        text = str(value).strip()
+        try:
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 1:
+            self.fail(f"'{value}' is not a share of the traffic, such as 5% or 0.05", param, ctx)
+        return share
+
+
+class Shares(click.ParamType[tuple[float, ...]]):
+    """Shares, separated by commas."""
+
+    name = "shares"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        return tuple(Share().convert(each, param, ctx) for each in str(value).split(","))
+
+
+@click.group(cls=OneLineGroup)
+def rollout() -> None:
+    """Roll a candidate out step by step, and back if it does harm."""
+
+
+_url = click.option(
+    "--url",
+    "-u",
+    default=DEFAULT_URL,
+    show_default=True,
+    help="The gateway's metrics port.",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_reason = click.option("--reason", default="", metavar="TEXT", help="For the history.")
+
+
+@rollout.command()
+@click.argument("model")
+@click.option(
+    "--candidate",
+    required=True,
+    metavar="VERSION|MODEL[/VERSION]",
+    help="A version of MODEL, or another model of the gateway, as a route to another server.",
+)
+@click.option(
+    "--baseline",
+    type=click.IntRange(min=1),
+    help="[default: the version of --label, else the default version]",
+)
+@click.option("--label", default="", help="Move this label, and divert the requests that name it.")
+@click.option(
+    "--shadow",
+    type=Share(),
+    default=0.0,
+    metavar="SHARE",
+    help="Begin with a stage that copies this share of the requests to the candidate, and "
+    "compares the answers.  [default: no such stage]",
+)
+@click.option(
+    "--steps",
+    type=Shares(),
+    default="1%,5%,25%,100%",
+    show_default=True,
+    metavar="SHARE,...",
+    help="The candidate's share of the requests in each stage. One step of 100% is blue/green.",
+)
+@click.option(
+    "--gate-report",
+    type=click.Path(path_type=Path),
+    help="The JSON report of 'modelport gate': how often a retrained candidate may decide "
+    "otherwise.",
+)
+@click.option("--min-requests", type=click.IntRange(min=1), help="Least requests of each stage.")
+@click.option("--min-seconds", type=click.FloatRange(min=0), help="Least duration of each stage.")
+@click.option(
+    "--max-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Longest duration of each stage; then the rollout pauses.",
+)
+@click.option(
+    "--sticky",
+    default="request",
+    show_default=True,
+    metavar="request|header|parameter:NAME",
+    help="Assign each request at random, or by the key in the header x-modelport-route-key or in "
+    "a parameter.",
+)
+@click.option("--pair", is_flag=True, help="Have the baseline answer canary requests too.")
+@click.option("--manual", is_flag=True, help="Wait for 'promote' after each stage.")
+@click.option("--keep", is_flag=True, help="Keep the candidate loaded after a rollback.")
+@click.option(
+    "--keep-inputs",
+    type=click.IntRange(0, 1000),
+    default=10,
+    show_default=True,
+    help="Most requests with disagreeing answers to keep for a person; 0 for private data.",
+)
+@click.option(
+    "--retrained/--same-checkpoint",
+    default=None,
+    help="Compare decisions, or values.  [default: the certificates say]",
+)
+@click.option("--webhook", "webhooks", multiple=True, metavar="URL", help="Repeatable.")
+@click.option("--wait", is_flag=True, help="Wait until it is promoted (exit 0) or rolled back (1).")
+@_url
+@_json
+def start(model: str, url: str, wait: bool, as_json: bool, **options: Any) -> None:
+    """Start a rollout of a candidate in the place of the version of MODEL that serves.
+
+    With --wait, the exit code is 0 if the candidate is promoted, 1 if it is rolled back, and 3 if
+    the rollout pauses undecided.
+    """
+    client = AdminClient(url)
+    state = client.post(f"{_PATH}/{_checked(model)}", _request(**options))
+    plan = RolloutPlan.from_json(state["plan"])
+    if not as_json:
+        click.echo(f"The rollout of {plan.candidate.model} version {plan.candidate.version} in the "
+                   f"place of version {plan.baseline.version} has begun.")  # fmt: skip
+    if wait:
+        _wait(client, model, plan.id, as_json=as_json)
+    if as_json:
+        click.echo(json.dumps(state, indent=2))
+
+
+def _request(gate_report: Path | None, **options: Any) -> dict[str, Any]:
+    """The request of the command's options."""
+    limits: dict[str, float | None] = {}
+    if gate_report is not None:
+        limits.setdefault("max_disagreement", gate_reports.max_disagreement(gate_report))
+    given = {name: value for name, value in options.items() if value is not None}
+    return {**given, "limits": limits, "by": _user()}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user id without a name
+        return ""
+
+
+def _wait(client: AdminClient, model: str, rollout_id: str, *, as_json: bool) -> NoReturn:
+    """Show the stages until the rollout ends or pauses; end with the exit code."""
+    shown: list[str] = []
+    while True:
+        state = _patiently(client, f"{_PATH}/{model}")
+        if state["plan"]["id"] != rollout_id:
+            raise Unavailable(f"another rollout of '{model}' has begun")
+        lines = [rollout_display.event_line(state, event) for event in state["events"]]
+        for line in lines[len(shown) :] if not as_json else ():
+            click.echo(line)
+        shown = lines
+        phase = RolloutPhase(state["phase"])
+        if phase is RolloutPhase.PAUSED or (phase.ended and state["settled"]):
+            break
+        time.sleep(LOOK_SECONDS)
+    if as_json:
+        click.echo(json.dumps(state, indent=2))
+    codes = {RolloutPhase.PROMOTED: PROMOTED, RolloutPhase.ROLLED_BACK: ROLLED_BACK}
+    raise SystemExit(codes.get(phase, UNDECIDED))
+
+
+def _patiently(client: AdminClient, path: str) -> Any:
+    """The document at ``path``; a gateway that is being started again is waited for."""
+    limit = time.monotonic() + RESTART_SECONDS
+    while True:
+        try:
+            return client.get(path)
+        except Unavailable:
+            if time.monotonic() > limit:
+                raise
+        time.sleep(LOOK_SECONDS)
+
+
+@rollout.command()
+@click.argument("model", required=False, default="")
+@_url
+@_json
+@click.option("--watch", is_flag=True, help="Show changes until the rollout ends.")
+def status(model: str, url: str, as_json: bool, watch: bool) -> None:
+    """Show the rollout of MODEL, or all rollouts.
+
+    On a terminal, the view of a rollout that is running is updated until it ends.
+    """
+    client = AdminClient(url)
+    if not model:
+        states = client.get(_PATH)
+        if as_json:
+            click.echo(json.dumps(states, indent=2))
+        else:
+            rollout_display.show_all(states)
+        return
+    path = f"{_PATH}/{_checked(model)}"
+    if as_json:
+        click.echo(json.dumps(client.get(path), indent=2))
+    elif watch or rollout_display.is_terminal():
+        rollout_display.live(lambda: client.get(path))
+    else:
+        rollout_display.show(client.get(path))
+
+
+@rollout.command()
+@click.argument("model")
+@_url
+@_json
+def history(model: str, url: str, as_json: bool) -> None:
+    """List the rollouts of MODEL that have ended, with their evidence and verdict."""
+    states = AdminClient(url).get(f"{_PATH}/{_checked(model)}/history")
+    if as_json:
+        click.echo(json.dumps(states, indent=2))
+        return
+    for state in states:
+        rollout_display.show(state)
+    if not states:
+        click.echo(f"No rollout of {model} has ended.")
+
+
+@rollout.command()
+@click.argument("model")
+@_url
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Write a file.")
+def examples(model: str, url: str, output: Path | None) -> None:
+    """Print the kept requests of MODEL with disagreeing answers, as JSON."""
+    found = json.dumps(AdminClient(url).get(f"{_PATH}/{_checked(model)}/examples"), indent=2)
+    if output is None:
+        click.echo(found)
+    else:
+        output.write_text(found + "\n", encoding="utf-8")
+
+
+def _command(name: str, help: str, said: str) -> None:
+    @rollout.command(name, help=help)
+    @click.argument("model")
+    @_reason
+    @_url
+    @_json
+    def command(model: str, reason: str, url: str, as_json: bool) -> None:
+        path = f"{_PATH}/{_checked(model)}/{name}"
+        state = AdminClient(url).post(path, {"reason": reason, "by": _user()})
+        click.echo(json.dumps(state, indent=2) if as_json else f"{model}: {said}")
+
+
+_command("pause", "Keep the share of the stage, and decide nothing but a rollback.", "paused")
+_command("resume", "Go on after a pause.", "running")
+_command("promote", "Go on with the next stage; after the last, with the candidate.", "goes on")
+_command("rollback", "Send everything to the baseline at once.", "rolled back")
+
+
+def _checked(model: str) -> str:
+    """``model``, if it can be part of a path."""
+    from modelport.gateway.repository.scan import MODEL_NAME
+
+    if not MODEL_NAME.match(model):
+        raise UsageError(f"'{model}' is not a valid model name")
+    return model

@@ -1,0 +1,222 @@
+"""One serving process in the rollouts of its gateway.
+
+The gateway's controller, in this process or in the parent of the workers, calls the operations of
+``handlers`` with JSON values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import structlog
+
+from modelport.gateway.errors import ModelportError, NotFound
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model import VersionState
+from modelport.gateway.models.version_policy import VersionHold
+from modelport.gateway.rollout import side_description
+from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
+from modelport.gateway.rollout.rollouts import Rollouts
+
+log = structlog.get_logger("modelport.rollout")
+
+Arguments = Mapping[str, Any]
+#: A routing or a plan as JSON values.
+Document = dict[str, Any]
+
+
+def holds_of(plan: RolloutPlan) -> dict[str, VersionHold]:
+    """The versions that a rollout keeps served, by model; the default version loads first."""
+    versions = [plan.default_version or plan.baseline.version, plan.baseline.version]
+    holds = {}
+    if plan.candidate.model == plan.model:
+        versions.append(plan.candidate.version)
+    else:
+        holds[plan.candidate.model] = VersionHold((plan.candidate.version,))
+    return {plan.model: VersionHold(tuple(dict.fromkeys(versions)), versions[0]), **holds}
+
+
+class RolloutParticipant:
+    """The held versions, the traffic splits and the counts of this process."""
+
+    def __init__(self, manager: ModelManager, rollouts: Rollouts) -> None:
+        self._manager = manager
+        self._rollouts = rollouts
+        #: No later process has it.
+        self.id = secrets.token_hex(8)
+        #: The last routing by model, also while it does not hold.
+        self._routings: dict[str, Document] = {}
+        #: Timers that suspend the routing of a model unless the controller renews it.
+        self._leases: dict[str, asyncio.TimerHandle] = {}
+        self.handlers: Mapping[str, Callable[[Arguments], Awaitable[Any]]] = {
+            f"rollout_{operation.__name__}": operation
+            for operation in (
+                self.describe_model, self.describe_version, self.hold, self.hold_sides, self.apply,
+                self.remove,
+                self.counts, self.problem, self.renew, self.examples,
+            )
+        }  # fmt: skip
+
+    async def describe_model(self, arguments: Arguments) -> Document:
+        """Describe a model; as ``side_description.model``."""
+        return _json(side_description.model(self._manager, arguments["model"]))
+
+    async def describe_version(self, arguments: Arguments) -> Document:
+        """Describe a version; as ``side_description.version``."""
+        return _json(
+            await asyncio.to_thread(
+                side_description.version,
+                self._manager, arguments["model"], arguments["version"],
+            )
+        )  # fmt: skip
+
+    async def hold(self, arguments: Arguments) -> None:
+        """Load both sides of a plan, and keep them served.
+
+        Raises:
+            ModelportError: as ``HeldVersions.hold``.
+        """
+        holds = holds_of(RolloutPlan.from_json(arguments["plan"]))
+        if not self._manager.started:
+            for name, hold in holds.items():
+                self._manager.held.expect(name, hold)
+            return
+        for name, hold in holds.items():
+            await self._manager.held.hold(name, hold)
+
+    async def apply(self, arguments: Arguments) -> None:
+        """Route requests as the routing says, at once."""
+        self._route(arguments["routing"])
+
+    async def hold_sides(self, arguments: Arguments) -> None:
+        """As ``hold``, but only log a failure, which ``problem`` reports."""
+        await self._hold_or_log(arguments["routing"])
+
+    def _route(self, routing: Document) -> None:
+        model = routing["model"]
+        known = self._routings.get(model)
+        if known is not None and routing["revision"] < known["revision"]:
+            same = known["plan"]["id"] == routing["plan"]["id"]
+            if same:  # it was overtaken
+                return
+        self._routings[model] = routing
+        self._lease(model, routing["until"])
+
+    def _lease(self, model: str, until: float | None) -> None:
+        """Route as the model's routing says until a monotonic time; None: for good."""
+        if model in self._leases:
+            self._leases.pop(model).cancel()
+        loop, seconds = asyncio.get_running_loop(), 0.0
+        if until is not None:
+            seconds = until - time.monotonic()
+            if seconds > 0:
+                self._leases[model] = loop.call_later(seconds, self._suspend, model)
+        # A candidate that is still loading is not at fault.
+        active = self._manager.started and (until is None or seconds > 0)
+        routing = self._routings[model]
+        self._rollouts.apply(routing if active else {**routing, "share": 0.0})
+
+    def _suspend(self, model: str) -> None:
+        """Send everything to the baseline: the controller is stuck or gone."""
+        if self._routings[model]["share"]:
+            log.error("a rollout is suspended: its controller does not respond", model=model)
+        self._lease(model, 0.0)
+
+    async def renew(self, arguments: Arguments) -> None:
+        """Route until a later monotonic time."""
+        if arguments["model"] in self._routings:
+            self._routings[arguments["model"]]["until"] = arguments["until"]
+            self._lease(arguments["model"], arguments["until"])
+
+    def loaded(self) -> None:
+        """Route requests; call when the models are loaded."""
+        for model, routing in self._routings.items():
+            self._lease(model, routing["until"])
+
+    async def remove(self, arguments: Arguments) -> None:
+        """End a rollout: release its versions, then split nothing.
+
+        The arguments are the plan, and the winner as a side, or None if there is none.
+        """
+        plan = RolloutPlan.from_json(arguments["plan"])
+        won = arguments["winner"] and RolloutSide(*arguments["winner"])
+        held, holds = self._manager.held, holds_of(plan)
+        diverted = plan.default_version in (0, plan.baseline.version)
+        own = plan.candidate.model == plan.model
+        if not won:
+            for name in holds:
+                await held.release(name)
+        elif won == plan.candidate and own:
+            await held.release(plan.model, won.version, plan.baseline.version, plan.label, diverted)
+        elif plan.keep:
+            for name, hold in holds.items():
+                await held.hold(name, hold._replace(kept=True))
+        else:
+            other = plan.candidate.version if own else 0
+            await held.release(plan.model, plan.baseline.version, other, "", diverted)
+            if not own:
+                await held.release(plan.candidate.model)
+        self._forget(plan.model)
+
+    def _forget(self, model: str) -> None:
+        self._rollouts.remove(model)
+        self._routings.pop(model, None)
+        if model in self._leases:
+            self._leases.pop(model).cancel()
+
+    async def counts(self, _: Arguments) -> dict[str, Any]:
+        """The counts of this process since it began, with its identifier."""
+        return {"process": self.id, "counts": self._rollouts.counts()}
+
+    async def problem(self, arguments: Arguments) -> str:
+        """The reason why a side cannot serve any more; empty while it serves or loads."""
+        side = RolloutSide(*arguments["side"])
+        return "" if not self._manager.started else self._problem(side)
+
+    def _problem(self, side: RolloutSide) -> str:
+        served = self._manager.find(*side)
+        if served is not None:
+            return served.backend.problem
+        if self._manager.is_retried(*side):
+            return ""
+        try:
+            states = self._manager.states(side.model)
+        except NotFound as error:
+            return str(error)
+        for number, state, reason in states:
+            if number == side.version:
+                return "" if state is VersionState.LOADING else reason or f"it is {state}"
+        return f"model '{side.model}' has no version {side.version} any more"
+
+    async def restore(self, routings: Iterable[Document]) -> None:
+        """Begin with the routings of the other workers, and drop all others."""
+        routings = list(routings)
+        plans = {routing["model"]: routing["plan"] for routing in routings}
+        for model in self._routings.keys() - plans.keys():
+            await self.remove({"plan": self._routings[model]["plan"], "winner": None})
+        for routing in routings:
+            if routing["share"]:
+                await self._hold_or_log(routing)
+            self._route(routing)
+            await self._hold_or_log(routing)
+
+    async def _hold_or_log(self, routing: Document) -> None:
+        try:
+            await self.hold(routing)
+        except ModelportError as error:  # ``problem`` tells the controller
+            model = routing["model"]
+            log.error("a version of a rollout is not served", model=model, reason=str(error))
+
+    async def examples(self, arguments: Arguments) -> list[Any]:
+        """The kept requests with disagreeing answers."""
+        return self._rollouts.examples(arguments["model"])
+
+
+def _json(description: Any) -> Document:
+    """A dataclass as JSON values."""
+    return dataclasses.asdict(description)

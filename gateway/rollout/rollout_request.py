@@ -1,0 +1,222 @@
+"""A person's request for a rollout, and the plan that it becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+from modelport.gateway.errors import InvalidArgument, NotFound, Unsupported
+from modelport.gateway.repository.scan import MODEL_NAME, VERSION_NAME
+from modelport.gateway.rollout import checked_json
+from modelport.gateway.rollout.plan import (
+    STRICT,
+    AssignmentKind,
+    ComparisonKind,
+    RolloutLimits,
+    RolloutPlan,
+    RolloutSide,
+)
+from modelport.gateway.rollout.side_description import (
+    RolloutModelDescription,
+    VersionDescription,
+    VersionProof,
+)
+
+#: The tolerance without certificates, as that of load tests.
+DEFAULT_ATOL, DEFAULT_RTOL = 1e-4, 1e-3
+_PARAMETER = "parameter:"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """The body of ``POST /v2/rollouts/MODEL``. What is left out has the plan's default."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    #: A version of the model, a label of it, or another model: ``NAME`` or ``NAME/VERSION``.
+    candidate: str
+    #: 0: the version of ``label``, else the default version.
+    baseline: int = 0
+    label: str = ""
+    shadow: float = 0.0
+    steps: tuple[float, ...] = (0.01, 0.05, 0.25, 1.0)
+    min_requests: int = 100
+    min_seconds: float = 60.0
+    max_seconds: float = 86_400.0
+    #: ``request``, ``header``, ``principal`` or ``parameter:NAME``.
+    sticky: str = AssignmentKind.REQUEST
+    pair: bool = False
+    manual: bool = False
+    keep: bool = False
+    keep_inputs: int = 10
+    #: Whether the candidate has another checkpoint; None: the certificates say.
+    retrained: bool | None = None
+    #: The limits that differ from ``RolloutLimits``' defaults.
+    limits: dict[str, float | None] = field(default_factory=dict)
+    webhooks: tuple[str, ...] = ()
+    #: The person who asks, for the history.
+    by: str = ""
+
+
+def read(content: bytes) -> RolloutRequest:
+    """The request in ``content``.
+
+    Raises:
+        InvalidArgument: a field is missing, unknown, or of another type.
+    """
+    request = checked_json.read(RolloutRequest, content)
+    known = [each.name for each in dataclasses.fields(RolloutLimits)]
+    for name in request.limits:
+        if name not in known:
+            raise InvalidArgument(f"there is no limit '{name}'; there are {', '.join(known)}")
+    return request
+
+
+class NamedCandidate(NamedTuple):
+    """The candidate as a request names it; version 0 is the default one of another model."""
+
+    model: str
+    version: int
+
+
+def candidate_of(request: RolloutRequest, model: RolloutModelDescription) -> NamedCandidate:
+    """The candidate that ``request`` names for ``model``.
+
+    Raises:
+        InvalidArgument: it is neither a version nor a model.
+    """
+    text = request.candidate
+    if VERSION_NAME.match(text):
+        return NamedCandidate(model.name, int(text))
+    if text in model.labels:
+        return NamedCandidate(model.name, model.labels[text])
+    name, slash, version = text.partition("/")
+    if not MODEL_NAME.match(name) or (slash and not VERSION_NAME.match(version)):
+        raise InvalidArgument(
+            f"candidate '{text}' is neither a version nor a model: write 3, NAME or NAME/3"
+        )
+    return NamedCandidate(name, int(version or 0))
+
+
+def draft(
+    request: RolloutRequest, model: RolloutModelDescription, candidate: RolloutSide
+) -> RolloutPlan:
+    """The plan of ``request``, without what the answers' comparison depends on.
+
+    Raises:
+        InvalidArgument: the request cannot be carried out.
+        NotFound: the model has no such label.
+        Unsupported: the assignment needs authentication.
+    """
+    baseline = request.baseline or model.default
+    if request.label:
+        if request.label not in model.labels:
+            known = ", ".join(model.labels) or "none"
+            raise NotFound(f"model '{model.name}' has no label '{request.label}'; it has {known}")
+        baseline = model.labels[request.label]
+        if request.baseline not in (0, baseline):
+            raise InvalidArgument(
+                f"label '{request.label}' is version {baseline} of '{model.name}', not "
+                f"{request.baseline}; leave out one of baseline and label"
+            )
+    assignment, parameter = _assignment(request.sticky)
+    fields = dataclasses.asdict(request)
+    for name in ("candidate", "baseline", "sticky", "retrained", "limits", "by"):
+        del fields[name]
+    return RolloutPlan(
+        id=secrets.token_hex(16),
+        model=model.name,
+        baseline=RolloutSide(model.name, baseline),
+        candidate=candidate,
+        assignment=assignment,
+        parameter=parameter,
+        default_version=model.default if request.label else baseline,
+        limits=RolloutLimits(**_limits(request)),
+        **fields,
+    )
+
+
+def _limits(request: RolloutRequest) -> dict[str, Any]:
+    limits: dict[str, Any] = dict(request.limits)
+    for name in ("confidence", "atol", "rtol"):
+        if limits.get(name, 0.5) is None:
+            raise InvalidArgument(f"the limit '{name}' cannot be switched off")
+    return limits
+
+
+def _assignment(sticky: str) -> tuple[AssignmentKind, str]:
+    if sticky.startswith(_PARAMETER):
+        return AssignmentKind.PARAMETER, sticky.removeprefix(_PARAMETER)
+    if sticky == AssignmentKind.PRINCIPAL:
+        raise Unsupported(
+            "sticky 'principal' needs authenticated requests, which this gateway does not have; "
+            "use 'header' or 'parameter:NAME'"
+        )
+    if sticky not in (AssignmentKind.REQUEST, AssignmentKind.HEADER):
+        raise InvalidArgument(
+            f"sticky '{sticky}' is none of request, header, principal and parameter:NAME"
+        )
+    return AssignmentKind(sticky), ""
+
+
+def completed(
+    plan: RolloutPlan,
+    request: RolloutRequest,
+    baseline: VersionDescription,
+    candidate: VersionDescription,
+) -> RolloutPlan:
+    """``plan`` with the comparison of answers that fits both sides.
+
+    Raises:
+        InvalidArgument: the candidate has another signature.
+        Unsupported: a side cannot take part in a rollout.
+    """
+    for side in (baseline, candidate):
+        if side.obstacle:
+            raise Unsupported(
+                f"version {side.version} of model '{side.model}' cannot be in a rollout: "
+                f"{side.obstacle}"
+            )
+    before, after = set(baseline.signature), set(candidate.signature)
+    if before != after:
+        lost, new = sorted(before - after), sorted(after - before)
+        raise InvalidArgument(
+            f"version {candidate.version} of model '{candidate.model}' has another signature: "
+            f"{' and '.join(new) or 'nothing'} instead of {' and '.join(lost) or 'nothing'}"
+        )
+    proofs = [side.proof or VersionProof() for side in (baseline, candidate)]
+    retrained = request.retrained
+    if retrained is None:
+        origins = {proof.checkpoint for proof in proofs}
+        retrained = len(origins) > 1 and () not in origins
+    limits = plan.limits
+    if not retrained:
+        atol, rtol = _tolerance(*proofs)
+        if "atol" not in request.limits:
+            limits = dataclasses.replace(limits, atol=atol)
+        if "rtol" not in request.limits:
+            limits = dataclasses.replace(limits, rtol=rtol)
+        return dataclasses.replace(plan, comparison=ComparisonKind.VALUES, limits=limits)
+    if "max_disagreement" not in request.limits:  # nobody knows how often it should decide alike
+        limits = dataclasses.replace(limits, max_disagreement=None)
+    declared = [proof for proof in proofs if proof.decision_output]
+    decision = declared[-1] if declared else VersionProof()
+    return dataclasses.replace(
+        plan,
+        comparison=ComparisonKind.DECISIONS,
+        decision_output=decision.decision_output,
+        decision_threshold=decision.decision_threshold,
+        limits=limits,
+    )
+
+
+def _tolerance(baseline: VersionProof, candidate: VersionProof) -> tuple[float, float]:
+    """The sum of both tolerances, because the sides may err in opposite directions."""
+    atols, rtols = (
+        [getattr(proof, name) for proof in (baseline, candidate)] for name in ("atol", "rtol")
+    )
+    if None in (*atols, *rtols):
+        return DEFAULT_ATOL, DEFAULT_RTOL
+    return sum(atols), sum(rtols)

@@ -1,0 +1,116 @@
+"""Rollouts as people use them: start one, look at it, and command it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from modelport.gateway.errors import ModelportError, NotFound, Unavailable
+from modelport.gateway.rollout import checked_json, rollout_request
+from modelport.gateway.rollout.controller import RolloutController
+from modelport.gateway.rollout.plan import STRICT, RolloutPlan, RolloutSide
+from modelport.gateway.rollout.process_group import ProcessGroup
+from modelport.gateway.rollout.rollout_request import RolloutRequest
+from modelport.gateway.rollout.transitions import RolloutCommand
+
+NO_REPOSITORY = (
+    "rollouts keep their state in a model repository, and this gateway has none; give one with "
+    "--model-repository, even an empty folder"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRequest:
+    """The body of a command, which may be empty."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    reason: str = ""
+    by: str = ""
+
+
+class RolloutService:
+    """The rollouts of one gateway; without a repository, none can be started.
+
+    Methods raise ``Unavailable`` if there is no repository or its storage does not answer.
+    """
+
+    def __init__(self, controller: RolloutController | None, processes: ProcessGroup) -> None:
+        self._controller = controller
+        self._processes = processes
+        #: One start at a time: each loads and holds the versions of its plan.
+        self._starting = asyncio.Lock()
+
+    @property
+    def _rollouts(self) -> RolloutController:
+        if self._controller is None:
+            raise Unavailable(NO_REPOSITORY)
+        return self._controller
+
+    async def start(self, model: str, content: bytes) -> dict[str, Any]:
+        """Start the rollout of the request in ``content``; return its state.
+
+        Raises:
+            InvalidArgument, NotFound, Unsupported: the request cannot be carried out.
+            AlreadyExists: a rollout of the model is running.
+        """
+        request = rollout_request.read(content)
+        async with self._starting:
+            plan = await self._draft(model, request)
+            self._rollouts.require_none(plan)
+            try:
+                await self._processes.hold(plan)
+                sides = [
+                    await self._processes.describe_version(side)
+                    for side in (plan.baseline, plan.candidate)
+                ]
+                plan = rollout_request.completed(plan, request, *sides)
+                state = await self._rollouts.start(plan, by=request.by)
+            except ModelportError:
+                await self._processes.release(plan)
+                raise
+        return state.to_json()
+
+    async def _draft(self, model: str, request: RolloutRequest) -> RolloutPlan:
+        described = await self._processes.describe_model(model)
+        name, version = rollout_request.candidate_of(request, described)
+        if not version:
+            version = (await self._processes.describe_model(name)).default
+        return rollout_request.draft(request, described, RolloutSide(name, version))
+
+    async def command(self, model: str, command: RolloutCommand, content: bytes) -> dict[str, Any]:
+        """Carry out a command; return the state after it.
+
+        Raises:
+            NotFound: the model has no rollout.
+            InvalidArgument: the command has no place in its phase.
+        """
+        request = checked_json.read(CommandRequest, content or b"{}")
+        state = await self._rollouts.command(model, command, request.reason, request.by)
+        return state.to_json()
+
+    def status(self, model: str) -> dict[str, Any]:
+        """The state of the model's latest rollout, and what is known at this moment.
+
+        Raises:
+            NotFound: it has none.
+        """
+        return self._rollouts.status(model)
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """The statuses of all models that have or had a rollout."""
+        return [self.status(model) for model in self._rollouts.models()]
+
+    async def history(self, model: str) -> list[dict[str, Any]]:
+        """The rollouts of ``model`` that have ended, latest first."""
+        found = await self._rollouts.history(model)
+        if not found and model not in self._rollouts.models():
+            await self._processes.describe_model(model)  # it may be unknown
+        return found
+
+    async def examples(self, model: str) -> list[Any]:
+        """The kept requests with disagreeing answers of a rollout that is running."""
+        if model not in self._rollouts.models():
+            raise NotFound(f"model '{model}' has had no rollout")
+        return await self._processes.examples(model)

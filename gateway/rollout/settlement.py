@@ -1,0 +1,95 @@
+"""The outcome of a rollout, written into the repository's configuration of the model.
+
+With that it holds for gateways that start later, and after the rollout is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from modelport.gateway.errors import ModelportError, NotFound, Unavailable
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.scan import MAX_CONFIG_BYTES, ModelEntry, VersionEntry
+from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.repository.version_choice import VersionChoice
+from modelport.gateway.rollout.plan import RolloutPlan
+from modelport.gateway.rollout.state import RolloutPhase, RolloutState
+
+
+def settle(repositories: Sequence[Path | Location], state: RolloutState) -> str:
+    """Make the outcome of ``state`` that of the configuration; blocking.
+
+    Returns:
+        The reason why it cannot be; empty if it is.
+
+    Raises:
+        Unavailable: the object store does not answer; try again.
+    """
+    plan, promoted = state.plan, state.phase is RolloutPhase.PROMOTED
+    if plan.candidate.model != plan.model:
+        if not promoted:
+            return ""  # no configuration ever names the candidate
+        return f"the candidate is another model, '{plan.candidate.model}'"
+    try:
+        choice = find(repositories, plan.model)
+        if choice is None:
+            return f"no model repository holds '{plan.model}'"
+        (_promote if promoted else _roll_back)(choice, plan)
+    except Unavailable:
+        raise
+    except ModelportError as error:
+        return str(error)
+    except OSError as error:
+        reason = (error.strerror or "it cannot be written").lower()
+        return f"the {configuration.FILENAME} of '{plan.model}' cannot be written: {reason}"
+    return ""
+
+
+def _promote(choice: VersionChoice, plan: RolloutPlan) -> None:
+    new, old = plan.candidate.version, plan.baseline.version
+    if plan.label and choice.labels.get(plan.label) != str(new):
+        choice.label(plan.label, new)
+    if plan.default_version in (0, old):
+        choice.prefer(new, old)
+
+
+def _roll_back(choice: VersionChoice, plan: RolloutPlan) -> None:
+    new, old = plan.candidate.version, plan.baseline.version
+    if plan.label and choice.labels.get(plan.label) == str(new):
+        choice.label(plan.label, old)
+    if plan.default_version in (0, old) and choice.allowed()[-1] == new:
+        choice.prefer(old, new)
+
+
+def find(repositories: Sequence[Path | Location], model: str) -> VersionChoice | None:
+    """The configuration of ``model``; None if no repository holds it.
+
+    Raises:
+        ModelportError: it cannot be read.
+    """
+    for repository in repositories:
+        if isinstance(repository, Path):
+            if (repository / model).is_dir():
+                return VersionChoice.of_folder(repository / model)
+        elif (found := _in_storage(repository, model)) is not None:
+            return found
+    return None
+
+
+def _in_storage(location: Location, model: str) -> VersionChoice | None:
+    from modelport.gateway.repository.storage.objects import ObjectStore  # slow imports
+    from modelport.gateway.repository.storage.survey import group
+
+    store, key = ObjectStore(location), f"{model}/{configuration.FILENAME}"
+    listing = store.listing(model)
+    if not listing:
+        return None
+    found = group({f"{model}/{name}": each for name, each in listing.items()})[model]
+    try:
+        text = store.read(key, MAX_CONFIG_BYTES + 1).decode()
+    except NotFound:
+        text = ""
+    versions = {number: VersionEntry(number, Path(), ()) for number in found.versions}
+    entry = ModelEntry(model, Path(), text, versions)
+    return VersionChoice(entry, lambda changed: store.write(key, changed.encode()))

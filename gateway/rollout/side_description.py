@@ -1,0 +1,148 @@
+"""The versions that a rollout may compare, as a serving process describes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from modelport.gateway.errors import IntegrityError
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.repository import manifest
+from modelport.gateway.rollout.plan import STRICT
+
+#: A quantised model was proven by its decisions; its tolerance is the measured error times this.
+MARGIN = 1.5
+_THRESHOLD = ">= "
+
+
+@dataclass(frozen=True, slots=True)
+class VersionProof:
+    """The part of a version's certificate that says how its answers compare with others'."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    #: The digests of the checkpoint and of everything merged into it; empty: not known.
+    checkpoint: tuple[str, ...] = ()
+    #: The accepted error of an answer, or None.
+    atol: float | None = None
+    rtol: float | None = None
+    #: The output whose decision callers take; empty: not known.
+    decision_output: str = ""
+    #: None: the decision is the largest class.
+    decision_threshold: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionDescription:
+    """One version that is served."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    model: str
+    version: int
+    #: The inputs and outputs as text, one a line, with the largest batch.
+    signature: tuple[str, ...]
+    #: The reason why no rollout can divert its requests; empty: it can.
+    obstacle: str = ""
+    proof: VersionProof | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutModelDescription:
+    """One model: the versions that are served, the labels, and the default version."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    name: str
+    default: int
+    versions: tuple[int, ...]
+    labels: dict[str, int]
+
+
+def model(manager: ModelManager, name: str) -> RolloutModelDescription:
+    """Describe the model ``name``.
+
+    Raises:
+        NotFound: there is no such model.
+        Unavailable: it is not served.
+    """
+    default = manager.get(name).number
+    return RolloutModelDescription(
+        name, default, tuple(manager.versions(name)), dict(manager.labels(name))
+    )
+
+
+def version(manager: ModelManager, name: str, number: int) -> VersionDescription:
+    """Describe a version that is served; blocking.
+
+    Raises:
+        NotFound, Unavailable: it is not served.
+    """
+    served = manager.get(name, number)
+    folder = manager.folder(name, number)
+    proof = None if folder is None else read_proof(folder, name)
+    return VersionDescription(name, number, _signature(served), _obstacle(served), proof)
+
+
+def _signature(served: ServedVersion) -> tuple[str, ...]:
+    signature = served.signature
+    lines = [
+        f"{kind} '{spec.name}' {spec.datatype} {list(spec.wire_dims)}"
+        for kind, specs in (("input", signature.inputs), ("output", signature.outputs))
+        for spec in specs
+    ]
+    return (*lines, f"max_batch_size {signature.max_batch_size}")
+
+
+def _obstacle(served: ServedVersion) -> str:
+    if served.decoupled:
+        return "its transaction policy is decoupled: it gives any number of answers to a request"
+    if served.config.HasField("sequence_batching"):
+        return "it batches sequences, whose requests belong to one version"
+    return ""
+
+
+def read_proof(folder: Path, name: str) -> VersionProof | None:
+    """The proof of the version in ``folder``; None without a certificate that can be read."""
+    from modelport.gateway.repository import signing  # needed by few gateways
+
+    try:
+        document = signing.read_certificate(folder, name).document
+    except IntegrityError:
+        return None
+    try:
+        origins = (document["checkpoint"], *document.get("adapters", ()))
+        checkpoint = tuple(str(origin["sha256"]) for origin in origins)
+    except manifest.MALFORMED:
+        checkpoint = ()
+    parity = document.get("parity")
+    if not isinstance(parity, Mapping):
+        return VersionProof(checkpoint)
+    return VersionProof(checkpoint, *_tolerance(parity), *_decision(parity.get("decision")))
+
+
+def _tolerance(parity: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    try:
+        atol, rtol = (float(parity["tolerance"][name]) for name in ("atol", "rtol"))
+        if parity.get("bounds") is not None:
+            errors = [float(output["max_abs_error"]) for output in parity["outputs"].values()]
+            atol = max(atol, MARGIN * max(errors, default=0.0))
+    except manifest.MALFORMED:
+        return None, None
+    valid = math.isfinite(atol) and math.isfinite(rtol) and min(atol, rtol) >= 0
+    return (atol, rtol) if valid else (None, None)
+
+
+def _decision(decision: Any) -> tuple[str, float | None]:
+    try:
+        output, kind = str(decision["output"]), str(decision["kind"])
+        threshold = float(kind.removeprefix(_THRESHOLD)) if kind != "argmax" else None
+    except manifest.MALFORMED:
+        return "", None
+    if threshold is not None and not math.isfinite(threshold):
+        return "", None
+    return output, threshold

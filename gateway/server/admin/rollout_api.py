@@ -1,0 +1,122 @@
+"""The HTTP API of rollouts, on the listener of the metrics port.
+
+    GET  /v2/rollouts                     the statuses of all rollouts
+    POST /v2/rollouts/MODEL               start one: ``rollout_request.RolloutRequest``
+    GET  /v2/rollouts/MODEL               the status of the latest one
+    POST /v2/rollouts/MODEL/COMMAND       pause, resume, promote or rollback: ``{"reason": ...}``
+    GET  /v2/rollouts/MODEL/history       the ended ones
+    GET  /v2/rollouts/MODEL/examples      requests with disagreeing answers
+
+A web page of another origin may change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+import structlog
+
+from modelport.gateway.errors import Code, Internal, ModelportError, NotFound
+from modelport.gateway.protocols import request_body
+from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.cross_site_protection import Origins
+from modelport.gateway.protocols.http_response import JSON, refuse, reply
+from modelport.gateway.repository.scan import MODEL_NAME
+from modelport.gateway.rollout.rollout_service import RolloutService
+from modelport.gateway.rollout.transitions import RolloutCommand
+
+log = structlog.get_logger("modelport.rollout")
+
+_STATUS = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.NOT_FOUND: 404,
+    Code.ALREADY_EXISTS: 409,
+    Code.UNSUPPORTED: 400,
+    Code.UNAVAILABLE: 503,
+}
+_READS = ("", "history", "examples")
+
+
+class RolloutApi:
+    """The ASGI application of rollouts."""
+
+    def __init__(self, service: RolloutService, origins: Origins) -> None:
+        self._service = service
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        try:
+            answer = self._handler(scope["method"], *path.split("/")[2:])
+            if answer is None:
+                await refuse(send, 405, f"{scope['method']} is not a method of {path}")
+                return
+            body = b""
+            if scope["method"] == "POST":
+                refusal = self._refusal(scope)
+                if refusal is not None:
+                    await refuse(send, *refusal)
+                    return
+                headers = dict(scope["headers"])
+                body = await request_body.read(receive, headers, request_body.CONTROL_BYTES)
+            document = await answer(body)
+        except ModelportError as error:
+            await refuse(send, _STATUS.get(error.code, 500), str(error))
+        except request_body.ClientDisconnected:
+            return
+        except Exception:
+            log.exception("a request about rollouts failed")
+            await refuse(send, 500, str(Internal("internal error")))
+        else:
+            await reply(send, 200, orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS), JSON)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """The reason why a request may change nothing: a web page may have sent it."""
+        objection = self._origins.objection(scope)
+        if objection:
+            return 403, objection
+        kind = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != b"application/json":
+            return 415, "the request needs the header 'content-type: application/json'"
+        return None
+
+    def _handler(
+        self, method: str, root: str, model: str = "", action: str = "", *more: str
+    ) -> Callable[[bytes], Awaitable[Any]] | None:
+        """The handler of a request; None: another method.
+
+        Raises:
+            NotFound: there is no such route.
+        """
+        service, post = self._service, method == "POST"
+        known = {*_READS, *RolloutCommand}
+        if (
+            root != "rollouts"
+            or more
+            or action not in known
+            or not (model == "" or MODEL_NAME.match(model))
+        ):
+            raise NotFound("Not Found")
+        if not model:
+            if action:
+                raise NotFound("Not Found")
+            return _at_once(service.statuses) if method == "GET" else None
+        if not action and post:
+            return lambda body: service.start(model, body)
+        if post and action in set(RolloutCommand):
+            return lambda body: service.command(model, RolloutCommand(action), body)
+        if post or action not in _READS or method not in ("GET", "HEAD"):
+            return None
+        if not action:
+            return _at_once(lambda: service.status(model))
+        read = service.history if action == "history" else service.examples
+        return lambda _: read(model)
+
+
+def _at_once(read: Callable[[], Any]) -> Callable[[bytes], Awaitable[Any]]:
+    async def answer(_: bytes) -> Any:
+        return read()
+
+    return answer

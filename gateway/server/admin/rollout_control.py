@@ -1,0 +1,74 @@
+"""The control of rollouts in a gateway: in its only process, or in the parent of its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+
+from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
+from modelport.gateway.protocols.cross_site_protection import Origins
+from modelport.gateway.rollout.controller import LEASE_SECONDS, RolloutController
+from modelport.gateway.rollout.process_group import ProcessGroup, RolloutMembers
+from modelport.gateway.rollout.rollout_service import RolloutService
+from modelport.gateway.rollout.state_files import rollout_files
+from modelport.gateway.rollout.state_store import RolloutStore
+from modelport.gateway.settings import Settings
+
+#: The paths of the API begin with this.
+PATH = "/v2/rollouts"
+#: The longest wait for an operation of the repository: a part of the lease.
+STORE_SECONDS = LEASE_SECONDS / 2
+
+
+class RolloutControl:
+    """The controller and the API of rollouts over the serving processes ``members``.
+
+    The state of rollouts is in the first model repository.
+    """
+
+    def __init__(self, settings: Settings, members: RolloutMembers) -> None:
+        self._settings = settings
+        group = ProcessGroup(members, settings.model_repositories)
+        self._controller: RolloutController | None = None
+        if settings.model_repositories:
+            files = rollout_files(settings.model_repositories[0], STORE_SECONDS)
+            self._controller = RolloutController(RolloutStore(files), group)
+        self.service = RolloutService(self._controller, group)
+        self._running: asyncio.Task[None] | None = None
+
+    def application(self, rest: App) -> App:
+        """The API of rollouts, before ``rest``."""
+        settings = self._settings
+
+        @functools.cache
+        def api() -> App:
+            from modelport.gateway.server.admin.rollout_api import RolloutApi  # imports FastAPI
+
+            origins = Origins(settings.metrics_address, settings.allowed_hosts)
+            return RolloutApi(self.service, origins)
+
+        async def both(scope: Scope, receive: Receive, send: Send) -> None:
+            ours = scope["type"] == "http" and scope["path"].startswith(PATH)
+            await (api() if ours else rest)(scope, receive, send)
+
+        return both
+
+    async def begin(self) -> None:
+        """Hold the versions of rollouts that are running, before any model loads."""
+        if self._controller is not None:
+            await self._controller.begin()
+
+    def run(self) -> None:
+        """Follow and lead rollouts in the background."""
+        if self._controller is not None:
+            self._running = asyncio.get_running_loop().create_task(self._controller.run())
+
+    async def stop(self) -> None:
+        """Leave the rollouts to other gateways; the routing stays."""
+        if self._controller is None or self._running is None:
+            return
+        self._running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._running
+        await self._controller.stop()
