@@ -1,0 +1,230 @@
+"""A person's request for a rollout, and the plan that it becomes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, Unsupported
+from modelport.gateway.rollout import gate_report, rollout_request, side_description
+from modelport.gateway.rollout.plan import (
+    AssignmentKind,
+    ComparisonKind,
+    RolloutLimits,
+    RolloutPlan,
+    RolloutSide,
+)
+from modelport.gateway.rollout.side_description import (
+    RolloutModelDescription,
+    VersionDescription,
+    VersionProof,
+)
+
+MODEL = RolloutModelDescription("m", 2, (1, 2), {"stable": 1, "latest": 2})
+SIGNATURE = ("input 'x' FP32 [4]", "output 'y' FP32 [4]", "max_batch_size 8")
+PROOF = VersionProof(("aa",), 1e-5, 1e-4, "y")
+
+
+def request(**fields: Any) -> rollout_request.RolloutRequest:
+    return rollout_request.read(json.dumps({"candidate": "3", **fields}).encode())
+
+
+def draft(**fields: Any) -> RolloutPlan:
+    return rollout_request.draft(request(**fields), MODEL, RolloutSide("m", 3))
+
+
+def completed(
+    before: VersionProof | None, after: VersionProof | None, **fields: Any
+) -> RolloutPlan:
+    sides = (VersionDescription("m", 2, SIGNATURE, "", before),
+             VersionDescription("m", 3, SIGNATURE, "", after))  # fmt: skip
+    return rollout_request.completed(draft(**fields), request(**fields), *sides)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("3", ("m", 3)),
+        ("stable", ("m", 1)),
+        ("other", ("other", 0)),
+        ("other/7", ("other", 7)),
+    ],
+)
+def test_a_candidate_is_a_version_a_label_or_another_model(
+    text: str, named: tuple[str, int]
+) -> None:
+    assert rollout_request.candidate_of(request(candidate=text), MODEL) == named
+
+
+@pytest.mark.parametrize("text", ["", "../x", "other/", "other/0", "other/1/2", "a b", "-1"])
+def test_anything_else_is_no_candidate(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="neither a version nor a model"):
+        rollout_request.candidate_of(request(candidate=text), MODEL)
+
+
+def test_the_baseline_is_the_default_version_which_stays_the_default() -> None:
+    plan = draft()
+    assert (plan.baseline, plan.candidate) == (RolloutSide("m", 2), RolloutSide("m", 3))
+    assert plan.default_version == 2
+
+
+def test_a_baseline_that_is_named_becomes_the_default_during_the_rollout() -> None:
+    plan = draft(baseline=1)
+    assert (plan.baseline.version, plan.default_version) == (1, 1)
+
+
+def test_a_label_names_the_baseline_and_the_default_version_stays() -> None:
+    plan = draft(label="stable")
+    assert (plan.baseline.version, plan.default_version, plan.label) == (1, 2, "stable")
+
+
+def test_sticky_requests_are_assigned_by_a_header_or_a_parameter() -> None:
+    assert draft(sticky="header").assignment is AssignmentKind.HEADER
+    plan = draft(sticky="parameter:user")
+    assert (plan.assignment, plan.parameter) == (AssignmentKind.PARAMETER, "user")
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"steps": [0.5, 0.25]}, InvalidArgument, "steps must grow"),
+        ({"steps": [0.5, 1.5]}, InvalidArgument, "steps must grow"),
+        ({"steps": []}, InvalidArgument, "1 to 100 steps"),
+        ({"shadow": 2.0}, InvalidArgument, "shadow"),
+        ({"label": "beta"}, NotFound, "has no label 'beta'; it has stable, latest"),
+        ({"label": "stable", "baseline": 2}, InvalidArgument, "leave out one of"),
+        ({"baseline": 3}, InvalidArgument, "the candidate must be another"),
+        ({"sticky": "principal"}, Unsupported, "needs authenticated requests"),
+        ({"sticky": "cookie"}, InvalidArgument, "'cookie' is none of"),
+        ({"sticky": "parameter:"}, InvalidArgument, "has its name"),
+        ({"limits": {"p42": 1}}, InvalidArgument, "there is no limit 'p42'"),
+        ({"limits": {"confidence": None}}, InvalidArgument, "cannot be switched off"),
+        ({"limits": {"max_disagreement": 7}}, InvalidArgument, "it must be less than 1"),
+        ({"unknown": 1}, InvalidArgument, "'unknown'"),
+        ({"candidate": 3}, InvalidArgument, "'candidate'"),
+        ({"min_seconds": "1"}, InvalidArgument, "'min_seconds'"),
+    ],
+)
+def test_a_request_that_cannot_be_carried_out_is_refused_in_one_line(
+    fields: dict[str, Any], error: type[ModelportError], message: str
+) -> None:
+    with pytest.raises(error, match=message) as raised:
+        draft(**fields)
+    assert "\n" not in str(raised.value)
+
+
+# -- the comparison -------------------------------------------------------------------------------
+
+
+def test_versions_of_one_checkpoint_are_compared_by_values_within_both_tolerances() -> None:
+    plan = completed(PROOF, replace(PROOF, atol=2e-5, rtol=0.0))
+    assert plan.comparison is ComparisonKind.VALUES
+    assert (plan.limits.atol, plan.limits.rtol) == pytest.approx((3e-5, 1e-4))
+
+
+def test_the_limits_of_the_request_go_before_those_of_the_certificates() -> None:
+    plan = completed(PROOF, PROOF, limits={"atol": 0.5, "max_p99_regression": None})
+    assert (plan.limits.atol, plan.limits.rtol) == pytest.approx((0.5, 2e-4))
+    assert plan.limits.max_p99_regression is None
+    assert plan.limits.max_p50_regression == RolloutLimits().max_p50_regression
+
+
+def test_a_retrained_candidate_is_compared_by_decisions_without_a_limit_unless_given() -> None:
+    other = replace(PROOF, checkpoint=("bb",), decision_output="y", decision_threshold=0.5)
+    plan = completed(PROOF, other)
+    assert plan.comparison is ComparisonKind.DECISIONS
+    assert (plan.decision_output, plan.decision_threshold) == ("y", 0.5)
+    assert plan.limits.max_disagreement is None
+    assert completed(PROOF, other, limits={"max_disagreement": 0.1}).limits.max_disagreement == 0.1
+
+
+@pytest.mark.parametrize("before", [None, VersionProof(), PROOF])
+def test_versions_without_certificates_are_compared_by_values(before: VersionProof | None) -> None:
+    plan = completed(before, None)
+    assert plan.comparison is ComparisonKind.VALUES
+    assert (plan.limits.atol, plan.limits.rtol) == (1e-4, 1e-3)
+    assert completed(before, None, retrained=True).comparison is ComparisonKind.DECISIONS
+
+
+def test_a_candidate_with_another_signature_is_refused_with_the_difference() -> None:
+    other = (*SIGNATURE[:1], "output 'y' FP64 [4]", *SIGNATURE[2:])
+    with pytest.raises(InvalidArgument, match=r"output 'y' FP64 \[4\] instead of output 'y' FP32"):
+        rollout_request.completed(
+            draft(),
+            request(),
+            VersionDescription("m", 2, SIGNATURE),
+            VersionDescription("m", 3, other),
+        )
+
+
+def test_a_side_that_no_rollout_can_divert_is_refused_with_the_reason() -> None:
+    with pytest.raises(Unsupported, match=r"version 3 of model 'm' .*: it is decoupled"):
+        rollout_request.completed(
+            draft(),
+            request(),
+            VersionDescription("m", 2, SIGNATURE),
+            VersionDescription("m", 3, SIGNATURE, "it is decoupled"),
+        )
+
+
+# -- certificates and reports ---------------------------------------------------------------------
+
+
+def certificate(folder: Path, **changes: Any) -> VersionProof | None:
+    document = {
+        "model": {"name": "m"},
+        "artifact": {
+            "format": "onnx",
+            "size_bytes": 1,
+            "files": {"model.onnx": {"sha256": "0" * 64}},
+        },
+        "checkpoint": {"sha256": "aa"},
+        "adapters": [{"sha256": "bb"}],
+        "parity": {
+            "tolerance": {"atol": 1e-5, "rtol": 1e-4},
+            "bounds": None,
+            "outputs": {"y": {"max_abs_error": 0.5}},
+            "decision": {"output": "y", "kind": ">= 0.25"},
+        },
+        **changes,
+    }
+    (folder / "certificate.json").write_text(json.dumps(document))
+    return side_description.read_proof(folder, "m")
+
+
+def test_a_certificate_gives_checkpoint_tolerance_and_decision(tmp_path: Path) -> None:
+    assert certificate(tmp_path) == VersionProof(("aa", "bb"), 1e-5, 1e-4, "y", 0.25)
+
+
+def test_the_tolerance_of_a_quantised_version_is_its_measured_error(tmp_path: Path) -> None:
+    parity = {
+        "tolerance": {"atol": 1e-5, "rtol": 1e-4},
+        "bounds": {"agreement": 0.97},
+        "outputs": {"y": {"max_abs_error": 0.5}},
+        "decision": None,
+    }
+    assert certificate(tmp_path, parity=parity) == VersionProof(("aa", "bb"), 0.75, 1e-4)
+
+
+@pytest.mark.parametrize(
+    "parity", [None, [], {}, {"tolerance": 3}, {"tolerance": {"atol": "nan", "rtol": -1}}]
+)
+def test_a_certificate_of_another_form_gives_what_it_has(tmp_path: Path, parity: Any) -> None:
+    assert certificate(tmp_path, parity=parity) == VersionProof(("aa", "bb"))
+    assert side_description.read_proof(tmp_path, "another") is None
+
+
+def test_a_gate_report_gives_the_limit_of_changed_decisions(tmp_path: Path) -> None:
+    report = tmp_path / "gate.json"
+    report.write_text(json.dumps({"agreement": {"decisions": 10_000, "changed": 100}}))
+    assert 0.0125 < gate_report.max_disagreement(report) < 0.025
+    for wrong in ("{}", '{"agreement": null}', "[]", '{"agreement": {"decisions": 0}}', "x"):
+        report.write_text(wrong)
+        with pytest.raises(InvalidArgument, match="is no report of 'modelport gate --json'"):
+            gate_report.max_disagreement(report)
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        gate_report.max_disagreement(tmp_path / "missing.json")
