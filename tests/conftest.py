@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ sys.dont_write_bytecode = False
 LONG = [
     Path(__file__).parent / f"{name}.py"
     for name in (
+        "test_demo",
         "gateway/server/workers/test_processes",
         "docs/test_blocks",
         "faults/test_shutdown",
@@ -49,6 +51,15 @@ LONG = [
         "attacks/test_fuzz",
     )
 ]
+
+
+# Thousands of tests and all of torch live until the end. The collector looks at none of it again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,11 +10,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests import forked
 
 START_SECONDS = 60.0
 #: `make coverage`: a process that is killed takes its figures with it.
@@ -25,21 +26,17 @@ FLAGS = ["--workers", count] if (count := os.environ.get("MODELPORT_WORKERS")) e
 class Gateway:
     """A running gateway. ``logs`` is everything it has said, one parsed JSON object a line."""
 
-    def __init__(self, repository: Path, *flags: str, wait_for: str = "started") -> None:
+    def __init__(
+        self, repository: Path, *flags: str, wait_for: str = "started", may_fork: bool = True
+    ) -> None:
         self.logs: list[dict[str, Any]] = []
         self._changed = threading.Condition()
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "modelport", "serve"),
-                *("--model-repository", str(repository)),
-                *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
-                *("--log-format", "json"),
-                *FLAGS,
-                *flags,
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        arguments = [
+            *("serve", "--model-repository", str(repository)),
+            *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
+            *("--log-format", "json", *FLAGS, *flags),
+        ]
+        self.process = forked.start(arguments, may_fork)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
@@ -117,8 +114,10 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def serving(repository: Path, *flags: str, wait_for: str = "started") -> Iterator[Gateway]:
-    gateway = Gateway(repository, *flags, wait_for=wait_for)
+def serving(
+    repository: Path, *flags: str, wait_for: str = "started", may_fork: bool = True
+) -> Iterator[Gateway]:
+    gateway = Gateway(repository, *flags, wait_for=wait_for, may_fork=may_fork)
     try:
         yield gateway
     finally:

@@ -25,7 +25,10 @@ def crowded(tmp_path: Path) -> Iterator[tuple[Gateway, Repository]]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, before[1]))
     try:
-        with serving(repository.root, *POLL) as gateway, contextlib.ExitStack() as stack:
+        with (
+            serving(repository.root, *POLL, may_fork=False) as gateway,
+            contextlib.ExitStack() as stack,
+        ):
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 4 * FILES), before[1]))
             for port in (gateway.http_port, gateway.grpc_port):
                 for _ in range(FILES):

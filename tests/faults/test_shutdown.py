@@ -197,7 +197,7 @@ def test_an_idle_gateway_ends_at_once_with_status_0_and_leaves_nothing_behind(
     if signal.getsignal(signal_) is signal.SIG_IGN:
         pytest.skip("the tests run with nohup: so does the gateway")
     repository.version(2.0)
-    with serving(repository.root) as gateway, httpx.Client() as idle:
+    with serving(repository.root, may_fork=False) as gateway, httpx.Client() as idle:
         idle.get(f"http://{gateway.http}/v2/health/live")  # a kept connection, doing nothing
         ports = (gateway.http_port, gateway.grpc_port, gateway.metrics_port)
         assert not any(bindable(port) for port in ports)
