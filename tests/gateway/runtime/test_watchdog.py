@@ -18,6 +18,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(watchdog, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(watchdog, "BLOCKED_SECONDS", 0.1)
+    # On a busy machine a thread that computes gets a small part of a processor.
+    monkeypatch.setattr(watchdog, "COMPUTING_SHARE", 0.02)
 
 
 class Heard:
