@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
 import json
 import os
@@ -35,7 +36,7 @@ from modelport.exporters.proof import evaluation, verify
 from modelport.exporters.sources import checkpoint, keras_guard
 from modelport.gateway import backends
 from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import ModelportError
+from modelport.gateway.errors import IntegrityError, ModelportError
 from modelport.gateway.models.loader import VersionLoader
 from modelport.gateway.models.model_config import read_config
 from modelport.gateway.repository import config as configuration
@@ -280,6 +281,36 @@ def test_a_load_may_be_the_first_to_ask_for_the_folder_of_temporary_files(
     monkeypatch.setattr(tempfile, "tempdir", None)
     with no_code("model.pt2"):
         tempfile.gettempdir()
+
+
+def test_garbage_that_is_collected_during_a_load_is_not_taken_for_the_artifacts_work(
+    tmp_path: Path,
+) -> None:
+    """Only the collector is excused: after a collection the thread may not remove anything."""
+
+    class Finalized:
+        def __init__(self, path: Path) -> None:
+            self.path, self.itself = path, self
+            path.touch()
+
+        def __del__(self) -> None:
+            self.path.unlink()
+
+    with no_code("model.pt2"):
+        Finalized(tmp_path / "garbage")
+        gc.collect()
+    assert not list(tmp_path.iterdir())
+    kept = tmp_path / "kept"
+    kept.touch()
+
+    def load() -> None:
+        with no_code("model.pt2"):
+            gc.collect()
+            kept.unlink()
+
+    with pytest.raises(IntegrityError, match="wants to remove files"):
+        load()
+    assert kept.exists()
 
 
 def test_without_the_check_torchscript_writes_its_file(

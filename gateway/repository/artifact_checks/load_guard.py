@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import sys
 import tempfile
 import threading
@@ -52,6 +53,8 @@ def no_code(name: str) -> Iterator[None]:
     _add_hook()
     tempfile.gettempdir()  # its first call makes a file and removes it
     _thread.refused = refused = list[str]()
+    _thread.collecting = False
+    gc.callbacks.append(_note_collection)
     try:
         yield
     except Exception as error:
@@ -59,6 +62,7 @@ def no_code(name: str) -> Iterator[None]:
             raise _wants(name, refused) from error
         raise
     finally:
+        gc.callbacks.remove(_note_collection)
         _thread.refused = None
     if refused:
         raise _wants(name, refused)
@@ -75,11 +79,16 @@ def _add_hook() -> None:
     sys.addaudithook(_audit)
 
 
+def _note_collection(phase: str, _: object) -> None:
+    """Excuse finalizers of unrelated objects: a temporary folder removes itself."""
+    _thread.collecting = phase == "start"
+
+
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event not in _REFUSED:
         return
     refused: list[str] | None = getattr(_thread, "refused", None)
-    if refused is not None:
+    if refused is not None and not _thread.collecting:
         names = [*map(str, arguments[::-1]), "", ""]
         refused.append(_REFUSED[event].format(*names))
         raise PermissionError(f"refused while a model loads: {event}")
