@@ -24,6 +24,7 @@ from modelport.gateway.rollout.state_store import RolloutStore
 LEASE = 10.0
 #: Requests per second of each gateway, and the errors of a bad candidate among 100 of its own.
 REQUESTS = 200
+STEP = 0.05
 MAX_ERRORS = 20
 
 
@@ -111,7 +112,7 @@ class Network:
         self.storage = storage
         self.chance = chance
         self.partitioned = False
-        self.dead = False
+        self.dead = self.frozen = False
         #: The probability that an answer is lost, and that a write is done only later.
         self.losing = 0.0
         self.late = 0.0
@@ -119,6 +120,8 @@ class Network:
 
     async def _step(self) -> None:
         await asyncio.sleep(self.chance.random() * self.slow)
+        while self.frozen:
+            await asyncio.sleep(STEP)
         if self.dead:
             await asyncio.Event().wait()
         if self.partitioned:
@@ -172,9 +175,14 @@ class Network:
 class SimulatedProcesses:
     """``RolloutProcesses`` that route simulated requests, and note every change of the routing."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, monotonic: Callable[[], float] = now) -> None:
         self.chance = chance
-        self.dead = False
+        self.monotonic = monotonic
+        self.dead = self.frozen = False
+        #: Until then the processes keep to ``until`` by themselves. Usually they need not, so that
+        #: the controller must.
+        self.careful = 0.0
+        self.until: dict[str, float] = {}
         self.slow = 0.01
         self.problem = ""
         self.unsettled_reason = ""
@@ -187,6 +195,8 @@ class SimulatedProcesses:
 
     async def _step(self) -> None:
         await asyncio.sleep(self.chance.random() * self.slow)
+        while self.frozen:
+            await asyncio.sleep(STEP)
         if self.dead:
             await asyncio.Event().wait()
 
@@ -197,6 +207,7 @@ class SimulatedProcesses:
     async def apply(self, routing: RolloutRouting) -> None:
         await self._step()
         self.routed[routing.plan.model] = routing
+        self.until[routing.plan.model] = routing.until
         self.applied.append((now(), routing))
         await self._step()
 
@@ -207,7 +218,7 @@ class SimulatedProcesses:
         await self._step()
 
     def renew(self, model: str, until: float) -> None:
-        """Nothing: the controller keeps to its lease by itself."""
+        self.until[model] = max(self.until[model], until)
 
     async def candidate_problem(self, plan: RolloutPlan) -> str:
         await self._step()
@@ -220,7 +231,7 @@ class SimulatedProcesses:
 
     def serve(self, seconds: float, errors: float) -> None:
         """Answer the requests of some time, of which the candidate fails the share ``errors``."""
-        if self.dead:
+        if self.dead or self.frozen:
             return
         for routing in self.routed.values():
             stages = self.counts.setdefault(routing.plan.id, {})
@@ -234,7 +245,9 @@ class SimulatedProcesses:
     def diverted(self) -> dict[str, tuple[str, int]]:
         """The rollout and the stage whose share goes to the candidate now, by model."""
         return {
-            model: (each.plan.id, each.stage) for model, each in self.routed.items() if each.share
+            model: (each.plan.id, each.stage)
+            for model, each in self.routed.items()
+            if each.share and (now() > self.careful or self.monotonic() < self.until[model])
         }
 
 
@@ -257,7 +270,7 @@ class Gateway:
     def live(self) -> None:
         """Begin a life."""
         self.network = self.network_kind(self.storage, self.chance)
-        self.processes = SimulatedProcesses(self.chance)
+        self.processes = SimulatedProcesses(self.chance, self.monotonic)
         self.controller = self.kind(
             self.store_kind(self.network),
             self.processes,
@@ -269,6 +282,15 @@ class Gateway:
         )
         self.task = asyncio.create_task(self.controller.run())
         self.alive = True
+
+    async def freeze(self, seconds: float) -> None:
+        """Stop all processes for some time, as a container is paused."""
+        network, processes = self.network, self.processes
+        self.alive, network.frozen, processes.frozen = False, True, True
+        await asyncio.sleep(seconds)
+        network.frozen = processes.frozen = False
+        processes.careful = now() + 2.0
+        self.alive = self.network is network and not network.dead
 
     def monotonic(self) -> float:
         return now() * self.drift + self.drift * 1e4
