@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
@@ -57,3 +57,14 @@ class SignatureBackend(Protocol):
     signatures: Mapping[str, ModelSignature]
     #: All signatures of the artifact, as a serialized ``tensorflow.serving.SignatureDefMap``.
     signature_defs: bytes
+
+
+@runtime_checkable
+class BackgroundBackend(Protocol):
+    """A ``Backend`` that computes on this machine, and can do so at a lower priority."""
+
+    def in_background(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
+        """As a call, but with little effect on the latency of other requests.
+
+        The caller enforces the deadline.
+        """

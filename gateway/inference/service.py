@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
+from modelport.gateway.backends.capabilities import BackgroundBackend
 from modelport.gateway.errors import Code, Internal, ModelportError, TimedOut, Unavailable
 from modelport.gateway.inference.classification import LARGE, classify
 from modelport.gateway.models.manager import ModelManager
@@ -88,7 +89,9 @@ class InferenceService:
             if request.signature:
                 validator = version.signatures.validator(request.signature)
             validator.check(request)
-            response = await within(version.backend(request, deadline), deadline)
+            backend = version.backend
+            infer = backend.in_background if isinstance(backend, BackgroundBackend) else backend
+            response = await within(infer(request, deadline), deadline)
             validator.restore(response)
             return response
         finally:

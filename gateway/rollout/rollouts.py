@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from modelport.gateway.errors import NotFound
 from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.rollout import feedback
 from modelport.gateway.rollout.plan import RolloutPlan, StageKind
 from modelport.gateway.rollout.traffic_split import TrafficSplit
 
@@ -52,6 +54,27 @@ class Rollouts:
         if split is not None:
             split.close()
         self._revisions.pop(model, None)
+
+    def feedback(self, model: str, rows: Any, complete: bool = False) -> dict[str, Any]:
+        """Count labels that came later: how many, and the indices of rows of unknown requests.
+
+        Without ``complete``, rows count whose requests this process has answered and remembers.
+        With it, rows count that say themselves what was predicted by which ``model_version``;
+        only one process of a gateway must get those.
+
+        Raises:
+            InvalidArgument: a row is malformed. Rows before it may have been counted, and are not
+                counted again.
+            NotFound: the model has no rollout in this process.
+        """
+        split = self._splits.get(model)
+        if split is None:
+            raise NotFound(f"no rollout of model '{model}' runs")
+        known = [split.learn(row, complete) for row in feedback.check(rows)]
+        return {
+            "counted": sum(known),
+            "unknown": [index for index, counted in enumerate(known) if not counted],
+        }
 
     def examples(self, model: str) -> list[dict[str, Any]]:
         """The first requests of the rollout of ``model`` whose answers disagreed."""

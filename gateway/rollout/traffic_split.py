@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +22,7 @@ from modelport.gateway.rollout import examples
 from modelport.gateway.rollout.answer_comparison import AnswerComparison, count_scores
 from modelport.gateway.rollout.assignment import RequestAssignment
 from modelport.gateway.rollout.counts import StageCounts
+from modelport.gateway.rollout.feedback import AnsweredRequest, LabelledRequests, decisions_of
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide, StageKind
 from modelport.gateway.rollout.request_events import AssignedRequest, RequestEvents
 from modelport.gateway.rollout.request_routing import CURRENT
@@ -39,6 +42,9 @@ STOP_SECONDS = 5.0
 STOP_SHARE = 0.5
 #: As long as never, for a limit that only ``route`` ends.
 _NEVER_SECONDS = 1e9
+#: Ids of the rollouts whose candidate answers the current request. If that is an ensemble around
+#: the model itself, the step is not diverted again.
+_DIVERTING: ContextVar[frozenset[str]] = ContextVar("diverting", default=frozenset())
 #: Outputs with more elements are compared in a thread.
 _INLINE_ELEMENTS = 65_536
 
@@ -73,6 +79,8 @@ class TrafficSplit:
         self.examples: list[dict[str, Any]] = []
         self.comparison = AnswerComparison(plan)
         self.events = RequestEvents(plan)
+        self._labelled = LabelledRequests(plan)
+        self._learns = plan.limits.max_quality_ratio is not None
         self._service = service
         self._assignment = RequestAssignment(plan)
         #: Whether requests without a version belong to the rollout.
@@ -120,6 +128,8 @@ class TrafficSplit:
 
     def diverts(self, request: InferRequest) -> bool:
         """Whether ``request`` belongs to the rollout."""
+        if self.plan.id in _DIVERTING.get():
+            return False
         if request.parameters and _SEQUENCE in request.parameters:
             return False
         if not request.model_version or request.label == "":
@@ -170,6 +180,7 @@ class TrafficSplit:
     async def _at_candidate(self, diverted: _DivertedRequest) -> InferResponse:
         limit = TimeLimit(_NEVER_SECONDS)
         self._on_candidate[limit] = diverted.deadline
+        token = _DIVERTING.set(_DIVERTING.get() | {self.plan.id})
         try:
             with limit:
                 return await self._of(self.plan.candidate, diverted)
@@ -178,6 +189,7 @@ class TrafficSplit:
                 raise
             raise Unavailable("the candidate did not answer before its rollback") from None
         finally:
+            _DIVERTING.reset(token)
             del self._on_candidate[limit]
 
     async def _fall_back(self, diverted: _DivertedRequest, error: ModelportError) -> InferResponse:
@@ -224,6 +236,11 @@ class TrafficSplit:
         outputs = diverted.asked.unclassified or response.outputs
         side = stage.counts.candidate if is_candidate else stage.counts.baseline
         count_scores(side.scores, self.comparison.scores(outputs))
+        if self._learns and (request.id or request.trace):
+            decisions = decisions_of(self.comparison.decided(outputs))
+            if decisions:
+                answered = AnsweredRequest(diverted.assigned, decisions)
+                self._labelled.remember(request.id or request.trace, answered)
         if diverted.copied and self._stage.number == stage.number and self._stage.share:
             request.via = via_header.CURRENT.get()
             other = self.plan.baseline if is_candidate else self.plan.candidate
@@ -231,6 +248,28 @@ class TrafficSplit:
             answer = [Tensor(each.name, each.datatype, each.data) for each in outputs]
             if not self._copies.offer(ShadowCopy(request, answer, seconds, other, stage)):
                 stage.counts.dropped += 1
+
+    def learn(self, row: Mapping[str, Any], complete: bool) -> bool:
+        """Count a label that came later; whether its request is known.
+
+        Raises:
+            InvalidArgument: the row is malformed.
+        """
+        judged = self._labelled.judge(row, self._traffic, complete)
+        if judged is None:
+            return False
+        for name in judged.criteria:
+            self.events.wrong(judged.assigned, name)
+        return True
+
+    def _traffic(self, number: int | None) -> StageTraffic | None:
+        """The traffic of a stage (None: the current one), if it has begun."""
+        if number is None or number == self._stage.number:
+            return self._stage
+        if not 0 <= number < self._stage.number:
+            return None
+        counts = self.counts.setdefault(number, StageCounts())
+        return StageTraffic(number, *self.plan.stages[number], counts)
 
     # -- copies ---------------------------------------------------------------------------------
 

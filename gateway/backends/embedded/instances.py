@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from modelport.gateway.errors import QueueFull, TimedOut, Unavailable
@@ -31,6 +33,9 @@ INLINE_SECONDS = 100e-6
 SLOW_INLINE_NS = 5_000_000
 SLOW_IN_A_ROW = 3
 NEVER = -1
+#: Nice value of the background thread. A much larger one would let other processes delay the event
+#: loop, while the thread holds the interpreter lock.
+BACKGROUND_NICE = 10
 
 
 @dataclass(slots=True)
@@ -66,6 +71,7 @@ class Instances:
         self._inline_elements = NEVER
         self._slow_in_a_row = 0
         self._closed = False
+        self._background: ThreadPoolExecutor | None = None
 
     def allow_inline(self, elements: int) -> None:
         """Run requests of at most ``elements`` input elements on the event loop."""
@@ -109,6 +115,13 @@ class Instances:
             if _take(job) is not None:  # not started: free its place in the queue and its tensors
                 self._pending -= 1
             raise
+
+    async def in_background(self, request: InferRequest) -> InferResponse:
+        """Run ``request`` in a thread of lower priority, which other requests do not wait for."""
+        if self._background is None:
+            self._background = ThreadPoolExecutor(1, f"{self._name}_background", _lower_priority)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._background, self._run, request)
 
     def _begin(self) -> None:
         for number in range(self._count):
@@ -159,6 +172,14 @@ class Instances:
             self._jobs.put(None)
         for thread in self._threads:
             thread.join()
+        if self._background is not None:
+            self._background.shutdown(cancel_futures=True)
+
+
+def _lower_priority() -> None:
+    """Lower the priority of this thread, on systems where threads have one of their own."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
 
 
 def _take(job: _Job) -> InferRequest | None:

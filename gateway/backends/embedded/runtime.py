@@ -159,6 +159,9 @@ class EmbeddedBackend:
     def __call__(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
         return self._infer(request, deadline)
 
+    def in_background(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
+        return self._infer.in_background(request)
+
     def warm(self, repeats: int = 1) -> InferResponse | None:
         """Warm the model as ``warmup.warm`` does; the response to the largest batch, if any."""
         warmup.check_size(self._signature)

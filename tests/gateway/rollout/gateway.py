@@ -49,7 +49,7 @@ class RolloutGateway:
         self._revision += 1
         self.server.rollouts.apply(
             {
-                "model": "m", "plan": self.plan.to_json(), "stage": stage, "kind": kind,
+                "model": self.plan.model, "plan": self.plan.to_json(), "stage": stage, "kind": kind,
                 "share": share, "revision": self._revision,
             }
         )  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 from modelport.gateway.errors import Internal, InvalidArgument, TimedOut, Unavailable
 from modelport.gateway.rollout import traffic_split
 from modelport.gateway.rollout.plan import AssignmentKind
+from modelport.gateway.rollout.request_events import BLOCK
 from modelport.gateway.rollout.request_routing import CURRENT, RequestRouting
 from modelport.gateway.types import Deadline
 from tests.gateway.rollout.sides import failing, never, sides, times
@@ -261,3 +262,20 @@ async def test_limits_in_milliseconds_are_counted_per_side(tmp_path: Path) -> No
     found.apply(1.0, **plan)
     await found.ask()
     assert found.counts().candidate.over_limit == {"p50_ms": 1}
+
+
+async def test_a_hanging_candidate_is_slow_when_its_clients_leave(tmp_path: Path) -> None:
+    found = await sides(tmp_path, never)
+    found.apply(0.0)
+    for _ in range(BLOCK):
+        await found.ask()
+    found.apply(1.0)
+    task = asyncio.create_task(found.ask())
+    async with asyncio.timeout(10):
+        while not found.candidate.asked:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)  # longer than the median of the baseline
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert found.counts().slow["p50"].candidate == 1
