@@ -45,7 +45,8 @@ class RolloutGateway:
 
     def apply(self, share: float, kind: str = "canary", stage: int = 0, **plan: Any) -> None:
         if (changed := replace(self.plan, **plan)) != self.plan:
-            self.plan = replace(changed, id=uuid.uuid4().hex)
+            content = repr(replace(changed, id=PLAN.id))
+            self.plan = replace(changed, id=uuid.uuid5(uuid.NAMESPACE_OID, content).hex)
         self._revision += 1
         self.server.rollouts.apply(
             {
