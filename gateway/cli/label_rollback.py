@@ -95,7 +95,8 @@ def _choice(repository: Path, model: str) -> VersionChoice:
     if not MODEL_NAME.match(model):
         raise InvalidArgument(f"'{model}' is not a valid model name")
     if not (repository / model).is_dir():
-        known = [path.name for path in repository.iterdir() if path.is_dir()]
+        folders = (path.name for path in repository.iterdir() if path.is_dir())
+        known = list(filter(MODEL_NAME.match, folders))
         raise NotFound(f"'{repository}' holds no model '{model}'" + suggestion(model, known, "; "))
     return VersionChoice.of_folder(repository / model)
 

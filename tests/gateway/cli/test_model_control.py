@@ -114,6 +114,13 @@ def test_a_mistake_is_one_line_and_changes_nothing(
     assert (model / "config.pbtxt").read_text() == before
 
 
+def test_the_states_of_rollouts_are_not_suggested_as_a_model(model: Path) -> None:
+    (model.parent / ".rollouts").mkdir()
+    result = run("rollback", "rollouts", "--model-repository", str(model.parent))
+    assert result.exit_code == 2
+    assert ".rollouts" not in result.stderr
+
+
 def test_a_file_that_cannot_be_changed_with_certainty_is_left_alone(model: Path) -> None:
     text = CONFIG  # the comment has braces, which end the block too early or too late
     text = text.replace("# { braces }", "# }")
