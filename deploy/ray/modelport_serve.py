@@ -94,9 +94,14 @@ class ServeListeners(Listeners):
     http_port = grpc_port = 0
 
     def __init__(
-        self, app: App, methods: Methods, settings: Settings, overloaded: Collection[object]
+        self,
+        app: App,
+        methods: Methods,
+        settings: Settings,
+        overloaded: Collection[object],
+        splits: Collection[str],
     ) -> None:
-        self.service = Service(methods, settings.http_max_input_bytes, overloaded)
+        self.service = Service(methods, settings.http_max_input_bytes, overloaded, splits)
 
     async def start(self) -> None:
         """Nothing to bind."""
@@ -157,9 +162,14 @@ class Model:
         log.info("replica is ready", model=name)
 
     def _listeners(
-        self, app: App, methods: Methods, settings: Settings, overloaded: Collection[object]
+        self,
+        app: App,
+        methods: Methods,
+        settings: Settings,
+        overloaded: Collection[object],
+        splits: Collection[str],
     ) -> ServeListeners:
-        listeners = ServeListeners(app, methods, settings, overloaded)
+        listeners = ServeListeners(app, methods, settings, overloaded, splits)
         self._service = listeners.service
         return listeners
 

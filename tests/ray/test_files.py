@@ -7,7 +7,7 @@ import gzip
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import Mock
 
 import jsonschema
@@ -18,6 +18,7 @@ import yaml
 from modelport.gateway.cli.serve import settings_of
 from modelport.gateway.protocols.oip.grpc import OipGrpc
 from modelport.gateway.repository import routes_file
+from modelport.gateway.server.app import MakeListeners
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "deploy" / "ray"
@@ -156,3 +157,14 @@ def test_the_image_holds_the_ray_that_the_project_asks_for(
     first = (SOURCE / "Dockerfile").read_text()
     assert f"FROM rayproject/ray:{version}-py311\n" in first
     assert MODULE.name in first
+
+
+def test_a_replica_makes_its_listeners_of_what_the_server_gives_them(
+    module: dict[str, ast.stmt],
+) -> None:
+    given, _ = get_args(MakeListeners)
+    for name, method in (("Model", "_listeners"), ("ServeListeners", "__init__")):
+        node = module[name]
+        assert isinstance(node, ast.ClassDef)
+        (made,) = (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == method)
+        assert len(made.args.args) == 1 + len(given)

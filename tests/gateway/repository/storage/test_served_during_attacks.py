@@ -258,7 +258,7 @@ def test_a_cache_that_cannot_be_written_to_ends_the_start_in_one_line(
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ended.returncode == 2
-    assert "cannot be made (Read-only file system)" in ended.stderr.splitlines()[-1]
+    assert "cannot be created (Read-only file system)" in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
 
 
