@@ -184,8 +184,8 @@ EXPECTED_FAILURES = {
     f"{_LIFE}::test_dynamic_version_load_unload": _UNKNOWN,
     f"{_LIFE}::test_multiple_model_repository_polling": "what serves stays when another repository "
     "gets a model of its name",
-    f"{_LIFE}::test_concurrent_model_load_unload": "an unload of a step's model does not wait for a "
-    "load of its ensemble",
+    f"{_LIFE}::test_concurrent_model_load_unload": "an unload of a step's model does not wait "
+    "for a load of its ensemble",
     f"{_LIFE}::test_config_override": "a later load without a configuration reads the file's",
     f"{_LIFE}::test_shutdown_dynamic": _ENDED,
     f"{_LIFE}::test_shutdown_ensemble": _ENDED,
