@@ -15,7 +15,7 @@ PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: audit compare compare-faults constraints coverage docs docs-serve help package run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
-	loadtest-agreement loadtest-backends bench-hop gate-statistics gate-real report-browser bench-overload bench-memory chaos profile table tflite-runtime torchserve migrate \
+	loadtest-agreement loadtest-backends bench-hop gate-statistics gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
 	managed matrix package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling \
 	workers ray deploy clean
 
@@ -114,6 +114,10 @@ report-browser: $(READY) ## Open the reports in headless Chromium: light, dark, 
 
 bench-overload: $(READY) ## Send ten times what the gateway can do, and watch what becomes of it
 	$(BIN)/python -m modelport.loadtests.benchmarks.overload
+
+bench-shadow: $(READY) ## Measure the demo's fraud model while a rollout copies 10 % of its requests
+	@test -d model_repository/fraud || $(BIN)/modelport demo
+	$(BIN)/python -m modelport.loadtests.benchmarks.shadow
 
 chaos: $(READY) ## Break one of two endpoints in every way, for every kind of route; 12 minutes
 	$(BIN)/python -m tests.faults.chaos
