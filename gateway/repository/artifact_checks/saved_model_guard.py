@@ -1,7 +1,7 @@
 """Check of a SavedModel's graph before TensorFlow loads it.
 
 A graph is a program: it can read and write files, open connections and call Python, and parts of it
-run while it is loaded. Only operators of ``tensorflow_operators.PURE`` may occur wherever loading
+run while it is loaded. Only the operators of ``tensorflow_allowed.txt`` may occur wherever loading
 the model, a signature or a function may run them. Two kinds of operators read files nevertheless:
 those that restore variables, and those that fill a table from a vocabulary. They are allowed if the
 path is the one that the loader feeds: the checkpoint or an asset of this folder. Operators that
@@ -19,10 +19,11 @@ from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import untrusted_files
-from modelport.gateway.repository.artifact_checks import inlined_size
-from modelport.gateway.repository.artifact_checks.tensorflow_operators import PURE
+from modelport.gateway.repository.artifact_checks import inlined_size, operator_lists
 
 FILENAME = "saved_model.pb"
+#: Operators that only compute.
+PURE = operator_lists.read("tensorflow_allowed")
 #: Weights lie in other files, except those frozen into the graph.
 MAX_BYTES = 1 << 29
 #: The operation that the loader runs once, with the paths of the assets fed.

@@ -1,13 +1,15 @@
 """PyTorch's operators that only compute from tensors.
 
-All are listed by name: ATen's public operators in ``aten_operators``, the others here.
+All are listed by name: ATen's public operators in ``aten_allowed.txt``, the others here.
 """
 
 from __future__ import annotations
 
 import re
 
-from modelport.gateway.repository.artifact_checks.aten_operators import ALLOWED
+from modelport.gateway.repository.artifact_checks import operator_lists
+
+_ATEN = operator_lists.read("aten_allowed")
 
 #: Names that begin with an underscore, except operators that do not check the sizes they are given.
 _PRIVATE = re.compile(
@@ -81,7 +83,7 @@ def is_pure(kind: str) -> bool:
     """Whether an operator, ``namespace::name``, only computes."""
     namespace, _, name = kind.partition("::")
     if namespace == "aten":
-        return bool(_PRIVATE.fullmatch(name)) if name.startswith("_") else name in ALLOWED
+        return bool(_PRIVATE.fullmatch(name)) if name.startswith("_") else name in _ATEN
     return namespace == "prims" or (namespace == "prim" and name in _PRIM)
 
 
