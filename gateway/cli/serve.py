@@ -37,7 +37,7 @@ class Serve(click.Command):
         return rest
 
 
-@click.command(cls=Serve)
+@click.command(cls=Serve, context_settings={"show_default": True})
 @click.argument("paths", type=Repository(), nargs=-1, metavar="[PATH]...")
 @click.option(
     "--model-repository",
@@ -64,7 +64,6 @@ class Serve(click.Command):
     "--model-control-mode",
     type=click.Choice([mode.value for mode in ModelControlMode]),
     default=ModelControlMode.NONE.value,
-    show_default=True,
     help="none: load all models at start; poll: poll the repository; explicit: load on request.",
 )
 @click.option(
@@ -78,21 +77,18 @@ class Serve(click.Command):
     "repository_poll_seconds",
     type=FiniteSeconds(min=0, min_open=True),
     default=15.0,
-    show_default=True,
     help="Seconds between polls of the repository with poll control.",
 )
 @click.option(
     "--aspired-version-policy",
     type=click.Choice([policy.value for policy in AspiredVersionPolicy]),
     default=AspiredVersionPolicy.AVAILABILITY_PRESERVING.value,
-    show_default=True,
     help="Load new versions before unloading old ones, or unload old ones first.",
 )
 @click.option(
     "--model-load-retry-count",
     type=click.IntRange(min=0),
     default=0,
-    show_default=True,
     help="Retries of a failed load. Loads waiting for an unavailable server retry indefinitely.",
 )
 @click.option(
@@ -100,7 +96,6 @@ class Serve(click.Command):
     "load_retry_interval_seconds",
     type=FiniteSeconds(min=0),
     default=1.0,
-    show_default=True,
     help="Seconds between retries of a load.",
 )
 @click.option(
@@ -108,7 +103,6 @@ class Serve(click.Command):
     "model_load_timeout_seconds",
     type=FiniteSeconds(min=0, min_open=True),
     default=1200.0,
-    show_default=True,
     help="Time limit of a load.",
 )
 @click.option("--require-manifest", is_flag=True, help="Serve only versions with a manifest.")
@@ -129,17 +123,15 @@ class Serve(click.Command):
     "--strict-readiness",
     type=bool,
     default=True,
-    show_default=True,
     help="Report ready only while every model has a version that serves.",
 )
 @click.option(
     "--exit-on-error",
     type=bool,
     default=False,
-    show_default=True,
     help="Exit with status 1 if a model does not load at start.",
 )
-@click.option("--http-address", default="127.0.0.1", show_default=True)
+@click.option("--http-address", default="127.0.0.1")
 @click.option(
     "--http-port",
     type=click.IntRange(0, 65535),
@@ -151,7 +143,6 @@ class Serve(click.Command):
     "http_max_input_bytes",
     type=click.IntRange(min=1),
     default=64 * 1024 * 1024,
-    show_default=True,
     help="Largest HTTP request body or gRPC message in bytes, after decompression.",
 )
 @click.option(
@@ -179,7 +170,6 @@ class Serve(click.Command):
     "--allow-sagemaker",
     type=bool,
     default=True,
-    show_default=True,
     help="Serve SageMaker's /invocations (SAGEMAKER_TRITON_DEFAULT_MODEL_NAME).",
 )
 @click.option(
@@ -193,12 +183,13 @@ class Serve(click.Command):
     "--vertex-ai-default-model",
     default="",
     metavar="MODEL",
-    help="The model for Vertex AI requests.  [default: the only one]",
+    show_default="the only one",
+    help="The model for Vertex AI requests.",
 )
-@click.option("--grpc-address", default="127.0.0.1", show_default=True)
-@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True)
-@click.option("--metrics-address", default="127.0.0.1", show_default=True)
-@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002, show_default=True)
+@click.option("--grpc-address", default="127.0.0.1")
+@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001)
+@click.option("--metrics-address", default="127.0.0.1")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002)
 @click.option(
     "--monitoring-config-file",
     "prometheus_path",
@@ -210,7 +201,6 @@ class Serve(click.Command):
     "--workers",
     type=click.IntRange(1, MAX_WORKERS),
     default=1,
-    show_default=True,
     help="Processes that share the ports, each serving every model; at most one per core.",
 )
 @click.option(
@@ -231,7 +221,6 @@ class Serve(click.Command):
     "--allow-client-shm",
     type=bool,
     default=False,
-    show_default=True,
     help="Let clients on this machine pass tensors in system shared memory.",
 )
 @click.option(
@@ -246,20 +235,17 @@ class Serve(click.Command):
     "exit_timeout_seconds",
     type=FiniteSeconds(min=0),
     default=30.0,
-    show_default=True,
     help="Time for requests in flight to finish after SIGTERM.",
 )
 @click.option(
     "--log-format",
     type=click.Choice([form.value for form in LogFormat]),
     default=LogFormat.DEFAULT.value,
-    show_default=True,
 )
 @click.option(
     "--log-verbose",
     type=click.IntRange(min=0),
     default=0,
-    show_default=True,
     help="1: log every request with its id.",
 )
 @click.pass_context

@@ -15,15 +15,14 @@ from fastapi import FastAPI, Path, Response
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.oip.http_infer import OipErrors
 from modelport.gateway.protocols.prediction.http import (
-    PlatformDialect,
-    PredictionHandler,
     PredictionTarget,
     RequestHeaders,
+    platform_handler,
 )
-from modelport.gateway.protocols.prediction.predictor import Predictor
 
 DEFAULT_MODEL_VARIABLE = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 MEDIA_TYPE = b"application/vnd.sagemaker-triton"
@@ -38,14 +37,10 @@ class SageMakerHttp(OipErrors):
 
     segments = frozenset({"invocations", "models"})
 
-    def __init__(
-        self, predictor: Predictor, manager: ModelManager, default_model: str, max_input_bytes: int
-    ) -> None:
-        self._manager = manager
-        self._default_model = default_model
-        self._predict = PredictionHandler(
-            predictor, PlatformDialect(MEDIA_TYPE), max_input_bytes, predictor.max_bytes
-        )
+    def __init__(self, host: DialectHost) -> None:
+        self._manager = host.manager
+        self._default_model = host.settings.sagemaker_default_model
+        self._predict = platform_handler(host, MEDIA_TYPE)
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         if scope["method"] != "POST":

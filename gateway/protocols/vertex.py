@@ -8,21 +8,17 @@ Only the inference and read-only routes of ``_REDIRECTS`` are allowed.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from urllib.parse import unquote
 
-from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols import rollout_headers
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http_response import JSON, reply
 from modelport.gateway.protocols.prediction.http import (
-    PlatformDialect,
-    PredictionHandler,
     PredictionTarget,
     RequestHeaders,
+    platform_handler,
 )
-from modelport.gateway.protocols.prediction.predictor import Predictor
 from modelport.gateway.protocols.sagemaker import only_model
 from modelport.gateway.settings import VertexAi
 
@@ -40,26 +36,15 @@ _REDIRECTS = (
 
 
 class VertexApplication:
-    """Adds the two routes to ``app``; ``splits`` are the models with a rollout."""
+    """Adds the two routes to ``app``."""
 
-    def __init__(
-        self,
-        app: App,
-        predictor: Predictor,
-        manager: ModelManager,
-        control: Control,
-        settings: VertexAi,
-        max_input_bytes: int,
-        splits: Collection[str] = (),
-    ) -> None:
+    def __init__(self, app: App, host: DialectHost, settings: VertexAi) -> None:
         self._app = app
-        self._splits = splits
-        self._manager = manager
-        self._control = control
+        self._splits = host.service.splits
+        self._manager = host.manager
+        self._control = host.control
         self._settings = settings
-        self._predict = PredictionHandler(
-            predictor, PlatformDialect(MEDIA_TYPE), max_input_bytes, predictor.max_bytes
-        )
+        self._predict = platform_handler(host, MEDIA_TYPE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"] if scope["type"] == "http" else None

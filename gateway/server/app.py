@@ -20,6 +20,7 @@ from modelport.gateway.models.control import Control, LocalControl
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.snapshot import Snapshot
 from modelport.gateway.protocols.asgi import App
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
@@ -87,7 +88,8 @@ class GatewayServer:
         regions = SharedMemoryRegions(settings.allow_client_shm)
         shared = SharedMemory(regions, self.control, settings.http_max_input_bytes)
         requests = TfServingRequests()
-        dialects = Dialects(settings, service, self.manager, self.control, shared, requests)
+        host = DialectHost(settings, service, self.manager, self.control, shared, requests)
+        dialects = Dialects(host)
         self.registry = registry(
             self.manager.statistics,
             requests,

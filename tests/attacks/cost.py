@@ -33,6 +33,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.inference.shared_memory import SharedMemoryRegions
 from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.settings import Settings
@@ -239,7 +240,8 @@ def methods() -> list[tuple[str, str, Any]]:
     control: Any = _NoControl()
     shared = SharedMemory(SharedMemoryRegions(False), control, 1)
     service = InferenceService(manager)
-    table = Dialects(settings, service, manager, control, shared, TfServingRequests()).grpc
+    host = DialectHost(settings, service, manager, control, shared, TfServingRequests())
+    table = Dialects(host).grpc
     found = []
     for service, rows in table.items():
         found += [(service, name, row) for name, row in rows.items()]

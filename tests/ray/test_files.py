@@ -91,7 +91,7 @@ def test_every_rpc_of_the_application_is_in_the_gateways_table_and_in_the_router
     nothing: Any = Mock()
     (table,) = [
         rows
-        for service, rows in OipGrpc(nothing, nothing, nothing, nothing).methods().items()
+        for service, rows in OipGrpc(nothing).methods().items()
         if service.startswith("inference.")
     ]
     assert names <= set(table)

@@ -10,9 +10,7 @@ from typing import Any
 from google.protobuf import json_format
 
 from modelport.gateway.errors import Code, Decoupled, ModelportError, Unsupported
-from modelport.gateway.inference.service import InferenceService
-from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.grpc_method import Method, Rows
 from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
@@ -30,7 +28,6 @@ from modelport.gateway.protocols.oip.grpc_shared_memory import SharedMemoryGrpc
 from modelport.gateway.protocols.oip.grpc_stream import StreamInfer
 from modelport.gateway.protocols.oip.shared_memory import (
     NO_SHARED_MEMORY,
-    SharedMemory,
     SharedTensors,
 )
 from modelport.gateway.runtime import offload
@@ -46,18 +43,12 @@ Unary = Callable[[Any, Deadline], Awaitable[Any]]
 class OipGrpc:
     """The methods of ``inference.GRPCInferenceService`` and ``grpc.health.v1.Health``."""
 
-    def __init__(
-        self,
-        service: InferenceService,
-        manager: ModelManager,
-        control: Control,
-        shared: SharedMemory,
-    ) -> None:
-        self._shared = shared
-        self._service = service
-        self._manager = manager
-        self._control = control
-        self._health = HealthGrpc(control, manager.draining, [SERVICE])
+    def __init__(self, host: DialectHost) -> None:
+        self._shared = host.shared
+        self._service = host.service
+        self._manager = host.manager
+        self._control = host.control
+        self._health = HealthGrpc(host.control, host.manager.draining, [SERVICE])
 
     def methods(self) -> dict[str, Rows]:
         """Return the methods by service and name."""

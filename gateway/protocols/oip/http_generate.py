@@ -19,10 +19,9 @@ from fastapi import FastAPI, Path, Response
 from starlette.exceptions import HTTPException
 
 from modelport.gateway.errors import Code, Internal, ModelportError
-from modelport.gateway.inference.service import InferenceService
-from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols import request_body, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_response import JSON, Headers, refuse, reply
 from modelport.gateway.protocols.oip import generate_json, metadata
@@ -49,12 +48,10 @@ class GenerateHttp(OipErrors):
 
     segments = frozenset({"v2"})
 
-    def __init__(
-        self, service: InferenceService, manager: ModelManager, max_input_bytes: int
-    ) -> None:
-        self._service = service
-        self._manager = manager
-        self._max_input_bytes = max_input_bytes
+    def __init__(self, host: DialectHost) -> None:
+        self._service = host.service
+        self._manager = host.manager
+        self._max_input_bytes = host.max_input_bytes
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         found = _PATH.fullmatch(scope["path"]) if scope["method"] == "POST" else None

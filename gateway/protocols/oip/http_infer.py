@@ -14,16 +14,13 @@ import structlog
 from fastapi import Response
 
 from modelport.gateway.errors import Code, Decoupled, ModelportError, QueueFull
-from modelport.gateway.inference.service import InferenceService
-from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols import request_body, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http_response import JSON, document, refuse, reply
 from modelport.gateway.protocols.oip import json as oip_json
 from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
-from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import InferRequest
 from modelport.gateway.wire import json_writer
@@ -73,19 +70,12 @@ class OipErrors:
 class OipInfer(OipErrors):
     """Inference and probes of ``/v2``."""
 
-    def __init__(
-        self,
-        service: InferenceService,
-        manager: ModelManager,
-        control: Control,
-        max_input_bytes: int,
-        shared: SharedMemory,
-    ) -> None:
-        self._shared = shared
-        self._service = service
-        self._manager = manager
-        self._control = control
-        self._max_input_bytes = max_input_bytes
+    def __init__(self, host: DialectHost) -> None:
+        self._shared = host.shared
+        self._service = host.service
+        self._manager = host.manager
+        self._control = host.control
+        self._max_input_bytes = host.max_input_bytes
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         path: str = scope["path"]

@@ -10,10 +10,11 @@ from fastapi import FastAPI, Path, Request, Response
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols import request_body
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http_response import document
 from modelport.gateway.protocols.oip import schema as oip_schema
 from modelport.gateway.protocols.oip.http_infer import OipErrors
-from modelport.gateway.protocols.oip.shared_memory import SharedMemory, cuda_status, refuse_cuda
+from modelport.gateway.protocols.oip.shared_memory import cuda_status, refuse_cuda
 from modelport.gateway.wire import json_text
 
 Name = Annotated[str, Path(description="Region name")]
@@ -25,9 +26,8 @@ class SharedMemoryHttp(OipErrors):
 
     segments = frozenset({"v2"})
 
-    def __init__(self, shared: SharedMemory, max_input_bytes: int) -> None:
-        self._shared = shared
-        self._max_input_bytes = max_input_bytes
+    def __init__(self, host: DialectHost) -> None:
+        self._shared = host.shared
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         return None

@@ -18,6 +18,7 @@ import structlog
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.protocols import request_body
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http_response import JSON, RETRY, Headers, reply
 from modelport.gateway.protocols.oip.http_infer import STATUS
 from modelport.gateway.protocols.prediction import form_body
@@ -192,3 +193,9 @@ class PlatformDialect:
 
     def failure(self, error: ModelportError, request: RequestHeaders) -> tuple[int, bytes, Headers]:
         return STATUS[error.code], orjson.dumps({"error": str(error)}), JSON
+
+
+def platform_handler(host: DialectHost, media_type: bytes) -> PredictionHandler:
+    """The handler of the platform whose content types begin with ``media_type``."""
+    predictor, dialect = host.predictor, PlatformDialect(media_type)
+    return PredictionHandler(predictor, dialect, host.max_input_bytes, predictor.max_bytes)

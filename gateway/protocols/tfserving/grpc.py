@@ -15,12 +15,10 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
-from modelport.gateway.inference.service import InferenceService
-from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings
 from modelport.gateway.models.version_policy import VersionPolicy
 from modelport.gateway.protocols import response_encoding
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.grpc_method import Method, Serialized
 from modelport.gateway.protocols.response_encoding import PROTOBUF_BYTES
 from modelport.gateway.protocols.tfserving import MODEL_SERVICE, PREDICTION_SERVICE, results
@@ -39,7 +37,6 @@ from modelport.gateway.protocols.tfserving.servable_signatures import (
     UnknownSignature,
     code,
 )
-from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.types import Array, Datatype, Deadline, Tensor
 from modelport.gateway.wire import incremental_protobuf, tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
@@ -66,15 +63,9 @@ Handler = Callable[[Any, Deadline], Awaitable[Any]]
 class TfServingGrpc:
     """The methods of ``PredictionService`` and ``ModelService``."""
 
-    def __init__(
-        self,
-        service: InferenceService,
-        manager: ModelManager,
-        control: Control,
-        requests: TfServingRequests,
-    ) -> None:
-        self._inference = Inference(service, manager, control, requests)
-        self._control = control
+    def __init__(self, host: DialectHost) -> None:
+        self._inference = Inference(host)
+        self._control = host.control
 
     def methods(self) -> dict[str, dict[str, Method]]:
         """Return the methods by service and name."""

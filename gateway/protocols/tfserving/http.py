@@ -23,11 +23,9 @@ from fastapi import FastAPI, Path, Response
 from google.protobuf import json_format
 
 from modelport.gateway.errors import InvalidArgument, ModelportError
-from modelport.gateway.inference.service import InferenceService
-from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols import image_decoding, request_body, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_response import JSON, document, refuse, reply
 from modelport.gateway.protocols.tfserving import examples_json as tfserving_examples_json
@@ -37,7 +35,6 @@ from modelport.gateway.protocols.tfserving import schema as tfserving_schema
 from modelport.gateway.protocols.tfserving.inference import Inference, TfServingCall
 from modelport.gateway.protocols.tfserving.servable_signatures import Selected, code
 from modelport.gateway.runtime import offload
-from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.raw_tensors import Buffer
@@ -68,16 +65,9 @@ class TfServingHttp:
 
     segments = frozenset({"v1", "V1"})
 
-    def __init__(
-        self,
-        service: InferenceService,
-        manager: ModelManager,
-        control: Control,
-        max_input_bytes: int,
-        requests: TfServingRequests,
-    ) -> None:
-        self._inference = Inference(service, manager, control, requests)
-        self._max_input_bytes = max_input_bytes
+    def __init__(self, host: DialectHost) -> None:
+        self._inference = Inference(host)
+        self._max_input_bytes = host.max_input_bytes
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         if not scope["path"][3:].lower().startswith("/models"):

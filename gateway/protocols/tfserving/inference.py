@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.inference.service import InferenceService
-from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols import response_encoding
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.image_decoding import decode_for
 from modelport.gateway.protocols.response_encoding import PROTOBUF_BYTES
 from modelport.gateway.protocols.tfserving import examples as tfserving_examples
@@ -25,7 +23,6 @@ from modelport.gateway.protocols.tfserving.servable_signatures import (
     UnknownSignature,
 )
 from modelport.gateway.runtime import offload
-from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.types import Array, Deadline, Tensor
 from modelport.gateway.wire.proto import serving_pb2 as pb
 
@@ -44,17 +41,11 @@ class TfServingCall:
 class Inference:
     """Decodes requests, runs them, and converts outputs to the model's shapes."""
 
-    def __init__(
-        self,
-        service: InferenceService,
-        manager: ModelManager,
-        control: Control,
-        requests: TfServingRequests,
-    ) -> None:
-        self._service = service
-        self._manager = manager
-        self._requests = requests
-        self.servables = Servables(manager, control)
+    def __init__(self, host: DialectHost) -> None:
+        self._service = host.service
+        self._manager = host.manager
+        self._requests = host.requests
+        self.servables = Servables(host.manager, host.control)
 
     async def predict(
         self,

@@ -14,11 +14,10 @@ import orjson
 from google.protobuf import empty_pb2
 
 from modelport.gateway.errors import Code, InvalidArgument, ModelportError, Unavailable
-from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.grpc_method import Method, RefusedMessage, Serialized
 from modelport.gateway.protocols.prediction.form_body import FIELDS
-from modelport.gateway.protocols.prediction.predictor import PredictionCall, Predictor
+from modelport.gateway.protocols.prediction.predictor import PredictionCall
 from modelport.gateway.protocols.torchserve import INFERENCE_SERVICE, MANAGEMENT_SERVICE, errors
 from modelport.gateway.protocols.torchserve.management import MAX_PAGE, Management, Registration
 from modelport.gateway.types import Deadline
@@ -56,15 +55,15 @@ _PREDICTION = tag(inference.PredictionResponse, "prediction")
 class TorchServeGrpc:
     """The methods of ``InferenceAPIsService`` and ``ManagementAPIsService``."""
 
-    def __init__(
-        self, predictor: Predictor, manager: ModelManager, control: Control, models: Management
-    ) -> None:
-        self._predict = errors.translate_not_found(predictor, manager)
-        self._predict_each = errors.translate_not_found_in_stream(predictor.stream, manager)
-        self._predictor = predictor
-        self._manager = manager
-        self._control = control
-        self._models = models
+    def __init__(self, host: DialectHost) -> None:
+        self._predictor = host.predictor
+        self._predict = errors.translate_not_found(host.predictor, host.manager)
+        self._predict_each = errors.translate_not_found_in_stream(
+            host.predictor.stream, host.manager
+        )
+        self._manager = host.manager
+        self._control = host.control
+        self._models = Management(host)
 
     def methods(self) -> dict[str, dict[str, Method]]:
         """Return the methods by service and name."""

@@ -14,10 +14,9 @@ import orjson
 from fastapi import FastAPI, Path, Request, Response
 
 from modelport.gateway.errors import InvalidArgument, ModelportError
-from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols import explainer, request_body
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_response import Headers
 from modelport.gateway.protocols.prediction.http import (
@@ -29,7 +28,7 @@ from modelport.gateway.protocols.prediction.http import (
     RequestHeaders,
     StreamingPredictor,
 )
-from modelport.gateway.protocols.prediction.predictor import PredictionReply, Predictor
+from modelport.gateway.protocols.prediction.predictor import PredictionReply
 from modelport.gateway.protocols.torchserve import errors
 from modelport.gateway.protocols.torchserve.management import MAX_PAGE, Management, Registration
 from modelport.gateway.wire import json_text
@@ -70,23 +69,16 @@ class TorchServeHttp:
 
     segments = frozenset({"api-description", "explanations", "models", "ping", "predictions"})
 
-    def __init__(
-        self,
-        predictor: Predictor,
-        manager: ModelManager,
-        control: Control,
-        management: Management,
-        max_input_bytes: int,
-    ) -> None:
-        self._manager = manager
-        self._control = control
-        self._management = management
-        self._max_input_bytes = max_input_bytes
-        predict = errors.translate_not_found(predictor, manager)
-        stream = errors.translate_not_found_in_stream(predictor.stream, manager)
+    def __init__(self, host: DialectHost) -> None:
+        self._manager = host.manager
+        self._control = host.control
+        self._management = Management(host)
+        predictor = host.predictor
+        predict = errors.translate_not_found(predictor, host.manager)
+        stream = errors.translate_not_found_in_stream(predictor.stream, host.manager)
         streaming = StreamingPredictor(predictor.is_decoupled, stream)
         self._predict = PredictionHandler(
-            predict, TorchServeDialect(), max_input_bytes, predictor.max_bytes, streaming
+            predict, TorchServeDialect(), host.max_input_bytes, predictor.max_bytes, streaming
         )
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:

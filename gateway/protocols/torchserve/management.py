@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
-from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.oip import metadata as documents
 from modelport.gateway.protocols.torchserve.errors import (
     ApiDisabled,
@@ -27,6 +26,7 @@ from modelport.gateway.protocols.torchserve.errors import (
     version_number,
 )
 from modelport.gateway.repository import config as configuration
+from modelport.gateway.settings import ModelControlMode
 
 ARCHIVE_SUFFIX = ".mar"
 ALL = "all"
@@ -57,12 +57,12 @@ class Registration:
 
 
 class Management:
-    """TorchServe's view of the models, which may be changed if ``explicit``."""
+    """TorchServe's view of the models, which may be changed under explicit control."""
 
-    def __init__(self, manager: ModelManager, control: Control, explicit: bool) -> None:
-        self._manager = manager
-        self._control = control
-        self._explicit = explicit
+    def __init__(self, host: DialectHost) -> None:
+        self._manager = host.manager
+        self._control = host.control
+        self._explicit = host.settings.model_control_mode is ModelControlMode.EXPLICIT
 
     def list_models(self, limit: int = MAX_PAGE, page_token: int = 0) -> dict[str, Any]:
         """List ``limit`` of the models that are served, from number ``page_token`` on."""

@@ -14,10 +14,12 @@ from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.inference.shared_memory import SharedMemoryRegions
 from modelport.gateway.models.control import LocalControl
 from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.oip import grpc_health
 from modelport.gateway.protocols.oip.grpc import OipGrpc
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.settings import Settings
+from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.types import NO_DEADLINE
 
 
@@ -26,9 +28,10 @@ async def test_a_shutdown_during_the_sending_of_a_status_is_reported(tmp_path: P
     await manager.start()
     control = LocalControl(manager)
     shared = SharedMemory(SharedMemoryRegions(allowed=False), control, 0)
-    methods = OipGrpc(InferenceService(manager), manager, control, shared).methods()[
-        grpc_health.SERVICE
-    ]
+    host = DialectHost(
+        Settings(()), InferenceService(manager), manager, control, shared, TfServingRequests()
+    )
+    methods = OipGrpc(host).methods()[grpc_health.SERVICE]
     watch = methods["Watch"].handler(health_pb2.HealthCheckRequest(), NO_DEADLINE)
     assert (await anext(watch)).status == health_pb2.HealthCheckResponse.SERVING
     manager.draining.set()

@@ -1,0 +1,50 @@
+"""What a dialect may use of the gateway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.control import Control
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.protocols.oip.shared_memory import SharedMemory
+from modelport.gateway.protocols.prediction.predictor import Predictor
+from modelport.gateway.protocols.request_body import read as read_body
+from modelport.gateway.settings import Settings
+from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
+
+
+@dataclass(eq=False)
+class DialectHost:
+    """The parts of the gateway that a dialect may use.
+
+    Attributes:
+        service: answers an ``InferRequest``, validated and counted.
+        manager: the models and their versions.
+        control: loads and unloads models.
+        settings: those of ``modelport serve``.
+        shared: the shared memory that clients have registered.
+        requests: the counters of TensorFlow Serving's metrics.
+    """
+
+    settings: Settings
+    service: InferenceService
+    manager: ModelManager
+    control: Control
+    shared: SharedMemory
+    requests: TfServingRequests
+
+    def __post_init__(self) -> None:
+        self.max_input_bytes = self.settings.http_max_input_bytes
+        self.predictor = Predictor(self.service, self.manager)
+
+    async def read(self, request: Request) -> bytes:
+        """The request's body without its content coding, at most ``--http-max-input-size``.
+
+        Raises:
+            InvalidArgument: it is larger, or not in the coding that it claims.
+        """
+        headers = dict(request.scope["headers"])
+        return await read_body(request.receive, headers, self.max_input_bytes)
