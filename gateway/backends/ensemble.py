@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from modelport.gateway.errors import Internal, NotFound, Unavailable
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import Array, Deadline, InferRequest, InferResponse, Tensor, TensorSpec
-from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,7 @@ class EnsembleBackend:
         self._steps = tuple(_step(step, model) for step, model in steps)
         self._maker = {ours: step for step in self._steps for _, ours in step.outputs}
         if any(step.decoupled for step in self._steps):
-            self.config = pb.ModelConfig()
-            self.config.CopyFrom(artifact.config)
+            self.config = copy.deepcopy(artifact.config)
             self.config.model_transaction_policy.decoupled = True
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:

@@ -5,6 +5,7 @@ Fields that the configuration omits are taken from the artifact; the others must
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,8 +35,7 @@ def complete(
     Raises:
         InvalidArgument: the two contradict each other; the message names the tensor.
     """
-    completed = pb.ModelConfig()
-    completed.CopyFrom(config)
+    completed = copy.deepcopy(config)
     if not completed.input and not completed.output and completed.max_batch_size == 0:
         tensors = [*inputs, *outputs]
         if tensors and all(t.shape and t.shape[0] == -1 for t in tensors):
@@ -77,8 +77,7 @@ def with_ranks(config: ModelConfig, ranks: Mapping[str, int]) -> ModelConfig:
 
     A runtime may report an output of unknown rank as a scalar; a run shows the real one.
     """
-    known = pb.ModelConfig()
-    known.CopyFrom(config)
+    known = copy.deepcopy(config)
     batch = int(config.max_batch_size > 0)
     for output in known.output:
         dims = output.reshape.shape if output.HasField("reshape") else output.dims

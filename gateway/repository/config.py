@@ -14,6 +14,7 @@ The messages are those of ``tritonclient`` (``model_config.proto`` of Triton's r
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -133,8 +134,7 @@ def complete(config: ModelConfig, name: str) -> ModelConfig:
     Raises:
         InvalidArgument: the configuration contradicts itself or its folder.
     """
-    completed = pb.ModelConfig()
-    completed.CopyFrom(config)
+    completed = copy.deepcopy(config)
     if completed.name and completed.name != name:
         raise InvalidArgument(
             f"unexpected directory name '{name}' for model '{completed.name}', directory name must "

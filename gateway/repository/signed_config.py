@@ -11,6 +11,7 @@ clients or to the computation, and must be as signed.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -55,8 +56,7 @@ def document(config: ModelConfig) -> dict[str, Any]:
 
 
 def _signed_part(config: ModelConfig) -> ModelConfig:
-    part = pb.ModelConfig()
-    part.CopyFrom(config)
+    part = copy.deepcopy(config)
     for field in UNSIGNED:
         part.ClearField(field)
     for output in part.output:
@@ -107,8 +107,7 @@ def apply(config: ModelConfig, certificate: VersionCertificate) -> ModelConfig:
             f"{configuration.FILENAME} changes {problem}, which is signed; undo the change, or "
             "publish the version again with it: 'modelport export --sign-key'"
         )
-    merged = pb.ModelConfig()
-    merged.CopyFrom(signed)
+    merged = copy.deepcopy(signed)
     labels = {output.name: output.label_filename for output in config.output}
     for output in merged.output:
         output.label_filename = labels.get(output.name, "")
@@ -121,8 +120,7 @@ def apply(config: ModelConfig, certificate: VersionCertificate) -> ModelConfig:
 
 
 def _copy(source: ModelConfig, target: ModelConfig, name: str) -> None:
-    part = pb.ModelConfig()
-    part.CopyFrom(source)
+    part = copy.deepcopy(source)
     for field in part.DESCRIPTOR.fields:
         if field.name != name:
             part.ClearField(field.name)

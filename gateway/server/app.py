@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple
 
 import structlog
@@ -19,10 +19,8 @@ from modelport.gateway.inference.shared_memory import SharedMemoryRegions
 from modelport.gateway.models.control import Control, LocalControl
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.snapshot import Snapshot
-from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.dialects import Dialects
-from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.repository.routes_file import Program
 from modelport.gateway.rollout.participant import RolloutParticipant
@@ -47,7 +45,6 @@ log = structlog.get_logger("modelport.server")
 LAME_DUCK_SECONDS = 1.0
 #: Part of the exit timeout that is kept for cancelling requests and closing connections.
 CLOSING_SECONDS = 0.1
-MakeListeners = Callable[[App, Methods, Settings, Collection[object], Collection[str]], Listeners]
 MakeControl = Callable[[ModelManager], Control]
 
 
@@ -70,7 +67,6 @@ class GatewayServer:
     def __init__(
         self,
         settings: Settings,
-        make_listeners: MakeListeners,
         make_control: MakeControl | None = None,
         report: Callable[[LoopHeartbeat], None] = lambda _: None,
     ) -> None:
@@ -106,9 +102,8 @@ class GatewayServer:
             self._rollout_control = RolloutControl(settings, ThisProcess(self.participant))
             self._metrics = self._metrics_listener(self._rollout_control)
         try:
-            self._listeners = make_listeners(
-                app, dialects.grpc, settings, self.manager.overloaded, service.splits
-            )
+            sets = (self.manager.overloaded, service.splits)
+            self._listeners = Listeners(app, dialects.grpc, settings, *sets, not self._alone)
         except Unavailable:  # a program that goes on keeps no port
             if self._metrics is not None:
                 self._metrics.close()
@@ -226,7 +221,7 @@ async def serve(
     Raises:
         Unavailable: The gateway cannot start.
     """
-    server = GatewayServer(settings, Listeners)
+    server = GatewayServer(settings)
     start = asyncio.ensure_future(_start(server))
     await asyncio.wait(
         {start, asyncio.ensure_future(stopping.wait())}, return_when="FIRST_COMPLETED"

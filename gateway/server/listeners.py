@@ -22,8 +22,7 @@ class Listeners:
     """Serves an ASGI application and a table of gRPC methods.
 
     ``overloaded`` is not empty while a model is overloaded, ``splits`` while a rollout runs.
-    ``reuse_port`` lets other processes
-    serve on the same ports.
+    ``reuse_port`` lets other processes serve on the same ports.
 
     Raises:
         Unavailable: An address cannot be bound; the message names the option to change.

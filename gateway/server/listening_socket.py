@@ -1,4 +1,4 @@
-"""ListeningSocket sockets: binding, the connection limit, and closing without resets."""
+"""Listening sockets: binding, the connection limit, and closing without resets."""
 
 from __future__ import annotations
 

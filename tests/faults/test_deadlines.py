@@ -18,6 +18,7 @@ from modelport.gateway.backends import fake
 from modelport.gateway.errors import ModelportError, TimedOut
 from modelport.gateway.models.control import LocalControl
 from modelport.gateway.protocols.request_body import TIMEOUT_HEADER
+from modelport.gateway.server import app
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.settings import Settings, VertexAi
@@ -114,15 +115,14 @@ def gateways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateways:
     async def serving(**settings: Any) -> AsyncIterator[Gateway]:
         found: list[Any] = []
 
-        def make_listeners(http: Any, methods: Any, *_: Any) -> Listeners:
+        def make_listeners(http: Any, methods: Any, *_: Any, **__: Any) -> Listeners:
             found[:] = [http, methods]
             return Unbound()
 
         vertex = VertexAi("/vertex", "/vertex-health", "m")
         chosen = Settings((repository(tmp_path),), metrics_port=0, vertex_ai=vertex, **settings)
-        server = GatewayServer(
-            chosen, make_listeners, LocalControl
-        )  # a worker's: without a metrics port
+        monkeypatch.setattr(app, "Listeners", make_listeners)
+        server = GatewayServer(chosen, LocalControl)  # a worker's: without a metrics port
         await server.manager.start()
         try:
             transport = httpx.ASGITransport(found[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import structlog
@@ -63,8 +64,7 @@ def gpu_of(artifact: Artifact, why_not: Callable[[int], str]) -> int | None:
 
 def as_placed(config: pb.ModelConfig, gpu: int | None) -> pb.ModelConfig:
     """A copy of ``config`` whose groups have the real placement, as in Triton."""
-    placed = pb.ModelConfig()
-    placed.CopyFrom(config)
+    placed = copy.deepcopy(config)
     for group in placed.instance_group:
         group.kind = _GROUP.KIND_CPU if gpu is None else _GROUP.KIND_GPU
         group.gpus[:] = [] if gpu is None else [gpu]

@@ -7,6 +7,7 @@ shapes, after ``reshape``. ``negotiate`` combines both when the model loads. The
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -27,7 +28,6 @@ from modelport.gateway.types import (
     Tensor,
 )
 from modelport.gateway.upstream import EndpointFailed, FailureKind
-from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 #: Configuration parameters that describe the inputs, not how a server runs the model.
 SIGNATURE_PARAMETERS = ("axis.", "axes.", "range.", "padding.", "image.")
@@ -238,8 +238,7 @@ def negotiate(
     Raises:
         InvalidArgument: they contradict each other, or neither declares inputs and outputs.
     """
-    config = pb.ModelConfig()
-    config.CopyFrom(declared)
+    config = copy.deepcopy(declared)
     if theirs is not None:
         _adopt(config, theirs)
     if not (config.input or told.inputs) or not (config.output or told.outputs):

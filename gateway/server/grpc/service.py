@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -30,7 +30,10 @@ from modelport.gateway.types import Deadline
 from modelport.gateway.wire import inflation, via_header
 from modelport.gateway.wire.raw_tensors import Buffer
 
-log = structlog.get_logger("modelport.front")
+if TYPE_CHECKING:
+    from modelport.gateway.server.grpc.stream import GrpcStream
+
+log = structlog.get_logger("modelport.grpc")
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -81,39 +84,6 @@ class CallTarget(NamedTuple):
     refusal: Ending = NO_METHOD
     via: str = ""
     route_key: bytes = b""
-
-
-class GrpcCall(Protocol):
-    """A front's side of one call. What is sent to a client that has gone is dropped."""
-
-    deadline: Deadline
-
-    def running(self) -> None:
-        """The task that serves the call has begun: cancelled from now on, it is answered there."""
-
-    def body(self) -> bytes | memoryview:
-        """All of the request's body; the call is not served before it has come."""
-
-    def messages(self, frames: Frames) -> AsyncIterator[bytes]:
-        """The request's messages, as ``frames`` cuts them; read a little ahead.
-
-        So the end of the request, and of the client, is seen at once.
-        """
-
-    def only(self, content: Sequence[Buffer], ending: Ending = OK) -> None:
-        """The one reply, in parts, and the end."""
-
-    async def message(self, content: bytes) -> None:
-        """One of several replies; returns when there is room for another.
-
-        Raises:
-            ClientGone: nobody takes it.
-        """
-
-    def end(self, ending: Ending) -> None: ...
-
-    def cut_off(self) -> Ending:
-        """The ending for a handler that was cancelled."""
 
 
 class Service:
@@ -171,7 +141,7 @@ class Service:
             return False  # a message that is compressed has to be read
         return method.refuses(memoryview(body)[framing.PREFIX_BYTES :])
 
-    async def serve(self, target: CallTarget, call: GrpcCall) -> None:
+    async def serve(self, target: CallTarget, call: GrpcStream) -> None:
         """Answer ``call``."""
         call.running()
         method = target.method
@@ -220,7 +190,7 @@ class Service:
     def _frames(self, encoding: bytes) -> Frames:
         return Frames(encoding, self.max_message)
 
-    async def _stream(self, method: Method, encoding: bytes, call: GrpcCall) -> None:
+    async def _stream(self, method: Method, encoding: bytes, call: GrpcStream) -> None:
         if method.request_streams:
             contents = call.messages(self._frames(encoding))
             argument: Any = self._messages(method, contents, call.deadline)

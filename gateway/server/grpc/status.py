@@ -22,7 +22,7 @@ from modelport.gateway.protocols.grpc_method import Method
 from modelport.gateway.runtime import offload
 from modelport.gateway.wire import incremental_protobuf
 
-log = structlog.get_logger("modelport.front")
+log = structlog.get_logger("modelport.grpc")
 
 #: A timeout this close to the call's deadline is that deadline.
 CLOCK_SECONDS = 0.05

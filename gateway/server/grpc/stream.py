@@ -79,7 +79,7 @@ class CallMultiplexer(Multiplexer, Protocol):
 
 
 class GrpcStream(ServerStream):
-    """``GrpcCall`` for the service."""
+    """One call. What is sent to a client that has gone is dropped."""
 
     __slots__ = (
         "_body", "_expired", "_frames", "_gathered", "_http_status", "_method", "_running",
@@ -232,6 +232,7 @@ class GrpcStream(ServerStream):
     # -- the service's call -----------------------------------------------------------------------
 
     def running(self) -> None:
+        """The task that serves the call has begun: cancelled from now on, it is answered there."""
         self._running = True
         target = self.target
         if self.lease is not None or target.encoding != framing.IDENTITY:
@@ -240,11 +241,16 @@ class GrpcStream(ServerStream):
             via_header.CURRENT.set(target.via)
 
     def body(self) -> bytes | memoryview:
+        """All of the request's body; the call is not served before it has come."""
         body = self.unread()
         self._body, self._gathered = b"", None
         return body
 
     def messages(self, frames: Frames) -> GrpcStream:
+        """The request's messages, as ``frames`` cuts them; read a little ahead.
+
+        So the end of the request, and of the client, is seen at once.
+        """
         frames.buffer += self.unread()
         self._body, self._gathered, self._frames = b"", None, frames
         return self
@@ -270,6 +276,7 @@ class GrpcStream(ServerStream):
         return content
 
     def only(self, content: Sequence[Buffer], ending: Ending = OK) -> None:
+        """Send the one reply, in parts, and the end."""
         if self.reset_code is not None or self.local_closed:
             return
         connection, number = self.connection, self.number
@@ -297,6 +304,11 @@ class GrpcStream(ServerStream):
         self.on_sent()
 
     async def message(self, content: bytes) -> None:
+        """Send one of several replies; return when there is room for another.
+
+        Raises:
+            ClientGone: nobody takes it.
+        """
         if self.reset_code is not None or self.local_closed:
             raise ClientGone
         self.connection.limits.advanced()
@@ -328,6 +340,7 @@ class GrpcStream(ServerStream):
             self.flush(headers(self.number, _HEAD))
 
     def cut_off(self) -> Ending:
+        """The ending for a handler that was cancelled."""
         if self._expired:
             return LATE
         return STALLED if self.stalled else CLOSING

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from modelport.gateway.models.control import LocalControl, Operation, Operations, StateSource
+from modelport.gateway.models.control import LocalControl, Operation, Operations
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.models.snapshot import wanted as wanted_of
@@ -28,6 +28,7 @@ class CoordinatedControl:
         self.pid = os.getppid()
         self.local = LocalControl(manager)
         self.operations = Operations()
+        self.register = self.operations.register
         self._register_models()
 
     # -- queries ----------------------------------------------------------------------------------
@@ -88,29 +89,17 @@ class CoordinatedControl:
         self._manager.require_explicit()
         await self.broadcast(operation, arguments)
 
-    def register(
-        self,
-        name: str,
-        operation: Operation,
-        state: StateSource | None = None,
-        restore: Operation | None = None,
-    ) -> None:
-        self.operations.register(name, operation, state, restore)
-
     async def broadcast(self, name: str, arguments: dict[str, Any]) -> Any:
         return await self._channel.request("broadcast", name=name, arguments=arguments)
 
     def _register_models(self) -> None:
         manager = self._manager
 
-        async def load(arguments: dict[str, Any]) -> None:
-            await manager.load(**arguments)
+        def plain(change: Callable[..., Awaitable[None]]) -> Operation:
+            async def operation(arguments: dict[str, Any]) -> None:
+                await change(**arguments)
 
-        async def unload(arguments: dict[str, Any]) -> None:
-            await manager.unload(**arguments)
-
-        async def unload_version(arguments: dict[str, Any]) -> None:
-            await manager.unload_version(**arguments)
+            return operation
 
         async def set_default(arguments: dict[str, Any]) -> None:
             manager.set_default(**arguments)
@@ -123,8 +112,12 @@ class CoordinatedControl:
             await manager.restore(arguments["state"])
 
         if self._settings.model_control_mode is ModelControlMode.POLL:
-            self.register(MODELS, load)  # the repository decides, not the other workers
+            self.register(
+                MODELS, plain(manager.load)
+            )  # the repository decides, not the other workers
         else:
-            self.register(MODELS, load, manager.snapshot, restore)
-        for operation in (unload, unload_version, set_default, reload):
-            self.register(operation.__name__, operation)
+            self.register(MODELS, plain(manager.load), manager.snapshot, restore)
+        self.register("unload", plain(manager.unload))
+        self.register("unload_version", plain(manager.unload_version))
+        self.register("set_default", set_default)
+        self.register("reload", reload)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from modelport.gateway.errors import Unavailable
+from modelport.gateway.server.listening_socket import taken
 
 
 class ReservedPort:
@@ -26,10 +26,7 @@ class ReservedPort:
                     pass
             self._socket = _reserved(address, port)
         except OSError as error:
-            raise Unavailable(
-                f"cannot listen on {address}:{port}: {(error.strerror or str(error)).lower()}; "
-                f"choose another with {flag} or {flag.replace('port', 'address')}"
-            ) from error
+            raise taken(address, port, flag, error.strerror or str(error)) from error
         self.number: int = self._socket.getsockname()[1]
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +24,6 @@ from modelport.gateway.errors import ModelportError
 from modelport.gateway.models.control import Operation
 from modelport.gateway.runtime.watchdog import LoopHeartbeat
 from modelport.gateway.server.app import GatewayServer
-from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.server.workers import merged_answers
 from modelport.gateway.server.workers.channel import MessageChannel
 from modelport.gateway.server.workers.coordinator_control import MODELS, CoordinatedControl
@@ -81,12 +80,7 @@ class Worker:
             control = CoordinatedControl(manager, channel, self._settings)
             return control
 
-        server = GatewayServer(
-            self._settings,
-            functools.partial(Listeners, reuse_port=True),
-            make_control,
-            self._send_heartbeat(),
-        )
+        server = GatewayServer(self._settings, make_control, self._send_heartbeat())
         assert control is not None
         draining = asyncio.Event()
         handlers.update(_handlers(server, control, draining))
@@ -172,30 +166,22 @@ def _handlers(
         documents, rows = await local.statistics(), await local.index()
         return {"documents": documents, "families": families, "index": rows}
 
-    async def ready(_: dict[str, Any]) -> bool:
-        return await local.ready()
-
-    async def require_ready(arguments: dict[str, Any]) -> None:
-        await local.require_ready(**arguments)
-
-    async def index(_: dict[str, Any]) -> list[dict[str, str]]:
-        return await local.index()
-
-    async def pending(arguments: dict[str, Any]) -> int:
-        return await local.pending(**arguments)
-
-    async def run(arguments: dict[str, Any]) -> Any:
-        return await control.operations.run(**arguments)
-
     async def states(_: dict[str, Any]) -> dict[str, Any]:
         return control.operations.states()
 
     async def follow(_: dict[str, Any]) -> None:
         await server.manager.follow()
 
-    handlers = (drain, telemetry, ready, require_ready, index, pending, run, states, follow)
-    named = {handler.__name__: handler for handler in handlers}
-    return {**named, **server.participant.handlers}
+    own: tuple[Any, ...] = (drain, telemetry, states, follow)
+    methods: tuple[Any, ...] = (local.ready, local.require_ready, local.index, local.pending)
+    handlers = {each.__name__: each for each in own}
+    for method in (*methods, control.operations.run):
+        handlers[method.__name__] = functools.partial(_call, method)
+    return {**handlers, **server.participant.handlers}
+
+
+async def _call(method: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
+    return await method(**arguments)
 
 
 def _wait_for_number(channel: int) -> int:

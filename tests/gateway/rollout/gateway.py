@@ -16,7 +16,6 @@ from modelport.gateway.models.version_policy import VersionHold
 from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
 from modelport.gateway.server.app import GatewayServer
-from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.settings import Settings, VertexAi
 from tests.models import multiply
 
@@ -73,7 +72,7 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[RolloutGateway
         (folder,), http_port=0, grpc_port=0, metrics_port=0, exit_timeout_seconds=1.0,
         vertex_ai=VertexAi("/vertex", "/vertex-health", "m"), sagemaker_default_model="m",
     )._replace(**settings)  # fmt: skip
-    server = GatewayServer(chosen, Listeners)
+    server = GatewayServer(chosen)
     server.manager.held.expect("m", VersionHold((1, 2), 1))
     await server.listen()
     try:
