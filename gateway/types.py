@@ -7,7 +7,7 @@ backend wraps one. This module imports numpy and the standard library only.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -56,6 +56,24 @@ NUMPY_DTYPES: Mapping[Datatype, np.dtype[Any]] = {
     Datatype.BF16: np.dtype("<u2"),
     Datatype.BYTES: np.dtype("O"),
 }
+#: The names that numpy, PyTorch and TensorFlow have in common.
+DTYPE_NAMES: Mapping[Datatype, str] = {
+    **{datatype: dtype.name for datatype, dtype in NUMPY_DTYPES.items()},
+    Datatype.BF16: "bfloat16",
+    Datatype.BYTES: "string",
+}
+
+
+def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    """Whether ``shape`` has the sizes of ``dims``, where -1 is any size."""
+    return len(shape) == len(dims) and all(
+        wanted in (-1, size) for size, wanted in zip(shape, dims, strict=True)
+    )
+
+
+def dims_text(shape: Sequence[int]) -> str:
+    """Dims in Triton's format, on which clients match: ``[-1,16]``."""
+    return f"[{','.join(map(str, shape))}]"
 
 
 @dataclass(frozen=True, slots=True)

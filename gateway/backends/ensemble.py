@@ -22,7 +22,15 @@ from modelport.gateway.backends.ensemble_check import check
 from modelport.gateway.errors import Internal, NotFound, Unavailable
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.types import Array, Deadline, InferRequest, InferResponse, Tensor, TensorSpec
+from modelport.gateway.types import (
+    Array,
+    Deadline,
+    InferRequest,
+    InferResponse,
+    Tensor,
+    TensorSpec,
+    fits,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,15 +225,11 @@ class EnsembleBackend:
         """``tensor``, unless its model has been reloaded with another signature."""
         dims = (*self._batch, *spec.model_dims)
         data = _of_rank(tensor.data, len(dims))
-        shape = data.shape
-        fits = len(shape) == len(dims) and all(
-            says in (-1, has) for says, has in zip(dims, shape, strict=True)
-        )
-        if not fits or tensor.datatype is not spec.datatype:
+        if not fits(data.shape, dims) or tensor.datatype is not spec.datatype:
             raise Unavailable(
                 f"in ensemble '{self._name}', output '{spec.name}' is declared {spec.datatype} "
                 f"with shape {list(dims)}, but model '{self._maker[spec.name].model}' now gives "
-                f"{tensor.datatype} with shape {list(shape)}; load the ensemble again"
+                f"{tensor.datatype} with shape {list(data.shape)}; load the ensemble again"
             )
         return Tensor(spec.name, spec.datatype, data)
 

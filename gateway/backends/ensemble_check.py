@@ -8,6 +8,7 @@ from typing import Any
 
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
 from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.types import dims_text
 from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 ConfigOf = Callable[[str, int], ModelConfig]
@@ -212,8 +213,8 @@ def _check_same(where: str, one: Node, other: Node) -> None:
     apart = one.batched != other.batched  # a batch dimension of 1 is added or removed at run time
     if not _fits(one.full, other.full) and not (apart and _fits(one.dims, other.dims)):
         raise InvalidArgument(
-            f"{where}: inconsistent shape: {_text(one.full)} is inferred from model '{one.model}' "
-            f"while {_text(other.full)} is inferred from model '{other.model}'"
+            f"{where}: inconsistent shape: {dims_text(one.full)} is inferred from model "
+            f"'{one.model}' while {dims_text(other.full)} is inferred from model '{other.model}'"
         )
 
 
@@ -222,7 +223,3 @@ def _fits(one: Sequence[int], other: Sequence[int]) -> bool:
     return len(one) == len(other) and all(
         -1 in (a, b) or a == b for a, b in zip(one, other, strict=True)
     )
-
-
-def _text(dims: Sequence[int]) -> str:
-    return f"[{','.join(map(str, dims))}]"

@@ -14,7 +14,14 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference import batching
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.telemetry import Statistics
-from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, ModelSignature
+from modelport.gateway.types import (
+    Deadline,
+    Infer,
+    InferRequest,
+    InferResponse,
+    ModelSignature,
+    fits,
+)
 
 
 class NamedSignatures:
@@ -88,8 +95,6 @@ class UsualShapes:
                 if not shape or batch not in (0, shape[0]) or not 1 <= shape[0] <= self._most:
                     return False
                 batch, shape = shape[0], shape[1:]
-            if dims is None or len(shape) != len(dims):
-                return False
-            if any(wanted not in (-1, size) for size, wanted in zip(shape, dims, strict=True)):
+            if dims is None or not fits(shape, dims):
                 return False
         return True

@@ -22,6 +22,7 @@ from modelport.gateway.types import (
     ModelSignature,
     Tensor,
     TensorSpec,
+    dims_text,
 )
 
 #: The most bytes of a number in JSON with comma and indentation, and of everything around the
@@ -232,8 +233,8 @@ class _Input:
                 most = "" if axis.maximum is None else f" and <= {axis.maximum}"
                 raise InvalidArgument(
                     f"unexpected shape for input '{tensor.name}' for model '{self._model}'. "
-                    f"Expected {_dims(self._dims)}, got {_dims(shape)}: '{axis.name}' must be >= "
-                    f"{axis.minimum}{most}"
+                    f"Expected {dims_text(self._dims)}, got {dims_text(shape)}: '{axis.name}' must "
+                    f"be >= {axis.minimum}{most}"
                 )
             if sizes.setdefault(axis.name, size) != size:
                 raise InvalidArgument(
@@ -268,7 +269,7 @@ class _Input:
             )
         return InvalidArgument(
             f"unexpected shape for input '{tensor.name}' for model '{self._model}'. Expected "
-            f"{_dims(self._dims)}, got {_dims(tensor.data.shape)}{note}"
+            f"{dims_text(self._dims)}, got {dims_text(tensor.data.shape)}{note}"
         )
 
 
@@ -311,8 +312,3 @@ class Reshape:
     def __call__(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         shape = data.shape
         return data.reshape([shape[~step] if step < 0 else step for step in self._plan])
-
-
-def _dims(shape: Sequence[int]) -> str:
-    """Dims in Triton's format, on which clients match: ``[-1,16]``."""
-    return f"[{','.join(map(str, shape))}]"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.types import Datatype, TensorSpec
+from modelport.gateway.types import Datatype, TensorSpec, fits
 from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 #: Triton's ``default-max-batch-size`` for models whose first dimensions are all dynamic.
@@ -130,10 +130,7 @@ def _check(
                 f"first dimension of {tensor.shape[0]}; export it with a dynamic batch, or set "
                 "max_batch_size to 0"
             )
-        fits = len(shape) == len(tensor.shape) and all(
-            has in (-1, says) for says, has in zip(shape, tensor.shape, strict=True)
-        )
-        if not fits:
+        if not fits(shape, tensor.shape):
             raise InvalidArgument(
                 f"the configuration declares {where} with shape {shape}, but the model has "
                 f"{list(tensor.shape)}"

@@ -20,7 +20,7 @@ from modelport.gateway.backends.embedded.runtime import Compute, EmbeddedBackend
 from modelport.gateway.errors import Internal, InvalidArgument, Unsupported
 from modelport.gateway.repository.artifact_checks import onnx_guard
 from modelport.gateway.repository.autocomplete import ArtifactTensor
-from modelport.gateway.types import Array, Datatype
+from modelport.gateway.types import DTYPE_NAMES, Array, Datatype
 
 _BFLOAT16_ELEMENT_TYPE = 16  # onnx.TensorProto.BFLOAT16
 
@@ -29,22 +29,9 @@ _BFLOAT16_ELEMENT_TYPE = 16  # onnx.TensorProto.BFLOAT16
 ENCODING = "string_encoding"
 UTF8, LATIN1 = "utf-8", "latin-1"
 
-_DATATYPES = {
-    "tensor(bool)": Datatype.BOOL,
-    "tensor(uint8)": Datatype.UINT8,
-    "tensor(uint16)": Datatype.UINT16,
-    "tensor(uint32)": Datatype.UINT32,
-    "tensor(uint64)": Datatype.UINT64,
-    "tensor(int8)": Datatype.INT8,
-    "tensor(int16)": Datatype.INT16,
-    "tensor(int32)": Datatype.INT32,
-    "tensor(int64)": Datatype.INT64,
-    "tensor(float16)": Datatype.FP16,
-    "tensor(float)": Datatype.FP32,
-    "tensor(double)": Datatype.FP64,
-    "tensor(bfloat16)": Datatype.BF16,
-    "tensor(string)": Datatype.BYTES,
-}
+#: Where the runtime has a name of its own.
+_NAMES = {"float32": "float", "float64": "double"}
+_DATATYPES = {f"tensor({_NAMES.get(name, name)})": each for each, name in DTYPE_NAMES.items()}
 
 
 def load(artifact: Artifact) -> EmbeddedBackend:

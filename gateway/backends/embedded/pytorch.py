@@ -42,27 +42,17 @@ from modelport.gateway.repository.artifact_checks.torch_archive import (
 )
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature
+from modelport.gateway.types import DTYPE_NAMES, NUMPY_DTYPES, Array, Datatype, ModelSignature
 
 log = structlog.get_logger("modelport.backends")
 
 #: TorchScript compiles for the shapes of its first runs, during the run after them.
 WARMUP_REPEATS = 3
 _INDEXED = re.compile(r".*__(\d+)\Z")
-_DTYPES = {
-    Datatype.BOOL: torch.bool,
-    Datatype.UINT8: torch.uint8,
-    Datatype.UINT16: torch.uint16,
-    Datatype.UINT32: torch.uint32,
-    Datatype.UINT64: torch.uint64,
-    Datatype.INT8: torch.int8,
-    Datatype.INT16: torch.int16,
-    Datatype.INT32: torch.int32,
-    Datatype.INT64: torch.int64,
-    Datatype.FP16: torch.float16,
-    Datatype.FP32: torch.float32,
-    Datatype.FP64: torch.float64,
-    Datatype.BF16: torch.bfloat16,
+_DTYPES: dict[Datatype, torch.dtype] = {
+    datatype: getattr(torch, name)
+    for datatype, name in DTYPE_NAMES.items()
+    if datatype is not Datatype.BYTES
 }
 _WORDS = {dtype: datatype for datatype, dtype in _DTYPES.items()}
 

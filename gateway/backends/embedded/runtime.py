@@ -30,6 +30,7 @@ from modelport.gateway.types import (
     ModelSignature,
     Tensor,
     TensorSpec,
+    fits,
 )
 
 #: "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : " before the runtime's message.
@@ -246,10 +247,7 @@ def _check_outputs(response: InferResponse, config: ModelConfig) -> None:
     for tensor in response.outputs:
         spec, shape = specs[tensor.name], tensor.data.shape
         wanted = [*batch, *spec.model_dims]
-        same = len(wanted) == len(shape) and all(
-            says in (-1, has) for says, has in zip(wanted, shape, strict=True)
-        )
-        if not same or tensor.data.dtype != NUMPY_DTYPES[spec.datatype]:
+        if not fits(shape, wanted) or tensor.data.dtype != NUMPY_DTYPES[spec.datatype]:
             raise InvalidArgument(
                 f"the configuration declares output '{spec.name}' as {spec.datatype} with shape "
                 f"{wanted}, but the model gives {tensor.data.dtype} with shape {list(shape)}"

@@ -32,7 +32,14 @@ from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository.artifact_checks import saved_model_guard
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
+from modelport.gateway.types import (
+    DTYPE_NAMES,
+    NUMPY_DTYPES,
+    Array,
+    Datatype,
+    ModelSignature,
+    TensorSpec,
+)
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import serving_pb2, tensorflow_pb2
 
@@ -53,22 +60,7 @@ _NOT_SERVED = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
 #: Combinations of requested outputs with a cached call.
 MAX_CALLS = 64
 
-_DATATYPES = {
-    "bool": Datatype.BOOL,
-    "uint8": Datatype.UINT8,
-    "uint16": Datatype.UINT16,
-    "uint32": Datatype.UINT32,
-    "uint64": Datatype.UINT64,
-    "int8": Datatype.INT8,
-    "int16": Datatype.INT16,
-    "int32": Datatype.INT32,
-    "int64": Datatype.INT64,
-    "float16": Datatype.FP16,
-    "float32": Datatype.FP32,
-    "float64": Datatype.FP64,
-    "bfloat16": Datatype.BF16,
-    "string": Datatype.BYTES,
-}
+_DATATYPES = {name: datatype for datatype, name in DTYPE_NAMES.items()}
 #: An operator's message, between its traceback and its name.
 _REASON = re.compile(r"^(.+)\n\s*\[\[\{\{", re.MULTILINE)
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype

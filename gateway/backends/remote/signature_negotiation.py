@@ -26,6 +26,7 @@ from modelport.gateway.types import (
     ModelSignature,
     Parameter,
     Tensor,
+    fits,
 )
 from modelport.gateway.upstream import EndpointFailed, FailureKind
 
@@ -170,7 +171,7 @@ class NegotiatedSignature:
         if datatype != expected.datatype.value:
             raise EndpointFailed(FailureKind.DAMAGED, f"output '{name}' is not {expected.datatype}")
         if not all(type(size) is int and size >= 0 for size in sizes) or (
-            expected.ranked and not _fits(sizes, dims)
+            expected.ranked and not fits(sizes, dims)
         ):
             raise EndpointFailed(
                 FailureKind.DAMAGED, f"output '{name}' does not have shape {list(dims)}"
@@ -220,12 +221,6 @@ class _Output:
     dims: tuple[int, ...]
     to_model: Reshape | None
     ranked: bool = True
-
-
-def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
-    return len(shape) == len(dims) and all(
-        wanted in (-1, size) for size, wanted in zip(shape, dims, strict=True)
-    )
 
 
 def negotiate(

@@ -20,7 +20,7 @@ from modelport.gateway.protocols.tfserving.servable_signatures import (
     type_name,
 )
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor, dims_text
 from modelport.gateway.wire import inflation, raw_tensors
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.proto import tensorflow_pb2
@@ -260,7 +260,7 @@ def _check(tensor: Tensor, wanted: Datatype, what: str, examples: int) -> None:
     shape = tensor.data.shape
     if len(shape) != 2:
         raise InvalidArgument(
-            f"Expected Tensor shape: [batch_size num_classes] but got {_dims(shape)}"
+            f"Expected Tensor shape: [batch_size num_classes] but got {dims_text(shape)}"
         )
     if tensor.datatype is not wanted:
         raise InvalidArgument(
@@ -295,7 +295,7 @@ def regress(outputs: Sequence[Tensor], examples: int) -> Array:
     if shape[1:] not in ((), (1,)) or not shape:
         raise InvalidArgument(
             "Expected output Tensor shape to be either [batch_size] or [batch_size, 1] but got "
-            f"{_dims(shape)}"
+            f"{dims_text(shape)}"
         )
     if shape[0] != examples:
         raise InvalidArgument(
@@ -306,7 +306,3 @@ def regress(outputs: Sequence[Tensor], examples: int) -> Array:
             f"Expected output Tensor of DT_FLOAT.  Got: DT_{type_name(tensor.datatype).upper()}"
         )
     return tensor.data.reshape(-1)
-
-
-def _dims(shape: Sequence[int]) -> str:
-    return f"[{','.join(map(str, shape))}]"

@@ -16,7 +16,7 @@ import numpy as np
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols.tfserving.servable_signatures import SignatureTensor, type_name
-from modelport.gateway.types import NUMPY_DTYPES, Datatype
+from modelport.gateway.types import NUMPY_DTYPES, Datatype, dims_text
 from modelport.gateway.wire.long_array import LongArray
 
 MAX_QUOTED = 256
@@ -96,8 +96,9 @@ def wrong_row(rows: list[Any], spec: SignatureTensor, named: bool = False) -> In
         try:
             shape = examine(row, spec, left)
             if first is not None and shape != first:
-                wanted, got = (f"[{','.join(map(str, s))}]" for s in (first, shape))
-                raise InvalidArgument(f"Expecting shape {wanted} but got: {got}")
+                raise InvalidArgument(
+                    f"Expecting shape {dims_text(first)} but got: {dims_text(shape)}"
+                )
         except InvalidArgument as error:
             return _element(index, error, spec.name if named else "")
         first = shape

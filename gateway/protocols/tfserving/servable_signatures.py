@@ -31,7 +31,15 @@ from modelport.gateway.inference.validation import Reshape
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.protocols import image_decoding
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import Array, Datatype, InferRequest, InferResponse, Tensor, TensorSpec
+from modelport.gateway.types import (
+    Array,
+    Datatype,
+    InferRequest,
+    InferResponse,
+    Tensor,
+    TensorSpec,
+    fits,
+)
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.proto import tensorflow_pb2
@@ -101,7 +109,7 @@ class SignatureTensor:
 
     def to_wire(self, data: Array) -> Array:
         """Reshape an input to the wire's shape, unless it has that already."""
-        if self.convert is None or not _fits(data.shape, self.shape):
+        if self.convert is None or not fits(data.shape, self.shape):
             return data
         return self.convert(data)
 
@@ -133,12 +141,6 @@ class SignatureTensor:
             raise InvalidArgument(
                 f"the images of input '{self.name}' must all be of one size"
             ) from error
-
-
-def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    return len(shape) == len(wanted) and all(
-        w in (-1, s) for s, w in zip(shape, wanted, strict=True)
-    )
 
 
 class ServableSignature:
