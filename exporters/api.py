@@ -224,8 +224,8 @@ def verify(
     with _importing():
         from modelport.exporters.proof import verify as verification
         from modelport.exporters.publishing import download
-        from modelport.gateway.repository import signing
-    keys = [signing.load_public_key(Path(key)) for key in public_keys]
+        from modelport.gateway.repository import signing_keys
+    keys = [signing_keys.load_public_key(Path(key)) for key in public_keys]
     place = _place(path)
     with contextlib.ExitStack() as stack:
         if isinstance(place, Location):

@@ -27,7 +27,7 @@ from modelport.exporters.sources import SourceRequest, image_metadata, reader_se
 from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.gateway.errors import AlreadyExists, ModelportError, Unsupported
 from modelport.gateway.extensions.backend_descriptors import platforms
-from modelport.gateway.repository import config, signed_config, signing
+from modelport.gateway.repository import config, signed_config, signing, signing_keys
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.manifest import files_of
 from modelport.gateway.repository.storage.location import Location
@@ -113,7 +113,7 @@ def export(
         IntegrityError: the checkpoint is damaged or wants to run code.
     """
     rows = _rows(request)
-    key = None if request.sign_key is None else signing.load_private_key(request.sign_key)
+    key = None if request.sign_key is None else signing_keys.load_private_key(request.sign_key)
     progress("loading", 0, 0)
     source = reader_selection.load(request.source)
     source = image_metadata.describe(source, request.image, request.labels)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from modelport.gateway.repository.routes_file import Routes
 
 if TYPE_CHECKING:
-    from modelport.gateway.repository.signing import PublicKey
+    from modelport.gateway.repository.signing_keys import PublicKey
     from modelport.gateway.repository.storage.location import Location
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from modelport.gateway.cli.errors import OneLineCommand, UsageError
-from modelport.gateway.repository.signing import PrivateKey
+from modelport.gateway.repository.signing_keys import PrivateKey
 
 
 @click.command(cls=OneLineCommand)

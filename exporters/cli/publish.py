@@ -45,9 +45,9 @@ def publish_command(
     """
     from modelport.exporters.proof import verify
     from modelport.exporters.publishing import download, publish
-    from modelport.gateway.repository import config, manifest, signing
+    from modelport.gateway.repository import config, manifest, signing_keys
 
-    keys = [signing.load_public_key(key) for key in public_keys]
+    keys = [signing_keys.load_public_key(key) for key in public_keys]
     with contextlib.ExitStack() as stack:
         if isinstance(path, Location):
             version = stack.enter_context(download.copied(path))

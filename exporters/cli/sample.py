@@ -133,14 +133,14 @@ def _add(
     """
     from modelport.exporters.proof import verify
     from modelport.exporters.requests import sample_requests
-    from modelport.gateway.repository import signing
+    from modelport.gateway.repository import signing, signing_keys
 
     version = verify.find_version(path)
     if (version / sample_requests.FILENAME).exists():
         raise UsageError(
             f"'{version / sample_requests.FILENAME}' exists; --output writes another file"
         )
-    key = None if sign_key is None else signing.load_private_key(sign_key)
+    key = None if sign_key is None else signing_keys.load_private_key(sign_key)
     if key is None and signing.signer_of(version) is not None:
         raise UsageError(
             f"'{version}' is signed, and its certificate would change; give the key with "

@@ -27,7 +27,8 @@ from modelport.gateway.errors import IntegrityError, ModelportError
 from modelport.gateway.repository import manifest, signing
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.repository.scan import VERSION_NAME
-from modelport.gateway.repository.signing import PublicKey, VersionCertificate
+from modelport.gateway.repository.signing import VersionCertificate
+from modelport.gateway.repository.signing_keys import PublicKey
 
 #: Folders searched for the checkpoint named in the certificate.
 CHECKPOINT_FOLDERS = (Path(), Path("checkpoints"))

@@ -34,7 +34,7 @@ from modelport.exporters.loaded_model import Reference
 from modelport.exporters.model_spec import Sampler
 from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of
 from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.repository import manifest, signing
+from modelport.gateway.repository import manifest, signing, signing_keys
 from modelport.gateway.types import Array, ModelSignature, TensorSpec
 
 #: Called with the requests done and the total.
@@ -126,7 +126,7 @@ def record_version(
     return {"file": FILENAME, "sha256": manifest.sha256_of(path), "requests": len(data)}
 
 
-def add(version: Path, samples: dict[str, Any], key: signing.PrivateKey | None) -> None:
+def add(version: Path, samples: dict[str, Any], key: signing_keys.PrivateKey | None) -> None:
     """List ``samples.json`` of ``version`` in its certificate and its manifest.
 
     Args:

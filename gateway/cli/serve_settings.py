@@ -21,7 +21,7 @@ from modelport.gateway.settings import (
 )
 
 if TYPE_CHECKING:
-    from modelport.gateway.repository.signing import PublicKey
+    from modelport.gateway.repository.signing_keys import PublicKey
 
 
 class FiniteSeconds(click.FloatRange):
@@ -84,9 +84,9 @@ def _vertex_ai(default_model: str) -> VertexAi:
 def _public_keys(files: Sequence[Path]) -> tuple[PublicKey, ...]:
     if not files:
         return ()
-    from modelport.gateway.repository import signing
+    from modelport.gateway.repository import signing_keys
 
-    return tuple(signing.load_public_key(file) for file in files)
+    return tuple(signing_keys.load_public_key(file) for file in files)
 
 
 def _check_repository(repository: Path | Location) -> None:

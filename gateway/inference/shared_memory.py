@@ -51,8 +51,6 @@ class Region:
     A request keeps the regions of its outputs, so it writes them even after they are unregistered.
     """
 
-    __slots__ = ("__weakref__", "_descriptor", "byte_size", "key", "name", "offset")
-
     def __init__(self, name: str, key: str, offset: int, byte_size: int, descriptor: int) -> None:
         self.name = name
         self.key = key

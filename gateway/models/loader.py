@@ -26,7 +26,7 @@ from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import Statistics
 
 if TYPE_CHECKING:
-    from modelport.gateway.repository.signing import PublicKey
+    from modelport.gateway.repository.signing_keys import PublicKey
 
 log = structlog.get_logger("modelport.models")
 

@@ -48,11 +48,6 @@ class VersionState(StrEnum):
 class ServedVersion:
     """A loaded version of a model and the number of requests in flight."""
 
-    __slots__ = (
-        "__weakref__", "_drained", "backend", "config", "decoupled", "in_flight", "infer", "labels",
-        "name", "number", "refuses", "signature", "signatures", "statistics", "stream", "validator",
-    )  # fmt: skip
-
     def __init__(
         self,
         entry: ModelEntry,

@@ -22,15 +22,15 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from modelport.gateway.errors import IntegrityError, Internal, InvalidArgument
+from modelport.gateway.errors import IntegrityError, Internal
 from modelport.gateway.repository import manifest
 from modelport.gateway.repository import untrusted_files as files
+from modelport.gateway.repository.signing_keys import PrivateKey, PublicKey
 
 CERTIFICATE = manifest.CERTIFICATE
 SIGNATURE = "certificate.json.sig"
@@ -43,69 +43,14 @@ DOMAIN = FORMAT.encode() + b"\0"
 #: Files of a version outside of the artifact.
 UNLISTED = frozenset({CERTIFICATE, SIGNATURE, SAMPLES, manifest.FILENAME})
 
-MAX_KEY_BYTES = 64 * 1024
 MAX_CERTIFICATE_BYTES = 16 * 1024 * 1024
 MAX_SIGNATURE_BYTES = 4096
 #: Of a name or a digest.
 MAX_TEXT = 4096
 COPY_BYTES = 1024 * 1024  # at a time
 
-_SPKI_PREFIX = bytes.fromhex("302a300506032b6570032100")  # RFC 8410; the 32 bytes follow
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 MALFORMED = manifest.MALFORMED
-_PEM_LABEL = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----")
-
-
-@dataclass(frozen=True, slots=True)
-class PublicKey:
-    """An Ed25519 public key of 32 bytes."""
-
-    raw: bytes
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the key's DER SubjectPublicKeyInfo, in hex."""
-        return hashlib.sha256(_SPKI_PREFIX + self.raw).hexdigest()
-
-    def pem(self) -> bytes:
-        """SubjectPublicKeyInfo."""
-        ed25519, formats = _library()
-        key = ed25519.Ed25519PublicKey.from_public_bytes(self.raw)
-        pem: bytes = key.public_bytes(
-            formats.Encoding.PEM, formats.PublicFormat.SubjectPublicKeyInfo
-        )
-        return pem
-
-
-@dataclass(frozen=True, slots=True)
-class PrivateKey:
-    """An Ed25519 private key of 32 bytes, which its ``repr`` hides."""
-
-    raw: bytes = field(repr=False)
-
-    @classmethod
-    def generate(cls) -> PrivateKey:
-        return cls(_library()[0].Ed25519PrivateKey.generate().private_bytes_raw())
-
-    @property
-    def public(self) -> PublicKey:
-        return PublicKey(self._key.public_key().public_bytes_raw())
-
-    def pem(self) -> bytes:
-        """PKCS #8, unencrypted."""
-        _, formats = _library()
-        pem: bytes = self._key.private_bytes(
-            formats.Encoding.PEM, formats.PrivateFormat.PKCS8, formats.NoEncryption()
-        )
-        return pem
-
-    def sign(self, content: bytes) -> bytes:
-        signature: bytes = self._key.sign(content)
-        return signature
-
-    @property
-    def _key(self) -> Any:
-        return _library()[0].Ed25519PrivateKey.from_private_bytes(self.raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,78 +70,6 @@ class VersionCertificate:
     size_bytes: int
     document: Mapping[str, Any]
     samples: str | None = None
-
-
-# -- keys -----------------------------------------------------------------------------------------
-
-
-def _library() -> tuple[ModuleType, ModuleType]:
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ed25519
-
-    return ed25519, serialization
-
-
-def load_private_key(path: Path) -> PrivateKey:
-    """Read the key in a PEM file of ``modelport keygen``.
-
-    Raises:
-        InvalidArgument: the file is unreadable or holds no private Ed25519 key.
-    """
-    ed25519, formats = _library()
-    where = f"private key '{path}'"
-    content = _read_key(path, where)
-    labels = _PEM_LABEL.findall(content)
-    if labels and all(label.endswith(b"PUBLIC KEY") for label in labels):
-        raise InvalidArgument(f"{where} is a public key; give its private key")
-    if b"ENCRYPTED" in content:
-        raise InvalidArgument(f"{where} is encrypted; decrypt it with 'openssl pkey'")
-    key = _parse_key(lambda: formats.load_pem_private_key(content, None), where)
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise InvalidArgument(f"{where} is not an Ed25519 key; make one with 'modelport keygen'")
-    return PrivateKey(key.private_bytes_raw())
-
-
-def load_public_key(path: Path) -> PublicKey:
-    """Read the key in a PEM file of ``modelport keygen``.
-
-    Raises:
-        InvalidArgument: the file is unreadable or holds no public Ed25519 key.
-    """
-    ed25519, formats = _library()
-    where = f"public key '{path}'"
-    content = _read_key(path, where)
-    if any(label.endswith(b"PRIVATE KEY") for label in _PEM_LABEL.findall(content)):
-        raise InvalidArgument(
-            f"{where} is a private key; give its public key, and keep the private key safe"
-        )
-    key = _parse_key(lambda: formats.load_pem_public_key(content), where)
-    if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise InvalidArgument(f"{where} is not an Ed25519 key; make one with 'modelport keygen'")
-    return PublicKey(key.public_bytes_raw())
-
-
-def _read_key(path: Path, where: str) -> bytes:
-    try:
-        with path.open("rb") as file:  # a file or, from a shell, a pipe
-            content = file.read(MAX_KEY_BYTES + 1)
-    except OSError as error:
-        raise InvalidArgument(f"{where} cannot be read: {error.strerror}") from error
-    return content if len(content) <= MAX_KEY_BYTES else b""
-
-
-def _parse_key(load: Callable[[], Any], where: str) -> Any:
-    from cryptography.exceptions import UnsupportedAlgorithm
-
-    try:
-        return load()
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidArgument(
-            f"{where} is not a key in PEM; make one with 'modelport keygen'"
-        ) from error
-
-
-# -- signatures -----------------------------------------------------------------------------------
 
 
 def sign(version: Path, key: PrivateKey) -> Path:
@@ -252,9 +125,8 @@ def verify_signature(version: Path, model: str, keys: Collection[PublicKey]) -> 
         raise IntegrityError(
             f"it is signed with key {fingerprint}, trusted is {' or '.join(trusted) or 'none'}"
         )
-    key = _library()[0].Ed25519PublicKey.from_public_bytes(trusted[fingerprint].raw)
     try:
-        key.verify(signature, DOMAIN + content)
+        trusted[fingerprint].verify(signature, DOMAIN + content)
     except InvalidSignature as error:
         raise IntegrityError(
             f"{CERTIFICATE} does not match {SIGNATURE}; publish the version again"

@@ -31,8 +31,6 @@ CONNECTION_SHARE = 2
 class RequestMemory:
     """The budget of the process."""
 
-    __slots__ = ("_lock", "limit_bytes", "refused", "used_bytes")
-
     def __init__(self, limit_bytes: int = DEFAULT_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -28,51 +29,34 @@ STATES = ("READY", "LOADING", "UNLOADING", "UNAVAILABLE")
 #: Name, version and counters of every served version, read at scrape time.
 StatisticsSource = Callable[[], Iterable[tuple[str, int, Statistics]]]
 
-_COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
-    ("nv_inference_request_success", "Successful requests", lambda s: s.success.count),
-    (
-        "nv_inference_count",
-        "Inferences, batch elements counted singly",
-        lambda s: s.inference_count,
-    ),
-    ("nv_inference_exec_count", "Model executions", lambda s: s.execution_count),
-    (
-        "nv_inference_request_duration_us",
-        "Cumulative request duration",
-        lambda s: s.success.ns // 1000,
-    ),
-    ("nv_inference_queue_duration_us", "Cumulative queue duration", lambda s: s.queue.ns // 1000),
-    (
-        "nv_inference_compute_input_duration_us",
-        "Cumulative input preparation",
-        lambda s: s.compute_input.ns // 1000,
-    ),
-    (
-        "nv_inference_compute_infer_duration_us",
-        "Cumulative model execution",
-        lambda s: s.compute_infer.ns // 1000,
-    ),
+#: Metric, description, and attribute of ``Statistics``; nanoseconds are shown as microseconds.
+_COUNTERS = (
+    ("nv_inference_request_success", "Successful requests", "success.count"),
+    ("nv_inference_count", "Inferences, batch elements counted singly", "inference_count"),
+    ("nv_inference_exec_count", "Model executions", "execution_count"),
+    ("nv_inference_request_duration_us", "Cumulative request duration", "success.ns"),
+    ("nv_inference_queue_duration_us", "Cumulative queue duration", "queue.ns"),
+    ("nv_inference_compute_input_duration_us", "Cumulative input preparation", "compute_input.ns"),
+    ("nv_inference_compute_infer_duration_us", "Cumulative model execution", "compute_infer.ns"),
     (
         "nv_inference_compute_output_duration_us",
         "Cumulative output preparation",
-        lambda s: s.compute_output.ns // 1000,
+        "compute_output.ns",
     ),
 )
-
-
 #: For versions with a response cache.
-_CACHE_COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
-    ("nv_cache_num_hits_per_model", "Cache hits", lambda s: s.cache_hit.count),
-    ("nv_cache_num_misses_per_model", "Cache misses", lambda s: s.cache_miss.count),
+_CACHE_COUNTERS = (
+    ("nv_cache_num_hits_per_model", "Cache hits", "cache_hit.count"),
+    ("nv_cache_num_misses_per_model", "Cache misses", "cache_miss.count"),
     (
         "nv_cache_hit_duration_per_model",
         "Cumulative look-ups of cache hits, in microseconds",
-        lambda s: s.cache_hit.ns // 1000,
+        "cache_hit.ns",
     ),
     (
         "nv_cache_miss_duration_per_model",
         "Cumulative look-ups and insertions of cache misses, in microseconds",
-        lambda s: s.cache_miss.ns // 1000,
+        "cache_miss.ns",
     ),
 )
 
@@ -86,17 +70,14 @@ class TritonCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         rows = [((name, str(version)), stats) for name, version, stats in self._source()]
         labels = ("model", "version")
-        for metric, text, read in _COUNTERS:
-            counter = PlainCounter(metric, text, labels=labels)
-            for key, statistics in rows:
-                counter.add_metric(key, read(statistics))
-            yield counter
-        for metric, text, read in _CACHE_COUNTERS:
-            counter = PlainCounter(metric, text, labels=labels)
-            for key, statistics in rows:
-                if statistics.cached:
-                    counter.add_metric(key, read(statistics))
-            yield counter
+        cached = [(key, statistics) for key, statistics in rows if statistics.cached]
+        for counters, counted in ((_COUNTERS, rows), (_CACHE_COUNTERS, cached)):
+            for metric, text, attribute in counters:
+                counter = PlainCounter(metric, text, labels=labels)
+                for key, statistics in counted:
+                    value = attrgetter(attribute)(statistics)
+                    counter.add_metric(key, value // (1000 if attribute.endswith(".ns") else 1))
+                yield counter
         failures = PlainCounter(
             "nv_inference_request_failure", "Failed requests", labels=(*labels, "reason")
         )

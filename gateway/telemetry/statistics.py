@@ -44,8 +44,6 @@ class StatisticDuration:
 class ResponseStatistics:
     """Counters of the responses with one index in their streams."""
 
-    __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
-
     def __init__(self) -> None:
         self.compute_infer = StatisticDuration()
         self.compute_output = StatisticDuration()
@@ -55,14 +53,7 @@ class ResponseStatistics:
         self.cancel = StatisticDuration()
 
     def document(self) -> dict[str, Any]:
-        return {
-            "compute_infer": self.compute_infer.document(),
-            "compute_output": self.compute_output.document(),
-            "success": self.success.document(),
-            "fail": self.fail.document(),
-            "empty_response": self.empty_response.document(),
-            "cancel": self.cancel.document(),
-        }
+        return {name: duration.document() for name, duration in vars(self).items()}
 
 
 #: Input, inference, output.
@@ -128,11 +119,8 @@ class Statistics:
         self.execution_count += 1
         compute = self._batches.get(batch_size)
         if compute is None:
-            compute = self._batches[batch_size] = (
-                StatisticDuration(),
-                StatisticDuration(),
-                StatisticDuration(),
-            )
+            compute = (StatisticDuration(), StatisticDuration(), StatisticDuration())
+            self._batches[batch_size] = compute
         _add(compute, timing)
 
     def _first_response(self, ns: int) -> None:

@@ -40,7 +40,7 @@ from modelport.gateway.errors import IntegrityError, ModelportError
 from modelport.gateway.models.loader import VersionLoader
 from modelport.gateway.models.model_config import read_config
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import manifest, scan, signed_config, signing
+from modelport.gateway.repository import manifest, scan, signed_config, signing, signing_keys
 from modelport.gateway.repository.artifact_checks import (
     pt2_guard,
     saved_model_guard,
@@ -623,7 +623,7 @@ def _multiply() -> bytes:
         return models.multiply(Path(folder) / "model.onnx").read_bytes()
 
 
-def _signed(repository: Repository, key: signing.PrivateKey, more: str = LINE) -> None:
+def _signed(repository: Repository, key: signing_keys.PrivateKey, more: str = LINE) -> None:
     repository.put("model.onnx", _multiply(), LINE)
     (repository.version.parent / "labels.txt").write_text("a\nb\nc\nd\n")
     config = configuration.complete(configuration.parse(LINE), "m")
@@ -634,7 +634,7 @@ def _signed(repository: Repository, key: signing.PrivateKey, more: str = LINE) -
 
 
 def test_what_is_signed_of_a_configuration_cannot_be_changed(repository: Repository) -> None:
-    key = signing.PrivateKey.generate()
+    key = signing_keys.PrivateKey.generate()
     for what, (change, reason) in RECONFIGURED.items():
         _signed(repository, key, change(LINE))
         assert change(LINE) != LINE, what
@@ -650,7 +650,7 @@ def test_what_is_signed_of_a_configuration_cannot_be_changed(repository: Reposit
 
 def test_an_ensemble_does_not_take_the_name_of_a_signed_model(repository: Repository) -> None:
     """It has no file that could be signed: any signed model would answer in the name of another."""
-    key = signing.PrivateKey.generate()
+    key = signing_keys.PrivateKey.generate()
     _signed(
         repository,
         key,

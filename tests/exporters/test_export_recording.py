@@ -17,7 +17,7 @@ from modelport.exporters.cli.keygen import keygen
 from modelport.exporters.cli.sample import sample
 from modelport.exporters.requests import sample_requests
 from modelport.gateway.errors import IntegrityError
-from modelport.gateway.repository import manifest, signing
+from modelport.gateway.repository import manifest, signing, signing_keys
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from modelport.loadtests.load import payloads
 
@@ -137,7 +137,7 @@ def test_a_signed_version_gets_a_record_with_its_key_only(
     assert "--sign-key" in refused.output
     assert not (version / sample_requests.FILENAME).exists()
     assert CliRunner().invoke(sample, [str(version), "--sign-key", key]).exit_code == 0
-    public = signing.load_public_key(Path(f"{prefix}.pub"))
+    public = signing_keys.load_public_key(Path(f"{prefix}.pub"))
     certificate = signing.verify_signature(version, "fraud", [public])
     signing.verify_files(version, certificate)
     assert certificate.samples is not None

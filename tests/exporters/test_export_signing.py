@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from modelport.exporters.cli.keygen import keygen
-from modelport.gateway.repository import manifest, signing
-from modelport.gateway.repository.signing import PrivateKey
+from modelport.gateway.repository import manifest, signing, signing_keys
+from modelport.gateway.repository.signing_keys import PrivateKey
 from tests.faults import probes
 from tests.server import serving
 
@@ -44,8 +44,8 @@ def line_of(result: Result, code: int) -> str:
 def test_a_pair_of_keys_is_made_and_belongs_together(tmp_path: Path) -> None:
     result = make_keys(tmp_path / "a.b")
     private, public = tmp_path / "a.b.key", tmp_path / "a.b.pub"
-    key = signing.load_private_key(private)
-    assert signing.load_public_key(public) == key.public
+    key = signing_keys.load_private_key(private)
+    assert signing_keys.load_public_key(public) == key.public
     for said in (str(private), str(public), key.public.fingerprint):
         assert said in result.stdout
     assert private.read_text().startswith("-----BEGIN PRIVATE KEY-----\n")
@@ -86,7 +86,7 @@ def test_a_prefix_that_is_no_place_for_files_is_one_line(tmp_path: Path) -> None
 def test_a_prefix_that_is_no_text_is_a_prefix(tmp_path: Path) -> None:
     prefix = os.fsdecode(os.fsencode(tmp_path) + b"/k\xff")
     assert make_keys(prefix).exit_code == 0
-    assert signing.load_private_key(Path(f"{prefix}.key"))
+    assert signing_keys.load_private_key(Path(f"{prefix}.key"))
 
 
 # -- export ---------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_a_signed_export_is_served_where_its_signature_is_required(
     shutil.copytree(signed, unsigned)
     (unsigned / signing.SIGNATURE).unlink()
     manifest.write(unsigned)
-    key = signing.load_public_key(public)
+    key = signing_keys.load_public_key(public)
     certificate = signing.verify_signature(signed, "fraud", [key])
     signing.verify_files(signed, certificate)
     assert set(certificate.files) == {"model.onnx"}

@@ -22,7 +22,7 @@ from modelport.exporters.cli.export import export
 from modelport.exporters.cli.verify import verify
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.gateway.repository import manifest, signing
-from modelport.gateway.repository.signing import PrivateKey
+from modelport.gateway.repository.signing_keys import PrivateKey
 
 KWARGS: dict[str, Any] = {
     "vocab_size": 32,

@@ -13,7 +13,7 @@ from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.fake import FakeBackend
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository import config, manifest, signed_config, signing
-from modelport.gateway.repository.signing import PrivateKey
+from modelport.gateway.repository.signing_keys import PrivateKey
 from modelport.gateway.settings import Settings
 from tests import models
 from tests.faults import probes

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from modelport.gateway.repository import manifest, signing
-from modelport.gateway.repository.signing import PrivateKey
+from modelport.gateway.repository import manifest, signing, signing_keys
+from modelport.gateway.repository.signing_keys import PrivateKey
 from modelport.gateway.slo import CertificateSettings
 from modelport.loadtests.gate import baseline_and_candidate, cli, integrity
 from modelport.loadtests.gate.baseline_and_candidate import Published
@@ -64,7 +64,7 @@ def test_the_key_that_signed_it_passes_and_is_named(signed: Signed) -> None:
     found = integrity.questions(side, CertificateSettings(public_keys=(signed.wrong, signed.right)))
     assert {one.status for one in found} == {CheckStatus.PASS}
     (signature,) = (one for one in found if one.name == "signature")
-    assert signing.load_public_key(signed.right).fingerprint in signature.detail
+    assert signing_keys.load_public_key(signed.right).fingerprint in signature.detail
 
 
 def test_another_key_fails_unmeasured(signed: Signed) -> None:

@@ -213,8 +213,6 @@ class EmbeddedBackend:
 class _Output:
     """The expected shape of an output. ``dims`` are the model's, without the batch dimension."""
 
-    __slots__ = ("_fixed", "_rank", "datatype", "dims")
-
     def __init__(self, spec: TensorSpec) -> None:
         self.datatype, self.dims = spec.datatype, spec.model_dims
         self._rank = len(self.dims)

@@ -66,13 +66,6 @@ class OverloadController:
         request tests it, so it is a plain set: the truth of a ``WeakSet`` costs a call.
     """
 
-    __slots__ = (
-        "__weakref__", "_answered", "_arrived", "_computed_seconds", "_exceeded", "_grown",
-        "_instances", "_interval_seconds", "_late_answered", "_late_arrived", "_least",
-        "_overloaded", "_probation_ends", "_probe_at", "_probe_began", "_seconds", "_started",
-        "_sustained", "held", "limit",
-    )  # fmt: skip
-
     def __init__(
         self, instances: int, least: int, overloaded: OverloadedModels | None = None
     ) -> None:

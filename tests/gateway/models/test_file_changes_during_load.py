@@ -17,7 +17,7 @@ from modelport.gateway.models.model import ServedVersion, VersionState
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import manifest, scan, signed_config, signing, standalone_model
 from modelport.gateway.repository.file_states import VersionFiles
-from modelport.gateway.repository.signing import PrivateKey
+from modelport.gateway.repository.signing_keys import PrivateKey
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import Statistics
 from tests import models

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from modelport.gateway.errors import IntegrityError, Internal, InvalidArgument
-from modelport.gateway.repository import manifest, signing
-from modelport.gateway.repository.signing import PrivateKey, PublicKey
+from modelport.gateway.repository import manifest, signing, signing_keys
+from modelport.gateway.repository.signing_keys import PrivateKey, PublicKey
 
 PEM = serialization.Encoding.PEM
 PKCS8 = serialization.PrivateFormat.PKCS8
@@ -114,8 +114,8 @@ def test_the_fingerprint_is_the_sha_256_of_the_subject_public_key_info(key: Priv
 def test_keys_survive_their_files(key: PrivateKey, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(key.pem())
     (tmp_path / "pub").write_bytes(key.public.pem())
-    assert signing.load_private_key(tmp_path / "key") == key
-    assert signing.load_public_key(tmp_path / "pub") == key.public
+    assert signing_keys.load_private_key(tmp_path / "key") == key
+    assert signing_keys.load_public_key(tmp_path / "pub") == key.public
 
 
 def test_a_private_key_does_not_show_itself(key: PrivateKey) -> None:
@@ -133,7 +133,7 @@ BAD_KEYS: dict[str, tuple[bytes, str, str]] = {  # content, as a private key, as
     "text": (b"hello\n", "not a key in PEM", "not a key in PEM"),
     "not-utf-8": (b"\xff\xfe\x00" * 9, "not a key in PEM", "not a key in PEM"),
     "damaged": (OURS.private_bytes(PEM, PKCS8, PLAIN)[:60], "not a key in PEM", "is a private key"),
-    "huge": (b"x" * (signing.MAX_KEY_BYTES + 1), "not a key in PEM", "not a key in PEM"),
+    "huge": (b"x" * (signing_keys.MAX_KEY_BYTES + 1), "not a key in PEM", "not a key in PEM"),
     "private": (OURS.private_bytes(PEM, PKCS8, PLAIN), "", "is a private key"),
     "public": (OURS.public_key().public_bytes(PEM, SPKI), "is a public key", ""),
     "encrypted": (OURS.private_bytes(PEM, PKCS8, SECRET), "is encrypted", "is a private key"),
@@ -156,7 +156,10 @@ BAD_KEYS: dict[str, tuple[bytes, str, str]] = {  # content, as a private key, as
 def test_a_file_that_holds_another_kind_of_key_is_refused(name: str, tmp_path: Path) -> None:
     content, *reasons = BAD_KEYS[name]
     (tmp_path / "file").write_bytes(content)
-    loaders: list[Callable[[Path], object]] = [signing.load_private_key, signing.load_public_key]
+    loaders: list[Callable[[Path], object]] = [
+        signing_keys.load_private_key,
+        signing_keys.load_public_key,
+    ]
     for load, reason in zip(loaders, reasons, strict=True):
         if reason:
             with pytest.raises(InvalidArgument, match=reason) as caught:
@@ -167,7 +170,7 @@ def test_a_file_that_holds_another_kind_of_key_is_refused(name: str, tmp_path: P
             load(tmp_path / "file")
 
 
-@pytest.mark.parametrize("load", [signing.load_private_key, signing.load_public_key])
+@pytest.mark.parametrize("load", [signing_keys.load_private_key, signing_keys.load_public_key])
 def test_a_key_that_cannot_be_read_is_refused(
     load: Callable[[Path], object], tmp_path: Path
 ) -> None:
