@@ -203,8 +203,8 @@ def _is_foreign(error: ModuleNotFoundError) -> bool:
 
 def _fail(error: BaseException, cause: BaseException | None = None) -> NoReturn:
     first = cause or error
-    told = KeyboardInterrupt("interrupted") if _interrupted(first) else error
-    raise Failure(told) from first
+    shown = KeyboardInterrupt("interrupted") if _interrupted(first) else error
+    raise Failure(shown) from first
 
 
 def _interrupted(error: BaseException | None) -> bool:

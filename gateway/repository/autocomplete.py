@@ -115,9 +115,9 @@ def _check(
             )
         tensor = known[declaration.name]
         if declaration.data_type != configuration.data_type(tensor.datatype):
-            said = pb.DataType.Name(declaration.data_type)
+            stated = pb.DataType.Name(declaration.data_type)
             raise InvalidArgument(
-                f"the configuration declares {where} as {said}, but the model has "
+                f"the configuration declares {where} as {stated}, but the model has "
                 f"TYPE_{'STRING' if tensor.datatype is Datatype.BYTES else tensor.datatype}"
             )
         dims = declaration.reshape.shape if declaration.HasField("reshape") else declaration.dims

@@ -165,7 +165,7 @@ class GatewayServer:
         broken = self.manager.broken()
         if broken and self._settings.exit_on_error:
             reasons = {row["name"]: row.get("reason", "") for row in self.manager.index()}
-            told = [
+            failures = [
                 f"{name} ({reason})" if (reason := reasons.get(name)) else name for name in broken
             ]
             raise Unavailable(f"failed to load all models: {', '.join(told)}")

@@ -265,8 +265,8 @@ async def exchange(
         body = joined((prefix, *parts))
         return await connection.call(block, body, channel.max_reply_bytes + _PREFIX.size)
     except ReplyTooLarge as error:
-        said = "it is larger than the route's max_reply_bytes"
-        raise EndpointFailed(FailureKind.DAMAGED, said) from error
+        message = "it is larger than the route's max_reply_bytes"
+        raise EndpointFailed(FailureKind.DAMAGED, message) from error
     except StreamReset as error:
         raise EndpointFailed(FailureKind.DROPPED) from error
 
@@ -306,29 +306,29 @@ def _timeout(seconds: float) -> bytes:
     return b"%dS" % min(_MAX_TIMEOUT, int(seconds))
 
 
-def meant(status: str, said: str) -> EndpointFailed | ModelportError:
+def meant(status: str, message: str) -> EndpointFailed | ModelportError:
     """Convert ``status``, the name of a server's gRPC status, into an error.
 
     ``NOT_FOUND`` is no fault of the request: the gateway has checked it, so the server lacks what
     it should serve.
     """
-    said = public(said)
+    message = public(message)
     if status in _REQUEST:
-        return InvalidArgument(said)
+        return InvalidArgument(message)
     if status == "UNIMPLEMENTED":
-        return Unsupported(said)
+        return Unsupported(message)
     if status == "RESOURCE_EXHAUSTED":
         return QueueFull()
     if status == "DEADLINE_EXCEEDED":
         return TimedOut()
     if status == "NOT_FOUND":
-        return EndpointFailed(FailureKind.MISSING, said)
+        return EndpointFailed(FailureKind.MISSING, message)
     if status in ("UNAVAILABLE", "CANCELLED"):
-        lowered = said.lower()
+        lowered = message.lower()
         if "maximum queue size" in lowered:
             return QueueFull()
         if "timeout expired" in lowered:
             return TimedOut()
-        return EndpointFailed(FailureKind.UNREADY, said)
-    said = said or "the server that runs the model gave no reason"
-    return ServerError(said) if status in _SERVER else Internal(said)
+        return EndpointFailed(FailureKind.UNREADY, message)
+    message = message or "the server that runs the model gave no reason"
+    return ServerError(message) if status in _SERVER else Internal(message)

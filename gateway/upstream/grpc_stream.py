@@ -151,10 +151,10 @@ async def _once(content: bytes) -> AsyncIterator[bytes]:
 
 def _crossed(error: grpc.aio.AioRpcError) -> EndpointFailed | ModelportError:
     """Convert ``error``, a failure of the transport or a server's status."""
-    status, said = error.code().name, error.details() or ""
+    status, details = error.code().name, error.details() or ""
     if status == "DEADLINE_EXCEEDED":
         return TimedOut()
     for words, failure, reason in _TRANSPORT:
-        if words.search(said):
+        if words.search(details):
             return EndpointFailed(failure, reason)
-    return meant(status, said)
+    return meant(status, details)

@@ -247,10 +247,10 @@ def _crossing() -> Iterator[None]:
         raise EndpointFailed(FailureKind.DAMAGED, "it does not speak HTTP") from error
 
 
-def meant(status: int, said: str) -> EndpointFailed | ModelportError:
+def meant(status: int, message: str) -> EndpointFailed | ModelportError:
     """The error that the HTTP status ``status`` with the text ``said`` stands for."""
     other = "INTERNAL" if status >= 500 else "ABORTED"
-    return grpc.meant(_STATUSES.get(status, other), said or f"HTTP status {status}")
+    return grpc.meant(_STATUSES.get(status, other), message or f"HTTP status {status}")
 
 
 def _reason(error: Exception) -> str:

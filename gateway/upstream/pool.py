@@ -218,8 +218,8 @@ class EndpointPool:
             return error.error
         if error.failure is FailureKind.HUNG:
             return TimedOut()
-        said = f"the server that runs '{self._model}' {error}"
-        return Internal(said) if error.failure is FailureKind.DAMAGED else Unavailable(said)
+        message = f"the server that runs '{self._model}' {error}"
+        return Internal(message) if error.failure is FailureKind.DAMAGED else Unavailable(message)
 
     # -- outlier detection ------------------------------------------------------------------------
 

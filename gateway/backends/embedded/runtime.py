@@ -324,6 +324,6 @@ def public_reason(error: Exception) -> str:
     """The informative line of a runtime's message, without class names and folders."""
     lines = [line for line in str(error).splitlines() if line.strip()] or ["no reason given"]
     index = next((i for words, i in _ANNOUNCES.items() if lines[0].startswith(words)), 0)
-    said = _CLASS.sub("", lines[index]) if index and len(lines) > 1 else lines[0].strip()
-    line = _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r'"\1"', _PREFIX.sub("", said)))
+    text = _CLASS.sub("", lines[index]) if index and len(lines) > 1 else lines[0].strip()
+    line = _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r'"\1"', _PREFIX.sub("", text)))
     return line if len(line) <= _MAX_REASON else line[:_MAX_REASON] + "..."

@@ -225,8 +225,8 @@ class ServerSupervisor:
 
     def _failed(self, process: ServerProcess, what: str) -> Unavailable:
         reason = process.output.reason()
-        said = f"; {self._title} said: {reason}" if reason else ""
-        return Unavailable(f"the server of '{self._model}' {what}{said}")
+        output = f"; {self._title} said: {reason}" if reason else ""
+        return Unavailable(f"the server of '{self._model}' {what}{output}")
 
     async def _watch(self, process: ServerProcess) -> str:
         """Wait until the server ends or hangs; describe how."""

@@ -224,7 +224,7 @@ class _Output:
 
 
 def negotiate(
-    declared: ModelConfig, told: Metadata, theirs: ModelConfig | None
+    declared: ModelConfig, metadata: Metadata, theirs: ModelConfig | None
 ) -> NegotiatedSignature:
     """Complete ``declared`` from the server's metadata; both must agree.
 
@@ -236,26 +236,26 @@ def negotiate(
     config = copy.deepcopy(declared)
     if theirs is not None:
         _adopt(config, theirs)
-    if not (config.input or told.inputs) or not (config.output or told.outputs):
+    if not (config.input or metadata.inputs) or not (config.output or metadata.outputs):
         raise InvalidArgument(
             "the server does not describe inputs and outputs; declare them in a config.pbtxt and "
             "set it as 'config' of the route"
         )
     batched = config.max_batch_size > 0
     optional = {tensor.name for tensor in theirs.input if tensor.optional} if theirs else set()
-    inputs = [t for t in told.inputs if not config.input or t.name not in optional or
+    inputs = [t for t in metadata.inputs if not config.input or t.name not in optional or
               t.name in {declaration.name for declaration in config.input}]  # fmt: skip
     reshaped: set[str] = set()
     sides = []
     for kind, declarations, tensors in (
         ("input", config.input, inputs),
-        ("output", config.output, told.outputs),
+        ("output", config.output, metadata.outputs),
     ):
         if not declarations:
             for tensor in tensors:
                 autocomplete.declare(declarations.add(), tensor, batched)
         behind = list(tensors)
-        if not told.of_model:
+        if not metadata.of_model:
             behind = [_behind_reshape(config, declarations, tensor) for tensor in tensors]
         reshaped |= {
             _key(kind, tensor.name)
@@ -264,8 +264,10 @@ def negotiate(
         }
         sides.append(behind)
     # Without metadata the declaration holds; responses are checked against it.
-    completed = autocomplete.complete(config, *sides) if told.inputs and told.outputs else config
-    unranked = told.unranked - {tensor.name for tensor in declared.output}
+    completed = (
+        autocomplete.complete(config, *sides) if metadata.inputs and metadata.outputs else config
+    )
+    unranked = metadata.unranked - {tensor.name for tensor in declared.output}
     return NegotiatedSignature(completed, frozenset(reshaped), unranked)
 
 

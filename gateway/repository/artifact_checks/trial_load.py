@@ -167,8 +167,8 @@ def _run(file: Path, request: dict[str, Any]) -> None:
             except (subprocess.TimeoutExpired, BrokenPipeError):
                 process.kill()
                 status = process.wait()
-        said = report.read(MAX_REPORT_BYTES)
-    if status or not said:
+        content = report.read(MAX_REPORT_BYTES)
+    if status or not content:
         ended = IntegrityError(
             f"'{file.name}' does not load: the process that tried it ended with {_ending(status)}: "
             "refused; it is damaged, too deep for its compiler, or hostile: export the model "
@@ -176,7 +176,7 @@ def _run(file: Path, request: dict[str, Any]) -> None:
         )
         # The system kills for want of memory, and this process after ``WALL_SECONDS``.
         raise _NotTheContent(ended) if status in _FROM_OUTSIDE else ended
-    found = json.loads(said)
+    found = json.loads(content)
     if found["error"]:
         error: ModelportError = getattr(errors, found["error"], Internal)(found["reason"])
         raise error if found["lasting"] else _NotTheContent(error)

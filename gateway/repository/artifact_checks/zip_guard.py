@@ -236,8 +236,8 @@ def _end_of(file: IO[bytes], record: _Record, following: int) -> int:
         raise _Ambiguous(f"the header of record {record.name!r} is not as in the directory")
     size, compressed = _in_full(record.name, extra, size, compressed)
     later = bool(flags & _DESCRIPTOR)
-    said = crc, compressed, size
-    if said != (record.crc, record.compressed, record.size) and not (later and not any(said)):
+    stated = crc, compressed, size
+    if stated != (record.crc, record.compressed, record.size) and not (later and not any(stated)):
         raise _Ambiguous(f"the header of record {record.name!r} is not as in the directory")
     end = record.offset + _LOCAL.size + name_length + extra_length + record.compressed
     return _descriptor_end(file, record, end, following) if later else end

@@ -105,8 +105,8 @@ class ObjectStore:
         if not found and not below and not self._call("exists", self.location.bucket):
             raise InvalidArgument(_NO_BUCKET)
         return {
-            key.removeprefix(f"{path}/"): _object(told)
-            for key, told in found.items()
+            key.removeprefix(f"{path}/"): _object(info)
+            for key, info in found.items()
             if key.startswith(f"{path}/")
         }
 
@@ -182,8 +182,8 @@ class ObjectStore:
         try:
             return asyncio.run_coroutine_threadsafe(call(), filesystem.loop).result()
         except Exception as error:
-            told = _told(error)
-        raise told
+            failure = _failure(error)
+        raise failure
 
 
 class _Taken(ModelportError):
@@ -226,24 +226,24 @@ def _connect(location: Location) -> Any:
     try:
         filesystem = getattr(library, name)(**options)
     except Exception as error:
-        told = _told(error)
+        failure = _failure(error)
     else:
         filesystem.retries = TRIES
         return filesystem
-    raise told
+    raise failure
 
 
-def _object(told: Mapping[str, Any]) -> Object:
+def _object(info: Mapping[str, Any]) -> Object:
     names = ("generation", "ETag", "etag", "md5Hash", "last_modified", "created")
-    etag = next((str(told[name]) for name in names if told.get(name)), "")
+    etag = next((str(info[name]) for name in names if info.get(name)), "")
     times = ("LastModified", "last_modified", "updated", "created")
-    modified = next((told[name] for name in times if told.get(name)), None)
+    modified = next((info[name] for name in times if info.get(name)), None)
     if isinstance(modified, str):
         modified = datetime.datetime.fromisoformat(modified)
-    return Object(int(told.get("size") or 0), etag.strip('"'), modified)
+    return Object(int(info.get("size") or 0), etag.strip('"'), modified)
 
 
-def _told(error: BaseException) -> ModelportError:
+def _failure(error: BaseException) -> ModelportError:
     """The public error for an exception of a library."""
     names = _names(error)
     known = next(iter(names), "error")

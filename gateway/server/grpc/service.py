@@ -118,8 +118,8 @@ class Service:
             try:
                 seconds = framing.timeout_seconds(headers[b"grpc-timeout"])
             except ValueError as error:
-                said = f"invalid grpc-timeout: {error}"
-                return CallTarget(refusal=Ending(StatusCode.INTERNAL, said))
+                message = f"invalid grpc-timeout: {error}"
+                return CallTarget(refusal=Ending(StatusCode.INTERNAL, message))
         encoding = headers.get(b"grpc-encoding", framing.IDENTITY)
         if not framing.known(encoding):
             return CallTarget(refusal=NO_ENCODING)

@@ -200,9 +200,9 @@ class WorkerSupervisor:
             named = {f"{name}_port": port for name, port in self._ports.items()}
             log.info("listening", **named, metrics_port=self._metrics.port)
 
-    async def _on_started(self, number: int, said: Mapping[str, Any]) -> None:
+    async def _on_started(self, number: int, report: Mapping[str, Any]) -> None:
         first = not self._all_started
-        self._started[number] = said
+        self._started[number] = report
         last = first and self._all_started  # another may start during ``look``
         await self._coordinator.look()  # its index is reported if it stops answering
         if last:
