@@ -168,7 +168,7 @@ class GatewayServer:
             failures = [
                 f"{name} ({reason})" if (reason := reasons.get(name)) else name for name in broken
             ]
-            raise Unavailable(f"failed to load all models: {', '.join(told)}")
+            raise Unavailable(f"failed to load all models: {', '.join(failures)}")
         if self._rollout_control is None:
             return
         self._rollout_control.run()

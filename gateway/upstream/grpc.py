@@ -265,8 +265,8 @@ async def exchange(
         body = joined((prefix, *parts))
         return await connection.call(block, body, channel.max_reply_bytes + _PREFIX.size)
     except ReplyTooLarge as error:
-        message = "it is larger than the route's max_reply_bytes"
-        raise EndpointFailed(FailureKind.DAMAGED, message) from error
+        reason = "it is larger than the route's max_reply_bytes"
+        raise EndpointFailed(FailureKind.DAMAGED, reason) from error
     except StreamReset as error:
         raise EndpointFailed(FailureKind.DROPPED) from error
 

@@ -184,9 +184,9 @@ class Survey:
         known, self._manifests = self._manifests, {}
         reading = {}
         for version, each in found.items():
-            before, content = known.get(version, (None, ""))
-            if before == each and not isinstance(content, str):
-                self._manifests[version] = each, content
+            before, told = known.get(version, (None, ""))
+            if before == each and not isinstance(told, str):
+                self._manifests[version] = each, told
             else:
                 key = f"{version[0]}/{version[1]}/{manifest.FILENAME}"
                 read = self._objects.read
