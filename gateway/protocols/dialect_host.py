@@ -1,4 +1,4 @@
-"""What a dialect may use of the gateway."""
+"""The parts of the gateway that a dialect may use, as one object."""
 
 from __future__ import annotations
 
