@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 import json
 import time
@@ -11,12 +12,13 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from modelport.gateway import slo
 from modelport.gateway.cli import rollout_display
 from modelport.gateway.cli.admin_client import DEFAULT_URL, AdminClient
 from modelport.gateway.cli.errors import OneLineGroup, UsageError
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.rollout import gate_report as gate_reports
-from modelport.gateway.rollout.plan import RolloutPlan
+from modelport.gateway.rollout.plan import RolloutLimits, RolloutPlan
 from modelport.gateway.rollout.state import RolloutPhase
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,6 +30,7 @@ LOOK_SECONDS = 0.5
 #: Time for a gateway to be started again while a command waits.
 RESTART_SECONDS = 120.0
 _PATH = "/v2/rollouts"
+_LIMITS = frozenset(field.name for field in dataclasses.fields(RolloutLimits))
 
 
 class Share(click.ParamType[float]):
@@ -109,6 +112,7 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="For the his
     metavar="SHARE,...",
     help="The candidate's share of the requests in each stage. One step of 100% is blue/green.",
 )
+@click.option("--slo", "slo_file", type=click.Path(path_type=Path), help="Limits: slo.toml.")
 @click.option(
     "--gate-report",
     type=click.Path(path_type=Path),
@@ -145,7 +149,6 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="For the his
     default=None,
     help="Compare decisions, or values.  [default: the certificates say]",
 )
-@click.option("--webhook", "webhooks", multiple=True, metavar="URL", help="Repeatable.")
 @click.option("--wait", is_flag=True, help="Wait until it is promoted (exit 0) or rolled back (1).")
 @_url
 @_json
@@ -167,13 +170,27 @@ def start(model: str, url: str, wait: bool, as_json: bool, **options: Any) -> No
         click.echo(json.dumps(state, indent=2))
 
 
-def _request(gate_report: Path | None, **options: Any) -> dict[str, Any]:
-    """The request of the command's options."""
-    limits: dict[str, float | None] = {}
+def _request(slo_file: Path | None, gate_report: Path | None, **options: Any) -> dict[str, Any]:
+    """The request of the command's options, and of its files."""
+    settings = {} if slo_file is None else _settings(slo.read(slo_file))
+    limits: dict[str, float | None] = settings.pop("limits", {})
     if gate_report is not None:
         limits.setdefault("max_disagreement", gate_reports.max_disagreement(gate_report))
     given = {name: value for name, value in options.items() if value is not None}
-    return {**given, "limits": limits, "by": _user()}
+    return {**settings, **given, "limits": limits, "by": _user()}
+
+
+def _settings(limits: slo.Slo) -> dict[str, Any]:
+    """The settings of a rollout, as fields of a request."""
+    found: dict[str, Any] = {"limits": {}}
+    for key in limits.said:
+        table, _, name = key.partition(".")
+        value = getattr(getattr(limits, table), name)
+        if name == "retrained" or table == "rollout":
+            found[name] = value
+        elif name in _LIMITS and table != "duration":
+            found["limits"][name] = value
+    return found
 
 
 def _user() -> str:

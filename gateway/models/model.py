@@ -283,8 +283,10 @@ class ModelRecord:
         if self.pinned not in self.served:
             self.pinned = 0
         number = self.pinned or max(self.served, default=0)
-        if self.hold.default and not self._fails(self.hold.default):
+        if self.hold.default in self.served:
             number = self.hold.default
+        elif self.hold.default and not self._fails(self.hold.default):
+            number = self.default.number if self.default is not None else 0
         self.default = self.served.get(number)
         declared = self.wanted.labels
         if declared is None:

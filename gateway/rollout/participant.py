@@ -51,6 +51,8 @@ class RolloutParticipant:
         self.id = secrets.token_hex(8)
         #: The last routing by model, also while it does not hold.
         self._routings: dict[str, Document] = {}
+        #: The examples of the last rollout of a model that has ended.
+        self._examples: dict[str, list[Any]] = {}
         #: Timers that suspend the routing of a model unless the controller renews it.
         self._leases: dict[str, asyncio.TimerHandle] = {}
         self.handlers: Mapping[str, Callable[[Arguments], Awaitable[Any]]] = {
@@ -164,6 +166,7 @@ class RolloutParticipant:
         self._forget(plan.model)
 
     def _forget(self, model: str) -> None:
+        self._examples[model] = self._rollouts.examples(model)
         self._rollouts.remove(model)
         self._routings.pop(model, None)
         if model in self._leases:
@@ -213,8 +216,9 @@ class RolloutParticipant:
             log.error("a version of a rollout is not served", model=model, reason=str(error))
 
     async def examples(self, arguments: Arguments) -> list[Any]:
-        """The kept requests with disagreeing answers."""
-        return self._rollouts.examples(arguments["model"])
+        """The kept requests with disagreeing answers, also after the rollout's end."""
+        model = arguments["model"]
+        return self._rollouts.examples(model) or self._examples.get(model, [])
 
 
 def _json(description: Any) -> Document:

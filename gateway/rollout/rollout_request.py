@@ -55,7 +55,6 @@ class RolloutRequest:
     retrained: bool | None = None
     #: The limits that differ from ``RolloutLimits``' defaults.
     limits: dict[str, float | None] = field(default_factory=dict)
-    webhooks: tuple[str, ...] = ()
     #: The person who asks, for the history.
     by: str = ""
 

@@ -110,7 +110,7 @@ class RolloutService:
         return found
 
     async def examples(self, model: str) -> list[Any]:
-        """The kept requests with disagreeing answers of a rollout that is running."""
+        """The kept requests with disagreeing answers of the latest rollout."""
         if model not in self._rollouts.models():
             raise NotFound(f"model '{model}' has had no rollout")
         return await self._processes.examples(model)

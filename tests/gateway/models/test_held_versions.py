@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from modelport.gateway.models.version_policy import (
 )
 from modelport.gateway.repository.version_choice import VersionChoice
 from modelport.gateway.settings import ModelControlMode
-from tests.gateway.models.managers import World
+from tests.gateway.models.managers import World, until
 from tests.gateway.models.test_model_control import label, specific
 
 HOLD = VersionHold((1, 2), 1)
@@ -151,6 +152,20 @@ async def test_the_candidate_answers_if_the_baseline_cannot(world: World) -> Non
     manager.held.expect("m", HOLD)
     await manager.start()
     assert (manager.versions("m"), default(manager)) == ([2], 2)
+    await manager.stop()
+
+
+async def test_the_default_stays_while_its_successor_in_a_rollout_loads(world: World) -> None:
+    """The newest version serves, and its predecessor becomes the baseline."""
+    world.publish(1, 2)
+    manager = await world.serve(ModelControlMode.NONE)
+    world.gate.clear()
+    task = asyncio.create_task(manager.held.hold("m", HOLD))
+    await until(lambda: ("load", 1) in world.events)
+    assert default(manager) == 2
+    world.gate.set()
+    await task
+    assert default(manager) == 1
     await manager.stop()
 
 

@@ -1,0 +1,301 @@
+"""``modelport rollout`` against a running gateway, with requests through HTTP and gRPC."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from modelport import cli
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.version_choice import VersionChoice
+from tests import models
+from tests.gateway.rollout.rollout_traffic import FACTORS, repository, traffic
+from tests.server import FLAGS, Gateway, serving
+
+ONLY_1 = "version_policy { specific { versions: 1 } }\n"
+#: Times of such small models say nothing on a machine with other jobs.
+SLO = """
+[regressions]
+max_p50_regression = false
+max_p99_regression = false
+[rollout]
+min_requests = 30
+min_seconds = 0
+"""
+POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "0.2")
+EXPLICIT = ("--model-control-mode", "explicit", "--load-model", "x2")
+WORKERS = () if FLAGS else ("--workers", "2")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return repository(tmp_path / "repository", ONLY_1)
+
+
+@pytest.fixture
+def slo(tmp_path: Path) -> Path:
+    file = tmp_path / "slo.toml"
+    file.write_text(SLO)
+    return file
+
+
+def run(gateway: Gateway, *arguments: str) -> Result:
+    url = gateway.metrics.removesuffix("/metrics")
+    return CliRunner().invoke(cli.modelport, ["rollout", *arguments, "--url", url])
+
+
+def start(gateway: Gateway, slo: Path, candidate: int, *flags: str) -> Result:
+    arguments = ["x2", "--candidate", str(candidate), "--slo", str(slo), *flags]
+    return run(gateway, "start", *arguments)
+
+
+def told(result: Result, code: int = 0) -> str:
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def status(gateway: Gateway) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(told(run(gateway, "status", "x2", "--json")))
+    return document
+
+
+@pytest.mark.parametrize("flags", [(), (*WORKERS, *POLL), (*WORKERS, *EXPLICIT)], ids=str)
+def test_a_good_candidate_is_promoted_and_stays_after_a_restart(
+    root: Path, slo: Path, flags: tuple[str, ...]
+) -> None:
+    with serving(root, *flags) as gateway, traffic(gateway) as asked:
+        assert set(asked.more()) == {1}
+        output = told(start(gateway, slo, 2, "--shadow", "50%", "--steps", "25%,100%", "--wait"))
+        assert "promoted" in output
+        assert set(asked.more()) == {2}
+        assert set(asked.versions) == {1, 2}
+        (ended,) = json.loads(told(run(gateway, "history", "x2", "--json")))
+        assert (ended["phase"], ended["settled"], ended["unsettled_reason"]) == (
+            "promoted", True, "",
+        )  # fmt: skip
+        assert ended["counts"][0]["compared"] >= 30
+        assert "promoted" in told(run(gateway, "status"))
+    assert VersionChoice.of_folder(root / "x2").allowed() == [2]
+    with serving(root, *flags) as gateway, traffic(gateway) as asked:
+        assert set(asked.more()) == {2}
+
+
+@pytest.mark.parametrize("flags", [(), WORKERS], ids=str)
+def test_disagreeing_answers_roll_a_candidate_back_before_a_client_sees_them(
+    root: Path, slo: Path, flags: tuple[str, ...]
+) -> None:
+    with serving(root, *flags) as gateway, traffic(gateway) as asked:
+        arguments = ("--shadow", "100%", "--steps", "50%,100%", "--min-requests", "100000")
+        output = told(start(gateway, slo, 3, *arguments, "--wait"), 1)
+        assert "disagree" in output
+        asked.more()
+        assert set(asked.versions) == {1}
+        example, *_ = json.loads(told(run(gateway, "examples", "x2")))
+        inputs, outputs = (np.array(example[name][0]["data"]) for name in ("inputs", "outputs"))
+        assert np.array_equal(outputs, FACTORS[1] * inputs)
+        view = told(run(gateway, "history", "x2"))
+        assert "version 3 in the place of 1: rolled back" in view
+    assert (root / "x2/config.pbtxt").read_text() == models.X2_CONFIG + ONLY_1
+
+
+@pytest.mark.parametrize("flags", [(), WORKERS], ids=str)
+def test_a_person_commands_a_rollout_and_no_request_reaches_the_candidate_after_a_rollback(
+    root: Path, slo: Path, flags: tuple[str, ...]
+) -> None:
+    with serving(root, *flags) as gateway, traffic(gateway) as asked:
+        told(start(gateway, slo, 3, "--steps", "50%,100%", "--manual", "--same-checkpoint"))
+        asked.until(lambda versions: set(versions) == {1, 3})
+        assert "paused" in told(run(gateway, "pause", "x2", "--reason", "lunch"))
+        asked.until(lambda versions: set(versions) == {1, 3})
+        told(run(gateway, "resume", "x2"))
+        told(run(gateway, "promote", "x2"))
+        asked.until(lambda versions: set(versions) == {3})
+        told(run(gateway, "rollback", "x2", "--reason", "a hunch"))
+        assert set(asked.more()) == {1}
+        state = status(gateway)
+        assert state["phase"] == "rolled back"
+        events = [(event["kind"], event["reason"]) for event in state["events"]]
+        assert ("paused", "lunch") in events
+        assert events[-1] == ("rolled back", "a hunch")
+        assert "rolled back" in told(run(gateway, "promote", "x2"), 2)  # too late
+
+
+def test_a_stage_without_requests_is_undecided_after_its_longest_time(
+    root: Path, slo: Path
+) -> None:
+    with serving(root) as gateway:
+        output = told(
+            start(gateway, slo, 2, "--steps", "100%", "--max-seconds", "0.5", "--wait"), 3
+        )
+        assert "30 more requests answered by the candidate" in output
+        assert status(gateway)["phase"] == "paused"
+
+
+@pytest.mark.parametrize("flags", [(), WORKERS], ids=str)
+def test_a_gateway_that_is_killed_goes_on_in_the_same_stage_with_the_same_counts(
+    root: Path, slo: Path, flags: tuple[str, ...]
+) -> None:
+    (root / "x2/config.pbtxt").write_text(models.X2_CONFIG)  # whose policy wants version 3
+    VersionChoice.of_folder(root / "x2").serve_only(1)
+    with serving(root, *flags) as gateway:
+        with traffic(gateway) as asked:
+            told(start(gateway, slo, 2, "--steps", "50%,100%", "--manual"))
+            asked.until(lambda versions: set(versions) == {1, 2})
+        # Counts are stored once a second.
+        while not any((root / ".rollouts/counts/x2").glob("*.json")):
+            gateway.wait_for("started")
+        stored = json.loads(next((root / ".rollouts/counts/x2").glob("*.json")).read_bytes())
+        before = stored["stages"]["0"]["candidate"]["requests"]
+        os.kill(gateway.process.pid, signal.SIGKILL)
+        gateway.process.wait()
+    (root / "x2/config.pbtxt").write_text(models.X2_CONFIG)  # the rollout goes before the policy
+    with serving(root, *flags) as gateway, traffic(gateway) as asked:
+        asked.until(lambda versions: set(versions) == {1, 2})
+        state = status(gateway)
+        assert (state["phase"], state["stage"]) == ("running", 0)
+        assert state["counts"][0]["candidate"]["requests"] >= before
+        told(run(gateway, "promote", "x2"))
+        told(run(gateway, "promote", "x2"))
+        gateway.wait_for("model version is unloaded", version=1)
+        assert set(asked.more()) == {2}
+    assert VersionChoice.of_folder(root / "x2").allowed() == [2]
+
+
+def test_a_rollout_whose_candidate_is_gone_after_a_restart_is_rolled_back(
+    root: Path, slo: Path
+) -> None:
+    with serving(root) as gateway:
+        told(start(gateway, slo, 2, "--steps", "50%,100%", "--manual"))
+    (root / "x2/2").rename(root / "elsewhere")
+    with serving(root) as gateway, traffic(gateway) as asked:
+        gateway.wait_for("rollout", phase="rolled back")
+        assert set(asked.more()) == {1}
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    root = repository(tmp_path_factory.mktemp("idle"), ONLY_1)
+    other = root / "other"
+    models.multiply(other / "1/model.onnx")
+    (other / "config.pbtxt").write_text(
+        models.X2_CONFIG.replace('"x2"', '"other"').replace(
+            "max_batch_size: 8", "max_batch_size: 4"
+        )
+    )
+    with serving(root) as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nobody", "--candidate", "2"], "'nobody' is not found"),
+        (["x2", "--candidate", "9"], "model 'x2' has no version 9; it has 1, 2, 3"),
+        (["x2", "--candidate", "1"], "is the baseline already"),
+        (["x2", "--candidate", "other"], "has another signature: max_batch_size 4 instead of"),
+        (["x2", "--candidate", "nobody"], "'nobody' is not found"),
+        (["x2", "--candidate", "2", "--steps", "50%,25%"], "steps must grow"),
+        (["x2", "--candidate", "2", "--steps", "half"], "'half' is not a share"),
+        (["x2", "--candidate", "2", "--label", "beta"], "has no label 'beta'; it has none"),
+        (["x2", "--candidate", "2", "--sticky", "principal"], "needs authenticated requests"),
+        (["../x", "--candidate", "2"], "'../x' is not a valid model name"),
+        (["x2", "--candidate", "2", "--slo", "missing.toml"], "missing.toml"),
+    ],
+)
+def test_a_bad_request_is_one_line_and_changes_nothing(
+    idle: Gateway, arguments: list[str], message: str
+) -> None:
+    output = told(run(idle, "start", *arguments), 2)
+    assert message in output
+    assert output.startswith("modelport: error: ")
+    assert output.count("\n") == 1
+    assert "had no rollout" in told(run(idle, "status", "x2"), 2)
+    assert {row["version"] for row in index(idle) if row.get("state") == "READY"} == {"1"}
+
+
+def index(gateway: Gateway) -> list[dict[str, str]]:
+    with closing(http.client.HTTPConnection("127.0.0.1", gateway.http_port)) as connection:
+        connection.request("POST", "/v2/repository/index", "{}")
+        rows: list[dict[str, str]] = json.loads(connection.getresponse().read())
+    return rows
+
+
+def test_a_second_rollout_of_a_model_is_refused(root: Path, slo: Path) -> None:
+    with serving(root) as gateway:
+        told(start(gateway, slo, 2))
+        output = told(start(gateway, slo, 3), 2)
+        assert "a rollout of 'x2' is running already" in output
+        assert status(gateway)["plan"]["candidate"] == {"model": "x2", "version": 2}
+        told(run(gateway, "rollback", "x2"))
+
+
+def test_without_a_gateway_the_command_names_the_address() -> None:
+    result = CliRunner().invoke(cli.modelport, ["rollout", "status", "--url", "http://127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert "no gateway responds at http://127.0.0.1:1" in result.output
+    result = CliRunner().invoke(cli.modelport, ["rollout", "status", "--url", "ftp://x"])
+    assert result.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("GET", "/v2/rollouts", {}, 200),
+        ("GET", "/v2/rollouts/nobody", {}, 404),
+        ("GET", "/v2/rollouts/x2/pause", {}, 405),
+        ("GET", "/v2/rollouts/x2/other", {}, 404),
+        ("GET", "/v2/rollouts/..%2fx", {}, 404),
+        ("DELETE", "/v2/rollouts/x2", {}, 405),
+        ("POST", "/v2/rollouts/x2/pause", {}, 415),
+        ("POST", "/v2/rollouts/x2", {"content-type": "text/plain"}, 415),
+        ("POST", "/v2/rollouts/x2", {"content-type": "application/json"}, 400),
+        (
+            "POST",
+            "/v2/rollouts/x2",
+            {"content-type": "application/json", "origin": "http://evil.example"},
+            403,
+        ),
+        (
+            "POST",
+            "/v2/rollouts/x2/rollback",
+            {"content-type": "application/json", "host": "evil.example"},
+            403,
+        ),
+    ],
+)
+def test_the_api_takes_commands_from_no_web_page(
+    idle: Gateway, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    with closing(http.client.HTTPConnection("127.0.0.1", idle.metrics_port)) as connection:
+        connection.request(method, path, "{" if method == "POST" else None, headers)
+        answer = connection.getresponse()
+        document = json.loads(answer.read())
+    assert answer.status == status, document
+    assert status == 200 or document["error"]
+
+
+def test_the_policy_that_chose_the_candidate_is_changed_by_a_rollback(
+    tmp_path: Path, slo: Path
+) -> None:
+    """The newest version serves already, and its predecessor is to be compared with it."""
+    root = repository(tmp_path / "repository", "")
+    with serving(root) as gateway, traffic(gateway) as asked:
+        assert set(asked.more()) == {3}
+        told(start(gateway, slo, 3, "--baseline", "2", "--manual", "--steps", "1%"))
+        asked.more(4)
+        assert {1, 3} & set(asked.more()) <= {3}
+        told(run(gateway, "rollback", "x2"))
+        gateway.wait_for("model version is unloaded", version=3)
+        assert set(asked.more()) == {2}
+    config = configuration.parse((root / "x2/config.pbtxt").read_text())
+    assert list(config.version_policy.specific.versions) == [2]
