@@ -15,12 +15,12 @@ PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: audit compare compare-faults constraints coverage docs docs-serve help package run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
-	loadtest-agreement loadtest-backends bench-hop gate-statistics gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
+	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
 	managed matrix package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling \
 	workers ray deploy clean
 
 help: ## List the verbs
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -127,6 +127,10 @@ profile: $(READY) ## What a request costs on fraud 128, layer by layer, beside O
 
 gate-statistics: $(READY) ## How often the gate is wrong, on thousands of simulated releases
 	$(BIN)/python -m tests.loadtests.gating
+
+rollout-statistics: $(READY) ## How often a rollout is wrong, and how soon right, on thousands of simulated ones; 10 minutes
+	$(INSTALL) --no-deps ville==0.1.0 # an independent implementation of the confidence sequences
+	$(BIN)/python -m tests.rollout_statistics
 
 gate-real: $(READY) ## Gate the demo's fraud model against itself, a slower, a wrong and a retrained one
 	@test -d model_repository/fraud || $(BIN)/modelport demo

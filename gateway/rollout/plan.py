@@ -144,7 +144,7 @@ class RolloutPlan:
     #: Shares of the canary stages, growing.
     steps: tuple[float, ...] = (0.01, 0.05, 0.25, 1.0)
     #: Least requests that the candidate answers (that are compared, in shadow) in each stage.
-    min_requests: int = 100
+    min_requests: int = 500
     #: Least and longest duration of each stage.
     min_seconds: float = 60.0
     max_seconds: float = 86_400.0

@@ -21,7 +21,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
+from modelport.gateway.rollout.counts import Attribution, StageCounts
 from modelport.gateway.rollout.criteria import criteria_of
+from modelport.gateway.rollout.decision import RolloutVerdict, decide
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan, StageKind
 from modelport.gateway.rollout.request_events import BLOCK, WINDOW
 from modelport.gateway.rollout.sequential_tests import (
@@ -292,19 +294,23 @@ def log_e_values(trials: Trials, stages: int) -> tuple[Counts, Floats]:
 
     The same mean over products and stages as ``sequential_tests.log_e_value``.
     """
-    at = np.flatnonzero(trials.success)
+    says_something = (trials.p0 > 0) & (trials.p0 < 1)
+    at = np.flatnonzero(trials.success & says_something[trials.stage])
     total = np.zeros((len(at), len(ODDS_RATIOS)))
     weights = np.full(stages, (1 - FIRST_WEIGHT) / max(1, stages - 1))
     weights[0] = FIRST_WEIGHT if stages > 1 else 1.0
     means = np.zeros((stages, len(at)))
     for stage in reversed(range(stages)):
-        p0 = trials.p0[stage]
-        if 0 < p0 < 1:
-            here = trials.stage == stage
+        p0, here = trials.p0[stage], trials.stage == stage
+        if says_something[stage] and here.any():
             count, successes = np.cumsum(here)[at], np.cumsum(here & trials.success)[at]
             total += successes[:, None] * np.log(ODDS_RATIOS)
             total -= count[:, None] * np.log1p(p0 * (ODDS_RATIOS - 1))
-        means[stage] = np.logaddexp.reduce(total + np.log(weights_of(trials.emphasis)), axis=1)
+            largest = total.max(axis=1)
+            average = np.exp(total - largest[:, None]) @ weights_of(trials.emphasis)
+            means[stage] = largest + np.log(average)
+        elif stage + 1 < stages:
+            means[stage] = means[stage + 1]
     means += np.log(weights)[:, None]
     return trials.request[at], np.logaddexp.reduce(means, axis=0)
 
@@ -382,3 +388,33 @@ def rollouts(
 ) -> list[dict[str, Broken]]:
     """The criteria that ``count`` rollouts broke; none broken is no rollback."""
     return [test(scenario, each) for each in np.random.default_rng(seed).spawn(count)]
+
+
+class Ending(NamedTuple):
+    """The verdict that ended a rollout, its stage, and its requests until then."""
+
+    verdict: RolloutVerdict
+    stage: int
+    requests: int
+
+
+def live(
+    plan: RolloutPlan, error_ratio: float, rate: int, generator: np.random.Generator
+) -> Ending:
+    """A whole rollout at ``rate`` requests/s with errors only, decided once a second."""
+    counts = [StageCounts() for _ in plan.stages]
+    stage = seconds = requests = 0
+    while True:
+        here = counts[stage]
+        of_candidate = int(generator.binomial(rate, plan.stages[stage].share))
+        failed = int(generator.binomial(of_candidate, ERRORS * error_ratio))
+        others = int(generator.binomial(rate - of_candidate, ERRORS))
+        here.candidate.requests += of_candidate
+        here.candidate.errors += failed
+        here.errors += Attribution(failed, failed + others)
+        requests, seconds = requests + rate, seconds + 1
+        verdict = decide(plan, stage, counts[: stage + 1], seconds).verdict
+        if verdict is RolloutVerdict.ADVANCE:
+            stage, seconds = stage + 1, 0
+        elif verdict is not RolloutVerdict.HOLD:
+            return Ending(verdict, stage, requests)
