@@ -42,7 +42,7 @@ class RolloutRequest:
     label: str = ""
     shadow: float = 0.0
     steps: tuple[float, ...] = (0.01, 0.05, 0.25, 1.0)
-    min_requests: int = 100
+    min_requests: int = 500
     min_seconds: float = 60.0
     max_seconds: float = 86_400.0
     #: ``request``, ``header``, ``principal`` or ``parameter:NAME``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.rollout.counts import Attribution, SideCounts, StageCounts
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan, RolloutSide
+from modelport.gateway.rollout.rollout_request import RolloutRequest
 from tests.gateway.rollout.plans import plan
 
 COUNTS = StageCounts(
@@ -121,3 +123,10 @@ def test_counts_survive_json() -> None:
 def test_malformed_counts_are_refused(field: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match="malformed"):
         StageCounts.from_json({**COUNTS.to_json(), field: value})
+
+
+def test_a_request_for_a_rollout_has_the_plans_defaults() -> None:
+    ours = {each.name: each.default for each in dataclasses.fields(RolloutPlan)}
+    for each in dataclasses.fields(RolloutRequest):
+        if each.name in ours and each.name not in ("candidate", "baseline", "limits"):
+            assert each.default == ours[each.name], each.name
