@@ -10,12 +10,14 @@ neighbouring rounds. Throughput is what saturating clients get.
 from __future__ import annotations
 
 import argparse
+import http
 import json
 import os
 import shutil
 import statistics
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +30,8 @@ from modelport.loadtests.system.processes import HOST, free_ports, running
 
 P99_RATIO, THROUGHPUT_RATIO = 1.05, 0.97
 LOAD, IN_FLIGHT, TOKENS = 0.5, 4, 32
-WARM_UP_SECONDS = 1.0
+#: Warm-up of each round, and most time that the end of a rollout takes.
+WARM_UP_SECONDS, END_SECONDS = 1.0, 30.0
 POLICY = "version_policy { specific { versions: 1 } }"
 
 
@@ -45,7 +48,7 @@ class ShadowRound:
 class ShadowedGateway:
     """A gateway, and the commands of its rollout."""
 
-    def __init__(self, http: int, metrics: int, share: float) -> None:
+    def __init__(self, port: int, metrics: int, share: float) -> None:
         value = [number * 7 % 500 for number in range(TOKENS)]
         body = {
             "inputs": [
@@ -54,7 +57,7 @@ class ShadowedGateway:
             ]
         }
         self.client = OpenLoopHttpClient(
-            f"{HOST}:{http}", "/v2/models/fraud/infer", json.dumps(body).encode()
+            f"{HOST}:{port}", "/v2/models/fraud/infer", json.dumps(body).encode()
         )
         self._url = f"http://{HOST}:{metrics}/v2/rollouts/fraud"
         self._share = share
@@ -66,8 +69,16 @@ class ShadowedGateway:
             pass
 
     def begin(self) -> None:
-        """Start a rollout that stays in its shadow stage."""
-        self._post("", {"candidate": "2", "shadow": self._share, "manual": True, "keep": True})
+        """Start a rollout that stays in its shadow stage, once the last one has ended."""
+        plan = {"candidate": "2", "shadow": self._share, "manual": True, "keep": True}
+        until = time.monotonic() + END_SECONDS
+        while True:
+            try:
+                return self._post("", plan)
+            except urllib.error.HTTPError as error:
+                if error.code != http.HTTPStatus.CONFLICT or time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
 
     def end(self) -> None:
         """Add the counts of the rollout, and end it."""
@@ -133,14 +144,14 @@ def main() -> int:
     os.sched_setaffinity(0, {options.client_core})
     with tempfile.TemporaryDirectory() as folder:
         repository = _repository(options.model, Path(folder) / "models")
-        http, grpc, metrics = free_ports(3)
+        port, grpc, metrics = free_ports(3)
         command = [*executable(), "serve", "--model-repository", str(repository)]
-        command += ["--http-port", str(http), "--grpc-port", str(grpc)]
+        command += ["--http-port", str(port), "--grpc-port", str(grpc)]
         command += ["--metrics-port", str(metrics)]
-        ready = f"http://{HOST}:{http}/v2/health/ready"
+        ready = f"http://{HOST}:{port}/v2/health/ready"
         log = Path(folder) / "gateway.log"
         with running(command, log=log, ready=ready, core=options.server_core):
-            gateway = ShadowedGateway(http, metrics, options.share)
+            gateway = ShadowedGateway(port, metrics, options.share)
             gateway.client.saturate(IN_FLIGHT, WARM_UP_SECONDS)
             rate = LOAD * gateway.client.saturate(IN_FLIGHT, options.seconds)
             print(f"{rate:.0f} requests/s, half of the capacity; {options.share:.0%} are copied")
