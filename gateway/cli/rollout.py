@@ -289,6 +289,23 @@ def examples(model: str, url: str, output: Path | None) -> None:
         output.write_text(found + "\n", encoding="utf-8")
 
 
+@rollout.command()
+@click.argument("model")
+@click.argument("file", type=click.Path(path_type=Path))
+@_url
+def feedback(model: str, file: Path, url: str) -> None:
+    """Send the true labels in FILE, which came later: a JSON list of {"id": ..., "label": ...}."""
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"'{file}' cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"'{file}' is not JSON: {error}") from error
+    answer = AdminClient(url).post(f"{_PATH}/{_checked(model)}/feedback", {"rows": rows})
+    unknown = len(answer["unknown"])
+    click.echo(f"{answer['counted']} labels counted, {unknown} of unknown requests")
+
+
 def _command(name: str, help: str, said: str) -> None:
     @rollout.command(name, help=help)
     @click.argument("model")

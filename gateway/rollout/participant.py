@@ -60,7 +60,7 @@ class RolloutParticipant:
             for operation in (
                 self.describe_model, self.describe_version, self.hold, self.hold_sides, self.apply,
                 self.remove,
-                self.counts, self.problem, self.renew, self.examples,
+                self.counts, self.problem, self.renew, self.examples, self.feedback,
             )
         }  # fmt: skip
 
@@ -219,6 +219,14 @@ class RolloutParticipant:
         """The kept requests with disagreeing answers, also after the rollout's end."""
         model = arguments["model"]
         return self._rollouts.examples(model) or self._examples.get(model, [])
+
+    async def feedback(self, arguments: Arguments) -> dict[str, Any] | None:
+        """Count labels that came later; complete rows only in the process that is named."""
+        process = arguments["process"]
+        if process not in ("", self.id):
+            return None
+        model, rows = arguments["model"], arguments["rows"]
+        return {"process": self.id, **self._rollouts.feedback(model, rows, bool(process))}
 
 
 def _json(description: Any) -> Document:

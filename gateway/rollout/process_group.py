@@ -179,6 +179,33 @@ class ProcessGroup:
         answers = await self._members.ask("rollout_examples", {"model": model})
         return [each for answer in answers if isinstance(answer, list) for each in answer]
 
+    async def feedback(self, model: str, rows: list[Any]) -> dict[str, Any]:
+        """Count labels that came later: how many, and the indices of rows of unknown requests.
+
+        Raises:
+            InvalidArgument: a row is malformed.
+            NotFound: no rollout of the model runs.
+        """
+        answers = await self._feedback(model, rows, "")
+        unknown = set(range(len(rows))).intersection(*(each["unknown"] for each in answers))
+        left = sorted(unknown)
+        if left and answers:  # rows that say themselves what was predicted
+            process = min(each["process"] for each in answers)
+            for each in await self._feedback(model, [rows[index] for index in left], process):
+                left = [left[index] for index in each["unknown"]]
+        return {"counted": len(rows) - len(left), "unknown": left}
+
+    async def _feedback(self, model: str, rows: list[Any], process: str) -> list[dict[str, Any]]:
+        arguments = {"model": model, "rows": rows, "process": process}
+        answers = await self._members.ask_patiently("rollout_feedback", arguments)
+        found: list[dict[str, Any]] = []
+        for answer in answers:
+            if isinstance(answer, ModelportError):
+                raise answer
+            if answer is not None:
+                found.append(answer)
+        return found
+
     async def _one(self, operation: str, arguments: Document) -> Any:
         """The first process's answer; raise its error."""
         for answer in await self._members.ask(operation, arguments):

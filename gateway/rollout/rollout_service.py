@@ -30,6 +30,15 @@ class CommandRequest:
     by: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class FeedbackRequest:
+    """The body of feedback: labels by request id."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    rows: list[dict[str, Any]]
+
+
 class RolloutService:
     """The rollouts of one gateway; without a repository, none can be started.
 
@@ -114,3 +123,15 @@ class RolloutService:
         if model not in self._rollouts.models():
             raise NotFound(f"model '{model}' has had no rollout")
         return await self._processes.examples(model)
+
+    async def feedback(self, model: str, content: bytes) -> dict[str, Any]:
+        """Count labels that came later.
+
+        Raises:
+            NotFound: no rollout of the model runs.
+            InvalidArgument: a row is malformed.
+        """
+        request = checked_json.read(FeedbackRequest, content)
+        if model not in self._rollouts.models():
+            raise NotFound(f"model '{model}' has had no rollout")
+        return await self._processes.feedback(model, request.rows)

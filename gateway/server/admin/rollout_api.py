@@ -6,6 +6,7 @@
     POST /v2/rollouts/MODEL/COMMAND       pause, resume, promote or rollback: ``{"reason": ...}``
     GET  /v2/rollouts/MODEL/history       the ended ones
     GET  /v2/rollouts/MODEL/examples      requests with disagreeing answers
+    POST /v2/rollouts/MODEL/feedback      labels by request id: ``{"rows": [...]}``
 
 A web page of another origin may change nothing.
 """
@@ -29,6 +30,8 @@ from modelport.gateway.rollout.transitions import RolloutCommand
 
 log = structlog.get_logger("modelport.rollout")
 
+#: Size limit of feedback; other bodies are ``request_body.CONTROL_BYTES`` at most.
+FEEDBACK_BYTES = 8 * 1024 * 1024
 _STATUS = {
     Code.INVALID_ARGUMENT: 400,
     Code.NOT_FOUND: 404,
@@ -59,8 +62,9 @@ class RolloutApi:
                 if refusal is not None:
                     await refuse(send, *refusal)
                     return
-                headers = dict(scope["headers"])
-                body = await request_body.read(receive, headers, request_body.CONTROL_BYTES)
+                feedback = path.endswith("/feedback")
+                limit = FEEDBACK_BYTES if feedback else request_body.CONTROL_BYTES
+                body = await request_body.read(receive, dict(scope["headers"]), limit)
             document = await answer(body)
         except ModelportError as error:
             await refuse(send, _STATUS.get(error.code, 500), str(error))
@@ -91,7 +95,7 @@ class RolloutApi:
             NotFound: there is no such route.
         """
         service, post = self._service, method == "POST"
-        known = {*_READS, *RolloutCommand}
+        known = {*_READS, "feedback", *RolloutCommand}
         if (
             root != "rollouts"
             or more
@@ -105,6 +109,8 @@ class RolloutApi:
             return _at_once(service.statuses) if method == "GET" else None
         if not action and post:
             return lambda body: service.start(model, body)
+        if post and action == "feedback":
+            return lambda body: service.feedback(model, body)
         if post and action in set(RolloutCommand):
             return lambda body: service.command(model, RolloutCommand(action), body)
         if post or action not in _READS or method not in ("GET", "HEAD"):

@@ -19,7 +19,7 @@ from tests import models
 from tests.server import Gateway
 
 X = [1.0, 2.0, 3.0, 4.0]
-OIP = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": X}]}
+OIP = {"id": "a1", "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": X}]}
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 WAIT_SECONDS = 60.0
 #: A version and the first number of its output.

@@ -117,6 +117,10 @@ def test_a_person_commands_a_rollout_and_no_request_reaches_the_candidate_after_
         asked.until(lambda versions: set(versions) == {1, 3})
         assert "paused" in told(run(gateway, "pause", "x2", "--reason", "lunch"))
         asked.until(lambda versions: set(versions) == {1, 3})
+        labels = slo.with_name("labels.json")
+        labels.write_text('[{"id": "a1", "label": 3}, {"id": "nobody", "label": 3}]')
+        counted = told(run(gateway, "feedback", "x2", str(labels)))
+        assert "1 labels counted, 1 of unknown requests" in counted
         told(run(gateway, "resume", "x2"))
         told(run(gateway, "promote", "x2"))
         asked.until(lambda versions: set(versions) == {3})
