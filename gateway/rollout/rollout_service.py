@@ -109,7 +109,9 @@ class RolloutService:
 
     def statuses(self) -> list[dict[str, Any]]:
         """The statuses of all models that have or had a rollout."""
-        return [self.status(model) for model in self._rollouts.models()]
+        if self._controller is None:
+            return []
+        return [self.status(model) for model in self._controller.models()]
 
     async def history(self, model: str) -> list[dict[str, Any]]:
         """The rollouts of ``model`` that have ended, latest first."""

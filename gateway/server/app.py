@@ -25,6 +25,7 @@ from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.repository.routes_file import Program
 from modelport.gateway.rollout.participant import RolloutParticipant
 from modelport.gateway.rollout.process_group import ThisProcess
+from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.rollout.rollouts import Rollouts
 from modelport.gateway.runtime import request_memory, signals
 from modelport.gateway.runtime.malloc import keep_freed_memory
@@ -100,6 +101,7 @@ class GatewayServer:
         self._metrics: HttpListener | None = None
         if self._alone:
             self._rollout_control = RolloutControl(settings, ThisProcess(self.participant))
+            self.registry.register(RolloutCollector(self._rollout_control.service.statuses))
             self._metrics = self._metrics_listener(self._rollout_control)
         try:
             sets = (self.manager.overloaded, service.splits)

@@ -21,6 +21,8 @@ SCHEMAS = {
     "PrometheusRule": "prometheusrule_v1",
     "ServingRuntime": "servingruntime_v1alpha1",
     "InferenceService": "inferenceservice_v1beta1",
+    "AnalysisTemplate": "analysistemplate_v1alpha1",
+    "MetricTemplate": "metrictemplate_v1beta1",
 }
 Manifest = dict[str, Any]
 

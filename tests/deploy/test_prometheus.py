@@ -38,7 +38,7 @@ NOT_THE_GATEWAYS = {"up"} | {
 }
 #: Words of PromQL that look like metrics to this test.
 NAME = re.compile(r"\b(?:up|(?:nv|modelport|process|ts)_\w+|[a-z_]+:[a-z0-9_]+:[a-z0-9_]+)\b")
-MATCHER = re.compile(r'\b(state|reason)=~?"([A-Za-z_|]+)"')
+MATCHER = re.compile(r'\b(state|reason|phase)=~?"([A-Za-z_|]+)"')
 #: What the dashboard's variables stand for here.
 VARIABLES = {"$job": ".*", "$model": ".*", "$__rate_interval": "10s"}
 WAIT_SECONDS = 40.0
@@ -54,11 +54,12 @@ def expressions() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """One that has of everything: a cache, a broken model, a route with an ejected endpoint."""
+    """One that has of everything: a cache, a broken model, an ejected endpoint, a rollout."""
     folder = tmp_path_factory.mktemp("watched")
     repository = models.repository(folder / "models")
     config = repository / "x2" / "config.pbtxt"
     config.write_text(config.read_text() + "\nresponse_cache { enable: true }\n")
+    shutil.copytree(repository / "x2" / "1", repository / "x2" / "2")
     (repository / "broken" / "1").mkdir(parents=True)
     (repository / "broken" / "1" / "model.onnx").write_bytes(b"no model")
     with Upstream(folder / "upstream") as upstream:
@@ -69,7 +70,17 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
             repository=repository,
             flags=("--cache-config", "local,size=1048576"),
         ) as watched:
+            start_rollout(watched)
             yield watched
+
+
+def start_rollout(gateway: Gateway) -> None:
+    """Give half of the requests for version 2 of ``x2`` to version 1."""
+    url = gateway.metrics.replace("/metrics", "/v2/rollouts/x2")
+    body = json.dumps({"candidate": "1", "steps": [0.5]}).encode()
+    headers = {"content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as answer:
+        assert answer.status == 200
 
 
 class Upstream:

@@ -14,6 +14,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from modelport.gateway.errors import ModelportError, Unavailable
+from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.runtime import signals
 from modelport.gateway.server.admin import metrics_port
 from modelport.gateway.server.admin.rollout_control import RolloutControl
@@ -144,6 +145,7 @@ class WorkerSupervisor:
         registry = CollectorRegistry()
         registry.register(self._merged)
         registry.register(ProcessesCollector(self._pids, _ended_cpu_seconds))
+        registry.register(RolloutCollector(self._rollouts.service.statuses))
         return registry
 
     def _pids(self) -> list[int]:
