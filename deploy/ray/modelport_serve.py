@@ -156,7 +156,7 @@ class Model:
         settings = settings_of(flags)
         configure_logging(settings.log_format, settings.log_verbose)
         self._name = name
-        self._server = GatewayServer(settings, self._listeners, LocalControl)
+        self._server = GatewayServer(settings, LocalControl, make_listeners=self._listeners)
         await self._server.listen()
         await self._server.load()
         log.info("replica is ready", model=name)
@@ -168,6 +168,7 @@ class Model:
         settings: Settings,
         overloaded: Collection[object],
         splits: Collection[str],
+        _: bool,
     ) -> ServeListeners:
         listeners = ServeListeners(app, methods, settings, overloaded, splits)
         self._service = listeners.service

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import structlog
@@ -19,8 +19,10 @@ from modelport.gateway.inference.shared_memory import SharedMemoryRegions
 from modelport.gateway.models.control import Control, LocalControl
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.snapshot import Snapshot
+from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.dialects import Dialects
+from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.repository.routes_file import Program
 from modelport.gateway.rollout.participant import RolloutParticipant
@@ -47,6 +49,10 @@ LAME_DUCK_SECONDS = 1.0
 #: Part of the exit timeout that is kept for cancelling requests and closing connections.
 CLOSING_SECONDS = 0.1
 MakeControl = Callable[[ModelManager], Control]
+#: As ``Listeners`` itself; Ray Serve's replicas have no sockets, and so their own.
+MakeListeners = Callable[
+    [App, Methods, Settings, Collection[object], Collection[str], bool], Listeners
+]
 
 
 class Ports(NamedTuple):
@@ -70,6 +76,7 @@ class GatewayServer:
         settings: Settings,
         make_control: MakeControl | None = None,
         report: Callable[[LoopHeartbeat], None] = lambda _: None,
+        make_listeners: MakeListeners | None = None,
     ) -> None:
         keep_freed_memory()
         request_memory.PROCESS.limit_bytes = request_memory_bytes(settings)
@@ -105,7 +112,9 @@ class GatewayServer:
             self._metrics = self._metrics_listener(self._rollout_control)
         try:
             sets = (self.manager.overloaded, service.splits)
-            self._listeners = Listeners(app, dialects.grpc, settings, *sets, not self._alone)
+            self._listeners = (make_listeners or Listeners)(
+                app, dialects.grpc, settings, *sets, not self._alone
+            )
         except Unavailable:  # a program that goes on keeps no port
             if self._metrics is not None:
                 self._metrics.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gzip
+import inspect
 import json
 import tomllib
 from pathlib import Path
@@ -18,7 +19,7 @@ import yaml
 from modelport.gateway.cli.serve import settings_of
 from modelport.gateway.protocols.oip.grpc import OipGrpc
 from modelport.gateway.repository import routes_file
-from modelport.gateway.server.app import MakeListeners
+from modelport.gateway.server.app import GatewayServer, MakeListeners
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "deploy" / "ray"
@@ -164,8 +165,15 @@ def test_a_replica_makes_its_listeners_of_what_the_server_gives_them(
     module: dict[str, ast.stmt],
 ) -> None:
     given, _ = get_args(MakeListeners)
-    for name, method in (("Model", "_listeners"), ("ServeListeners", "__init__")):
-        node = module[name]
-        assert isinstance(node, ast.ClassDef)
-        (made,) = (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == method)
-        assert len(made.args.args) == 1 + len(given)
+    model = module["Model"]
+    assert isinstance(model, ast.ClassDef)
+    found = {n.name: n for n in model.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert len(found["_listeners"].args.args) == 1 + len(given)
+    (call,) = (
+        node
+        for node in ast.walk(found["__init__"])
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "GatewayServer"
+    )
+    keywords = {str(keyword.arg): keyword.value for keyword in call.keywords}
+    inspect.signature(GatewayServer).bind(*call.args, **keywords)
+    assert ast.unparse(keywords["make_listeners"]) == "self._listeners"
