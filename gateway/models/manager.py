@@ -316,11 +316,8 @@ class ModelManager(ModelRegistry):
             model.check_labels(asked, entry.versions, self._route(entry.name))
 
     def _ensembles_of(self, name: str) -> list[ModelRecord]:
-        return [
-            model
-            for model in self._models.values()
-            if model.is_ensemble and name in model.step_names(self._route(model.entry.name))
-        ]
+        ensembles = (model for model in self._models.values() if model.is_ensemble)
+        return [each for each in ensembles if name in each.step_names(self._route(each.entry.name))]
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         """Stop serving a model and the ensembles that need it; requests in flight finish first.
