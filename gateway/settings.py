@@ -98,6 +98,8 @@ class Settings(NamedTuple):
     metrics_port: int = 8002
     #: Path of the metrics on the HTTP port; empty for none.
     prometheus_path: str = ""
+    #: The file with the secret that signs the calls of rollouts' webhooks.
+    rollout_webhook_secret: Path | None = None
     exit_timeout_seconds: float = 30.0
     #: Number of processes that share the ports.
     workers: int = 1

@@ -198,6 +198,12 @@ class Serve(click.Command):
     help="As in TensorFlow Serving: prometheus_config { enable: true } adds metrics to HTTP.",
 )
 @click.option(
+    "--rollout-webhook-secret",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The secret that signs the calls of rollouts' webhooks (x-modelport-signature-256).",
+)
+@click.option(
     "--workers",
     type=click.IntRange(1, MAX_WORKERS),
     default=1,

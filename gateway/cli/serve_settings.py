@@ -153,6 +153,10 @@ def settings_from(
     repositories, options["models"] = _separate(options.pop("paths"))
     options["model_repositories"] += repositories
     _check_listeners(options)
+    if options["rollout_webhook_secret"] is not None:
+        from modelport.gateway.rollout import webhooks
+
+        webhooks.read_secret(options["rollout_webhook_secret"])
     from modelport.gateway.repository import routes_file as routes
 
     found = routes.load(routes_file) if routes_file is not None else routes.Routes()

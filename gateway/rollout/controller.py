@@ -37,6 +37,7 @@ from modelport.gateway.rollout.replicated_states import ReplicatedStates
 from modelport.gateway.rollout.state import RolloutPhase, RolloutState
 from modelport.gateway.rollout.state_store import RolloutStore
 from modelport.gateway.rollout.transitions import Change, RolloutCommand
+from modelport.gateway.rollout.webhooks import RolloutWebhooks
 
 log = structlog.get_logger("modelport.rollout")
 
@@ -69,6 +70,7 @@ class RolloutController:
         lease_seconds: float = LEASE_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
+        webhooks: RolloutWebhooks | None = None,
     ) -> None:
         #: Identifies this life of this gateway.
         self.replica = uuid.uuid4().hex
@@ -80,6 +82,7 @@ class RolloutController:
         self._clock = clock
         self._counts = CountsExchange(processes, store, self.replica)
         self._states = ReplicatedStates(store, processes, lease_seconds, monotonic)
+        self._webhooks = webhooks or RolloutWebhooks(monotonic=monotonic)
         self._settling: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -117,6 +120,7 @@ class RolloutController:
     def _cancel(self) -> None:
         for task in (*self._tasks, *self._settling.values()):
             task.cancel()
+        self._webhooks.cancel()
 
     async def _repeat(
         self, step: Callable[[], Awaitable[None]], pause: Callable[[], float]
@@ -145,9 +149,10 @@ class RolloutController:
 
         Raises:
             AlreadyExists: a rollout of the model runs.
-            InvalidArgument: the candidate cannot serve.
-            Unavailable: the repository does not answer.
+            InvalidArgument: the candidate cannot serve, or webhooks cannot be signed.
+            Unavailable: the repository does not answer, or a webhook does not permit it.
         """
+        self._webhooks.require_secret(plan)
         problem = await self._processes.candidate_problem(plan)
         if problem:
             raise InvalidArgument(f"the candidate cannot serve: {problem}")
@@ -158,7 +163,9 @@ class RolloutController:
             if rollout is not None and rollout.state.plan.id == plan.id:
                 break
             before = rollout.state if rollout is not None else None
-            await self._states.write(transitions.started(plan, before, self.replica, change))
+            new = transitions.started(plan, before, self.replica, change)
+            await self._webhooks.require(new)
+            await self._write(new)
         else:
             raise Unavailable("the state of the rollout changes too often; try again")
         with contextlib.suppress(ModelportError):
@@ -181,7 +188,7 @@ class RolloutController:
             NotFound: the model has no rollout.
             InvalidArgument: the command has no place in its phase.
             Unavailable: the repository does not answer; a rollback is applied to this gateway, and
-                recorded as soon as possible.
+                recorded as soon as possible. Or a webhook does not permit the next stage.
         """
         change = Change(self._clock(), transitions.short(reason), transitions.short(by))
         await self._stop_at_once(model, command, change)
@@ -195,7 +202,8 @@ class RolloutController:
                 break
             new = transitions.commanded(rollout.current, command, self.replica, change)
             await self._stop_at_once(model, command, change)
-            await self._states.write(self._with_evidence(rollout, new))
+            await self._webhooks.require(new)
+            await self._write(self._with_evidence(rollout, new))
         else:
             raise Unavailable("the state of the rollout changes too often; try again")
         await rollout.apply()
@@ -231,6 +239,8 @@ class RolloutController:
             decision = self._decision(rollout)
             document["decision"] = decision.to_json()
             document["evidence"] = document["decision"]["criteria"]
+            if decision.verdict in (RolloutVerdict.ADVANCE, RolloutVerdict.PROMOTE):
+                document["problem"] = document["problem"] or self._webhooks.problem(state.plan)
             document["counts"] = [each.to_json() for each in self._counts.of(rollout)]
         return document
 
@@ -312,8 +322,8 @@ class RolloutController:
                 await self._states.write(transitions.led(state, self.replica))
             return
         new = self._decided(rollout, state) if state.phase is RolloutPhase.RUNNING else None
-        if new is not None:
-            await self._states.write(new)
+        if new is not None and self._webhooks.permit(new):
+            await self._write(new)
             await rollout.apply()
         elif silent >= HEARTBEAT * self._lease:
             await self._states.write(transitions.led(state, self.replica))
@@ -333,8 +343,13 @@ class RolloutController:
     async def _record_rollback(self, rollout: ReplicatedRollout, rollback: PendingRollback) -> None:
         """Record a rollback, which is applied."""
         new = transitions.rolled_back(rollout.current, self.replica, rollback.change)
-        await self._states.write(self._with_evidence(rollout, new, rollback.criteria))
+        await self._write(self._with_evidence(rollout, new, rollback.criteria))
         await rollout.apply()
+
+    async def _write(self, new: RolloutState) -> None:
+        """Write a change, and tell the webhooks."""
+        if await self._states.write(new):
+            self._webhooks.tell(new)
 
     def _with_evidence(
         self,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -196,7 +197,7 @@ class RolloutPlan:
             if len(text) > MAX_TEXT or not text.isprintable():
                 raise InvalidArgument("a parameter's name or a URL is too long or unprintable")
         for url in self.webhooks:
-            if not url.startswith(("http://", "https://")):
+            if not _is_web_address(url):
                 raise InvalidArgument(f"the webhook '{url}' is not an http:// or https:// URL")
 
     def _check_sides(self) -> None:
@@ -252,3 +253,12 @@ class RolloutPlan:
             InvalidArgument: a field is missing, unknown, or of another type or range.
         """
         return checked_json.read(cls, checked_json.write(document))
+
+
+def _is_web_address(url: str) -> bool:
+    """Whether ``url`` is one of HTTP with a host."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

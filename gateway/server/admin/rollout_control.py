@@ -13,6 +13,7 @@ from modelport.gateway.rollout.process_group import ProcessGroup, RolloutMembers
 from modelport.gateway.rollout.rollout_service import RolloutService
 from modelport.gateway.rollout.state_files import rollout_files
 from modelport.gateway.rollout.state_store import RolloutStore
+from modelport.gateway.rollout.webhooks import RolloutWebhooks
 from modelport.gateway.settings import Settings
 
 #: The paths of the API begin with this.
@@ -33,7 +34,8 @@ class RolloutControl:
         self._controller: RolloutController | None = None
         if settings.model_repositories:
             files = rollout_files(settings.model_repositories[0], STORE_SECONDS)
-            self._controller = RolloutController(RolloutStore(files), group)
+            webhooks = RolloutWebhooks(settings.rollout_webhook_secret)
+            self._controller = RolloutController(RolloutStore(files), group, webhooks=webhooks)
         self.service = RolloutService(self._controller, group)
         self._running: asyncio.Task[None] | None = None
 

@@ -1,0 +1,273 @@
+"""Webhooks of rollouts: called before each stage, and after each change.
+
+Before a stage all of them must permit it, with an answer of 2xx. Otherwise the rollout stays in its
+stage, and they are called again later. After a change they are told, and their answer is ignored.
+A rollback is never kept waiting. Only the gateway that writes a state calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import structlog
+
+from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
+from modelport.gateway.rollout.plan import RolloutPlan
+from modelport.gateway.rollout.state import RolloutEventKind, RolloutState
+
+log = structlog.get_logger("modelport.rollout")
+
+#: The event of a call before a stage; those after a change are ``RolloutEventKind``.
+PRE_STAGE = "pre-stage"
+ANSWER_SECONDS = 10.0
+#: The first pause before another call, and the longest one; each is twice the one before.
+RETRY_SECONDS, MAX_RETRY_SECONDS = 2.0, 60.0
+#: Attempts to tell of a change, and the most that are under way at once.
+ATTEMPTS, MAX_TELLING = 3, 100
+#: A permission is for now; later the webhooks are asked again.
+PERMITTED_SECONDS = 60.0
+MAX_SECRET_BYTES = 4096
+NO_SECRET = (
+    "webhooks are signed, and this gateway has no secret for that; start it with "
+    "--rollout-webhook-secret FILE"
+)
+
+#: Calls a URL with a body and a secret, within seconds; returns the status.
+Call = Callable[[str, bytes, bytes, float], Awaitable[int]]
+
+
+def read_secret(file: Path) -> bytes:
+    """The secret in ``file``, without white space around it.
+
+    Raises:
+        InvalidArgument: it cannot be read, or is empty or too long.
+    """
+    try:
+        with file.open("rb") as opened:
+            secret = opened.read(MAX_SECRET_BYTES + 1).strip()
+    except OSError as error:
+        raise InvalidArgument(f"the secret '{file}' cannot be read: {error.strerror}") from error
+    if not 0 < len(secret) <= MAX_SECRET_BYTES:
+        raise InvalidArgument(f"the secret '{file}' must have 1 to {MAX_SECRET_BYTES} bytes")
+    return secret
+
+
+async def _call(url: str, body: bytes, secret: bytes, seconds: float) -> int:
+    from modelport.gateway.upstream import webhook_call  # imports aiohttp
+
+    return await webhook_call.call(url, body, secret, seconds)
+
+
+class RolloutWebhooks:
+    """Calls of the webhooks in the plans of one gateway's rollouts. Only the event loop uses it.
+
+    Args:
+        secret: the file with the secret of the signatures, read for each call; None: no plan may
+            have webhooks.
+    """
+
+    def __init__(
+        self,
+        secret: Path | None = None,
+        *,
+        call: Call = _call,
+        answer_seconds: float = ANSWER_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._secret = secret
+        self._send = call
+        self._answer_seconds = answer_seconds
+        self._retry_seconds = retry_seconds
+        self._now = monotonic
+        #: The permission that was asked for last, by model.
+        self._permissions: dict[str, _Permission] = {}
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def require_secret(self, plan: RolloutPlan) -> None:
+        """Raises ``InvalidArgument``: the webhooks of ``plan`` could not be signed."""
+        if plan.webhooks and self._secret is None:
+            raise InvalidArgument(NO_SECRET)
+
+    # -- before a stage ---------------------------------------------------------------------------
+
+    async def require(self, new: RolloutState) -> None:
+        """Ask for the stage of ``new``, which a person wants.
+
+        Raises:
+            Unavailable: a webhook does not permit it.
+        """
+        if not _asks(new):
+            return
+        permission = self._permission(new)
+        if not permission.given:
+            permission.ask(self._body(new, PRE_STAGE))
+            await permission.answered()
+        if permission.problem:
+            raise Unavailable(f"{permission.problem}; nothing changed, try again later")
+
+    def permit(self, new: RolloutState) -> bool:
+        """Whether the stage of ``new`` may begin; if that is unknown, ask in the background."""
+        if not _asks(new):
+            return True
+        permission = self._permission(new)
+        if not permission.given and permission.due:
+            permission.ask(self._body(new, PRE_STAGE))
+        return permission.given
+
+    def problem(self, plan: RolloutPlan) -> str:
+        """The reason why the next stage is not permitted; empty: none is known."""
+        permission = self._permissions.get(plan.model)
+        if permission is None or permission.key[0] != plan.id or not permission.problem:
+            return ""
+        return f"{permission.problem}; it is called again"
+
+    def _permission(self, new: RolloutState) -> _Permission:
+        model, key = new.plan.model, (new.plan.id, new.stage, new.phase)
+        known = self._permissions.get(model)
+        if known is None or known.key != key:
+            if known is not None:
+                known.cancel()
+            known = _Permission(key, new.plan.webhooks, self._status, self._now)
+            known.retry_seconds = self._retry_seconds
+            self._permissions[model] = known
+        return known
+
+    # -- after a change ---------------------------------------------------------------------------
+
+    def tell(self, new: RolloutState) -> None:
+        """Tell of the latest change in the background, with a few attempts."""
+        for url in new.plan.webhooks:
+            if len(self._telling) >= MAX_TELLING:
+                log.warning("a webhook is not told: too many do not answer", webhook=_name(url))
+                continue
+            body = self._body(new, str(new.events[-1].kind))
+            self._keep(self._tell(url, body))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _tell(self, url: str, body: bytes) -> None:
+        pause = self._retry_seconds
+        for left in reversed(range(ATTEMPTS)):
+            problem = await self._status(url, body)
+            if not problem:
+                return
+            if left:
+                await asyncio.sleep(pause)
+                pause *= 2
+        log.warning("a webhook was not told", reason=problem)
+
+    def cancel(self) -> None:
+        """Give up all calls."""
+        for permission in self._permissions.values():
+            permission.cancel()
+        self._permissions.clear()
+        for task in self._telling:
+            task.cancel()
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    async def _status(self, url: str, body: bytes) -> str:
+        """Call ``url``; return the problem, or nothing after an answer of 2xx."""
+        try:
+            if self._secret is None:
+                raise InvalidArgument(NO_SECRET)
+            secret = read_secret(self._secret)
+            status = await self._send(url, body, secret, self._answer_seconds)
+        except ModelportError as error:
+            return f"the webhook {_name(url)} cannot be called: {error}"
+        return "" if 200 <= status < 300 else f"the webhook {_name(url)} answered {status}"
+
+    def _body(self, new: RolloutState, event: str) -> bytes:
+        plan, change = new.plan, new.events[-1]
+        stages = plan.stages
+        stage = stages[new.stage]._asdict()
+        return orjson.dumps(
+            {
+                "rollout": plan.id,
+                "model": plan.model,
+                "baseline": plan.baseline._asdict(),
+                "candidate": plan.candidate._asdict(),
+                "event": event,
+                "phase": new.phase,
+                "stage": {"number": new.stage + 1, "of": len(stages), **stage},
+                "reason": change.reason,
+                "by": change.by,
+                "time": change.time,
+            }
+        )
+
+
+class _Permission:
+    """The permission of all webhooks of a plan for one stage."""
+
+    def __init__(
+        self,
+        key: tuple[object, ...],
+        urls: tuple[str, ...],
+        status: Callable[[str, bytes], Awaitable[str]],
+        now: Callable[[], float],
+    ) -> None:
+        self.key = key
+        self.retry_seconds = RETRY_SECONDS
+        #: The reason of the latest refusal.
+        self.problem = ""
+        self._urls = urls
+        self._status = status
+        self._now = now
+        self._until = self._due = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def given(self) -> bool:
+        return self._now() < self._until
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to ask."""
+        return self._now() >= self._due
+
+    def ask(self, body: bytes) -> None:
+        """Call the webhooks, unless they are being called."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask(body))
+
+    async def answered(self) -> None:
+        """Wait for the answers; the calls go on if the waiting is cancelled."""
+        if self._asking is not None:
+            await asyncio.wait((self._asking,))
+
+    def cancel(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+
+    async def _ask(self, body: bytes) -> None:
+        problems = await asyncio.gather(*(self._status(url, body) for url in self._urls))
+        self.problem = next(filter(None, problems), "")
+        if not self.problem:
+            self._until = self._now() + PERMITTED_SECONDS
+            return
+        self._due = self._now() + self.retry_seconds
+        self.retry_seconds = min(2 * self.retry_seconds, MAX_RETRY_SECONDS)
+        log.warning("the next stage of a rollout waits", reason=self.problem)
+
+
+def _asks(new: RolloutState) -> bool:
+    """Whether ``new`` begins a stage, or promotes the candidate, and there are webhooks to ask."""
+    begins = (RolloutEventKind.STARTED, RolloutEventKind.ADVANCED, RolloutEventKind.PROMOTED)
+    return bool(new.plan.webhooks) and new.events[-1].kind in begins
+
+
+def _name(url: str) -> str:
+    """The part of a URL that has no secrets."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
