@@ -124,7 +124,7 @@ class Call:
 
     def running(self) -> None: ...
 
-    async def body(self) -> bytes:
+    def body(self) -> bytes:
         return framing.frame(self._content)
 
     def messages(self, frames: Frames) -> AsyncIterator[bytes]:
@@ -133,8 +133,8 @@ class Call:
     async def message(self, content: bytes) -> None:
         raise NotImplementedError("no method of METHODS has a stream")
 
-    def only(self, content: Sequence[Buffer]) -> None:
-        self.answer = (OK.status, "", b"".join(content))
+    def only(self, content: Sequence[Buffer], ending: Ending = OK) -> None:
+        self.answer = (ending.status, ending.message, b"".join(content))
 
     def end(self, ending: Ending) -> None:
         self.answer = (ending.status, ending.message, b"")

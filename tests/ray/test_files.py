@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import gzip
-import inspect
 import json
+import runpy
+import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from types import ModuleType, SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import jsonschema
 import kubernetes_validate
+import numpy as np
 import pytest
 import yaml
 
 from modelport.gateway.cli.serve import settings_of
 from modelport.gateway.protocols.oip.grpc import OipGrpc
 from modelport.gateway.repository import routes_file
-from modelport.gateway.server.app import GatewayServer, MakeListeners
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
+from tests import models
+from tests.conformance import wire
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "deploy" / "ray"
@@ -161,19 +168,36 @@ def test_the_image_holds_the_ray_that_the_project_asks_for(
     assert MODULE.name in first
 
 
-def test_a_replica_makes_its_listeners_of_what_the_server_gives_them(
-    module: dict[str, ast.stmt],
+def test_a_replica_answers_by_the_gateways_own_methods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, _ = get_args(MakeListeners)
-    model = module["Model"]
-    assert isinstance(model, ast.ClassDef)
-    found = {n.name: n for n in model.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
-    assert len(found["_listeners"].args.args) == 1 + len(given)
-    (call,) = (
-        node
-        for node in ast.walk(found["__init__"])
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "GatewayServer"
-    )
-    keywords = {str(keyword.arg): keyword.value for keyword in call.keywords}
-    inspect.signature(GatewayServer).bind(*call.args, **keywords)
-    assert ast.unparse(keywords["make_listeners"]) == "self._listeners"
+    """With stand-ins for Ray's modules: its decorators return the class."""
+
+    def decorated(*_: object, **__: object) -> Callable[[type], type]:
+        return lambda actor: actor
+
+    stand_ins = {
+        "ray": {"serve": SimpleNamespace(deployment=decorated, Application=object)},
+        "ray.exceptions": {"RayActorError": OSError},
+        "ray.serve": {},
+        "ray.serve.exceptions": {"BackPressureError": OSError},
+    }
+    for name, attributes in stand_ins.items():
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        vars(sys.modules[name]).update(attributes)
+    found = runpy.run_path(str(MODULE))
+    models.multiply(tmp_path / "x2" / "1" / "model.onnx")
+
+    async def answer() -> Any:
+        replica = object.__new__(found["Model"])
+        flags = ["--model-repository", str(tmp_path), "--model-control-mode", "explicit"]
+        await replica.__init__("x2", [*flags, "--load-model", "x2"])
+        data = np.ones((1, 4), np.float32).tobytes()
+        request = wire.message("x2", ("x", "FP32", [1, 4]), raw=[data])
+        await replica.check_health()
+        return await replica.answer("ModelInfer", request.SerializeToString())
+
+    code, text, content = asyncio.run(answer())
+    assert (code, text) == (0, "")
+    reply = pb.ModelInferResponse.FromString(content)
+    assert np.frombuffer(reply.raw_output_contents[0], np.float32).tolist() == [2, 2, 2, 2]
