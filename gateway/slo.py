@@ -89,6 +89,8 @@ class Regressions:
     #: of the baseline's.
     max_error_ratio: float | None = field(default=1.5, metadata=_LARGEST_RATIO)
     max_quality_ratio: float | None = field(default=1.1, metadata=_LARGEST_RATIO)
+    #: Of a rollout: a smaller difference in milliseconds is no regression.
+    min_regression_ms: float = field(default=0.5, metadata=read_by(number(0, 60_000)))
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,9 @@ class RolloutLimits:
     max_p99_regression: float | None = 0.05
     max_first_byte_p50_regression: float | None = None
     max_first_byte_p99_regression: float | None = None
+    #: A smaller difference in milliseconds is no regression: the fewer requests a model version
+    #: gets, the less of it stays in the processor's caches, which makes even the same one slower.
+    min_regression_ms: float = 0.5
     p50_ms: float | None = None
     p99_ms: float | None = None
     #: The candidate's wrong decisions by later labels, as a multiple of the baseline's.

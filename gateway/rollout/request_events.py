@@ -1,9 +1,9 @@
 """Events of the requests of a rollout: errors, slow requests and wrong decisions of both sides.
 
 A request is *slow* by a threshold: the baseline's quantile over its own earlier requests, and for
-the candidate 1 + the allowed regression times as much. As long as the candidate keeps that limit, a
-slow request is its own with a probability of at most its share of the requests, however slow the
-moment is (``criteria``).
+the candidate 1 + the allowed regression times as much, or ``min_regression_ms`` more. As long as
+the candidate keeps that limit, a slow request is its own with a probability of at most its share of
+the requests, however slow the moment is (``criteria``).
 
 With sticky assignment the requests of a key are all of one side, and not independent. So in each
 stage a key counts once for each criterion, and only if the baseline had it in the stage before: the
@@ -49,8 +49,9 @@ class _SlowCriterion(NamedTuple):
 class _Durations:
     """One measure of time, with the thresholds from the baseline's earlier requests."""
 
-    def __init__(self, criteria: Sequence[_SlowCriterion]) -> None:
+    def __init__(self, criteria: Sequence[_SlowCriterion], limits: RolloutLimits) -> None:
         self.criteria = criteria
+        self._least_difference = limits.min_regression_ms / 1e3
         #: None until the first ``BLOCK`` requests.
         self.thresholds: list[float] | None = None
         self._block: list[float] = []
@@ -73,7 +74,9 @@ class _Durations:
     def slow(self, seconds: float, *, is_candidate: bool) -> Iterator[str]:
         """Names of the criteria by which such a request is slow."""
         for each, threshold in zip(self.criteria, self.thresholds or (), strict=False):
-            if seconds > (threshold * each.allowed if is_candidate else threshold):
+            if is_candidate:
+                threshold = max(threshold * each.allowed, threshold + self._least_difference)
+            if seconds > threshold:
                 yield each.name
 
 
@@ -119,8 +122,9 @@ class RequestEvents:
     """
 
     def __init__(self, plan: RolloutPlan, generator: random.Random | None = None) -> None:
-        self._latency = _Durations(_slow_criteria(plan.limits, ""))
-        self._first_byte = _Durations(_slow_criteria(plan.limits, "first_byte_"))
+        limits = plan.limits
+        self._latency = _Durations(_slow_criteria(limits, ""), limits)
+        self._first_byte = _Durations(_slow_criteria(limits, "first_byte_"), limits)
         self._absolute = [
             (name, limit / 1e3)
             for name in ("p50_ms", "p99_ms")

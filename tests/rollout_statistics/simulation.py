@@ -120,7 +120,7 @@ class Traffic:
 
     @cached_property
     def latency(self) -> Floats:
-        """The latency of the side that answered."""
+        """Seconds until the side that answered did so, far above ``min_regression_ms``."""
         return np.where(self.is_candidate, self.candidate, self.baseline)
 
     @cached_property
@@ -276,8 +276,12 @@ def _trials_of_requests(scenario: Scenario, traffic: Traffic) -> Iterator[tuple[
         ("p50", 0.5, limits.max_p50_regression),
         ("p99", 0.99, limits.max_p99_regression),
     ):
-        allowed = np.where(traffic.is_candidate, 1 + regression, 1.0)
-        slow = (traffic.latency > thresholds(traffic, quantile) * allowed) & counts & ~in_shadow
+        threshold = thresholds(traffic, quantile)
+        allowed = np.maximum(
+            threshold * (1 + regression), threshold + limits.min_regression_ms / 1e3
+        )
+        slow = traffic.latency > np.where(traffic.is_candidate, allowed, threshold)
+        slow &= counts & ~in_shadow
         found = trials(slow, traffic.is_candidate, np.where(shadow, 1.0, share))
         yield name, found._replace(emphasis=SMALL_CHANGES)
     yield "accuracy", _wrong(traffic, attributed(limits.max_quality_ratio), in_shadow)

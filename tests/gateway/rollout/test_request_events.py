@@ -76,6 +76,16 @@ def test_the_candidates_threshold_has_the_allowed_regression() -> None:
     assert slow(events, 0.6000, is_candidate=True) == {"p50", "p99", "first_byte_p99"}
 
 
+@pytest.mark.parametrize(("least", "expected"), [(0.0, {"p50", "p99"}), (0.5, set())])
+def test_differences_below_the_least_are_no_regression(least: float, expected: set[str]) -> None:
+    """A baseline of 0.1 ms, and a candidate that is three times as slow as that."""
+    events = RequestEvents(plans.plan(limits=RolloutLimits(min_regression_ms=least)))
+    for _ in range(BLOCK):
+        events.answered(assigned(StageCounts(), is_candidate=False), 1e-4)
+    assert slow(events, 3e-4, is_candidate=True) == expected
+    assert slow(events, 7e-4, is_candidate=True) == {"p50", "p99"}
+
+
 def test_thresholds_follow_the_baseline_and_not_the_candidate() -> None:
     events = warm()
     for _ in range(WINDOW):

@@ -49,7 +49,7 @@ def counted(scenario: Scenario, traffic: Traffic, requests: int) -> list[StageCo
         if traffic.fails[number]:
             events.failed(request)
         else:
-            events.answered(request, float(traffic.latency[number]) / 1e3)
+            events.answered(request, float(traffic.latency[number]))
         if traffic.is_compared[number] and not traffic.baseline_fails[number]:
             stage.counts.failed += bool(traffic.candidate_fails[number])
         if traffic.is_compared[number]:
