@@ -94,6 +94,9 @@ COMMANDS = {
     ),
 }
 
+#: Subcommands from a higher layer than their command's.
+SUBCOMMANDS = {"rollout": {"report": "modelport.loadtests.rollout_report:report"}}
+
 
 class LazyGroup(OneLineCommand, click.Group):
     """A group whose commands are imported on first use."""
@@ -106,8 +109,10 @@ class LazyGroup(OneLineCommand, click.Group):
         """Import a command and apply its defaults; None if there is none of this name."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        command = _imported(COMMANDS[cmd_name][0])
+        if isinstance(command, click.Group):
+            for name, place in SUBCOMMANDS.get(cmd_name, {}).items():
+                command.add_command(_imported(place), name)
         option_sources.name_variables(command, f"MODELPORT_{cmd_name.upper()}")
         if ctx.default_map and cmd_name in ctx.default_map:
             table = ctx.default_map[cmd_name]
@@ -126,6 +131,12 @@ class LazyGroup(OneLineCommand, click.Group):
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def _imported(place: str) -> click.Command:
+    module, _, attribute = place.partition(":")
+    command: click.Command = getattr(importlib.import_module(module), attribute)
+    return command
 
 
 def _read_config(ctx: click.Context, param: click.Parameter, file: Path | None) -> None:

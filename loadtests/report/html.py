@@ -22,6 +22,8 @@ from modelport.loadtests.report import (
     marked_block,
     matrix_text,
     number_format,
+    rollout_plots,
+    rollout_tables,
     run_plots,
     run_tables,
     text_escaping,
@@ -100,6 +102,28 @@ def write_gate(decision: GateDecision, path: Path) -> None:
         labels=None if differ is None else gate_tables.labels(differ),
         plots=gate_plots.draw(decision),
         slots=2,
+    )
+    marked_block.write(path, page)
+
+
+def write_rollout(
+    state: Mapping[str, Any], examples: Sequence[Mapping[str, Any]], path: Path
+) -> None:
+    """The report of ``modelport rollout report``, from a status of the gateway's API."""
+    page = _render(
+        "rollout.html.j2",
+        state=state,
+        baseline=rollout_tables.side(state, "baseline"),
+        candidate=rollout_tables.side(state, "candidate"),
+        tone=rollout_tables.tone(state),
+        reason=rollout_tables.reason(state),
+        began=rollout_tables.time(state["events"][0]),
+        changed=rollout_tables.time(state["events"][-1]),
+        criteria=rollout_tables.criteria(state),
+        stages=rollout_tables.stages(state),
+        events=rollout_tables.events(state),
+        examples=rollout_tables.examples(examples),
+        plots=rollout_plots.draw(state),
     )
     marked_block.write(path, page)
 
