@@ -66,7 +66,8 @@ class HookedGateway:
             RolloutStore(rollout_files(folder / "models", 30.0)),
             self.processes,
             decide,
-            webhooks=RolloutWebhooks(folder / "secret", retry_seconds=0.05),
+            # A hook that anything waits for makes its test fail, instead of slow.
+            webhooks=RolloutWebhooks(folder / "secret", answer_seconds=1e4, retry_seconds=0.05),
         )
 
     async def start(self, **fields: Any) -> None:
@@ -76,7 +77,7 @@ class HookedGateway:
         return self.controller.status("fraud")
 
     async def until(self, condition: Callable[[], bool], errors: float = 0.0) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(30):
             while not condition():
                 self.processes.serve(1.0, errors)
                 await asyncio.sleep(0.01)
@@ -97,9 +98,11 @@ async def hooked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     async with TestServer(application) as server:
         gateway = HookedGateway(folder, receiver, str(server.make_url("/hook")))
         running = asyncio.create_task(gateway.controller.run())
-        yield gateway
-        running.cancel()
-        await asyncio.wait((running,))
+        try:
+            yield gateway
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
 
 
 async def test_each_stage_is_asked_for_and_each_change_told_with_a_signature(
