@@ -198,9 +198,10 @@ class GatewayServer:
             self._poller.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._poller
+        leaving = [self._listeners.lame_duck(min(LAME_DUCK_SECONDS, timeout / 4))]
         if self._rollout_control is not None:
-            await self._rollout_control.stop()
-        await self._listeners.lame_duck(min(LAME_DUCK_SECONDS, timeout / 4))
+            leaving.append(self._rollout_control.stop())
+        await asyncio.gather(*leaving)
         self.manager.closing.set()
         await self._listeners.drain(deadline)
         ending = [asyncio.wait_for(self.manager.stop(), deadline.remaining())]

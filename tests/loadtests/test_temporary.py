@@ -13,7 +13,7 @@ from modelport.loadtests.system import temporary_folders
 
 PREFIX = "modelport-test-"
 HOLD = f"""
-from modelport.loadtests import temporary_folders
+from modelport.loadtests.system import temporary_folders
 with temporary_folders.folder({PREFIX!r}) as folder:
     print(folder, flush=True)
     input()

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SERVES = """
 import sys, time
 from pathlib import Path
-from modelport.loadtests import processes, script
+from modelport.loadtests.system import processes, script
 
 def main():
     (port,) = processes.free_ports(1)

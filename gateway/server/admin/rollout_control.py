@@ -18,6 +18,8 @@ from modelport.gateway.settings import Settings
 
 #: The paths of the API begin with this.
 PATH = "/v2/rollouts"
+#: The longest wait for the repository when the gateway stops; others take over by the lease then.
+LEAVE_SECONDS = 1.0
 #: The longest wait for an operation of the repository: a part of the lease.
 STORE_SECONDS = LEASE_SECONDS / 2
 
@@ -73,4 +75,6 @@ class RolloutControl:
         self._running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._running
-        await self._controller.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self._controller.stop()
