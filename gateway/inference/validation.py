@@ -42,6 +42,7 @@ class Validator:
         self._required = frozenset(s.name for s in signature.inputs if not s.optional)
         self._outputs = frozenset(s.name for s in signature.outputs)
         self._any_shape = signature.any_shape
+        self._plain = {} if self._any_shape else self._plain_inputs(signature)
         self.max_elements = _max_elements(signature)
         #: The most bytes of a valid request in any encoding; None: the signature sets no limit.
         self.max_bytes: int | None = None
@@ -63,6 +64,10 @@ class Validator:
             InvalidArgument: the message names the input and the expectation.
         """
         inputs = request.inputs
+        if self._plain and not request.outputs:
+            batch = self._check_plain(inputs)
+            if batch:
+                return batch
         if len(inputs) != len(self._inputs) or not all(t.name in self._inputs for t in inputs):
             self._check_names(inputs)
         if self._any_shape:
@@ -87,6 +92,39 @@ class Validator:
         if twice is not None:
             raise InvalidArgument(f"output '{twice}' already exists in request")
         return batch
+
+    def _plain_inputs(
+        self, signature: ModelSignature
+    ) -> dict[str, tuple[Datatype, tuple[int, ...]]]:
+        """Datatype and dims by name if all inputs need no other check; else empty."""
+        plain = not any(
+            spec.optional
+            or spec.reshape is not None
+            or spec.minimum is not None
+            or spec.maximum is not None
+            or -1 in spec.wire_dims
+            for spec in signature.inputs
+        )
+        return {s.name: (s.datatype, s.wire_dims) for s in signature.inputs} if plain else {}
+
+    def _check_plain(self, inputs: Sequence[Tensor]) -> int:
+        """The batch size if a fast check finds the inputs valid; 0: run the full check."""
+        if len(inputs) != len(self._plain):
+            return 0
+        batch, most = 0, self._max_batch_size
+        for tensor in inputs:
+            shape = tensor.data.shape
+            if most:
+                if not shape or batch not in (0, shape[0]):
+                    return 0
+                batch, shape = shape[0], shape[1:]
+            if self._plain.get(tensor.name) != (tensor.datatype, shape):
+                return 0
+        if len(inputs) > 1 and len({tensor.name for tensor in inputs}) != len(inputs):
+            return 0
+        if not most:
+            return 1
+        return batch if batch <= most else 0
 
     def restore(self, response: InferResponse) -> None:
         """Give reshaped outputs their shape on the wire."""

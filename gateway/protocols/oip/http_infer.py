@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable
 from functools import lru_cache, partial
 
@@ -19,7 +18,7 @@ from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http_response import JSON, document, refuse, reply
 from modelport.gateway.protocols.oip import json as oip_json
-from modelport.gateway.protocols.oip import metadata
+from modelport.gateway.protocols.oip import metadata, request_template
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import InferRequest
@@ -42,10 +41,6 @@ _PREFIX, _SUFFIX, _VERSIONS = "/v2/models/", "/infer", "/versions/"
 TARGETS, KEPT_TARGET = 1024, 512
 _RAW_PREFIX, _RAW_SUFFIX, _RAW_VERSIONS = (text.encode() for text in (_PREFIX, _SUFFIX, _VERSIONS))
 _HEADER_LENGTH = b"inference-header-content-length"
-#: Most bytes of a JSON header that is decoded at once before a large binary body.
-SHORT_HEADER_BYTES = 2048
-#: Datatypes whose values are checked one by one, and the character that could hide their names.
-_CHECKED = re.compile(rb"BYTES|BOOL|\\")
 #: Longer version numbers are left to ``parse_version``.
 _DIGITS = 18
 _LIVE, _READY = "/v2/health/live", "/v2/health/ready"
@@ -116,11 +111,14 @@ class OipInfer(OipErrors):
             deadline = request_body.deadline(headers)
             bound = served.validator.max_bytes
             body = await request_body.read(receive, headers, self._max_input_bytes, deadline, bound)
-            decode = partial(self._decode, body, headers, name, number)
-            if len(body) <= offload.INLINE_BYTES or _decodes_to_views(body, headers):
-                request, form = decode()
+            if len(body) <= offload.INLINE_BYTES:
+                request, form = self._decode(body, headers, name, number)
             else:
-                request, form = await offload.run(decode, deadline)
+                plain = self._glance(body, headers, name, number)
+                if plain is None:
+                    decode = partial(self._decode, body, headers, name, number)
+                    plain = await offload.run(decode, deadline)
+                request, form = plain
             trace = headers.get(b"x-request-id")
             if trace:
                 request.trace = trace[:128].decode("latin-1")
@@ -157,6 +155,15 @@ class OipInfer(OipErrors):
                 reply_headers = [*reply_headers, (b"content-encoding", coding)]
             await reply(send, 200, json, reply_headers)
 
+    def _glance(
+        self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
+    ) -> tuple[InferRequest, oip_json.ResponseFormat] | None:
+        stated = headers.get(_HEADER_LENGTH)
+        if stated is None:
+            return None
+        length = request_body.header_length(stated, len(body))
+        return request_template.glance(body, length, name, version) if length else None
+
     def _decode(
         self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
     ) -> tuple[InferRequest, oip_json.ResponseFormat]:
@@ -168,14 +175,10 @@ class OipInfer(OipErrors):
                 validator = self._manager.get(name, version).validator
                 spec, shape = validator.raw_input(len(body))
                 return oip_json.decode_raw(body, spec, shape, name, version)
+        plain = request_template.decode(body, header_length, name, version)
+        if plain is not None:
+            return plain
         return oip_json.decode(body, header_length, name, version, self._shared.transfer())
-
-
-def _decodes_to_views(body: bytes, headers: dict[bytes, bytes]) -> bool:
-    """Whether decoding ``body`` only makes views of its binary data, after a short JSON header."""
-    stated = headers.get(_HEADER_LENGTH)
-    length = request_body.header_length(stated, len(body)) if stated is not None else 0
-    return 0 < length <= SHORT_HEADER_BYTES and not _CHECKED.search(body, 0, length)
 
 
 def _parsed(path: str) -> tuple[str, str] | None:
