@@ -15,7 +15,7 @@ PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: audit compare compare-faults constraints coverage docs docs-serve help package run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
-	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
+	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
 	managed matrix package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling \
 	workers ray deploy clean
 
@@ -118,6 +118,9 @@ bench-overload: $(READY) ## Send ten times what the gateway can do, and watch wh
 bench-shadow: $(READY) ## Measure the demo's fraud model while a rollout copies 10 % of its requests
 	@test -d model_repository/fraud || $(BIN)/modelport demo
 	$(BIN)/python -m modelport.loadtests.benchmarks.shadow
+
+rollout-faults: $(READY) ## Kill workers, gateways and candidates during 50 rollouts under load; 15 minutes
+	$(BIN)/python -m tests.rollout_faults
 
 chaos: $(READY) ## Break one of two endpoints in every way, for every kind of route; 12 minutes
 	$(BIN)/python -m tests.faults.chaos

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class Gateway:
             *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
             *("--log-format", "json", *FLAGS, *flags),
         ]
-        self.process = forked.start(arguments, may_fork)
+        self.process = self._start(arguments, may_fork)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         try:
@@ -48,6 +48,11 @@ class Gateway:
         self.http_port: int = listening["http_port"]
         self.grpc_port: int = listening["grpc_port"]
         self.metrics_port: int = listening["metrics_port"]
+
+    def _start(
+        self, arguments: Sequence[str], may_fork: bool
+    ) -> forked.ForkedProcess | subprocess.Popen[str]:
+        return forked.start(arguments, may_fork)
 
     @property
     def http(self) -> str:

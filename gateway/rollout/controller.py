@@ -42,8 +42,9 @@ from modelport.gateway.rollout.webhooks import RolloutWebhooks
 log = structlog.get_logger("modelport.rollout")
 
 LEASE_SECONDS = 10.0
-#: Time between two looks at the processes, and at the store while a rollout runs.
-WATCH_SECONDS, FOLLOW_SECONDS = 0.2, 0.75
+#: Period of the looks at the processes, and at the store while a rollout runs. A kill loses the
+#: counts of the second period, and of the time that a write takes.
+WATCH_SECONDS, FOLLOW_SECONDS = 0.2, 0.5
 #: Parts of the lease: the time between two heartbeats of a leader, and between two looks at the
 #: store while nothing runs.
 HEARTBEAT, IDLE = 0.2, 0.4
@@ -85,6 +86,8 @@ class RolloutController:
         self._webhooks = webhooks or RolloutWebhooks(monotonic=monotonic)
         self._settling: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        #: Ends the pause of a gateway in which nothing ran.
+        self._begun = asyncio.Event()
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -127,6 +130,7 @@ class RolloutController:
     ) -> None:
         said = ""
         while True:
+            began = self._now()
             try:
                 await step()
                 said = ""
@@ -136,7 +140,12 @@ class RolloutController:
                 said = str(error)
             except Exception:
                 log.exception("rollouts cannot be followed")
-            await asyncio.sleep(pause())
+            # At least a part of the pause: a slow store is not asked all the time.
+            seconds = max(pause() / 4, began + pause() - self._now())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._begun.wait()
+            self._begun.clear()
 
     def _follow_seconds(self) -> float:
         busy = any(each.state.needs_leader for each in self._states)
@@ -171,6 +180,7 @@ class RolloutController:
         with contextlib.suppress(ModelportError):
             await self._store.forget_counts(plan.model, plan.id)
         await rollout.apply()
+        self._begun.set()
         return rollout.state
 
     def require_none(self, plan: RolloutPlan) -> None:
@@ -262,8 +272,10 @@ class RolloutController:
             await rollout.apply()
 
     async def _judge(self, rollout: ReplicatedRollout) -> None:
-        plan = rollout.state.plan
-        problem = await self._processes.candidate_problem(plan)
+        plan, routed = rollout.state.plan, rollout.routed
+        problem = ""
+        if routed is not None and routed.plan.id == plan.id:  # else nothing has loaded it yet
+            problem = await self._processes.candidate_problem(plan)
         if plan.id != rollout.state.plan.id:
             return
         if problem:

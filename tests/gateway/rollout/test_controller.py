@@ -390,3 +390,14 @@ async def test_a_rollout_whose_state_is_removed_is_forgotten() -> None:
         gateway.controller.status("fraud")
     assert (await gateway.controller.start(plan(**QUICK))).revision == 1
     gateway.kill()
+
+
+async def test_counts_are_stored_within_a_second_of_a_start_after_a_long_pause() -> None:
+    storage = Storage()
+    gateway = Gateway(storage, 1)
+    await asyncio.sleep(60.0)
+    await gateway.controller.start(plan(**QUICK))
+    gateway.processes.serve(1.0, 0.0)
+    await asyncio.sleep(1.0)
+    assert any(name.startswith("counts/") for name in storage.files)
+    gateway.kill()
