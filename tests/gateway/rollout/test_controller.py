@@ -392,6 +392,7 @@ async def test_a_rollout_whose_state_is_removed_is_forgotten() -> None:
     gateway.kill()
 
 
+@virtual
 async def test_counts_are_stored_within_a_second_of_a_start_after_a_long_pause() -> None:
     storage = Storage()
     gateway = Gateway(storage, 1)
@@ -401,3 +402,23 @@ async def test_counts_are_stored_within_a_second_of_a_start_after_a_long_pause()
     await asyncio.sleep(1.0)
     assert any(name.startswith("counts/") for name in storage.files)
     gateway.kill()
+
+
+@virtual
+async def test_a_gateway_that_has_not_loaded_the_candidate_yet_does_not_roll_back() -> None:
+    storage = Storage()
+    gateways = [Gateway(storage, number) for number in (1, 2)]
+    await gateways[0].controller.start(plan(**QUICK))
+    processes = gateways[1].processes
+    load = processes.apply
+
+    async def apply(routing: Any) -> None:
+        await asyncio.sleep(2.0)
+        await load(routing)
+        processes.problem = ""
+
+    processes.problem, processes.apply = "it is not loaded", apply  # type: ignore[method-assign]
+    await until(lambda: "fraud" in processes.routed)
+    assert storage.state().phase is RolloutPhase.RUNNING
+    for gateway in gateways:
+        gateway.kill()
