@@ -396,7 +396,7 @@ async def test_a_rollout_whose_state_is_removed_is_forgotten() -> None:
 async def test_counts_are_stored_within_a_second_of_a_start_after_a_long_pause() -> None:
     storage = Storage()
     gateway = Gateway(storage, 1)
-    await asyncio.sleep(60.0)
+    await asyncio.sleep(61.5)  # between two looks at the store
     await gateway.controller.start(plan(**QUICK))
     gateway.processes.serve(1.0, 0.0)
     await asyncio.sleep(1.0)
@@ -419,6 +419,7 @@ async def test_a_gateway_that_has_not_loaded_the_candidate_yet_does_not_roll_bac
 
     processes.problem, processes.apply = "it is not loaded", apply  # type: ignore[method-assign]
     await until(lambda: "fraud" in processes.routed)
+    await asyncio.sleep(3.0)
     assert storage.state().phase is RolloutPhase.RUNNING
     for gateway in gateways:
         gateway.kill()
