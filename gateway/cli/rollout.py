@@ -149,6 +149,13 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="For the his
     default=None,
     help="Compare decisions, or values.  [default: the certificates say]",
 )
+@click.option(
+    "--webhook",
+    "webhooks",
+    multiple=True,
+    metavar="URL",
+    help="Ask this URL before each stage, and tell it of each change. Repeatable.",
+)
 @click.option("--wait", is_flag=True, help="Wait until it is promoted (exit 0) or rolled back (1).")
 @_url
 @_json

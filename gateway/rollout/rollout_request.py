@@ -55,6 +55,8 @@ class RolloutRequest:
     retrained: bool | None = None
     #: The limits that differ from ``RolloutLimits``' defaults.
     limits: dict[str, float | None] = field(default_factory=dict)
+    #: URLs that are called before each stage and after each change.
+    webhooks: tuple[str, ...] = ()
     #: The person who asks, for the history.
     by: str = ""
 
@@ -139,7 +141,7 @@ def draft(
 
 def _limits(request: RolloutRequest) -> dict[str, Any]:
     limits: dict[str, Any] = dict(request.limits)
-    for name in ("confidence", "atol", "rtol"):
+    for name in ("confidence", "atol", "rtol", "min_regression_ms"):
         if limits.get(name, 0.5) is None:
             raise InvalidArgument(f"the limit '{name}' cannot be switched off")
     return limits

@@ -103,6 +103,8 @@ def test_sticky_requests_are_assigned_by_a_header_or_a_parameter() -> None:
         ({"sticky": "parameter:"}, InvalidArgument, "has its name"),
         ({"limits": {"p42": 1}}, InvalidArgument, "there is no limit 'p42'"),
         ({"limits": {"confidence": None}}, InvalidArgument, "cannot be switched off"),
+        ({"limits": {"min_regression_ms": None}}, InvalidArgument, "cannot be switched off"),
+        ({"webhooks": ["ftp://hooks"]}, InvalidArgument, "ftp://hooks"),
         ({"limits": {"max_disagreement": 7}}, InvalidArgument, "it must be less than 1"),
         ({"unknown": 1}, InvalidArgument, "'unknown'"),
         ({"candidate": 3}, InvalidArgument, "'candidate'"),

@@ -50,7 +50,8 @@ def latest(gateways: list[RealGateway]) -> dict[str, Any]:
     for gateway in gateways:
         with contextlib.suppress(NotFound):  # it has just begun
             found.append(gateway.controller.status("fraud"))
-    return max(found, key=lambda each: each["revision"])
+    unknown = {"stage": 0, "leader": "", "settled": False}
+    return max(found, key=lambda each: each["revision"], default=unknown)
 
 
 async def until(condition: Callable[[], bool], gateways: list[RealGateway]) -> None:
