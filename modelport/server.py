@@ -48,6 +48,7 @@ class ServeOptions(TypedDict, total=False):
     model_load_timeout_secs: float
     require_manifest: bool
     require_signature: Path | str | Sequence[Path | str]
+    rollout_webhook_secret: Path | str
     allow_native_code: bool
     strict_readiness: bool
     exit_on_error: bool
