@@ -21,9 +21,9 @@ MAX_COUNT = 2**53
 MAX_KEYS = 4096
 
 
-def latency_bucket(nanoseconds: int) -> int:
+def latency_bucket(seconds: float) -> int:
     """The key of a latency in ``SideCounts.latency``: eighths of a doubling of a microsecond."""
-    return round(8 * math.log2(max(nanoseconds, 1000) / 1000))
+    return round(8 * math.log2(max(1e6 * seconds, 1.0)))
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from modelport.gateway.rollout.assignment import position
-from modelport.gateway.rollout.counts import Attribution, SideCounts
+from modelport.gateway.rollout.counts import Attribution, SideCounts, latency_bucket
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan
 from modelport.gateway.rollout.sides import StageTraffic
 
@@ -185,7 +185,7 @@ class RequestEvents:
     def _waited(self, request: AssignedRequest, side: SideCounts, seconds: float) -> None:
         if not request.is_candidate:
             self._baseline_answers = True
-        bucket = round(8 * math.log2(max(1e6 * seconds, 1.0)))
+        bucket = latency_bucket(seconds)
         side.latency[bucket] = side.latency.get(bucket, 0) + 1
         for name, limit in self._absolute:
             if seconds > limit:
