@@ -109,6 +109,7 @@ class ModelManager(ModelRegistry):
         settings = self._settings
         self._loader.host = self._make_host(self) if self._make_host is not None else None
         await self._scan()
+        self._scanned = True
         if others is not None:
             await self.restore(others)
         else:

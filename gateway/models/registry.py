@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from modelport.gateway.backends.capabilities import RoutedBackend
-from modelport.gateway.errors import NotFound, Unavailable
+from modelport.gateway.errors import ModelportError, NotFound, Unavailable
 from modelport.gateway.models.model import UNLOADED, ModelRecord, ServedVersion, VersionState
 
 
@@ -16,6 +16,8 @@ class ModelRegistry:
     def __init__(self) -> None:
         #: Only the manager adds and removes models.
         self._models: dict[str, ModelRecord] = {}
+        #: Whether the repositories have been read: until then, any model may exist.
+        self._scanned = False
 
     # -- the hot path ---------------------------------------------------------------------------
 
@@ -24,7 +26,7 @@ class ModelRegistry:
 
         Raises:
             NotFound: no such model or version.
-            Unavailable: the version is known but not READY.
+            Unavailable: the version is known but not READY, or the server is starting.
         """
         version = self.get(name, number)
         version.in_flight += 1
@@ -34,7 +36,7 @@ class ModelRegistry:
         """As ``acquire``, but without a handle: for inspection, not for inference."""
         model = self._models.get(name)
         if model is None:
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
+            raise self._unknown(name)
         version = model.served.get(number) if number else model.default
         if version is not None:
             return version
@@ -139,5 +141,10 @@ class ModelRegistry:
 
     def _model(self, name: str) -> ModelRecord:
         if name not in self._models:
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
+            raise self._unknown(name)
         return self._models[name]
+
+    def _unknown(self, name: str) -> ModelportError:
+        if not self._scanned:
+            return Unavailable("the server is starting; its models are not known yet")
+        return NotFound(f"Request for unknown model: '{name}' is not found")

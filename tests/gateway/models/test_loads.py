@@ -37,6 +37,30 @@ def quiet(manager: ModelManager) -> bool:
     return all(model.timer is None and not model.lock.locked() for model in models)
 
 
+# -- the start ------------------------------------------------------------------------------------
+
+
+async def test_a_gateway_that_starts_calls_no_model_unknown(world: World) -> None:
+    """Clients retry UNAVAILABLE; NOT_FOUND they would report as a model that is gone."""
+    world.publish(1)
+    world.gate.clear()
+    manager = ModelManager(world.settings(), world.find, find_versions=world.find_versions)
+    with pytest.raises(Unavailable, match="the server is starting"):
+        manager.get("m")
+    with pytest.raises(Unavailable, match="the server is starting"):
+        manager.labels("other")
+    starting = asyncio.create_task(manager.start())
+    await until(lambda: manager.names() == ["m"])
+    with pytest.raises(Unavailable, match="no available versions"):
+        manager.get("m")
+    with pytest.raises(NotFound, match="unknown model: 'other'"):
+        manager.get("other")
+    world.gate.set()
+    await starting
+    assert manager.get("m").number == 1
+    await manager.stop()
+
+
 # -- tried again ----------------------------------------------------------------------------------
 
 
