@@ -106,7 +106,13 @@ class FolderFiles:
                     created = True
             os.fsync(folder)
         # A server may repeat a request whose response was lost.
-        return created or self.read(key, len(content) + 1) == content
+        return created or self._has(key, content)
+
+    def _has(self, key: str, content: bytes) -> bool:
+        try:
+            return self.read(key, len(content) + 1) == content
+        except NotFound:  # another gateway has written newer revisions, and deleted this one
+            return False
 
     def replace(self, key: str, content: bytes) -> None:
         with (

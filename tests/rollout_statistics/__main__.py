@@ -37,6 +37,8 @@ ALLOWED = 0.05
 #: Requests per second, and those of 20 minutes and of the shortest stage of a minute.
 RATE = 200
 LONG, MINUTE = 20 * 60 * RATE, 60 * RATE
+#: Rollouts of the first row; the others' number is a part of it.
+ROLLOUTS = 2000
 #: Rollouts of one piece of work for a process.
 PORTION = 20
 
@@ -50,7 +52,7 @@ class Row:
 
     name: str
     scenario: Scenario
-    #: Part of ``--rollouts``.
+    #: Part of ``ROLLOUTS``, unless ``--rollouts`` is given.
     part: float
     #: Text of the results, and whether they are as promised.
     judge: Callable[[Sequence[Found]], tuple[str, bool]]
@@ -209,17 +211,18 @@ def compared_with_ville(streams: int, seed: int) -> str | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.rollout_statistics", description=__doc__)
-    parser.add_argument("--rollouts", type=int, default=2000, metavar="N", help="of the first row")
+    parser.add_argument("--rollouts", type=int, metavar="N", help="of every row")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name has it")
     options = parser.parse_args()
     broken = 0
     print("| rollout | rollouts | result | promised | |\n|---|--:|---|---|---|", flush=True)
-    with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
+    with ProcessPoolExecutor(options.processes) as pool:
         for number, row in enumerate(rows()):
             if options.only not in row.name:
                 continue
-            count = max(PORTION, round(options.rollouts * row.part))
+            count = options.rollouts or round(ROLLOUTS * row.part)
             pieces = [
                 pool.submit(portion, number, min(PORTION, count - begin), options.seed + begin)
                 for begin in range(0, count, PORTION)

@@ -92,6 +92,23 @@ async def test_old_revisions_are_deleted_and_cannot_come_back(files: RolloutFile
     assert await store.look() == {"fraud": MOST_REVISIONS + 1}
 
 
+async def test_a_revision_that_is_deleted_while_another_gateway_writes_it_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, first = RolloutStore(rollout_files(tmp_path, 30.0)), state()
+    assert await store.write(first)
+    link = os.link
+
+    def too_late(*paths: Any, **folders: Any) -> None:
+        try:
+            link(*paths, **folders)
+        finally:
+            (tmp_path / FOLDER / "state/fraud/0000000001.json").unlink()
+
+    monkeypatch.setattr(os, "link", too_late)
+    assert not await store.write(replace(first, leader=OTHER))
+
+
 async def test_counts_of_all_other_lives_add_up(files: RolloutFiles) -> None:
     store, rollout = RolloutStore(files), uuid.uuid4().hex
     stages = {"1": COUNTS.to_json()}
