@@ -5,6 +5,7 @@ The controller of the gateway decides; every process applies the routing that it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ class Rollouts:
 
         The document has the ``model``, the ``plan``, the ``stage``'s index, its ``kind`` and
         ``share``, and a ``revision``; one that is older than the last is ignored. A share of 0
-        sends everything to the baseline.
+        sends everything to the baseline, and so does the monotonic time ``until``, if there is one.
         """
         plan = RolloutPlan.from_json(document["plan"])
         model, revision = str(document["model"]), int(document["revision"])
@@ -40,7 +41,8 @@ class Rollouts:
         elif revision < self._revisions[model]:
             return
         kind, share = StageKind(document["kind"]), float(document["share"])
-        split.route(int(document["stage"]), kind, share)
+        until = document.get("until")
+        split.route(int(document["stage"]), kind, share, math.inf if until is None else until)
         self._splits[model], self._revisions[model] = split, revision
         self._service.splits[model] = split
 

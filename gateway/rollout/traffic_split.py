@@ -9,11 +9,12 @@ two requests.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from modelport.gateway.errors import Code, ModelportError, TimedOut, Unavailable
@@ -58,14 +59,15 @@ class _DivertedRequest:
     step: bool
     assigned: AssignedRequest
     #: Whether the other side gets a copy.
-    copied: bool = False
-    started: float = field(default_factory=time.perf_counter)
+    copied: bool
+    #: By ``time.monotonic``.
+    started: float
     #: The request as the side that answered got it.
     asked: InferRequest | None = None
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self.started
+        return time.monotonic() - self.started
 
 
 class TrafficSplit:
@@ -86,6 +88,7 @@ class TrafficSplit:
         #: Whether requests without a version belong to the rollout.
         self._default = plan.default_version in (0, plan.baseline.version)
         self._stage = StageTraffic(0, StageKind.SHADOW, 0.0, StageCounts())
+        self._until = math.inf
         #: Limits of the requests in flight at the candidate, with their deadlines.
         self._on_candidate: dict[TimeLimit, Deadline] = {}
         sides = (plan.baseline, plan.candidate)
@@ -96,12 +99,17 @@ class TrafficSplit:
             overloaded=lambda: service.overloaded,
         )
 
-    def route(self, number: int, kind: StageKind, share: float) -> None:
+    def route(self, number: int, kind: StageKind, share: float, until: float = math.inf) -> None:
         """Route requests from now on as stage ``number`` does; a share of 0 stops the candidate.
 
         Requests in flight at a candidate that is stopped have ``STOP_SECONDS`` to finish there;
         copies are dropped.
+
+        Args:
+            until: the time of ``time.monotonic`` from which nothing new goes to the candidate. A
+                process that was stopped for a while may serve requests before any timer runs.
         """
+        self._until = until
         before = self._stage
         counts = self.counts.setdefault(number, StageCounts())
         self._stage = StageTraffic(number, kind, share, counts)
@@ -170,12 +178,14 @@ class TrafficSplit:
         return response
 
     def _assign(self, request: InferRequest, deadline: Deadline, step: bool) -> _DivertedRequest:
-        stage, key = self._stage, self._assignment.key(request)
+        stage, key, now = self._stage, self._assignment.key(request), time.monotonic()
         share, shadow = stage.canary_share, stage.shadow_share
+        if now >= self._until:
+            share = shadow = 0.0
         is_candidate = share > 0 and self._assignment.candidate_serves(key, share)
         copied = self.plan.pair if is_candidate else shadow > 0 and random.random() < shadow
         assigned = AssignedRequest(stage, is_candidate, key)
-        return _DivertedRequest(request, deadline, step, assigned, copied)
+        return _DivertedRequest(request, deadline, step, assigned, copied, now)
 
     async def _at_candidate(self, diverted: _DivertedRequest) -> InferResponse:
         limit = TimeLimit(_NEVER_SECONDS)

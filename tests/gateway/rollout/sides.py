@@ -88,13 +88,20 @@ class Sides:
         self.baseline, self.candidate = (backend_of(manager.get("m", n)) for n in (1, 2))
         self.plan = PLAN
 
-    def apply(self, share: float, kind: str = "canary", stage: int = 0, **plan: Any) -> None:
+    def apply(
+        self,
+        share: float,
+        kind: str = "canary",
+        stage: int = 0,
+        until: float | None = None,
+        **plan: Any,
+    ) -> None:
         if (changed := replace(self.plan, **plan)) != self.plan:
             content = repr(replace(changed, id=PLAN.id))
             self.plan = replace(changed, id=uuid.uuid5(uuid.NAMESPACE_OID, content).hex)
         document = {
             "model": "m", "plan": self.plan.to_json(), "stage": stage, "kind": kind,
-            "share": share, "revision": 1,
+            "share": share, "revision": 1, "until": until,
         }  # fmt: skip
         self.rollouts.apply(document)
 

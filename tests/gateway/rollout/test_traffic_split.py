@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -177,6 +178,24 @@ async def test_after_a_stop_no_request_reaches_the_candidate(tmp_path: Path) -> 
     for _ in range(100):
         assert (await found.ask()).model_version == 1
     assert len(found.candidate.asked) == 1
+
+
+async def test_after_its_lease_no_request_reaches_the_candidate_although_no_timer_has_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 1000.0
+    monkeypatch.setattr(traffic_split, "time", SimpleNamespace(monotonic=lambda: clock))
+    found = await sides(tmp_path, times(3))
+    found.apply(1.0, until=1010.0)
+    assert (await found.ask()).model_version == 2
+    clock = 1010.0
+    assert (await found.ask()).model_version == 1
+    found.apply(1.0, until=1020.0)  # renewed
+    assert (await found.ask()).model_version == 2
+    found.apply(1.0, "shadow", until=1010.0)
+    await found.ask()
+    await asyncio.sleep(0)
+    assert len(found.candidate.asked) == 2
 
 
 async def test_a_request_in_flight_at_a_stop_finishes_at_the_candidate(tmp_path: Path) -> None:
