@@ -10,6 +10,9 @@
     │   ├── TimedOut         the request's deadline has passed
     │   ├── QueueFull        the queue of the model version is full
     │   └── MemoryExhausted  the memory budget for requests is exhausted
+    ├── Unauthenticated      the credential is missing, wrong or expired
+    ├── PermissionDenied     the caller may not do this
+    ├── QuotaExceeded        the caller has used up its quota
     ├── Cancelled            the client has gone
     └── Internal             a defect of the server; the cause is logged
         └── IntegrityError   an artifact does not match its manifest
@@ -35,6 +38,9 @@ class Code(Enum):
     ALREADY_EXISTS = "already exists"
     UNSUPPORTED = "unsupported"
     UNAVAILABLE = "unavailable"
+    UNAUTHENTICATED = "unauthenticated"
+    PERMISSION_DENIED = "permission denied"
+    QUOTA_EXCEEDED = "quota exceeded"
     CANCELLED = "cancelled"
     INTERNAL = "internal"
 
@@ -121,6 +127,28 @@ class MemoryExhausted(Unavailable):
         "--max-request-memory",
     ) -> None:
         super().__init__(message)
+
+
+class Unauthenticated(ModelportError):
+    """The request's credential is missing, wrong or expired."""
+
+    code = Code.UNAUTHENTICATED
+
+
+class PermissionDenied(ModelportError):
+    """The caller may not do this, to any model."""
+
+    code = Code.PERMISSION_DENIED
+
+
+class QuotaExceeded(ModelportError):
+    """The caller has used up its quota; it may retry after ``retry_after_seconds``."""
+
+    code = Code.QUOTA_EXCEEDED
+
+    def __init__(self, retry_after_seconds: float, message: str = "the quota is used up") -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class Cancelled(ModelportError):

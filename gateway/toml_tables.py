@@ -26,6 +26,14 @@ class InvalidValue(ValueError):
     """The expected type of an invalid value."""
 
 
+class InvalidKey(ValueError):
+    """A key that is unknown, or whose value is invalid."""
+
+    def __init__(self, message: str, key: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
 def number(least: float, most: float, *, open_end: bool = False) -> Reader:
     """A finite number in ``least..most``; ``least`` itself is excluded if ``open_end``."""
     wanted = f"a number {'above' if open_end else 'of at least'} {least:g}"
@@ -150,7 +158,7 @@ def read_table(name: str, kind: Any, table: Mapping[str, Any]) -> Any:
     """A dataclass of ``kind`` from the table ``[name]``; each field's metadata has its reader.
 
     Raises:
-        ValueError: an unknown key, or an invalid value; the message names it.
+        InvalidKey: an unknown key, or an invalid value; the message names it.
     """
     readers: dict[str, Reader] = {
         one.name: one.metadata["read"] for one in dataclasses.fields(kind)
@@ -158,11 +166,13 @@ def read_table(name: str, kind: Any, table: Mapping[str, Any]) -> Any:
     values = {}
     for key, value in table.items():
         if key not in readers:
-            raise ValueError(f"unknown key '{key}' in [{name}]; it knows {', '.join(readers)}")
+            message = f"unknown key '{key}' in [{name}]; it knows {', '.join(readers)}"
+            raise InvalidKey(message, key)
         try:
             values[key] = readers[key](value)
         except InvalidValue as error:
-            raise ValueError(f"{name}.{key} = {_shown(value)} must be {error}") from None
+            message = f"{name}.{key} = {_shown(value)} must be {error}"
+            raise InvalidKey(message, key) from None
     return kind(**values)
 
 

@@ -30,6 +30,7 @@ LAYERS = {
     "modelport.gateway.backends": 2,
     "modelport.gateway.upstream": 2,
     "modelport.gateway.models": 3,
+    "modelport.gateway.access": 3,
     "modelport.gateway.rollout": 3,
     "modelport.gateway.protocols": 4,
     "modelport.gateway.server.app": 5,

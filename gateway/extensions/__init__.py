@@ -26,6 +26,7 @@ log = structlog.get_logger("modelport.extensions")
 T = TypeVar("T")
 #: Extension point → its word in messages.
 GROUPS: Mapping[str, str] = {
+    "modelport.authenticators": "authenticator",
     "modelport.backends": "backend",
     "modelport.dialects": "dialect",
     "modelport.formats": "format",

@@ -20,8 +20,11 @@ from modelport.gateway.errors import (
     InvalidArgument,
     ModelportError,
     NotFound,
+    PermissionDenied,
     QueueFull,
+    QuotaExceeded,
     TimedOut,
+    Unauthenticated,
     Unavailable,
     Unsupported,
 )
@@ -61,6 +64,9 @@ class FailedPrecondition(InvalidArgument):
 #: TensorFlow Serving's statuses by error class; the first match decides.
 _CODES: tuple[tuple[type[ModelportError], str], ...] = (
     (QueueFull, "RESOURCE_EXHAUSTED"),
+    (QuotaExceeded, "RESOURCE_EXHAUSTED"),
+    (Unauthenticated, "UNAUTHENTICATED"),
+    (PermissionDenied, "PERMISSION_DENIED"),
     (TimedOut, "DEADLINE_EXCEEDED"),
     (Unavailable, "UNAVAILABLE"),
     (FailedPrecondition, "FAILED_PRECONDITION"),

@@ -15,6 +15,9 @@ from modelport.gateway.errors import (
     InvalidArgument,
     ModelportError,
     NotFound,
+    PermissionDenied,
+    QuotaExceeded,
+    Unauthenticated,
     Unavailable,
     Unsupported,
 )
@@ -85,6 +88,9 @@ _KINDS: dict[type[ModelportError], tuple[int, str]] = {
     InvalidArgument: (400, "BadRequestException"),
     AlreadyExists: (409, "ConflictStatusException"),
     Unsupported: (501, "UnsupportedOperationException"),
+    Unauthenticated: (401, "InvalidKeyException"),
+    PermissionDenied: (403, "AccessDeniedException"),
+    QuotaExceeded: (429, "TooManyRequestsException"),
     Unavailable: (503, "ServiceUnavailableException"),
     Internal: (500, "InternalServerException"),
 }

@@ -44,6 +44,9 @@ _NUMBERS = {
     Code.INTERNAL: 13,
     Code.UNAVAILABLE: 14,
     Code.CANCELLED: 1,
+    Code.UNAUTHENTICATED: 16,
+    Code.PERMISSION_DENIED: 7,
+    Code.QUOTA_EXCEEDED: 8,
 }
 
 

@@ -1,0 +1,1 @@
+"""Access: authentication, authorisation on (principal, operation, model), quotas and audit."""

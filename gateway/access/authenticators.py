@@ -1,0 +1,33 @@
+"""The authenticators that ``access.toml`` configures, one table each.
+
+An installed package adds one by an entry point of the group ``modelport.authenticators``, whose
+name is that of its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from modelport.gateway.access.authentication import Authenticator
+from modelport.gateway.access.located_toml import TomlTable
+from modelport.gateway.access.watched_file import FileWatcher
+from modelport.gateway.extensions import ExtensionTable
+
+#: Makes an authenticator of its table, or raises ``UsageError`` (``TomlTable.error``).
+#: Paths are relative to the folder of ``table.path``.
+MakeAuthenticator = Callable[[TomlTable, FileWatcher], Authenticator]
+
+
+class AuthenticatorDescriptor(NamedTuple):
+    """An authenticator, by the name of its table in ``access.toml``."""
+
+    name: str
+    make: MakeAuthenticator
+
+
+_BUILTIN: tuple[AuthenticatorDescriptor, ...] = ()
+#: In the order in which they are asked.
+AUTHENTICATORS: ExtensionTable[AuthenticatorDescriptor] = ExtensionTable(
+    "modelport.authenticators", AuthenticatorDescriptor, {each.name: each for each in _BUILTIN}
+)

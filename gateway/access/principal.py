@@ -1,0 +1,54 @@
+"""Principals, and the connections that they use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionIdentity:
+    """The identity of a connection, known when it is accepted.
+
+    Attributes:
+        address: IP address of the peer; empty for a UNIX domain socket.
+        certificate_names: Subject alternative names of the verified client certificate.
+        user: User name of the peer of a UNIX domain socket; empty for any other.
+    """
+
+    address: str = ""
+    certificate_names: tuple[str, ...] = ()
+    user: str = ""
+
+
+#: A connection without any known identity.
+UNKNOWN_CONNECTION = ConnectionIdentity()
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """An authenticated caller.
+
+    The name of an API key has no colon. Every other kind of name has a prefix: ``jwt:SUBJECT``,
+    ``cert:SAN``, ``unix:USER``, ``proxy:USER``; so no issuer or proxy can claim the rights of
+    another kind.
+
+    Attributes:
+        groups: Groups that the credential itself states, prefixed like names: ``jwt:NAME``.
+        method: Kind of the credential: ``key``, ``jwt``, ``certificate``, ``unix``, ``proxy``.
+        fingerprint: Identifies the credential in the audit log, but does not reveal it.
+    """
+
+    name: str
+    groups: frozenset[str] = frozenset()
+    method: str = ""
+    fingerprint: str = ""
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether the request came without any credential."""
+        return self.name == ANONYMOUS_NAME
+
+
+ANONYMOUS_NAME = "anonymous"
+#: The caller of a request without any credential.
+ANONYMOUS = Principal(ANONYMOUS_NAME)

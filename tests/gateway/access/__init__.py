@@ -1,0 +1,1 @@
+"""Access: identity, rules, and every route under them."""
