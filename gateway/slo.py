@@ -160,6 +160,13 @@ class Answers:
     #: misshapen or non-finite output.
     max_disagreement: float | None = field(default=0.001, metadata=_LARGEST_SHARE)
     max_invalid: float | None = field(default=0.001, metadata=_LARGEST_SHARE)
+    #: Of a rollout: the output whose decision callers take, and either its threshold or the number
+    #: of largest classes whose set is the decision. None: as the certificates say.
+    decision_output: str | None = field(default=None, metadata=read_by(text))
+    decision_threshold: float | None = field(
+        default=None, metadata=read_by(number(-math.inf, math.inf))
+    )
+    decision_top_k: int | None = field(default=None, metadata=read_by(count(1)))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ class InvalidKey(ValueError):
 
 def number(least: float, most: float, *, open_end: bool = False) -> Reader:
     """A finite number in ``least..most``; ``least`` itself is excluded if ``open_end``."""
-    wanted = f"a number {'above' if open_end else 'of at least'} {least:g}"
+    wanted = "a number"
+    wanted += f" {'above' if open_end else 'of at least'} {least:g}" if math.isfinite(least) else ""
     wanted += f", at most {most:g}" if math.isfinite(most) else ""
 
     def read(value: Any) -> float:

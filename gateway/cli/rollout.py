@@ -30,6 +30,8 @@ LOOK_SECONDS = 0.5
 #: Time for a gateway to be started again while a command waits.
 RESTART_SECONDS = 120.0
 _PATH = "/v2/rollouts"
+#: Settings of ``[answers]`` that are no limits.
+_ANSWERS = frozenset({"retrained", "decision_output", "decision_threshold", "decision_top_k"})
 _LIMITS = frozenset(field.name for field in dataclasses.fields(RolloutLimits))
 
 
@@ -193,7 +195,7 @@ def _settings(limits: slo.Slo) -> dict[str, Any]:
     for key in limits.said:
         table, _, name = key.partition(".")
         value = getattr(getattr(limits, table), name)
-        if name == "retrained" or table == "rollout":
+        if name in _ANSWERS or table == "rollout":
             found[name] = value
         elif name in _LIMITS and table != "duration":
             found["limits"][name] = value

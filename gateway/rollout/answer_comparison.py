@@ -1,8 +1,9 @@
 """Comparison of the answers of both sides to the same request.
 
 Values are compared within a tolerance if both sides compute the same checkpoint, decisions if the
-candidate was trained again: the side of a threshold, or the largest class along the last axis, as
-in the proof of an export. Datatypes without a tolerance (text, integers, booleans) must be equal.
+candidate was trained again: the side of a threshold or the largest class along the last axis, as in
+the proof of an export, or the set of the largest classes. Datatypes without a tolerance (text,
+integers, booleans) must be equal.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class AnswerComparison:
     def __init__(self, plan: RolloutPlan) -> None:
         self._decides = plan.comparison is ComparisonKind.DECISIONS
         self._output, self._threshold = plan.decision_output, plan.decision_threshold
+        self._top_k = plan.decision_top_k
         self._atol, self._rtol = plan.limits.atol, plan.limits.rtol
 
     def compare(self, baseline: Sequence[Tensor], candidate: Sequence[Tensor]) -> ComparedAnswers:
@@ -63,38 +65,55 @@ class AnswerComparison:
         return ComparedAnswers(worst)
 
     def _disagreement(self, tensor: Tensor, expected: Array, actual: Array) -> float:
-        if self._decides and (tensor.datatype in _FLOATS or tensor.name == self._output):
-            decisions = self.decisions(tensor.name, expected), self.decisions(tensor.name, actual)
-            if decisions[0] is None or decisions[1] is None:
+        is_float = tensor.datatype in _FLOATS
+        if self._decides:
+            decided = self._chosen(tensor.name, expected), self._chosen(tensor.name, actual)
+            if decided[0] is not None and decided[1] is not None:
+                differs = decided[0] != decided[1]
+                return _share(np.asarray(differs.any(axis=-1) if self._top_k > 1 else differs))
+            if is_float:
                 return 0.0  # the output leads to no decision
-            return _share(decisions[0] != decisions[1])
-        if tensor.datatype not in _FLOATS:
+        if not is_float:
             return float(not np.array_equal(expected, actual))
         with np.errstate(invalid="ignore"):  # infinity - infinity
             within = np.abs(expected - actual) <= self._atol + self._rtol * np.abs(expected)
         same = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
         return float(not np.all(within & np.isfinite(expected) | same))
 
+    def _chosen(self, name: str, values: Array) -> Array | None:
+        """As ``decisions``, or the sorted indices of the ``decision_top_k`` largest classes."""
+        decisions, count = self.decisions(name, values), self._top_k
+        if decisions is None or count == 1:
+            return decisions
+        if not values.ndim or values.shape[-1] <= count:
+            return None
+        # Of equal values, the first are chosen, as by ``argmax``.
+        backwards = np.argsort(values[..., ::-1], axis=-1, kind="stable")[..., -count:]
+        return np.sort(values.shape[-1] - 1 - backwards, axis=-1)
+
     def decisions(self, name: str, values: Array) -> Array | None:
         """The decisions that the values of output ``name`` lead to, or None.
 
-        They are the sides of the threshold, or the largest classes of the last axis.
+        They are the sides of the threshold, or the largest classes of the last axis. An output of
+        integers decides only if the plan names it; one of them in a row is a class itself.
         """
         if self._output and name != self._output:
             return None
+        is_float = values.dtype.kind == "f"
+        if not is_float and (not self._output or values.dtype.kind not in "iub"):
+            return None
         if self._threshold is not None:
             return np.asarray(values >= self._threshold)
-        if not values.ndim or values.shape[-1] < 2 or not values.size:
-            return None
+        if not values.size or not values.ndim or values.shape[-1] < 2:
+            return None if is_float else values
         return np.asarray(values.argmax(axis=-1))
 
     def decided(self, outputs: Sequence[Tensor]) -> Array | None:
         """The decisions of an answer: those of the first output that leads to any."""
         for tensor in outputs:
-            if tensor.datatype in _FLOATS or tensor.name == self._output:
-                found = self.decisions(tensor.name, numbers(tensor))
-                if found is not None:
-                    return found.reshape(-1)
+            found = self.decisions(tensor.name, numbers(tensor))
+            if found is not None:
+                return found.reshape(-1)
         return None
 
     def scores(self, outputs: Sequence[Tensor]) -> Array | None:

@@ -168,6 +168,8 @@ class RolloutPlan:
     decision_output: str = ""
     #: The two sides of this value are the decisions; None: the largest class.
     decision_threshold: float | None = None
+    #: The number of largest classes whose set is the decision.
+    decision_top_k: int = 1
     #: The version for requests without a version. They are diverted only if it is the baseline's.
     default_version: int = 0
     limits: RolloutLimits = field(default_factory=RolloutLimits)
@@ -196,6 +198,12 @@ class RolloutPlan:
             raise InvalidArgument(f"keep_inputs must be between 0 and {MAX_KEEP_INPUTS}")
         if len(self.webhooks) > MAX_WEBHOOKS:
             raise InvalidArgument(f"a rollout has at most {MAX_WEBHOOKS} webhooks")
+        if self.decision_top_k < 1 or (
+            self.decision_top_k > 1 and self.decision_threshold is not None
+        ):
+            raise InvalidArgument(
+                "decision_top_k must be at least 1, and larger only without a decision_threshold"
+            )
         for text in (self.parameter, *self.webhooks):
             if len(text) > MAX_TEXT or not text.isprintable():
                 raise InvalidArgument("a parameter's name or a URL is too long or unprintable")

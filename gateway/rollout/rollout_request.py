@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,6 +28,8 @@ from modelport.gateway.rollout.side_description import (
 #: The tolerance without certificates, as that of load tests.
 DEFAULT_ATOL, DEFAULT_RTOL = 1e-4, 1e-3
 _PARAMETER = "parameter:"
+_NOT_IN_THE_PLAN = ("candidate", "baseline", "sticky", "retrained", "limits", "by")
+_DECISION = ("decision_output", "decision_threshold", "decision_top_k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ class RolloutRequest:
     keep_inputs: int = 10
     #: Whether the candidate has another checkpoint; None: the certificates say.
     retrained: bool | None = None
+    #: The decision that callers take from an answer; empty or None: the certificates say.
+    decision_output: str = ""
+    decision_threshold: float | None = None
+    decision_top_k: int = 1
     #: The limits that differ from ``RolloutLimits``' defaults.
     limits: dict[str, float | None] = field(default_factory=dict)
     #: URLs that are called before each stage and after each change.
@@ -124,7 +131,7 @@ def draft(
             )
     assignment, parameter = _assignment(request.sticky)
     fields = dataclasses.asdict(request)
-    for name in ("candidate", "baseline", "sticky", "retrained", "limits", "by"):
+    for name in (*_NOT_IN_THE_PLAN, *_DECISION):
         del fields[name]
     return RolloutPlan(
         id=secrets.token_hex(16),
@@ -193,24 +200,78 @@ def completed(
         origins = {proof.checkpoint for proof in proofs}
         retrained = len(origins) > 1 and () not in origins
     limits = plan.limits
+    decision = _decision(request, proofs, candidate)
     if not retrained:
         atol, rtol = _tolerance(*proofs)
         if "atol" not in request.limits:
             limits = dataclasses.replace(limits, atol=atol)
         if "rtol" not in request.limits:
             limits = dataclasses.replace(limits, rtol=rtol)
-        return dataclasses.replace(plan, comparison=ComparisonKind.VALUES, limits=limits)
-    if "max_disagreement" not in request.limits:  # nobody knows how often it should decide alike
-        limits = dataclasses.replace(limits, max_disagreement=None)
+        comparison = ComparisonKind.VALUES
+    else:
+        _require_decision(decision, candidate)
+        if "max_disagreement" not in request.limits:  # nobody knows how often it decides alike
+            limits = dataclasses.replace(limits, max_disagreement=None)
+        comparison = ComparisonKind.DECISIONS
+    return dataclasses.replace(plan, comparison=comparison, limits=limits, **decision._asdict())
+
+
+class _Decision(NamedTuple):
+    """The fields of a plan about the decision that callers take from an answer."""
+
+    decision_output: str
+    decision_threshold: float | None
+    decision_top_k: int
+
+
+def _decision(
+    request: RolloutRequest, proofs: Sequence[VersionProof], candidate: VersionDescription
+) -> _Decision:
+    """The decision of the request, or what it leaves open of the certificates'.
+
+    Raises:
+        InvalidArgument: there is no such output.
+    """
     declared = [proof for proof in proofs if proof.decision_output]
-    decision = declared[-1] if declared else VersionProof()
-    return dataclasses.replace(
-        plan,
-        comparison=ComparisonKind.DECISIONS,
-        decision_output=decision.decision_output,
-        decision_threshold=decision.decision_threshold,
-        limits=limits,
-    )
+    proof = declared[-1] if declared else VersionProof()
+    output = request.decision_output or proof.decision_output
+    threshold, top_k = request.decision_threshold, request.decision_top_k
+    if threshold is None and top_k == 1 and output == proof.decision_output:
+        threshold = proof.decision_threshold
+    names = [each.name for each in candidate.outputs]
+    if request.decision_output and output not in names:
+        raise InvalidArgument(
+            f"model '{candidate.model}' has no output '{output}' that decides (answers."
+            f"decision_output); it has {', '.join(names)}"
+        )
+    return _Decision(output, threshold, top_k)
+
+
+def _require_decision(decision: _Decision, candidate: VersionDescription) -> None:
+    """Raise ``InvalidArgument`` if no answer leads to a decision, so that nothing is compared."""
+    output, threshold, top_k = decision
+    if output:
+        chosen = [each for each in candidate.outputs if each.name == output]
+        numbers = [each for each in chosen if each.datatype != "BYTES"]
+    else:
+        numbers = [each for each in candidate.outputs if each.is_float]
+    if threshold is not None:
+        if not numbers:
+            raise InvalidArgument(
+                f"the outputs of model '{candidate.model}' have no threshold, because they are no "
+                "numbers; leave out answers.decision_threshold"
+            )
+        return
+    # One integer is a class itself.
+    same = [e for e in numbers if 0 <= e.columns <= top_k and (e.is_float or top_k > 1)]
+    if numbers and len(same) == len(numbers):
+        columns = ", ".join(f"'{each.name}' has {each.columns}" for each in same)
+        largest = "the largest class is" if top_k == 1 else f"the {top_k} largest classes are"
+        raise InvalidArgument(
+            f"model '{candidate.model}' was trained again, and its answers lead to no decision to "
+            f"compare: {largest} always the same ({columns}); give the threshold in slo.toml, as "
+            "decision_threshold = 0.5 in [answers], or compare values with --same-checkpoint"
+        )
 
 
 def _tolerance(baseline: VersionProof, candidate: VersionProof) -> tuple[float, float]:

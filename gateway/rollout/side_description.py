@@ -37,6 +37,21 @@ class VersionProof:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputDescription:
+    """One output of a version. ``columns``: its last dimension; -1 if that is open."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    name: str
+    datatype: str
+    columns: int
+
+    @property
+    def is_float(self) -> bool:
+        return self.datatype.startswith(("FP", "BF"))
+
+
+@dataclass(frozen=True, slots=True)
 class VersionDescription:
     """One version that is served."""
 
@@ -49,6 +64,7 @@ class VersionDescription:
     #: The reason why no rollout can divert its requests; empty: it can.
     obstacle: str = ""
     proof: VersionProof | None = None
+    outputs: tuple[OutputDescription, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +101,13 @@ def version(manager: ModelManager, name: str, number: int) -> VersionDescription
     served = manager.get(name, number)
     folder = manager.folder(name, number)
     proof = None if folder is None else read_proof(folder, name)
-    return VersionDescription(name, number, _signature(served), _obstacle(served), proof)
+    outputs = tuple(
+        OutputDescription(
+            spec.name, str(spec.datatype), spec.wire_dims[-1] if spec.wire_dims else 1
+        )
+        for spec in served.signature.outputs
+    )
+    return VersionDescription(name, number, _signature(served), _obstacle(served), proof, outputs)
 
 
 def _signature(served: ServedVersion) -> tuple[str, ...]:

@@ -26,13 +26,16 @@ def by_values(atol: float = 0.0, rtol: float = 0.0) -> AnswerComparison:
     return AnswerComparison(replace(PLAN, limits=RolloutLimits(atol=atol, rtol=rtol)))
 
 
-def by_decisions(threshold: float | None = None, output: str = "") -> AnswerComparison:
+def by_decisions(
+    threshold: float | None = None, output: str = "", top_k: int = 1
+) -> AnswerComparison:
     return AnswerComparison(
         replace(
             PLAN,
             comparison=ComparisonKind.DECISIONS,
             decision_threshold=threshold,
             decision_output=output,
+            decision_top_k=top_k,
         )
     )
 
@@ -107,6 +110,30 @@ def test_decisions_agree_although_values_differ() -> None:
     assert above.compare([tensor([[0.51]])], [tensor([[0.99]])]) == AGREEMENT
     assert above.compare([tensor([[0.51]])], [tensor([[0.49]])]) == DISAGREEMENT
     assert above.compare([tensor([[0.5]])], [tensor([[0.5]])]) == AGREEMENT
+
+
+def test_the_largest_classes_are_a_set() -> None:
+    comparison, before = by_decisions(top_k=2), [[0.1, 0.5, 0.3, 0.1], [0.4, 0.3, 0.2, 0.1]]
+    same = [[0.0, 0.4, 0.5, 0.1], [0.9, 0.8, 0.1, 0.0]]
+    other = [[0.0, 0.4, 0.5, 0.1], [0.4, 0.1, 0.3, 0.2]]
+    assert comparison.compare([tensor(before)], [tensor(same)]) == AGREEMENT
+    assert comparison.compare([tensor(before)], [tensor(other)]) == ComparedAnswers(0.5)
+    # Known to be bad: the largest class alone sees another difference.
+    assert by_decisions().compare([tensor(before)], [tensor(same)]) == ComparedAnswers(0.5)
+    ties = [[0.25, 0.25, 0.25, 0.25]]
+    assert comparison.compare([tensor(ties)], [tensor([[1.0, 0.9, 0.0, 0.0]])]) == AGREEMENT
+
+
+def test_one_integer_that_the_plan_names_is_a_class_itself() -> None:
+    before, after = (tensor([[c], [2]], Datatype.INT64, "class") for c in (1, 3))
+    comparison = by_decisions(output="class")
+    assert comparison.compare([before], [after]) == ComparedAnswers(0.5)
+    decided = comparison.decided([after])
+    assert decided is not None
+    assert decided.tolist() == [3, 2]
+    text = tensor([[b"a"]], Datatype.BYTES, "class"), tensor([[b"b"]], Datatype.BYTES, "class")
+    assert comparison.compare([text[0]], [text[1]]) == DISAGREEMENT
+    assert comparison.decided([text[0]]) is None
 
 
 def test_a_batch_disagrees_by_the_share_of_its_rows() -> None:

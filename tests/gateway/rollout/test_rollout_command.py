@@ -227,6 +227,17 @@ def test_a_bad_request_is_one_line_and_changes_nothing(
     assert {row["version"] for row in index(idle) if row.get("state") == "READY"} == {"1"}
 
 
+def test_a_decision_in_slo_toml_that_no_answer_leads_to_is_refused(
+    idle: Gateway, tmp_path: Path
+) -> None:
+    file = tmp_path / "slo.toml"
+    file.write_text("[answers]\ndecision_top_k = 4")
+    output = told(start(idle, file, 2, "--retrained"), 2)
+    assert "'y' has 4" in output
+    assert output.count("\n") == 1
+    assert "had no rollout" in told(run(idle, "status", "x2"), 2)
+
+
 def index(gateway: Gateway) -> list[dict[str, str]]:
     with closing(http.client.HTTPConnection("127.0.0.1", gateway.http_port)) as connection:
         connection.request("POST", "/v2/repository/index", "{}")

@@ -19,6 +19,7 @@ from modelport.gateway.rollout.plan import (
     RolloutSide,
 )
 from modelport.gateway.rollout.side_description import (
+    OutputDescription,
     RolloutModelDescription,
     VersionDescription,
     VersionProof,
@@ -38,10 +39,13 @@ def draft(**fields: Any) -> RolloutPlan:
 
 
 def completed(
-    before: VersionProof | None, after: VersionProof | None, **fields: Any
+    before: VersionProof | None,
+    after: VersionProof | None,
+    outputs: tuple[OutputDescription, ...] = (OutputDescription("y", "FP32", 4),),
+    **fields: Any,
 ) -> RolloutPlan:
-    sides = (VersionDescription("m", 2, SIGNATURE, "", before),
-             VersionDescription("m", 3, SIGNATURE, "", after))  # fmt: skip
+    sides = (VersionDescription("m", 2, SIGNATURE, "", before, outputs),
+             VersionDescription("m", 3, SIGNATURE, "", after, outputs))  # fmt: skip
     return rollout_request.completed(draft(**fields), request(**fields), *sides)
 
 
@@ -150,6 +154,67 @@ def test_versions_without_certificates_are_compared_by_values(before: VersionPro
     assert plan.comparison is ComparisonKind.VALUES
     assert (plan.limits.atol, plan.limits.rtol) == (1e-4, 1e-3)
     assert completed(before, None, retrained=True).comparison is ComparisonKind.DECISIONS
+
+
+ONE_COLUMN = OutputDescription("y", "FP32", 1)
+FOUR, TEXT = OutputDescription("z", "FP16", 4), OutputDescription("t", "BYTES", 1)
+CLASS, OPEN = OutputDescription("c", "INT64", 1), OutputDescription("o", "FP32", -1)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "fields", "message"),
+    [
+        ((ONE_COLUMN,), {}, r"no decision to compare: the largest class is .* \('y' has 1\); give"),
+        ((ONE_COLUMN, CLASS), {}, r"decision_threshold = 0.5 in \[answers\], or .*same-checkpoint"),
+        ((ONE_COLUMN, FOUR), {"decision_output": "y"}, "always the same"),
+        ((FOUR,), {"decision_top_k": 4}, "the 4 largest classes are always the same"),
+        ((CLASS,), {"decision_output": "c", "decision_top_k": 2}, "always the same"),
+        ((FOUR,), {"decision_output": "y"}, "has no output 'y' that decides .* it has z"),
+        ((TEXT,), {"decision_threshold": 0.5}, "they are no numbers"),
+        ((TEXT,), {"decision_output": "t", "decision_threshold": 0.5}, "they are no numbers"),
+        ((FOUR,), {"decision_threshold": 0.5, "decision_top_k": 2}, "without a decision_threshold"),
+        ((FOUR,), {"decision_top_k": -1}, "at least 1"),
+    ],
+)
+def test_a_decision_that_no_answer_leads_to_is_refused_with_the_remedy(
+    outputs: tuple[OutputDescription, ...], fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message) as raised:
+        completed(None, None, outputs, retrained=True, **fields)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "fields", "decision"),
+    [
+        ((ONE_COLUMN,), {"decision_threshold": 0.5}, ("", 0.5, 1)),
+        ((ONE_COLUMN, FOUR), {}, ("", None, 1)),
+        ((OPEN,), {"decision_top_k": 5}, ("", None, 5)),
+        ((FOUR,), {"decision_top_k": 3, "decision_output": "z"}, ("z", None, 3)),
+        ((CLASS,), {}, ("", None, 1)),
+        ((CLASS,), {"decision_output": "c"}, ("c", None, 1)),
+        ((TEXT,), {"decision_output": "t"}, ("t", None, 1)),
+    ],
+)
+def test_decisions_are_those_of_the_request(
+    outputs: tuple[OutputDescription, ...],
+    fields: dict[str, Any],
+    decision: tuple[str, float | None, int],
+) -> None:
+    plan = completed(None, None, outputs, retrained=True, **fields)
+    assert (plan.decision_output, plan.decision_threshold, plan.decision_top_k) == decision
+
+
+def test_the_decision_of_the_request_goes_before_that_of_the_certificates() -> None:
+    proof = replace(PROOF, decision_threshold=0.5)
+    given = completed(proof, proof, decision_threshold=0.7)
+    assert (given.decision_output, given.decision_threshold) == ("y", 0.7)
+    given = completed(proof, proof, decision_top_k=2)
+    assert (given.decision_output, given.decision_threshold, given.decision_top_k) == ("y", None, 2)
+    # The same checkpoint is compared by values; labels that come later are judged by decisions.
+    same = completed(proof, proof)
+    assert same.comparison is ComparisonKind.VALUES
+    assert (same.decision_output, same.decision_threshold) == ("y", 0.5)
 
 
 def test_a_candidate_with_another_signature_is_refused_with_the_difference() -> None:
