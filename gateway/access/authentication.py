@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from modelport.gateway.access import credentials
 from modelport.gateway.access.principal import ANONYMOUS, ConnectionIdentity, Principal
+from modelport.gateway.errors import Unauthenticated
 
 
 class Authenticator(Protocol):
-    """Recognises one kind of credential. Classes inherit from it for ``start`` and ``close``."""
+    """Recognises one kind of credential. Classes inherit from it for ``start`` and ``close``.
+
+    Attributes:
+        of_connection: Whether it recognises the connection and not the request. It is asked only
+            about requests without a credential of their own.
+    """
+
+    of_connection: bool = False
 
     def authenticate(
         self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity
@@ -38,15 +47,30 @@ def authenticate(
     headers: Mapping[bytes, bytes],
     connection: ConnectionIdentity,
 ) -> Principal:
-    """Return the caller by the first authenticator that recognises a credential, or ``ANONYMOUS``.
+    """Return the caller, or ``ANONYMOUS`` if neither request nor connection has a credential.
 
     Raises:
-        Unauthenticated: The credential is wrong; no further authenticator is asked.
+        Unauthenticated: The credential is wrong or unknown, or there is more than one.
     """
+    token = credentials.presented(headers)
+    caller: Principal | None = None
     for authenticator in authenticators:
+        if authenticator.of_connection:
+            continue
         principal = authenticator.authenticate(headers, connection)
         if principal is not None:
-            return principal
+            if caller is not None:
+                raise Unauthenticated(credentials.MORE_THAN_ONE)
+            caller = principal
+    if caller is not None:
+        return caller
+    if token is not None:
+        raise Unauthenticated("the credential is of no kind that this gateway accepts")
+    for authenticator in authenticators:
+        if authenticator.of_connection:
+            principal = authenticator.authenticate(headers, connection)
+            if principal is not None:
+                return principal
     return ANONYMOUS
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from modelport.gateway.access.operations import Operation
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionIdentity:
@@ -25,6 +27,18 @@ UNKNOWN_CONNECTION = ConnectionIdentity()
 
 
 @dataclass(frozen=True, slots=True)
+class Grant:
+    """Rights of a credential itself, besides those that rules give to its principal.
+
+    Attributes:
+        models: Globs of model names.
+    """
+
+    operations: frozenset[Operation]
+    models: tuple[str, ...] = ("*",)
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
     """An authenticated caller.
 
@@ -36,12 +50,14 @@ class Principal:
         groups: Groups that the credential itself states, prefixed like names: ``jwt:NAME``.
         method: Kind of the credential: ``key``, ``jwt``, ``certificate``, ``unix``, ``proxy``.
         fingerprint: Identifies the credential in the audit log, but does not reveal it.
+        grant: Rights of an API key itself (``modelport key create --models``).
     """
 
     name: str
     groups: frozenset[str] = frozenset()
     method: str = ""
     fingerprint: str = ""
+    grant: Grant | None = None
 
     @property
     def is_anonymous(self) -> bool:

@@ -42,11 +42,27 @@ class Password(Authenticator):
 BOTH = (Password(b"x-first", b"one"), Password(b"x-second", b"two"))
 
 
-def test_the_first_authenticator_that_recognises_a_credential_decides() -> None:
-    headers = {b"x-second": b"two"}
-    assert authenticate(BOTH, headers, UNKNOWN_CONNECTION).name == "two"
-    headers[b"x-first"] = b"one"
-    assert authenticate(BOTH, headers, UNKNOWN_CONNECTION).name == "one"
+def test_the_authenticator_that_recognises_the_credential_decides() -> None:
+    assert authenticate(BOTH, {b"x-second": b"two"}, UNKNOWN_CONNECTION).name == "two"
+    assert authenticate(BOTH, {b"x-first": b"one"}, UNKNOWN_CONNECTION).name == "one"
+
+
+def test_a_request_with_two_right_credentials_is_refused() -> None:
+    headers = {b"x-first": b"one", b"x-second": b"two"}
+    with pytest.raises(Unauthenticated, match="more than one credential"):
+        authenticate(BOTH, headers, UNKNOWN_CONNECTION)
+
+
+def test_the_connection_identifies_only_requests_without_a_credential() -> None:
+    class Peer(Password):
+        of_connection = True
+
+    everybody = (Peer(b"accept", b"peer"), *BOTH)
+    assert authenticate(everybody, {b"accept": b"peer"}, UNKNOWN_CONNECTION).name == "peer"
+    headers = {b"accept": b"peer", b"x-first": b"one"}
+    assert authenticate(everybody, headers, UNKNOWN_CONNECTION).name == "one"
+    with pytest.raises(Unauthenticated):
+        authenticate(everybody, {b"accept": b"peer", b"x-api-key": b"?"}, UNKNOWN_CONNECTION)
 
 
 def test_a_wrong_credential_never_falls_through_to_the_next_one_or_to_anonymous() -> None:

@@ -1,0 +1,56 @@
+"""Credentials in the headers of a request, or in the metadata of a call over gRPC.
+
+They come in ``Authorization: Bearer`` (also TorchServe's), ``x-api-key``, ``x-goog-api-key``
+(Google's clients) and, as SageMaker forwards no other header of its clients, in
+``X-Amzn-SageMaker-Custom-Attributes: x-api-key=KEY``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from modelport.gateway.errors import Unauthenticated
+
+#: Longer credentials are refused unread.
+MAX_CREDENTIAL_BYTES: Final = 16 * 1024
+MORE_THAN_ONE: Final = "the request has more than one credential; send one of them"
+_KEY_HEADERS = (b"x-api-key", b"x-goog-api-key")
+_SAGEMAKER_ATTRIBUTES = b"x-amzn-sagemaker-custom-attributes"
+_SAGEMAKER_KEY = re.compile(rb"(?:^|[;,])\s*x-api-key=([^;,\s]*)", re.IGNORECASE)
+#: AWS clients sign each request, which says nothing to anyone but AWS.
+_AWS_SIGNATURE = b"aws4-"
+
+
+def presented(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """The credential of a request, without the word ``Bearer``; None if there is none.
+
+    Raises:
+        Unauthenticated: There is more than one, or it is too long.
+    """
+    authorization = headers.get(b"authorization")
+    found = None if authorization is None else _token(authorization)
+    for name in _KEY_HEADERS:
+        key = headers.get(name)
+        if key is not None:
+            found = _only(found, key)
+    attributes = headers.get(_SAGEMAKER_ATTRIBUTES)
+    if attributes is not None:
+        for key in _SAGEMAKER_KEY.findall(attributes):
+            found = _only(found, key)
+    if found is not None and len(found) > MAX_CREDENTIAL_BYTES:
+        raise Unauthenticated(f"the credential is longer than {MAX_CREDENTIAL_BYTES} bytes")
+    return found
+
+
+def _token(authorization: bytes) -> bytes:
+    """The token of ``Bearer``; the whole value of any other scheme."""
+    scheme, _, token = authorization.partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else authorization
+
+
+def _only(found: bytes | None, other: bytes) -> bytes:
+    if found is None or found == other or found[: len(_AWS_SIGNATURE)].lower() == _AWS_SIGNATURE:
+        return other
+    raise Unauthenticated(MORE_THAN_ONE)

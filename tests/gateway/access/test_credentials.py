@@ -1,0 +1,80 @@
+"""Credentials are found where clients put them; two different ones are never a choice."""
+
+from __future__ import annotations
+
+import pytest
+
+from modelport.gateway.access.authentication import authenticate, combined
+from modelport.gateway.access.credentials import MAX_CREDENTIAL_BYTES, presented
+from modelport.gateway.access.principal import ANONYMOUS, UNKNOWN_CONNECTION
+from modelport.gateway.errors import Unauthenticated
+
+SAGEMAKER = b"x-amzn-sagemaker-custom-attributes"
+SIGNED = b"AWS4-HMAC-SHA256 Credential=AKID/20300101/eu/sagemaker/aws4_request, Signature=00"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {b"authorization": b"Bearer key"},
+        {b"authorization": b"bearer   key "},
+        {b"x-api-key": b"key"},
+        {b"x-goog-api-key": b"key"},
+        {SAGEMAKER: b"x-api-key=key"},
+        {SAGEMAKER: b"trace=1; X-Api-Key=key;accept_eula=true"},
+        {SAGEMAKER: b"x-api-key=key", b"authorization": SIGNED},
+        {b"x-api-key": b"key", b"authorization": SIGNED},
+        {SAGEMAKER: b"x-api-key=key,x-api-key=key", b"authorization": b"Bearer key"},
+        {b"authorization": b"Bearer key", b"x-api-key": b"key", b"x-goog-api-key": b"key"},
+    ],
+)
+def test_a_credential_is_found_in_the_headers_of_every_dialect(headers: dict[bytes, bytes]) -> None:
+    assert presented(headers) == b"key"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {b"authorization": b"Bearer key", b"x-api-key": b"other"},
+        {b"authorization": b"Basic key", b"x-api-key": b"key"},
+        {b"authorization": b"Bearer ", b"x-api-key": b"key"},
+        {b"x-api-key": b"key", b"x-goog-api-key": b""},
+        {SAGEMAKER: b"x-api-key=key;x-api-key=other"},
+        {SAGEMAKER: b"x-api-key=key;x-api-key=other", b"authorization": SIGNED},
+        {SAGEMAKER: b"x-api-key=key", b"authorization": b"Bearer other"},
+        {SAGEMAKER: b"x-api-key=key", b"authorization": SIGNED, b"x-api-key": b"other"},
+        {b"authorization": SIGNED, b"x-api-key": b"key", b"x-goog-api-key": b"other"},
+    ],
+)
+def test_two_different_credentials_are_refused(headers: dict[bytes, bytes]) -> None:
+    with pytest.raises(Unauthenticated, match="more than one credential"):
+        presented(headers)
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {b"accept": b"*/*"}, {SAGEMAKER: b"trace=x-api-key"}, {SAGEMAKER: b""}]
+)
+def test_a_request_without_a_credential_has_none(headers: dict[bytes, bytes]) -> None:
+    assert presented(headers) is None
+    assert authenticate((), headers, UNKNOWN_CONNECTION) is ANONYMOUS
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"authorization", b"Bearer key")],
+        [(b"authorization", b"Bearer")],
+        [(b"authorization", b"")],
+        [(b"authorization", b"Basic a2V5Og==")],
+        [(b"authorization", SIGNED)],
+        [(b"x-api-key", b"")],
+        [(b"x-api-key", b"key"), (b"x-api-key", b"key")],
+        [(b"x-api-key", b"k" * (MAX_CREDENTIAL_BYTES + 1))],
+        [(SAGEMAKER, b"x-api-key=")],
+    ],
+)
+def test_a_credential_that_nothing_recognises_is_not_anonymous(
+    headers: list[tuple[bytes, bytes]],
+) -> None:
+    with pytest.raises(Unauthenticated):
+        authenticate((), combined(headers), UNKNOWN_CONNECTION)
