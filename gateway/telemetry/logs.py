@@ -15,7 +15,11 @@ from modelport.gateway.settings import LogFormat
 
 
 class _StandardError:
-    """Standard error; if its reader goes away, the log is lost and nothing else fails."""
+    """Standard error; if its reader goes away, the log is lost and nothing else fails.
+
+    A line is written with its end by one call: with ``PYTHONUNBUFFERED`` every call is a system
+    call, and the lines of several workers would mix.
+    """
 
     def write(self, text: str) -> None:
         with contextlib.suppress(OSError):
@@ -48,7 +52,7 @@ def configure_logging(log_format: LogFormat, verbose: int, worker: int | None = 
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else least),
-        logger_factory=structlog.PrintLoggerFactory(output),
+        logger_factory=structlog.WriteLoggerFactory(output),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(output)

@@ -1,0 +1,42 @@
+"""Logs on standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+_LOG = """
+import json, logging, sys, structlog
+from modelport.gateway.settings import LogFormat
+from modelport.gateway.telemetry import configure_logging
+
+writes = []
+
+class Raw:
+    def write(self, text):
+        writes.append(text)
+    def flush(self):
+        pass
+
+configure_logging(LogFormat.JSON, 0)
+sys.stderr = Raw()
+structlog.get_logger("modelport.test").info("a line", number=1)
+logging.getLogger("library").warning("another")
+print(json.dumps(writes))
+"""
+
+
+def test_each_line_is_one_system_call_with_its_end() -> None:
+    """Several processes write to the same pipe, and a system call of theirs is not divided."""
+    found = subprocess.run(
+        [sys.executable, "-c", _LOG],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    writes = json.loads(found.stdout)
+    assert [json.loads(each)["event"] for each in writes] == ["a line", "another"]
+    assert all(each.endswith("\n") for each in writes)
