@@ -48,6 +48,8 @@ WATCH_SECONDS, FOLLOW_SECONDS = 0.2, 0.5
 #: Parts of the lease: the time between two heartbeats of a leader, and between two looks at the
 #: store while nothing runs.
 HEARTBEAT, IDLE = 0.2, 0.4
+#: The longest wait for an outcome, in leases: another gateway may have to take over first.
+SETTLED_LEASES = 2
 #: Attempts to write a command against other gateways' revisions.
 ATTEMPTS = 10
 
@@ -183,6 +185,14 @@ class RolloutController:
         self._begun.set()
         return rollout.state
 
+    async def over(self, model: str) -> None:
+        """Wait until a rollout of ``model`` that has ended is settled, and its versions are free.
+
+        Raises:
+            InvalidArgument, Unavailable: the state is malformed, or unknown.
+        """
+        await self._states.over(model, SETTLED_LEASES * self._lease)
+
     def require_none(self, plan: RolloutPlan) -> None:
         """Raises ``AlreadyExists``: as far as is known, a rollout of the model runs."""
         rollout = self._states.get(plan.model)
@@ -210,6 +220,8 @@ class RolloutController:
                 raise Unavailable("the repository does not show the state of the rollout any more")
             if transitions.made(rollout.state, change):
                 break
+            if rollout.ending and command is RolloutCommand.ROLLBACK:
+                await self.over(model)  # whether a promotion can be undone is not known before
             new = transitions.commanded(rollout.current, command, self.replica, change)
             await self._stop_at_once(model, command, change)
             await self._webhooks.require(new)

@@ -73,6 +73,12 @@ class ReplicatedRollout:
         return bool(self.problem) or self._now() >= self.until
 
     @property
+    def ending(self) -> bool:
+        """Whether the rollout has ended, and something is left to do for that."""
+        held = self._held is not None and self.wanted() is None
+        return self.state.phase.ended and (held or not self.state.settled)
+
+    @property
     def current(self) -> RolloutState:
         """The state with the seconds in the stage until now."""
         if self.state.phase is not RolloutPhase.RUNNING:

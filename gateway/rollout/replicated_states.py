@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 
 import structlog
@@ -17,6 +18,8 @@ log = structlog.get_logger("modelport.rollout")
 #: Part of the lease without word of a state, after which the state is doubtful. The rest of the
 #: lease is for stopping the processes.
 DOUBT = 0.7
+#: Time between two looks at a rollout that is ending.
+LOOK_SECONDS = 0.05
 
 
 class ReplicatedStates:
@@ -81,6 +84,28 @@ class ReplicatedStates:
             await self._see(model, latest[model], began)
         if model in self._problems:
             raise InvalidArgument(self._problems[model])
+
+    async def over(self, model: str, seconds: float) -> None:
+        """Wait until this gateway is done with a rollout of ``model`` that has ended, if any.
+
+        Until then its outcome may not be in the configuration, and its versions are held. Another
+        gateway may be the one that writes it; after ``seconds`` nothing is waited for any more.
+
+        Raises:
+            ModelportError: as ``refresh``.
+        """
+        limit = self._now() + seconds
+        while True:
+            await self.refresh(model)
+            rollout = self._rollouts.get(model)
+            if rollout is None or not rollout.ending:
+                return
+            if rollout.state.settled:
+                await rollout.apply()
+            elif self._now() >= limit:
+                return
+            else:
+                await asyncio.sleep(LOOK_SECONDS)
 
     async def write(self, new: RolloutState) -> bool:
         """Write the next revision; whether it is the state now."""

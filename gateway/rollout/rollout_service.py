@@ -66,6 +66,7 @@ class RolloutService:
         """
         request = rollout_request.read(content)
         async with self._starting:
+            await self._rollouts.over(model)
             plan = await self._draft(model, request)
             self._rollouts.require_none(plan)
             try:

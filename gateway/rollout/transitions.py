@@ -60,6 +60,11 @@ def started(
                 f"last rollout promoted, but its configuration is not: {before.unsettled_reason}; "
                 "change the configuration and roll back first"
             )
+        if before.phase.ended and not before.settled:
+            raise AlreadyExists(
+                f"the last rollout of '{plan.model}' is {before.phase}, which its configuration "
+                "does not say yet; try again in a few seconds"
+            )
         if before.needs_leader:
             raise AlreadyExists(
                 f"a rollout of '{plan.model}' is {before.phase} already ({described(before)}); "
@@ -126,7 +131,7 @@ def commanded(
     """
     phase = state.phase
     if phase.ended and not (command is RolloutCommand.ROLLBACK and state.undoable):
-        raise InvalidArgument(f"the rollout of '{state.plan.model}' is {phase}; it has ended")
+        raise InvalidArgument(f"the rollout of '{state.plan.model}' is {phase}; {_remedy(state)}")
     if command is RolloutCommand.ROLLBACK:
         return rolled_back(state, leader, change)
     if command is RolloutCommand.PROMOTE:
@@ -139,6 +144,18 @@ def commanded(
     if state.seconds >= state.plan.max_seconds:  # paused as undecided: its time begins again
         state = replace(state, seconds=0.0)
     return _next(state, leader, RolloutEventKind.RESUMED, change)
+
+
+def _remedy(state: RolloutState) -> str:
+    """The command that does what a rollout that has ended cannot do any more."""
+    plan = state.plan
+    if state.phase is RolloutPhase.ROLLED_BACK:
+        return "it has ended; start another with `modelport rollout start`"
+    label = f" --label {plan.label}" if plan.label else ""
+    return (
+        f"it has ended; to go back, `modelport rollout start {plan.model} --candidate "
+        f"{plan.baseline.version} --steps 100%{label}`"
+    )
 
 
 def made(state: RolloutState, change: Change) -> bool:

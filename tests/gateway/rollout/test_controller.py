@@ -20,6 +20,7 @@ from modelport.gateway.rollout.state_store import RolloutStore
 from modelport.gateway.rollout.transitions import RolloutCommand
 from tests.gateway.rollout.plans import plan
 from tests.gateway.rollout.simulation import (
+    LEASE,
     REQUESTS,
     Gateway,
     Network,
@@ -266,6 +267,41 @@ async def test_a_promotion_that_the_configuration_cannot_hold_goes_on_until_it_i
     await until(lambda: storage.state().settled and not gateway.processes.routed)
     (ended,) = await gateway.controller.history("fraud")
     assert ended["phase"] == "rolled back"
+    gateway.kill()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@virtual
+async def test_right_after_an_end_another_rollout_begins_at_any_gateway(killed: bool) -> None:
+    storage = Storage()
+    one, two = Gateway(storage, 1), Gateway(storage, 2)
+    await one.controller.start(plan(**QUICK))
+    await until(lambda: "fraud" in two.processes.routed)
+    for _ in range(2):
+        await one.controller.command("fraud", RolloutCommand.PROMOTE)
+    if killed:
+        one.kill()
+    assert storage.state().needs_leader
+    began = now()
+    await two.controller.over("fraud")
+    assert (now() - began > LEASE / 2) is killed
+    new = await two.controller.start(plan(**QUICK))
+    assert storage.state() == new
+    assert [state.phase for state in two.processes.removed] == [RolloutPhase.PROMOTED]
+    one.kill()
+    two.kill()
+
+
+@virtual
+async def test_a_rollback_right_after_a_promotion_waits_until_its_outcome_is_settled() -> None:
+    storage = Storage()
+    gateway = Gateway(storage, 1)
+    gateway.processes.unsettled_reason = "the repository is read-only"
+    await gateway.controller.start(plan(steps=(1.0,)))
+    await gateway.controller.command("fraud", RolloutCommand.PROMOTE)
+    assert not storage.state().settled
+    state = await gateway.controller.command("fraud", RolloutCommand.ROLLBACK)
+    assert state.phase is RolloutPhase.ROLLED_BACK
     gateway.kill()
 
 

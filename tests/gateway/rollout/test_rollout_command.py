@@ -134,6 +134,17 @@ def test_a_person_commands_a_rollout_and_no_request_reaches_the_candidate_after_
         assert "rolled back" in told(run(gateway, "promote", "x2"), 2)  # too late
 
 
+def test_a_rollout_can_be_started_right_after_another_has_ended(root: Path, slo: Path) -> None:
+    with serving(root, *WORKERS) as gateway, traffic(gateway) as asked:
+        for candidate, end, winner in ((3, "rollback", 1), (2, "promote", 2)):
+            told(start(gateway, slo, candidate, "--steps", "50%", "--manual"))
+            told(run(gateway, end, "x2"))
+            told(start(gateway, slo, 3, "--steps", "50%", "--manual"))
+            told(run(gateway, "rollback", "x2"))
+            assert set(asked.more()) == {winner}
+            assert "it has ended; start another" in told(run(gateway, "resume", "x2"), 2)
+
+
 def test_a_stage_without_requests_is_undecided_after_its_longest_time(
     root: Path, slo: Path
 ) -> None:

@@ -73,6 +73,19 @@ def test_each_phase_has_its_commands(phase: RolloutPhase, allowed: set[str]) -> 
                 transitions.commanded(started(phase=phase), command, ME, NOW)
 
 
+@pytest.mark.parametrize(
+    ("label", "remedy"), [("", "--steps 100%`"), ("stable", "--steps 100% --label stable`")]
+)
+def test_a_command_after_the_end_names_the_remedy(label: str, remedy: str) -> None:
+    promoted = replace(ended(RolloutPhase.PROMOTED), plan=plan(label=label))
+    with pytest.raises(InvalidArgument) as raised:
+        transitions.commanded(promoted, RolloutCommand.ROLLBACK, ME, NOW)
+    start = "`modelport rollout start fraud --candidate 2"
+    assert f"is promoted; it has ended; to go back, {start} {remedy}" in str(raised.value)
+    with pytest.raises(InvalidArgument, match="it has ended; start another with"):
+        transitions.commanded(ended(RolloutPhase.ROLLED_BACK), RolloutCommand.RESUME, ME, NOW)
+
+
 def test_a_pause_keeps_the_share_and_the_time() -> None:
     state = transitions.commanded(started(seconds=7.0), RolloutCommand.PAUSE, ME, NOW)
     assert routed(state) == 0.1
@@ -84,13 +97,11 @@ def test_a_new_rollout_follows_a_settled_one() -> None:
         before = ended(phase)
         after = transitions.started(plan(), before, OTHER, NOW)
         assert (after.revision, after.phase) == (before.revision + 1, RolloutPhase.RUNNING)
-    for running in (
-        started(),
-        started(phase=RolloutPhase.PAUSED),
-        started(phase=RolloutPhase.PROMOTED),
-    ):
+    for running in (started(), started(phase=RolloutPhase.PAUSED)):
         with pytest.raises(AlreadyExists, match="already"):
             transitions.started(plan(), running, OTHER, NOW)
+    with pytest.raises(AlreadyExists, match="is promoted, which its configuration does not say"):
+        transitions.started(plan(), started(phase=RolloutPhase.PROMOTED), OTHER, NOW)
     with pytest.raises(AlreadyExists, match="read-only"):
         transitions.started(plan(), ended(RolloutPhase.PROMOTED, "read-only"), OTHER, NOW)
 
