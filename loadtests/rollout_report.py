@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,18 +27,36 @@ _MODEL = re.compile(r"[\w.-]+\Z")
     show_default=True,
     help="The file to write.",
 )
-def report(model: str, url: str, output: Path) -> None:
-    """Write an HTML page about the latest rollout of MODEL: shares, criteria, and examples."""
+@click.option(
+    "--number",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="The rollout with this number in 'rollout history'; 1 is the latest that has ended.  "
+    "[default: the latest one, which may be running]",
+)
+def report(model: str, url: str, output: Path, number: int | None) -> None:
+    """Write an HTML page about a rollout of MODEL: shares, criteria, and examples."""
     if not _MODEL.match(model):
         raise UsageError(f"'{model}' is not a valid model name")
     try:
         from modelport.loadtests.report import html
     except ModuleNotFoundError as error:
         raise UsageError(f"the report needs {error.name}; pip install 'modelport[load]'") from error
-    client = AdminClient(url)
-    state = client.get(f"/v2/rollouts/{model}")
+    client, path = AdminClient(url), f"/v2/rollouts/{model}"
+    latest = client.get(path)
+    state = latest if number is None else _ended(client.get(f"{path}/history"), model, number)
     examples = []
-    with contextlib.suppress(ModelportError):  # they are gone once the rollout has ended
-        examples = client.get(f"/v2/rollouts/{model}/examples")
+    if state["plan"]["id"] == latest["plan"]["id"]:  # those of others are forgotten
+        with contextlib.suppress(ModelportError):
+            examples = client.get(f"{path}/examples")
     html.write_rollout(state, examples, output)
     click.echo(f"wrote {output}")
+
+
+def _ended(history: list[Any], model: str, number: int) -> Any:
+    if number > len(history):
+        raise UsageError(
+            f"--number {number}: {len(history)} rollouts of '{model}' have ended; see "
+            "'modelport rollout history'"
+        )
+    return history[number - 1]

@@ -16,6 +16,7 @@ from modelport.gateway import slo
 from modelport.gateway.cli import rollout_display
 from modelport.gateway.cli.admin_client import DEFAULT_URL, AdminClient
 from modelport.gateway.cli.errors import OneLineGroup, UsageError
+from modelport.gateway.cli.tables import printable
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.rollout import gate_report as gate_reports
 from modelport.gateway.rollout.plan import RolloutLimits, RolloutPlan
@@ -212,6 +213,7 @@ def _user() -> str:
 def _wait(client: AdminClient, model: str, rollout_id: str, *, as_json: bool) -> NoReturn:
     """Show the stages until the rollout ends or pauses; end with the exit code."""
     shown: list[str] = []
+    problem = ""
     while True:
         state = _patiently(client, f"{_PATH}/{model}")
         if state["plan"]["id"] != rollout_id:
@@ -220,12 +222,17 @@ def _wait(client: AdminClient, model: str, rollout_id: str, *, as_json: bool) ->
         for line in lines[len(shown) :] if not as_json else ():
             click.echo(line)
         shown = lines
+        if state["problem"] not in ("", problem) and not as_json:
+            click.echo(rollout_display.problem_line(state["problem"]))
+        problem = state["problem"]
         phase = RolloutPhase(state["phase"])
         if phase is RolloutPhase.PAUSED or (phase.ended and state["settled"]):
             break
         time.sleep(LOOK_SECONDS)
     if as_json:
         click.echo(json.dumps(state, indent=2))
+    elif state["unsettled_reason"]:
+        click.echo(printable(f"The configuration has not changed: {state['unsettled_reason']}"))
     codes = {RolloutPhase.PROMOTED: PROMOTED, RolloutPhase.ROLLED_BACK: ROLLED_BACK}
     raise SystemExit(codes.get(phase, UNDECIDED))
 
@@ -274,13 +281,13 @@ def status(model: str, url: str, as_json: bool, watch: bool) -> None:
 @_url
 @_json
 def history(model: str, url: str, as_json: bool) -> None:
-    """List the rollouts of MODEL that have ended, with their evidence and verdict."""
+    """List the rollouts of MODEL that have ended, latest first, with evidence and verdict."""
     states = AdminClient(url).get(f"{_PATH}/{_checked(model)}/history")
     if as_json:
         click.echo(json.dumps(states, indent=2))
         return
-    for state in states:
-        rollout_display.show(state)
+    for number, state in enumerate(states, start=1):
+        rollout_display.show(state, number)
     if not states:
         click.echo(f"No rollout of {model} has ended.")
 

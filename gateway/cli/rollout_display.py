@@ -31,10 +31,14 @@ def event_line(state: State, event: Mapping[str, Any]) -> str:
     plan = _plan(state)
     at = time.strftime("%H:%M:%S", time.localtime(event["time"]))
     number = min(event["stage"], len(plan.stages) - 1)
-    stage = plan.stages[number]
-    where = f"stage {number + 1} of {len(plan.stages)} ({stage.kind} {stage.share:.4g})"
+    where = f"stage {number + 1} of {len(plan.stages)} ({plan.stages[number]})"
     parts = [f"{at}  {event['kind']}", where, event["reason"], event["by"] and f"by {event['by']}"]
     return printable(", ".join(part for part in parts if part))
+
+
+def problem_line(text: str) -> str:
+    """A problem that keeps a rollout from going on, in one line."""
+    return printable(f"{time.strftime('%H:%M:%S')}  waits: {text}")
 
 
 def show_all(states: list[State]) -> None:
@@ -56,11 +60,12 @@ def side_name(plan: RolloutPlan, side: RolloutSide) -> str:
     return str(side.version) if side.model == plan.model else f"{side.model}/{side.version}"
 
 
-def show(state: State) -> None:
-    """Print one rollout."""
+def show(state: State, number: int = 0) -> None:
+    """Print one rollout, with its ``number`` in the history if that is given."""
     plan = _plan(state)
     names = [side_name(plan, side) for side in (plan.candidate, plan.baseline)]
     title = f"{plan.model}: version {names[0]} in the place of {names[1]}: {state['phase']}"
+    title = f"{number}. {title}" if number else title
     click.secho(title, bold=True)
     _show_stages(state, plan)
     if state["evidence"]:
@@ -99,7 +104,7 @@ def _show_stages(state: State, plan: RolloutPlan) -> None:
             figures += [found["compared"], found["disagreed"]]
             figures.append(found["failed"] + found["candidate"]["errors"])
             cells = [f"{figure:,}" for figure in figures]
-        rows.append((mark, f"{stage.kind} {100 * stage.share:.4g} %", *cells))
+        rows.append((mark, str(stage), *cells))
     head = ("", "stage", "candidate", "baseline", "compared", "disagreed", "failed")
     print_table(head, rows, numbers=head[2:])
 

@@ -255,14 +255,14 @@ class RolloutController:
             "seconds": rollout.current.seconds,
             "leads": self._leads(rollout),
             "share": rollout.routed.share if rollout.routed is not None else 0.0,
-            "problem": rollout.problem or ("the state is out of date" * rollout.doubtful),
+            "problem": rollout.problem
+            or ("the state is out of date" * rollout.doubtful)
+            or state.hold_reason,
         }
         if not state.phase.ended:
             decision = self._decision(rollout)
             document["decision"] = decision.to_json()
             document["evidence"] = document["decision"]["criteria"]
-            if decision.verdict in (RolloutVerdict.ADVANCE, RolloutVerdict.PROMOTE):
-                document["problem"] = document["problem"] or self._webhooks.problem(state.plan)
             document["counts"] = [each.to_json() for each in self._counts.of(rollout)]
         return document
 
@@ -349,8 +349,11 @@ class RolloutController:
         if new is not None and self._webhooks.permit(new):
             await self._write(new)
             await rollout.apply()
-        elif silent >= HEARTBEAT * self._lease:
-            await self._states.write(transitions.led(state, self.replica))
+        else:
+            problem = "" if new is None else self._webhooks.problem(state.plan)
+            beat = transitions.led(state, self.replica, problem)
+            if silent >= HEARTBEAT * self._lease or beat.hold_reason != state.hold_reason:
+                await self._states.write(beat)
         if rollout.state.phase.ended and self._leads(rollout):
             self._settle_in_background(rollout)
 

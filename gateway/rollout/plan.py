@@ -76,6 +76,10 @@ class RolloutStage(NamedTuple):
     kind: StageKind
     share: float
 
+    def __str__(self) -> str:
+        """For people: ``shadow 10 %``."""
+        return f"{self.kind} {100 * self.share:.4g} %"
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:

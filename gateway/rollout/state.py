@@ -84,6 +84,8 @@ class RolloutState:
     #: that won, or cannot be, for the reason in ``unsettled_reason``.
     settled: bool = False
     unsettled_reason: str = ""
+    #: The reason why the next stage does not begin although it may, such as a webhook's refusal.
+    hold_reason: str = ""
     events: tuple[RolloutEvent, ...] = ()
     #: The criteria at the end, and the counts of each stage, for people.
     evidence: tuple[dict[str, Any], ...] = ()

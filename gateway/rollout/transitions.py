@@ -80,15 +80,17 @@ def described(state: RolloutState) -> str:
     side, stages = state.plan.candidate, state.plan.stages
     stage = stages[state.stage]
     model = "" if side.model == state.plan.model else f" of '{side.model}'"
-    return (
-        f"version {side.version}{model}, stage {state.stage + 1} of {len(stages)}: {stage.kind} "
-        f"{stage.share:.6g}"
-    )
+    return f"version {side.version}{model}, stage {state.stage + 1} of {len(stages)}: {stage}"
 
 
-def led(state: RolloutState, leader: str) -> RolloutState:
-    """``state`` with a ``leader``, which by that shows that it lives; empty: it has none."""
-    return replace(state, revision=state.revision + 1, leader=leader)
+def led(state: RolloutState, leader: str, hold_reason: str | None = None) -> RolloutState:
+    """``state`` with a ``leader``, which by that shows that it lives; empty: it has none.
+
+    Args:
+        hold_reason: None: as before.
+    """
+    reason = state.hold_reason if hold_reason is None else short(hold_reason)
+    return replace(state, revision=state.revision + 1, leader=leader, hold_reason=reason)
 
 
 def advanced(state: RolloutState, leader: str, change: Change) -> RolloutState:
@@ -187,6 +189,7 @@ def _next(state: RolloutState, leader: str, kind: RolloutEventKind, change: Chan
         revision=state.revision + 1,
         leader=leader,
         phase=_PHASES.get(kind, state.phase),
+        hold_reason="",
         events=events,
     )
 

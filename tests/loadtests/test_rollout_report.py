@@ -80,9 +80,9 @@ def gateway() -> Iterator[Gateway]:
         thread.join()
 
 
-def report(gateway: Gateway, model: str, output: Path) -> tuple[int, str]:
+def report(gateway: Gateway, model: str, output: Path, *more: str) -> tuple[int, str]:
     url = f"http://127.0.0.1:{gateway.server_port}"
-    words = ["rollout", "report", model, "--url", url, "--output", str(output)]
+    words = ["rollout", "report", model, "--url", url, "--output", str(output), *more]
     ended = CliRunner().invoke(modelport, words)
     return ended.exit_code, ended.output
 
@@ -145,6 +145,25 @@ def test_a_rollout_that_has_just_begun_has_a_report(gateway: Gateway, tmp_path: 
     code, said = report(gateway, "fraud", tmp_path / "report.html")
     assert code == 0, said
     assert "RUNNING" in (tmp_path / "report.html").read_text()
+
+
+def test_a_rollout_of_the_history_has_a_report(gateway: Gateway, tmp_path: Path) -> None:
+    gateway.documents["/v2/rollouts/fraud/examples"] = [EXAMPLE]
+    older = transitions.rolled_back(
+        transitions.started(plan(), None, "", Change(1.5e9)), "", Change(1.6e9, "the older one")
+    )
+    latest = {**gateway.documents["/v2/rollouts/fraud"]}
+    gateway.documents["/v2/rollouts/fraud/history"] = [latest, older.to_json()]
+    output = tmp_path / "report.html"
+    for number, shown, has_examples in ((1, "disagreement", True), (2, "the older one", False)):
+        code, said = report(gateway, "fraud", output, "--number", str(number))
+        assert code == 0, said
+        text = Page(output.read_text()).text
+        assert shown in text
+        assert ("Disagreeing answers" in text) is has_examples
+    code, said = report(gateway, "fraud", output, "--number", "3")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "2 rollouts of 'fraud' have ended" in said
 
 
 def test_errors_are_one_line(gateway: Gateway, tmp_path: Path) -> None:

@@ -16,9 +16,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from modelport import cli
+from modelport.gateway.cli import rollout as rollout_cli
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.version_choice import VersionChoice
+from modelport.gateway.rollout import transitions
+from modelport.gateway.rollout.transitions import Change
 from tests import models
+from tests.gateway.rollout.plans import plan
 from tests.gateway.rollout.rollout_traffic import FACTORS, repository, traffic
 from tests.server import FLAGS, Gateway, serving
 
@@ -254,6 +258,31 @@ def index(gateway: Gateway) -> list[dict[str, str]]:
         connection.request("POST", "/v2/repository/index", "{}")
         rows: list[dict[str, str]] = json.loads(connection.getresponse().read())
     return rows
+
+
+def test_waiting_shows_each_event_and_what_a_stage_waits_for_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = transitions.started(plan(shadow=0.1), None, "", Change(1e9))
+    held = transitions.led(began, "", "the webhook http://hook answered 503")
+    paused = transitions.paused(held, "", Change(1e9, "undecided"))
+    states = [
+        {**state.to_json(), "problem": state.hold_reason} for state in (began, held, held, paused)
+    ]
+
+    class Answers:
+        def get(self, path: str) -> Any:
+            return states.pop(0)
+
+    monkeypatch.setattr(rollout_cli, "LOOK_SECONDS", 0.0)
+    with pytest.raises(SystemExit, match="3"):
+        rollout_cli._wait(Answers(), "fraud", began.plan.id, as_json=False)  # type: ignore[arg-type]
+    lines = [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "started, stage 1 of 5 (shadow 10 %)",
+        "waits: the webhook http://hook answered 503",
+        "paused, stage 1 of 5 (shadow 10 %), undecided",
+    ]
 
 
 def test_a_second_rollout_of_a_model_is_refused(root: Path, slo: Path) -> None:

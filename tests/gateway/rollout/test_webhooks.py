@@ -150,6 +150,9 @@ async def test_a_hook_that_refuses_holds_the_stage_until_it_permits_the_next(
         assert refused.is_set()
         assert gateway.status()["problem"].endswith("answered 302; it is called again")
         assert gateway.status()["problem"].startswith("the webhook http://127.0.0.1:")
+        other = HookedGateway(tmp_path, receiver, gateway.url).controller
+        await other.follow()  # another gateway, which does not call
+        assert other.status("fraud")["problem"] == gateway.status()["problem"]
         asked = receiver.events().count((PRE_STAGE, 2))
         await gateway.until(lambda: receiver.events().count((PRE_STAGE, 2)) > asked)
         assert gateway.status()["stage"] == 0
@@ -158,6 +161,7 @@ async def test_a_hook_that_refuses_holds_the_stage_until_it_permits_the_next(
         assert gateway.status()["stage"] == 0
         receiver.answer = accept
         await gateway.until(lambda: gateway.status()["phase"] == RolloutPhase.PROMOTED)
+        assert gateway.status()["problem"] == ""
 
 
 async def test_a_hook_that_hangs_delays_no_rollback(
