@@ -16,6 +16,7 @@ from modelport.gateway.extensions.backend_descriptors import BACKENDS
 
 #: Extension point → where its table of descriptors is; models have factories instead.
 TABLES = {
+    "modelport.authenticators": "modelport.gateway.access.authenticators:AUTHENTICATORS",
     "modelport.backends": "modelport.gateway.extensions.backend_descriptors:BACKENDS",
     "modelport.dialects": "modelport.gateway.protocols.dialects:DIALECTS",
     "modelport.formats": "modelport.exporters.formats:TABLE",

@@ -37,9 +37,11 @@ class Authenticator(Protocol):
 
     def start(self) -> None:
         """Begin work in the background, if there is any. Called on the event loop, once."""
+        return
 
     def close(self) -> None:
         """End what ``start`` began, and watch no file any longer."""
+        return
 
 
 def authenticate(

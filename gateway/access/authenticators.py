@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from modelport.gateway.access.api_keys import ApiKeys
 from modelport.gateway.access.authentication import Authenticator
+from modelport.gateway.access.connection_identities import (
+    CertificateAuthenticator,
+    TrustedProxy,
+    UnixPeers,
+)
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.extensions import ExtensionTable
@@ -26,8 +32,20 @@ class AuthenticatorDescriptor(NamedTuple):
     make: MakeAuthenticator
 
 
-_BUILTIN: tuple[AuthenticatorDescriptor, ...] = ()
-#: In the order in which they are asked.
+def _jwt(table: TomlTable, watcher: FileWatcher) -> Authenticator:
+    from modelport.gateway.access.jwt_tokens import JwtAuthenticator  # needs the extra 'jwt'
+
+    return JwtAuthenticator(table, watcher)
+
+
+_BUILTIN = (
+    AuthenticatorDescriptor("keys", ApiKeys),
+    AuthenticatorDescriptor("jwt", _jwt),
+    AuthenticatorDescriptor("certificates", CertificateAuthenticator),
+    AuthenticatorDescriptor("trusted_proxy", TrustedProxy),
+)
 AUTHENTICATORS: ExtensionTable[AuthenticatorDescriptor] = ExtensionTable(
     "modelport.authenticators", AuthenticatorDescriptor, {each.name: each for each in _BUILTIN}
 )
+#: Authenticators that need no table.
+ALWAYS: tuple[Authenticator, ...] = (UnixPeers(),)

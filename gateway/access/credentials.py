@@ -19,6 +19,8 @@ MORE_THAN_ONE: Final = "the request has more than one credential; send one of th
 _KEY_HEADERS = (b"x-api-key", b"x-goog-api-key")
 _SAGEMAKER_ATTRIBUTES = b"x-amzn-sagemaker-custom-attributes"
 _SAGEMAKER_KEY = re.compile(rb"(?:^|[;,])\s*x-api-key=([^;,\s]*)", re.IGNORECASE)
+#: Headers that may have a credential.
+HEADERS = frozenset({b"authorization", *_KEY_HEADERS, _SAGEMAKER_ATTRIBUTES})
 #: AWS clients sign each request, which says nothing to anyone but AWS.
 _AWS_SIGNATURE = b"aws4-"
 

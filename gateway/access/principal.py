@@ -50,6 +50,7 @@ class Principal:
         groups: Groups that the credential itself states, prefixed like names: ``jwt:NAME``.
         method: Kind of the credential: ``key``, ``jwt``, ``certificate``, ``unix``, ``proxy``.
         fingerprint: Identifies the credential in the audit log, but does not reveal it.
+        aliases: Further names of the same caller, which rules may use too.
         grant: Rights of an API key itself (``modelport key create --models``).
     """
 
@@ -57,6 +58,7 @@ class Principal:
     groups: frozenset[str] = frozenset()
     method: str = ""
     fingerprint: str = ""
+    aliases: tuple[str, ...] = ()
     grant: Grant | None = None
 
     @property

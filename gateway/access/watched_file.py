@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -130,14 +131,21 @@ def _stat(path: Path) -> _Stat:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _is_young(stat: _Stat) -> bool:
-    return stat is not None and abs(time.time_ns() - stat[3]) < _RACY_SECONDS * 1e9
+def _is_young(found: _Stat) -> bool:
+    return found is not None and abs(time.time_ns() - found[3]) < _RACY_SECONDS * 1e9
 
 
 def _digest(path: Path) -> bytes:
-    """SHA-256 of the file's content; empty if it cannot be read."""
+    """SHA-256 of the file's content, and who may read it; empty if it cannot be read.
+
+    A file that was refused because others could read it is read again after ``chmod``.
+    """
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
+            return b""
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
+            content = hashlib.file_digest(file, "sha256").digest()
     except OSError:
         return b""
+    return content + f"{found.st_mode} {found.st_uid} {found.st_gid}".encode()

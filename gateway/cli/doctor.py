@@ -69,6 +69,7 @@ DEFAULT_BACKEND = "onnxruntime"
 EXTRAS = {
     "images": "pillow",
     "grpc": "grpcio",
+    "jwt": "pyjwt",
     "load": "locust",
     "s3": "s3fs",
     "gcs": "gcsfs",

@@ -75,6 +75,7 @@ _EXTRAS = {
     "peft": "huggingface",
     "PIL": "images",
     "grpc": "grpc",
+    "jwt": "jwt",
     **dict.fromkeys(
         (
             *("locust", "gevent", "geventhttpclient", "hdrh", "psutil", "scipy", "jinja2"),

@@ -1,7 +1,8 @@
 """Extension points: descriptors that are built in, and those that installed packages register.
 
-A package adds a backend, an export format, a model family or a dialect by one entry point, whose
-group is the extension point and which names the descriptor (for a model family, the factory):
+A package adds a backend, an export format, a model family, a dialect or an authenticator by one
+entry point, whose group is the extension point and which names the descriptor (for a model family,
+the factory):
 
     [project.entry-points."modelport.backends"]
     numpy = "acme_backend:BACKEND"

@@ -1,0 +1,95 @@
+"""API keys as credentials: ``[keys]`` in ``access.toml``."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from modelport.gateway.access import credentials, key_file
+from modelport.gateway.access.authentication import Authenticator
+from modelport.gateway.access.key_file import PREFIX, ApiKey
+from modelport.gateway.access.located_toml import TomlTable
+from modelport.gateway.access.operations import Operation
+from modelport.gateway.access.principal import ConnectionIdentity, Grant, Principal
+from modelport.gateway.access.watched_file import FileWatcher
+from modelport.gateway.errors import Unauthenticated
+from modelport.gateway.toml_tables import read_by, text
+
+_PREFIX: Final = PREFIX.encode()
+_ID: Final = slice(len(_PREFIX), len(_PREFIX) + key_file.ID_LENGTH)
+
+
+@dataclass(frozen=True)
+class ApiKeySettings:
+    """The table ``[keys]``."""
+
+    file: str = field(metadata=read_by(text))
+
+
+class _Entry(NamedTuple):
+    sha256: bytes
+    #: Seconds since the epoch.
+    expires: float
+    principal: Principal
+
+
+#: Stands for an unknown key, so that it costs as much to check as a wrong one.
+_UNKNOWN = _Entry(bytes(32), math.inf, Principal(""))
+
+
+class ApiKeys(Authenticator):
+    """Recognises API keys by the hashes in a watched file."""
+
+    def __init__(self, table: TomlTable, watcher: FileWatcher) -> None:
+        path = table.path.parent / table.read(ApiKeySettings).file
+        self._entries: Mapping[bytes, _Entry] = {}
+        self._watcher = watcher
+        self._watch = watcher.watch("keys", [path], lambda: _read(table, path), self._use)
+
+    def authenticate(
+        self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity
+    ) -> Principal | None:
+        key = credentials.presented(headers)
+        if key is None or not key.startswith(_PREFIX):
+            return None
+        entry = self._entries.get(key[_ID], _UNKNOWN)
+        if not hmac.compare_digest(hashlib.sha256(key).digest(), entry.sha256):
+            raise Unauthenticated("the API key is wrong, or has been revoked")
+        if entry.expires <= time.time():
+            raise Unauthenticated("the API key has expired")
+        return entry.principal
+
+    def close(self) -> None:
+        self._watcher.forget(self._watch)
+
+    def _use(self, entries: Mapping[bytes, _Entry]) -> None:
+        self._entries = entries
+
+
+def _read(table: TomlTable, path: Path) -> dict[bytes, _Entry]:
+    option = f"{table.path.name}:{table.lines.get('file', table.line)}: file"
+    return _by_id(key_file.read(path, option))
+
+
+def _by_id(keys: Sequence[ApiKey]) -> dict[bytes, _Entry]:
+    return {
+        key.id.encode(): _Entry(
+            bytes.fromhex(key.sha256),
+            math.inf if key.expires is None else key.expires.timestamp(),
+            Principal(key.name, method="key", fingerprint=f"{PREFIX}{key.id}", grant=_grant(key)),
+        )
+        for key in keys
+    }
+
+
+def _grant(key: ApiKey) -> Grant | None:
+    if not key.operations:
+        return None
+    operations = list(Operation) if "*" in key.operations else map(Operation, key.operations)
+    return Grant(frozenset(operations), key.models or ("*",))

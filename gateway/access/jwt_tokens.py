@@ -1,0 +1,263 @@
+"""JSON Web Tokens as credentials: ``[jwt]`` in ``access.toml``.
+
+Signatures are verified on the event loop: 20 us each with RSA of 2048 bits, which is what a thread
+would cost. The callers of verified tokens are kept until the tokens expire or the keys change.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import ssl
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from modelport.gateway.access import credentials
+from modelport.gateway.access.authentication import Authenticator
+from modelport.gateway.access.jwks import ALGORITHMS, JwksFile, JwksUrl, KeySet
+from modelport.gateway.access.located_toml import TomlTable
+from modelport.gateway.access.principal import ConnectionIdentity, Principal
+from modelport.gateway.access.watched_file import FileWatcher
+from modelport.gateway.cli.errors import missing_extra
+from modelport.gateway.errors import Unauthenticated, Unavailable
+from modelport.gateway.toml_tables import InvalidValue, number, read_by, text
+
+if TYPE_CHECKING:
+    from jwt import PyJWK
+
+MAX_HEADER_BYTES: Final = 4096
+MAX_NAME_LENGTH: Final = 256
+MAX_GROUPS: Final = 500
+#: Callers of verified tokens that are kept.
+MAX_CACHED: Final = 10_000
+_TOKEN = re.compile(rb"([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+\.([A-Za-z0-9_-]+)")
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(each, str) and each for each in values):
+        raise InvalidValue("a non-empty string, or a list of them")
+    return tuple(values)
+
+
+def _algorithms(value: Any) -> tuple[str, ...]:
+    wanted = f"a non-empty list of {', '.join(ALGORITHMS)}"
+    if not isinstance(value, list) or not value:
+        raise InvalidValue(wanted)
+    for each in value:
+        if each not in list(ALGORITHMS):
+            shared = isinstance(each, str) and each.startswith("HS")
+            hint = "; HMAC needs a shared secret: use API keys" if shared else ""
+            raise InvalidValue(wanted + hint)
+    return tuple(dict.fromkeys(value))
+
+
+@dataclass(frozen=True)
+class JwtSettings:
+    """The table ``[jwt]``.
+
+    Attributes:
+        audience: A token must be for one of them.
+        jwks: A file, or an ``https`` URL.
+        jwks_ca: Certificates of the URL's authorities, instead of the system's.
+        leeway_seconds: Accepted difference of clocks.
+        refresh_seconds: Time between two fetches of the URL.
+    """
+
+    issuer: str = field(metadata=read_by(text))
+    audience: tuple[str, ...] = field(metadata=read_by(_texts))
+    algorithms: tuple[str, ...] = field(metadata=read_by(_algorithms))
+    jwks: str = field(metadata=read_by(text))
+    jwks_ca: str | None = field(default=None, metadata=read_by(text))
+    principal_claim: str = field(default="sub", metadata=read_by(text))
+    groups_claim: str = field(default="groups", metadata=read_by(text))
+    leeway_seconds: float = field(default=60.0, metadata=read_by(number(0, 600)))
+    refresh_seconds: float = field(default=300.0, metadata=read_by(number(10, 86_400)))
+
+
+class JwtAuthenticator(Authenticator):
+    """Recognises signed tokens of one issuer."""
+
+    def __init__(self, table: TomlTable, watcher: FileWatcher) -> None:
+        try:
+            import jwt
+        except ImportError as error:
+            raise table.error(f"[jwt] cannot be used: {missing_extra(error)}") from error
+        self._jwt = jwt
+        self._settings = settings = table.read(JwtSettings)
+        self.source = _source(table, settings, watcher)
+        self._keys: KeySet | None = None
+        #: SHA-256 of a token verified with ``_keys`` → its caller, and when it expires.
+        self._verified: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+
+    def start(self) -> None:
+        self.source.start()
+
+    def close(self) -> None:
+        self.source.close()
+
+    def authenticate(
+        self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity
+    ) -> Principal | None:
+        token = credentials.presented(headers)
+        if token is None or token.count(b".") != 2:
+            return None
+        keys = self.source.keys
+        if keys is not self._keys:
+            self._keys = keys
+            self._verified.clear()
+        if keys is None:
+            raise Unavailable("tokens cannot be verified yet: the issuer's keys are not loaded")
+        fingerprint = hashlib.sha256(token).digest()
+        cached = self._verified.get(fingerprint)
+        if cached is None:
+            cached = self._verify(token, keys, fingerprint.hex()[:16])
+            self._verified[fingerprint] = cached
+            if len(self._verified) > MAX_CACHED:
+                self._verified.popitem(last=False)
+        else:
+            self._verified.move_to_end(fingerprint)
+        caller, expires = cached
+        if expires <= time.time():
+            del self._verified[fingerprint]
+            raise Unauthenticated("the token has expired")
+        return caller
+
+    def _verify(self, token: bytes, keys: KeySet, fingerprint: str) -> tuple[Principal, float]:
+        """The caller that the token names, and the time when it expires."""
+        key = self._key_of(token, keys)
+        settings = self._settings
+        try:
+            claims = self._jwt.decode(
+                token,
+                key,
+                algorithms=[key.algorithm_name],
+                audience=settings.audience,
+                issuer=settings.issuer,
+                leeway=settings.leeway_seconds,
+                options={
+                    "require": ["exp", "iss", "aud", settings.principal_claim],
+                    "enforce_minimum_key_length": True,
+                },
+            )
+        except self._jwt.PyJWTError as error:
+            raise Unauthenticated(_reason(error)) from error
+        expires = claims["exp"]
+        if isinstance(expires, bool) or not isinstance(expires, int | float):
+            raise Unauthenticated("the token's claim 'exp' is no number")
+        if "cnf" in claims:
+            raise Unauthenticated("the token is bound to a key of its owner; send a bearer token")
+        subject = _named(claims, settings.principal_claim)
+        groups = frozenset(f"jwt:{name}" for name in _groups(claims.get(settings.groups_claim)))
+        caller = Principal(f"jwt:{subject}", groups, "jwt", fingerprint)
+        return caller, min(expires, 2**40) + settings.leeway_seconds
+
+    def _key_of(self, token: bytes, keys: KeySet) -> PyJWK:
+        """The key that has signed the token.
+
+        The signature is verified before the claims are read, which takes longer for large tokens;
+        ``jwt.decode`` reads them first.
+        """
+        parts = _TOKEN.fullmatch(token)
+        header = _header(parts[1]) if parts is not None else None
+        if parts is None or header is None:
+            raise Unauthenticated("the token is malformed")
+        algorithm, kid = header.get("alg"), header.get("kid")
+        if algorithm not in list(self._settings.algorithms):
+            raise Unauthenticated("the token's algorithm is not accepted")
+        if "crit" in header or "b64" in header:
+            raise Unauthenticated("the token has critical extensions")
+        if not isinstance(kid, str | None):
+            raise Unauthenticated("the token is malformed")
+        key = keys.find(kid, algorithm)
+        if key is None:
+            self.source.miss()
+            raise Unauthenticated("the token's key is unknown")
+        signed = token[: parts.start(2) - 1]
+        signature = _decoded(parts[2])
+        if signature is None or not key.Algorithm.verify(signed, key.key, signature):
+            raise Unauthenticated("the token's signature is wrong")
+        return key
+
+
+def _source(table: TomlTable, settings: JwtSettings, watcher: FileWatcher) -> JwksFile | JwksUrl:
+    folder = table.path.parent
+    if "://" not in settings.jwks:
+        if settings.jwks_ca is not None:
+            raise table.error("jwks_ca is for an https URL; remove it", "jwks_ca")
+        return JwksFile(folder / settings.jwks, settings.algorithms, watcher)
+    try:
+        url = urlsplit(settings.jwks)
+        if url.scheme != "https" or not url.hostname or url.username is not None:
+            raise ValueError
+        url.port  # noqa: B018  # raises, if it is no number
+    except ValueError:
+        raise table.error(
+            f"jwks = '{settings.jwks}' must be a file or an https URL", "jwks"
+        ) from None
+    try:
+        authorities = None if settings.jwks_ca is None else folder / settings.jwks_ca
+        tls = ssl.create_default_context(cafile=authorities)
+    except (OSError, ValueError) as error:
+        raise table.error(
+            f"jwks_ca '{settings.jwks_ca}' has no certificates in PEM: {error}", "jwks_ca"
+        ) from error
+    return JwksUrl(settings.jwks, tls, settings.algorithms, settings.refresh_seconds)
+
+
+def _decoded(segment: bytes) -> bytes | None:
+    """The bytes of a part of a token; None if they are no canonical base64url."""
+    try:
+        decoded = base64.urlsafe_b64decode(segment + b"=" * (-len(segment) % 4))
+    except ValueError:
+        return None
+    return decoded
+
+
+def _header(segment: bytes) -> dict[str, Any] | None:
+    decoded = _decoded(segment) if len(segment) <= MAX_HEADER_BYTES else None
+    if decoded is None:
+        return None
+    try:
+        header = json.loads(decoded)
+    except (ValueError, RecursionError):
+        return None
+    return header if isinstance(header, dict) else None
+
+
+def _reason(error: Exception) -> str:
+    """The public reason; the library's own may quote the token."""
+    import jwt
+
+    if isinstance(error, jwt.MissingRequiredClaimError):
+        return f"the token has no claim '{error.claim}'"
+    reasons: Mapping[type[Exception], str] = {
+        jwt.ExpiredSignatureError: "the token has expired",
+        jwt.ImmatureSignatureError: "the token is not valid yet",
+        jwt.InvalidAudienceError: "the token is for another audience",
+        jwt.InvalidIssuerError: "the token is of another issuer",
+    }
+    return reasons.get(type(error), "the token is malformed")
+
+
+def _named(claims: Mapping[str, Any], claim: str) -> str:
+    name = claims[claim]
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
+        raise Unauthenticated(
+            f"the token's claim '{claim}' must be a name of at most {MAX_NAME_LENGTH} characters"
+        )
+    return name
+
+
+def _groups(value: Any) -> Iterator[str]:
+    """The names in a claim that is a list or a single name; none in any other."""
+    names = [value] if isinstance(value, str) else value
+    for name in names[:MAX_GROUPS] if isinstance(names, list) else ():
+        if isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable():
+            yield name
