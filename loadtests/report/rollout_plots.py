@@ -25,8 +25,8 @@ def draw(state: Document) -> list[Plot]:
     found = []
     if state["stages"]:
         text = (
-            "The share of the requests that the candidate answers (2), or that is copied to it "
-            "in the shadow stage (the dashed line)."
+            "The share of the requests that the candidate answers, or that is copied to it in "
+            "the shadow stage (the dashed line)."
         )
         found.append(svg.plot("share", "Share over time", text, 170, _shares(state)))
     for number, row in enumerate(state["evidence"]):
@@ -39,9 +39,7 @@ def draw(state: Document) -> list[Plot]:
     ):
         figures = {number: _sum(counts, side, name, place) for number, side in SIDES}
         if all(figures.values()):
-            text = (
-                "The part of each side's answers up to a value. 1 is the baseline, 2 the candidate."
-            )
+            text = "The part of each side's answers up to a value."
             found.append(svg.plot(name, title, text, 220, _distribution(figures, label)))
     return found
 
@@ -106,7 +104,7 @@ def _criterion(number: int, row: Document) -> Plot:
 
 
 def _stated(value: float | None, scale: float) -> str:
-    return "any" if value is None else number_format.stated(scale * value)
+    return "any" if value is None else number_format.figure(scale * value)
 
 
 def _milliseconds(key: int) -> float:
@@ -132,7 +130,8 @@ def _sum(
 
 def _distribution(figures: Mapping[int, Mapping[float, int]], label: str) -> Callable[[Axes], None]:
     def fill(axes: Axes) -> None:
-        for number, counts in figures.items():
+        for number, side in SIDES:
+            counts = figures[number]
             total, below, heights = sum(counts.values()) or 1, 0, []
             for count in counts.values():
                 below += count
@@ -141,7 +140,7 @@ def _distribution(figures: Mapping[int, Mapping[float, int]], label: str) -> Cal
             colour = colours.series(number)
             axes.step(
                 [values[0], *values], [0.0, *heights], where="post", color=colour, linewidth=2,
-                gid=gid,
+                label=side, gid=gid,
             )  # fmt: skip
         if "log" in label:
             axes.set_xscale("log")
@@ -150,5 +149,6 @@ def _distribution(figures: Mapping[int, Mapping[float, int]], label: str) -> Cal
         axes.set_ylim(0, 105)
         axes.set_ylabel("answers, %")
         axes.set_xlabel(label)
+        axes.legend(frameon=False, loc="lower right")
 
     return fill

@@ -15,6 +15,8 @@ Document = Mapping[str, Any]
 
 #: Most characters of an example.
 MAX_EXAMPLE = 4000
+#: E-values from this power of ten on are shown as such.
+LARGE_POWER = 5
 TONES = {"promoted": "pass", "rolled back": "fail"}
 
 
@@ -60,13 +62,19 @@ def criteria(state: Document) -> Table:
     """The evidence about each criterion."""
     rows = []
     for row in state["evidence"]:
-        e_value = math.exp(min(row["log_e_value"], 50.0))
         figures = [_figure(row[key]) for key in ("limit", "estimate", "lower", "upper")]
-        evidence = f"{number_format.figure(e_value)} of {number_format.figure(1 / row['alpha'])}"
+        bound = number_format.figure(1 / row["alpha"])
+        evidence = f"{_e_value(row['log_e_value'])} of {bound}"
         count = f"{row['events']:,} of {row['trials']:,}"
         rows.append(TableRow(row["name"], (row["status"], *figures, evidence, count)))
     head = ("state", "limit", "estimate", "lower bound", "upper bound", "e-value", "events")
-    return Table("Criteria", head, tuple(rows), "criterion")
+    return Table("Evidence", head, tuple(rows), "criterion")
+
+
+def _e_value(logarithm: float) -> str:
+    """An e-value; a large one as a power of ten."""
+    power = logarithm / math.log(10)
+    return number_format.figure(10**power) if power < LARGE_POWER else f"10^{power:.0f}"
 
 
 def _figure(value: float | None) -> str:
@@ -81,7 +89,7 @@ def events(state: Document) -> Table:
         )
         for event in state["events"]
     ]
-    return Table("Changes", ("change", "stage", "reason", "by"), tuple(rows), "time")
+    return Table("Events", ("change", "stage", "reason", "by"), tuple(rows), "time")
 
 
 def time(event: Document) -> str:

@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playw
 from rich.console import Console
 from rich.table import Table
 
+from modelport.gateway.rollout.state import RolloutPhase
 from modelport.loadtests.compare import json_document
 from modelport.loadtests.compare.result import Candidate, Comparison
 from modelport.loadtests.report import html, text_escaping
@@ -108,6 +109,7 @@ def subjects(folder: Path, comparisons: list[Path]) -> list[Subject]:
     gate_plots = {"changes": {2}, "limits": {2}, "latency": {1, 2}}
     texts = tuple(question.name for question in decision.questions)
     found.append(Subject("gate", folder / "gate.html", gate_plots, (), texts))
+    found += _rollouts(folder)
     for number, path in enumerate(comparisons):
         try:
             comparison = json_document.read(path)
@@ -115,6 +117,19 @@ def subjects(folder: Path, comparisons: list[Path]) -> list[Subject]:
             raise environments.Missing(str(error)) from error
         found.append(of_comparison(path.name, comparison, folder / f"real-{number}.html"))
     return found
+
+
+def _rollouts(folder: Path) -> Iterator[Subject]:
+    hostile = report_subject.HOSTILE[0]
+    for name, phase, text, examples in (
+        ("promotion", RolloutPhase.PROMOTED, "no harm was found", []),
+        ("rollback", RolloutPhase.ROLLED_BACK, hostile, [report_subject.EXAMPLE]),
+    ):
+        state = report_subject.rollout(phase, text)
+        html.write_rollout(state, examples, folder / f"{name}.html")
+        drawn = {"share": {2}, "latency": {1, 2}, "scores": {1, 2}, "criterion-": {2}}
+        texts = (text, *(row["name"] for row in state["evidence"]))
+        yield Subject(name, folder / f"{name}.html", drawn, (), texts)
 
 
 def faults(browser: Browser, subject: Subject, width: int, scheme: Any, picture: Path) -> list[str]:

@@ -1,18 +1,26 @@
-"""A comparison as a machine would give it, seeded: what the tests of the reports look at."""
+"""Results as a machine would give them, seeded, for the tests of the reports."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
+from modelport.gateway.rollout import transitions
+from modelport.gateway.rollout.counts import Attribution, StageCounts, latency_bucket
+from modelport.gateway.rollout.criteria import criteria_of
+from modelport.gateway.rollout.plan import ComparisonKind, RolloutLimits
+from modelport.gateway.rollout.state import RolloutPhase
+from modelport.gateway.rollout.transitions import Change
 from modelport.loadtests.compare.result import Absent, Candidate, Comparison, Measured, Percentiles
 from modelport.loadtests.compare.verdict_matrix import matrix
 from modelport.loadtests.gate.decision import GateDecision, Question
 from modelport.loadtests.load.samples import SAMPLE, LoadProfile, LoadRun, Outcome
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.report.checks import Check, CheckStatus
+from tests.gateway.rollout import plans
 
 #: Markup, quotes, mathematics of matplotlib's kind, control characters, 200 letters, pictures.
 HOSTILE = (
@@ -230,6 +238,63 @@ def decision(name: str = "fraud/2") -> GateDecision:
         notes=("The client ran on core 1.",),
     )
 
+
+def rollout(ending: RolloutPhase, text: str = "no harm was found") -> dict[str, Any]:
+    """The status of a retrained candidate's rollout that has ended so, with ``text`` in events."""
+    wanted = plans.plan(
+        id=32 * "0", shadow=0.1, steps=(0.05, 0.25, 1.0), comparison=ComparisonKind.DECISIONS,
+        limits=RolloutLimits(max_disagreement=0.03), decision_threshold=0.5,
+    )  # fmt: skip
+    state = transitions.started(wanted, None, "", Change(1.7e9, by="ana"))
+    for minutes in (5, 10, 20):
+        state = transitions.advanced(state, "", Change(1.7e9 + 60 * minutes, text))
+    if ending is RolloutPhase.PROMOTED:
+        state = transitions.advanced(state, "", Change(1.7e9 + 2400, text))
+    else:
+        state = transitions.rolled_back(state, "", Change(1.7e9 + 2200, f"p99: {text}"))
+    slower = 1.0 if ending is RolloutPhase.PROMOTED else 1.4
+    counts = [_stage(number, slower) for number in range(4)]
+    criteria = tuple(each.to_json() for each in criteria_of(wanted, counts))
+    document = transitions.with_evidence(state, criteria, counts).to_json()
+    return document | {"leads": True, "share": 0.0, "problem": text if text in HOSTILE else ""}
+
+
+def _stage(number: int, slower: float) -> StageCounts:
+    """Counts of 60,000 requests, of which the candidate's share grows."""
+    generator, share = np.random.default_rng(number), (0.0, 0.05, 0.25, 1.0)[number]
+    counts = StageCounts(sources=1)
+    if not number:
+        counts.compared, counts.disagreed, counts.dropped = 5_800, 151, 204
+    for side, part in ((counts.baseline, 1 - share), (counts.candidate, share)):
+        side.requests = round(60_000 * part)
+        side.errors = int(generator.binomial(side.requests, 0.001))
+        is_candidate = side is counts.candidate
+        seconds = 2e-3 * generator.lognormal(0.0, 0.4, side.requests)
+        seconds[: side.requests // 40] *= 4 * (slower if is_candidate else 1.0)
+        for value in seconds.tolist():
+            bucket = latency_bucket(value)
+            side.latency[bucket] = side.latency.get(bucket, 0) + 1
+        scores = generator.beta(0.4, 4 - is_candidate, side.requests) * 20
+        side.scores = dict(
+            zip(
+                *(e.tolist() for e in np.unique(scores.astype(int), return_counts=True)),
+                strict=True,
+            )
+        )
+    errors = counts.candidate.errors, counts.baseline.errors
+    counts.errors = Attribution(errors[0], sum(errors))
+    if 0 < share < 1:
+        for name, total in (("p50", 30_000), ("p99", 600)):
+            counts.slow[name] = Attribution(round(total * share * slower), total)
+    return counts
+
+
+EXAMPLE = {
+    "id": HOSTILE[0], "stage": 0, "parameters": {HOSTILE[1]: HOSTILE[2]},
+    "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 64], "data": [0.25] * 64}],
+    "outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 1], "data": [0.49]}],
+    "candidate_outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 1], "data": [0.51]}],
+}  # fmt: skip
 
 CHECKS = (
     Check(
