@@ -69,6 +69,10 @@ COMMANDS = {
         "modelport.loadtests.loadtest.cli:loadtest",
         "Put a load on a model server, and judge it.",
     ),
+    "key": (
+        "modelport.gateway.cli.key:key",
+        "Make, list, replace and revoke API keys.",
+    ),
     "doctor": (
         "modelport.gateway.cli.doctor:doctor",
         "Show what this machine can run.",

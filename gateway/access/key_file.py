@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from modelport.gateway.access import located_toml
 from modelport.gateway.access.located_toml import TomlTable
@@ -30,6 +30,8 @@ from modelport.gateway.access.operations import Operation
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, NotFound, closest
 from modelport.gateway.toml_tables import InvalidValue, digest, read_by
+
+T = TypeVar("T")
 
 PREFIX: Final = "mp_"
 MAX_FILE_BYTES: Final = 1024 * 1024
@@ -126,19 +128,23 @@ def generate(
         UsageError: The name, an operation or a glob is invalid.
     """
     text = f"{PREFIX}{_random(ID_LENGTH)}_{_random(_SECRET_LENGTH)}"
-    try:
-        entry = ApiKey(
-            _name(name),
-            text[len(PREFIX) :][:ID_LENGTH],
-            hashlib.sha256(text.encode()).hexdigest(),
-            datetime.now(UTC).replace(microsecond=0),
-            expires,
-            _operations(list(operations)) if operations else (),
-            _globs(list(models)) if models else (),
-        )
-    except InvalidValue as error:
-        raise UsageError(f"the key must have {error}") from None
+    entry = ApiKey(
+        _checked("the name of a key", _name, name),
+        text[len(PREFIX) :][:ID_LENGTH],
+        hashlib.sha256(text.encode()).hexdigest(),
+        datetime.now(UTC).replace(microsecond=0),
+        expires,
+        _checked("operations", _operations, list(operations)) if operations else (),
+        _checked("models", _globs, list(models)) if models else (),
+    )
     return text, entry
+
+
+def _checked(name: str, reader: Callable[[Any], T], value: Any) -> T:
+    try:
+        return reader(value)
+    except InvalidValue as error:
+        raise UsageError(f"{name} must be {error}") from None
 
 
 def _random(length: int) -> str:
