@@ -318,8 +318,11 @@ def feedback(model: str, file: Path, url: str) -> None:
     except ValueError as error:
         raise UsageError(f"'{file}' is not JSON: {error}") from error
     answer = AdminClient(url).post(f"{_PATH}/{_checked(model)}/feedback", {"rows": rows})
-    unknown = len(answer["unknown"])
-    click.echo(f"{answer['counted']} labels counted, {unknown} of unknown requests")
+    unknown, repeated = len(answer["unknown"]), len(answer["repeated"])
+    click.echo(
+        f"{answer['counted']} labels counted, {unknown} of unknown requests, {repeated} counted "
+        "before"
+    )
 
 
 def _command(name: str, help: str, said: str) -> None:

@@ -56,6 +56,10 @@ class LabelledRequests:
             if len(self._answers) > MAX_REQUESTS:
                 self._answers.popitem(last=False)
 
+    def has_label(self, request_id: str) -> bool:
+        """Whether a label of the request was judged before."""
+        return request_id in self._labelled
+
     def judge(
         self, row: Mapping[str, Any], find: FindStage, complete: bool
     ) -> JudgedRequest | None:

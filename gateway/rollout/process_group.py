@@ -180,20 +180,31 @@ class ProcessGroup:
         return [each for answer in answers if isinstance(answer, list) for each in answer]
 
     async def feedback(self, model: str, rows: list[Any]) -> dict[str, Any]:
-        """Count labels that came later: how many, and the indices of rows of unknown requests.
+        """Count labels that came later; return as ``Rollouts.feedback``.
 
         Raises:
             InvalidArgument: a row is malformed.
             NotFound: no rollout of the model runs.
         """
         answers = await self._feedback(model, rows, "")
-        unknown = set(range(len(rows))).intersection(*(each["unknown"] for each in answers))
-        left = sorted(unknown)
+        counted, repeated = set[int](), set[int]()
+        left = list(range(len(rows)))
+        for each in answers:
+            others = {*each["unknown"], *each["repeated"]}
+            counted |= set(left) - others
+            repeated |= set(each["repeated"])
+        left = [index for index in left if index not in counted | repeated]
         if left and answers:  # rows that say themselves what was predicted
             process = min(each["process"] for each in answers)
             for each in await self._feedback(model, [rows[index] for index in left], process):
+                repeated |= {left[index] for index in each["repeated"]}
                 left = [left[index] for index in each["unknown"]]
-        return {"counted": len(rows) - len(left), "unknown": left}
+        repeated -= counted
+        return {
+            "counted": len(rows) - len(left) - len(repeated),
+            "unknown": left,
+            "repeated": sorted(repeated),
+        }
 
     async def _feedback(self, model: str, rows: list[Any], process: str) -> list[dict[str, Any]]:
         arguments = {"model": model, "rows": rows, "process": process}

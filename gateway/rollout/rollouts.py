@@ -58,7 +58,10 @@ class Rollouts:
         self._revisions.pop(model, None)
 
     def feedback(self, model: str, rows: Any, complete: bool = False) -> dict[str, Any]:
-        """Count labels that came later: how many, and the indices of rows of unknown requests.
+        """Count labels that came later.
+
+        Return how many, and the indices of rows of ``unknown`` requests, and of those that were
+        counted before (``repeated``).
 
         Without ``complete``, rows count whose requests this process has answered and remembers.
         With it, rows count that say themselves what was predicted by which ``model_version``;
@@ -72,11 +75,13 @@ class Rollouts:
         split = self._splits.get(model)
         if split is None:
             raise NotFound(f"no rollout of model '{model}' runs")
-        known = [split.learn(row, complete) for row in feedback.check(rows)]
-        return {
-            "counted": sum(known),
-            "unknown": [index for index, counted in enumerate(known) if not counted],
-        }
+        found: dict[str, Any] = {"counted": 0, "unknown": [], "repeated": []}
+        for index, row in enumerate(feedback.check(rows)):
+            if split.learn(row, complete):
+                found["counted"] += 1
+            else:
+                found["repeated" if split.has_label(row["id"]) else "unknown"].append(index)
+        return found
 
     def examples(self, model: str) -> list[dict[str, Any]]:
         """The first requests of the rollout of ``model`` whose answers disagreed."""

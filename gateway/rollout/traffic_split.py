@@ -272,6 +272,10 @@ class TrafficSplit:
             self.events.wrong(judged.assigned, name)
         return True
 
+    def has_label(self, request_id: str) -> bool:
+        """Whether a label of the request was counted before."""
+        return self._labelled.has_label(request_id)
+
     def _traffic(self, number: int | None) -> StageTraffic | None:
         """The traffic of a stage (None: the current one), if it has begun."""
         if number is None or number == self._stage.number:

@@ -10,7 +10,9 @@ import pytest
 from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.rollout import feedback
 from modelport.gateway.rollout.counts import Attribution
+from modelport.gateway.rollout.participant import RolloutParticipant
 from modelport.gateway.rollout.plan import ComparisonKind
+from modelport.gateway.rollout.process_group import ProcessGroup
 from tests.gateway.rollout.sides import Sides, sides, times
 
 DECISIONS: dict[str, Any] = {"comparison": ComparisonKind.DECISIONS, "decision_threshold": 2.5}
@@ -34,7 +36,7 @@ async def test_wrong_decisions_are_attributed_to_the_side_that_made_them(tmp_pat
         {"id": i, "label": label}
         for i, label in zip("abcd", [right, right, wrong, right], strict=True)
     ]
-    assert found.rollouts.feedback("m", rows) == {"counted": 4, "unknown": []}
+    assert found.rollouts.feedback("m", rows) == {"counted": 4, "unknown": [], "repeated": []}
     assert found.counts().wrong == {
         "accuracy": Attribution(1, 2),
         "precision": Attribution(1, 2),
@@ -55,7 +57,8 @@ async def test_unknown_and_repeated_requests_are_told_and_not_counted(tmp_path: 
     found = await doubled_and_tripled(tmp_path, 1.0)
     await found.ask(id="a")
     rows = [{"id": "z", "label": 1}, {"id": "a", "label": [0, 0]}, {"id": "a", "label": [0, 0]}]
-    assert found.rollouts.feedback("m", rows) == {"counted": 1, "unknown": [0, 2]}
+    answer = found.rollouts.feedback("m", rows)
+    assert answer == {"counted": 1, "unknown": [0], "repeated": [2]}
     assert found.counts().wrong["accuracy"] == Attribution(1, 1)
 
 
@@ -67,11 +70,48 @@ async def test_rows_can_say_themselves_what_was_predicted(tmp_path: Path) -> Non
         {"id": "c", "label": 1, "prediction": False, "model_version": "1", "stage": 0},
         {"id": "d", "label": 1},
     ]
-    assert found.rollouts.feedback("m", rows) == {"counted": 0, "unknown": [0, 1, 2, 3]}
-    assert found.rollouts.feedback("m", rows, complete=True) == {"counted": 3, "unknown": [3]}
-    again = found.rollouts.feedback("m", rows, complete=True)
-    assert again == {"counted": 0, "unknown": [0, 1, 2, 3]}
+    feedback = found.rollouts.feedback
+    assert feedback("m", rows) == {"counted": 0, "unknown": [0, 1, 2, 3], "repeated": []}
+    answer = feedback("m", rows, complete=True)
+    assert answer == {"counted": 3, "unknown": [3], "repeated": []}
+    answer = feedback("m", rows, complete=True)
+    assert answer == {"counted": 0, "unknown": [3], "repeated": [0, 1, 2]}
     assert found.counts().wrong["accuracy"] == Attribution(1, 2)
+
+
+class TwoWorkers:
+    """The processes of a gateway, each with its own requests."""
+
+    def __init__(self, *workers: RolloutParticipant) -> None:
+        self._workers = workers
+
+    async def ask_patiently(self, operation: str, arguments: dict[str, Any]) -> list[Any]:
+        return [await each.handlers[operation](arguments) for each in self._workers]
+
+
+async def test_each_label_counts_once_whichever_process_answered(tmp_path: Path) -> None:
+    found = [await doubled_and_tripled(tmp_path / name, 1.0) for name in "ab"]
+    workers = [RolloutParticipant(each.manager, each.rollouts) for each in found]
+    group = ProcessGroup(TwoWorkers(*workers), [])  # type: ignore[arg-type]
+    await found[0].ask(id="a")
+    await found[1].ask(id="b")
+    said = {"label": [0, 0], "prediction": [1, 1], "model_version": "2"}
+    rows = [{"id": name, **said} for name in "abc"] + [{"id": "d", "label": [0, 0]}]
+
+    def wrong() -> int:
+        counts = [each.counts().wrong.get("accuracy", Attribution()) for each in found]
+        return sum(each.total for each in counts)
+
+    assert await group.feedback("m", rows) == {"counted": 3, "unknown": [3], "repeated": []}
+    assert wrong() == 3
+    again = {"counted": 0, "unknown": [3], "repeated": [0, 1, 2]}
+    assert await group.feedback("m", rows) == again
+    assert wrong() == 3
+    # Known to be bad: every process counts the rows that say what was predicted.
+    rows = [{"id": "e", **said}]
+    for worker in workers:
+        await worker.feedback({"model": "m", "rows": rows, "process": worker.id})
+    assert wrong() == 5
 
 
 async def test_the_trace_of_a_request_without_an_id_identifies_it(tmp_path: Path) -> None:

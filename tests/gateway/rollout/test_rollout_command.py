@@ -73,6 +73,11 @@ def status(gateway: Gateway) -> dict[str, Any]:
     return document
 
 
+def wrong_decisions(gateway: Gateway) -> int:
+    """Count the wrong decisions that later labels have shown, in all processes."""
+    return sum(each["wrong"].get("accuracy", (0, 0))[1] for each in status(gateway)["counts"])
+
+
 @pytest.mark.parametrize("flags", [(), (*WORKERS, *POLL), (*WORKERS, *EXPLICIT)], ids=str)
 def test_a_good_candidate_is_promoted_and_stays_after_a_restart(
     root: Path, slo: Path, flags: tuple[str, ...]
@@ -124,7 +129,14 @@ def test_a_person_commands_a_rollout_and_no_request_reaches_the_candidate_after_
         labels = slo.with_name("labels.json")
         labels.write_text('[{"id": "a1", "label": 3}, {"id": "nobody", "label": 3}]')
         counted = told(run(gateway, "feedback", "x2", str(labels)))
-        assert "1 labels counted, 1 of unknown requests" in counted
+        assert "1 labels counted, 1 of unknown requests, 0 counted before" in counted
+        stated = {"id": "b1", "label": 2, "prediction": 3, "model_version": "3"}
+        labels.write_text(json.dumps([stated]))
+        assert "1 labels counted" in told(run(gateway, "feedback", "x2", str(labels)))
+        assert "1 counted before" in told(run(gateway, "feedback", "x2", str(labels)))
+        while not (wrong := wrong_decisions(gateway)):  # counts are collected now and then
+            asked.more(10)
+        assert wrong == 1
         told(run(gateway, "resume", "x2"))
         told(run(gateway, "promote", "x2"))
         asked.until(lambda versions: set(versions) == {3})
