@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import hmac
 import json
 import os
 import re
@@ -25,13 +28,18 @@ from modelport.exporters.model_spec import find_factory
 from modelport.exporters.models import REGISTRY, registered
 from modelport.exporters.packaging import SERVERS
 from modelport.gateway import backends, extensions
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.access import located_toml
+from modelport.gateway.access.authentication import authenticate
+from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
+from modelport.gateway.access.principal import ANONYMOUS, UNKNOWN_CONNECTION
+from modelport.gateway.access.watched_file import FileWatcher
+from modelport.gateway.errors import Unauthenticated, Unsupported
 from modelport.gateway.extensions.backend_descriptors import BACKENDS
 from modelport.gateway.protocols.dialects import DIALECTS
 from tests.docs import pages
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = ("acme_backend", "acme_dialect", "acme_format", "acme_models")
+MODULES = ("acme_authenticator", "acme_backend", "acme_dialect", "acme_format", "acme_models")
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +141,8 @@ def test_descriptors_reach_doctor_packaging_and_compare(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{installed}{os.pathsep}{ROOT}")
     rows = {(row["kind"], row["name"]): row for row in json.loads(run("doctor", "--json"))}
-    for name in ("backend numpy", "format npz", "model scorer", "dialect csv"):
+    names = ("authenticator acme", "backend numpy", "format npz", "model scorer", "dialect csv")
+    for name in names:
         row = rows["extension", name]
         assert (row["state"], row["version"], row["detail"]) == ("ok", "1.0", "acme-modelport")
     assert rows["embedded", "numpy (numpy)"]["state"] == "ok"
@@ -144,6 +153,32 @@ def test_descriptors_reach_doctor_packaging_and_compare(
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "['npz fp32 · NumPy']\n", done.stderr
+
+
+def test_an_installed_authenticator_recognises_its_credential(
+    installed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("s3cret\n")
+    [[table]] = located_toml.parse(
+        tmp_path / "access.toml", b'[acme]\nsecret = "secret"'
+    ).tables.values()
+    descriptor = AUTHENTICATORS.get("acme")
+    assert descriptor is not None
+    authenticators = (*ALWAYS, descriptor.make(table, FileWatcher()))
+
+    def caller(ticket: bytes) -> str:
+        return authenticate(authenticators, {b"x-acme-ticket": ticket}, UNKNOWN_CONNECTION).name
+
+    right = hmac.new(b"s3cret", b"alice", hashlib.sha256).hexdigest().encode()
+    assert caller(b"alice:" + right) == "acme:alice"
+    assert authenticate(authenticators, {}, UNKNOWN_CONNECTION) is ANONYMOUS
+    for wrong in (b"bob:" + right, b"alice:" + right[:-1], b"", b"\xff:\xff"):
+        with pytest.raises(Unauthenticated):
+            caller(wrong)
+    with pytest.raises(
+        modelport.InvalidArgument, match=r"access\.toml:1: .* needs the key 'secret'"
+    ):
+        descriptor.make(dataclasses.replace(table, values={}), FileWatcher())
 
 
 def test_names_that_nobody_registers_are_refused_with_those_that_there_are(installed: Path) -> None:
@@ -159,6 +194,7 @@ def test_without_the_package_its_names_are_unknown() -> None:
     assert BACKENDS.get("numpy") is None
     assert formats.TABLE.get("npz") is None
     assert DIALECTS.get("csv") is None
+    assert AUTHENTICATORS.get("acme") is None
 
 
 BROKEN = (
@@ -168,6 +204,7 @@ BROKEN = (
     ("modelport.dialects", "acme_dialect:DIALECT", "calls itself 'csv', not 'broken'"),
     ("modelport.models", "acme_models:signature.missing", "missing"),
     ("modelport.backends", "acme_exit:BACKEND", "SystemExit: 3"),
+    ("modelport.authenticators", "acme_authenticator:Tickets", "not a modelport.gateway.access"),
 )
 
 
@@ -187,6 +224,7 @@ def test_a_broken_extension_costs_nothing_but_itself(
     assert extension_check.check("modelport.formats", "npz") == ""
     assert formats.find_format("npz").platform.backend == "numpy"
     assert "broken" not in {**BACKENDS.all(), **formats.TABLE.all(), **DIALECTS.all()}
+    assert "broken" not in AUTHENTICATORS.all()
     if group == "modelport.backends":
         with pytest.raises(Unsupported, match="package 'broken' and cannot be used") as caught:
             backends.find("broken")
