@@ -40,7 +40,7 @@ class ConnectedWorker:
     def __init__(self, number: int, channel: MessageChannel) -> None:
         self.number = number
         self.channel = channel
-        self.joined = False
+        self._joined = False
         #: Its last repository index, reported while it does not answer.
         self.index: list[merged_answers.Row] = []
         #: The last heartbeat and its arrival. Silence before it has joined is allowed.
@@ -57,6 +57,15 @@ class ConnectedWorker:
                     LoopHeartbeat.unpacked(content),
                     time.monotonic(),
                 )
+
+    def join(self) -> None:
+        """Ask it from now on. Its start may have taken longer than a silence may last."""
+        self._joined = True
+        self.excuse()
+
+    @property
+    def joined(self) -> bool:
+        return self._joined
 
     def excuse(self) -> None:
         """Restart the clock: this process was suspended, or the worker has just joined."""
@@ -257,8 +266,7 @@ class Coordinator:
         async with self._changing:
             if revision != self.revision:
                 return {"joined": False, **self.snapshot()}
-            worker.joined = True
-            worker.excuse()
+            worker.join()
             return {"joined": True}
 
     def snapshot(self) -> dict[str, Any]:

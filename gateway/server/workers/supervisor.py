@@ -197,7 +197,7 @@ class WorkerSupervisor:
     def _on_listening(self, worker: ConnectedWorker) -> None:
         before = len(self._listening)
         self._listening.add(worker.number)
-        worker.joined = True
+        worker.join()
         if before < len(self._listening) == len(self._workers):
             named = {f"{name}_port": port for name, port in self._ports.items()}
             log.info("listening", **named, metrics_port=self._metrics.port)

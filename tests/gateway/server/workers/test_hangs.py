@@ -44,8 +44,10 @@ def worker(clock: SimpleNamespace) -> Iterator[Worker]:
 def test_one_that_stops_before_its_first_beat_is_replaced_in_time(
     worker: Worker, clock: SimpleNamespace
 ) -> None:
+    assert not worker.member.joined
     clock.seconds += 1000  # it starts
-    worker.member.excuse()  # and joins
+    worker.member.join()
+    assert worker.member.joined
     clock.seconds += coordinator.HUNG_SECONDS - 0.5
     assert worker.member.hang_reason() == ""
     clock.seconds += 1.0
