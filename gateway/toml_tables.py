@@ -115,6 +115,13 @@ def paths(value: Any) -> tuple[Path, ...]:
     return tuple(Path(path) for path in value)
 
 
+def names(value: Any) -> tuple[str, ...]:
+    """A list of names or globs."""
+    if not isinstance(value, list) or not value or not all(isinstance(n, str) and n for n in value):
+        raise InvalidValue("a list of names, such as ['ci', 'fraud*']")
+    return tuple(value)
+
+
 def one_of(names: Sequence[str]) -> Reader:
     """One of these strings."""
 

@@ -1,0 +1,93 @@
+"""The ledger of quotas: a table in memory that all processes of a gateway share.
+
+A row belongs to one principal and one model. Times are those of ``time.monotonic``, which the
+processes of a machine share. There is no lock: every cell is eight bytes, which are read and
+written at once. Two processes that charge the same row within the same microsecond may count one
+request instead of two. Requests in flight are exact: each process writes only its own cell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from typing import Final
+
+#: Rows of the table; a row that holds nothing any more is used again.
+ROWS: Final = 16_384
+#: Rows that are searched for a key.
+_SEARCHED: Final = 32
+#: Cells of a row: two of the key, the two clocks, then one for each process.
+_CLOCKS, _IN_FLIGHT = 2, 4
+_CELL_BYTES: Final = 8
+
+
+class QuotaLedger:
+    """The table, as one process uses it.
+
+    Args:
+        processes: Number of processes that share the table.
+        number: This process's number, from 0.
+        descriptor: The shared file, as ``share`` made it; without it the table is this process's.
+    """
+
+    def __init__(self, processes: int = 1, number: int = 0, descriptor: int | None = None) -> None:
+        self._width = _IN_FLIGHT + processes
+        size = ROWS * self._width * _CELL_BYTES
+        memory = mmap.mmap(-1 if descriptor is None else descriptor, size)
+        self._clocks = memoryview(memory).cast("d")
+        self._counts = memoryview(memory).cast("Q")
+        self._own = _IN_FLIGHT + number
+        for row in range(ROWS):  # what a process of this number left that was killed
+            self._counts[row * self._width + self._own] = 0
+
+    @staticmethod
+    def share(processes: int) -> int:
+        """Make the file for ``processes``, and return its descriptor."""
+        descriptor = os.memfd_create("modelport-quotas")
+        os.ftruncate(descriptor, ROWS * (_IN_FLIGHT + processes) * _CELL_BYTES)
+        return descriptor
+
+    def row(self, key: tuple[int, int], now: float) -> int | None:
+        """Find the row of ``key``, or take one that holds nothing; None if there is no place."""
+        counts, width = self._counts, self._width
+        free = None
+        for step in range(_SEARCHED):
+            row = (key[0] + step) % ROWS * width
+            if counts[row] == key[0] and counts[row + 1] == key[1]:
+                return row
+            if free is None and self._is_idle(row, now):
+                free = row
+        if free is not None:
+            self._clocks[free + _CLOCKS] = self._clocks[free + _CLOCKS + 1] = 0.0
+            counts[free], counts[free + 1] = key
+        return free
+
+    def belongs(self, row: int, key: tuple[int, int]) -> bool:
+        """Whether ``row`` still belongs to ``key``."""
+        return self._counts[row] == key[0] and self._counts[row + 1] == key[1]
+
+    def clock(self, row: int, which: int) -> float:
+        """Time at which the bucket ``which``, 0 or 1, of the row is full again."""
+        return self._clocks[row + _CLOCKS + which]
+
+    def set_clock(self, row: int, which: int, at: float) -> None:
+        self._clocks[row + _CLOCKS + which] = at
+
+    def in_flight(self, row: int) -> int:
+        """The number of requests in flight in all processes."""
+        return sum(self._counts[row + _IN_FLIGHT : row + self._width])
+
+    def set_in_flight(self, row: int, count: int) -> None:
+        """Publish the number of requests in flight in this process."""
+        self._counts[row + self._own] = count
+
+    def _is_idle(self, row: int, now: float) -> bool:
+        clocks = self._clocks[row + _CLOCKS : row + _IN_FLIGHT]
+        return max(clocks) <= now and not self.in_flight(row)
+
+
+def key_of(principal: str, model: str) -> tuple[int, int]:
+    """The key of a principal and a model; never (0, 0), which empty rows have."""
+    digest = hashlib.blake2b(f"{principal}\0{model}".encode(), digest_size=16).digest()
+    return int.from_bytes(digest[:8], "big") | 1, int.from_bytes(digest[8:], "big")

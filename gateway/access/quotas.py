@@ -1,0 +1,169 @@
+"""Quotas of principals: requests per second, bytes per second and requests in flight, per model.
+
+Requests and bytes are counted by the generic cell rate algorithm (ITU-T I.371): a token bucket that
+is one clock, the time at which it is full again. A request that is larger than the bucket is
+admitted when the bucket is not empty, and the next one waits longer.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from modelport.gateway.access.principal import Principal
+from modelport.gateway.access.quota_ledger import QuotaLedger, key_of
+from modelport.gateway.errors import QuotaExceeded
+from modelport.gateway.toml_tables import count, names, number, read_by
+
+_REQUESTS, _BYTES = 0, 1
+#: Pairs of principal and model whose quota is remembered.
+_REMEMBERED = 4096
+Headers = list[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True)
+class Quota:
+    """One element of ``[[quotas]]``; the first that matches a request holds.
+
+    Attributes:
+        principals: Names and groups, as in rules.
+        models: Globs of model names. Each model has a bucket of its own.
+        burst: Requests that may come at once; by default those of a second.
+    """
+
+    principals: tuple[str, ...] = field(metadata=read_by(names))
+    models: tuple[str, ...] = field(default=("*",), metadata=read_by(names))
+    requests_per_second: float | None = field(
+        default=None, metadata=read_by(number(0, 1e9, open_end=True))
+    )
+    burst: int | None = field(default=None, metadata=read_by(count(1, 10**9)))
+    in_flight: int | None = field(default=None, metadata=read_by(count(1, 10**6)))
+    bytes_per_second: float | None = field(
+        default=None, metadata=read_by(number(0, 1e15, open_end=True))
+    )
+
+    @property
+    def capacity(self) -> float:
+        """Requests that the bucket holds when it is full."""
+        assert self.requests_per_second is not None
+        return float(self.burst or max(1.0, self.requests_per_second))
+
+    @property
+    def policies(self) -> bytes:
+        """``RateLimit-Policy`` (draft-ietf-httpapi-ratelimit-headers-10): quotas and windows."""
+        items = []
+        if self.requests_per_second is not None:
+            window = math.ceil(self.capacity / self.requests_per_second)
+            items.append(f'"requests";q={math.floor(self.capacity)};w={window}')
+        if self.bytes_per_second is not None:
+            items.append(f'"bytes";q={max(1, int(self.bytes_per_second))};qu="content-bytes";w=1')
+        if self.in_flight is not None:
+            items.append(f'"in-flight";q={self.in_flight};qu="concurrent-requests"')
+        return ", ".join(items).encode()
+
+
+@dataclass(slots=True)
+class QuotaAccount:
+    """The requests of one principal for one model in this process."""
+
+    quota: Quota
+    key: tuple[int, int]
+    row: int | None = None
+    in_flight: int = 0
+
+
+class Quotas:
+    """Admits requests by the quotas of ``access.toml``.
+
+    Args:
+        matches: Whether one of the names and groups of a quota means the caller.
+        clock: Seconds, as ``time.monotonic``.
+    """
+
+    def __init__(
+        self,
+        quotas: Sequence[Quota],
+        ledger: QuotaLedger,
+        matches: Callable[[Sequence[str], Principal], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._quotas, self._ledger, self._matches = quotas, ledger, matches
+        self._clock = clock
+        self._accounts: dict[tuple[Principal, str], QuotaAccount | None] = {}
+
+    def account(self, principal: Principal, model: str) -> QuotaAccount | None:
+        """The account of a principal for a model; None: no quota limits it."""
+        key = principal, model
+        try:
+            return self._accounts[key]
+        except KeyError:
+            pass
+        if len(self._accounts) >= _REMEMBERED:  # clients choose both names
+            busy = {key: one for key, one in self._accounts.items() if one and one.in_flight}
+            self._accounts = {**busy}
+        account = self._accounts[key] = self._find(principal, model)
+        return account
+
+    def _find(self, principal: Principal, model: str) -> QuotaAccount | None:
+        for quota in self._quotas:
+            named = any(fnmatchcase(model, glob) for glob in quota.models)
+            if named and self._matches(quota.principals, principal):
+                return QuotaAccount(quota, key_of(principal.name, model))
+        return None
+
+    def enter(self, account: QuotaAccount, size_bytes: int) -> None:
+        """Charge a request of ``size_bytes``; ``leave`` ends it.
+
+        Raises:
+            QuotaExceeded: It may come later; nothing was charged.
+        """
+        quota, ledger, now = account.quota, self._ledger, self._clock()
+        row = self._row(account, now)
+        if quota.in_flight is not None and ledger.in_flight(row) >= quota.in_flight:
+            raise QuotaExceeded(1.0, f"more than {quota.in_flight} requests in flight")
+        requests = quota.requests_per_second
+        if requests is not None:
+            excess = ledger.clock(row, _REQUESTS) - now - (quota.capacity - 1.0) / requests
+            if excess > 1e-9:
+                raise QuotaExceeded(excess, f"more than {requests:g} requests per second")
+        if quota.bytes_per_second is not None:
+            excess = ledger.clock(row, _BYTES) - now - 1.0
+            if excess > 0.0:
+                message = f"more than {quota.bytes_per_second:g} bytes per second"
+                raise QuotaExceeded(excess, message)
+            self._charge(row, _BYTES, now, size_bytes / quota.bytes_per_second)
+        if requests is not None:
+            self._charge(row, _REQUESTS, now, 1.0 / requests)
+        account.in_flight += 1
+        ledger.set_in_flight(row, account.in_flight)
+
+    def leave(self, account: QuotaAccount) -> None:
+        """End a request that ``enter`` admitted."""
+        account.in_flight -= 1
+        if account.row is not None and self._ledger.belongs(account.row, account.key):
+            self._ledger.set_in_flight(account.row, account.in_flight)
+
+    def headers(self, account: QuotaAccount) -> Headers:
+        """``RateLimit-Policy`` and ``RateLimit``: what is left, and when the buckets are full."""
+        quota, row, now = account.quota, account.row, self._clock()
+        fields = [(b"ratelimit-policy", quota.policies)]
+        if row is None or quota.requests_per_second is None:
+            return fields
+        debt = max(0.0, self._ledger.clock(row, _REQUESTS) - now)
+        left = math.floor(quota.capacity - debt * quota.requests_per_second + 1e-6)
+        value = f'"requests";r={max(0, left)};t={math.ceil(debt)}'
+        return [*fields, (b"ratelimit", value.encode())]
+
+    def _row(self, account: QuotaAccount, now: float) -> int:
+        row = account.row
+        if row is None or not self._ledger.belongs(row, account.key):
+            row = account.row = self._ledger.row(account.key, now)
+            if row is None:
+                raise QuotaExceeded(1.0, "too many callers have a quota in use")
+        return row
+
+    def _charge(self, row: int, which: int, now: float, seconds: float) -> None:
+        self._ledger.set_clock(row, which, max(now, self._ledger.clock(row, which)) + seconds)

@@ -1,0 +1,215 @@
+"""Quotas, over one process and several that share the ledger."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from modelport.gateway.access import quota_ledger
+from modelport.gateway.access.principal import Principal
+from modelport.gateway.access.quota_ledger import QuotaLedger, key_of
+from modelport.gateway.access.quotas import Quota, QuotaAccount, Quotas
+from modelport.gateway.errors import QuotaExceeded
+
+CI, BATCH = Principal("ci"), Principal("batch")
+
+
+def matches(names: Sequence[str], principal: Principal) -> bool:
+    return principal.name in names
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def quotas(clock: Clock, *rows: Quota, ledger: QuotaLedger | None = None) -> Quotas:
+    return Quotas(rows, ledger or QuotaLedger(), matches, clock)
+
+
+def account_of(found: Quotas, principal: Principal = CI, model: str = "fraud") -> QuotaAccount:
+    account = found.account(principal, model)
+    assert account is not None
+    return account
+
+
+def admits(found: Quotas, account: QuotaAccount, size_bytes: int = 0) -> bool:
+    try:
+        found.enter(account, size_bytes)
+    except QuotaExceeded:
+        return False
+    found.leave(account)
+    return True
+
+
+def test_the_burst_is_admitted_and_then_the_rate(clock: Clock) -> None:
+    found = quotas(clock, Quota(("ci",), requests_per_second=10, burst=5))
+    account = account_of(found)
+    assert [admits(found, account) for _ in range(7)] == [True] * 5 + [False] * 2
+    clock.now += 0.1
+    assert [admits(found, account) for _ in range(2)] == [True, False]
+    clock.now += 60.0
+    assert [admits(found, account) for _ in range(6)] == [True] * 5 + [False]
+
+
+def test_no_schedule_admits_more_than_the_rate_and_the_burst(clock: Clock) -> None:
+    randomness = random.Random(1)
+    for _ in range(50):
+        rate, burst = randomness.uniform(0.5, 500), randomness.randint(1, 50)
+        found = quotas(clock, Quota(("ci",), requests_per_second=rate, burst=burst))
+        account, began, admitted = account_of(found), clock.now, 0
+        for _ in range(400):
+            clock.now += randomness.expovariate(rate * 3)
+            admitted += admits(found, account)
+        elapsed = clock.now - began
+        assert admitted <= elapsed * rate + burst + 1e-6
+        assert admitted >= min(400, elapsed * rate * 0.6)
+
+
+def test_a_refusal_says_when_to_come_again(clock: Clock) -> None:
+    found = quotas(clock, Quota(("ci",), requests_per_second=0.5, burst=1))
+    account = account_of(found)
+    assert admits(found, account)
+    with pytest.raises(QuotaExceeded, match=r"more than 0\.5 requests per second") as refused:
+        found.enter(account, 0)
+    assert refused.value.retry_after_seconds == pytest.approx(2.0)
+    clock.now += refused.value.retry_after_seconds
+    assert admits(found, account)
+
+
+def test_bytes_are_charged_after_the_request_that_brings_them(clock: Clock) -> None:
+    found = quotas(clock, Quota(("ci",), bytes_per_second=1000))
+    account = account_of(found)
+    assert admits(found, account, 5000)
+    assert not admits(found, account, 1)
+    clock.now += 3.9
+    assert not admits(found, account, 1)
+    clock.now += 0.2
+    assert admits(found, account, 1)
+
+
+def test_requests_in_flight_are_bounded(clock: Clock) -> None:
+    found = quotas(clock, Quota(("ci",), in_flight=2))
+    account = account_of(found)
+    found.enter(account, 0)
+    found.enter(account, 0)
+    with pytest.raises(QuotaExceeded, match="more than 2 requests in flight"):
+        found.enter(account, 0)
+    found.leave(account)
+    assert admits(found, account)
+
+
+def test_the_first_quota_that_matches_holds_and_each_pair_has_its_own_bucket(clock: Clock) -> None:
+    found = quotas(
+        clock,
+        Quota(("ci",), ("fraud*",), requests_per_second=1, burst=1),
+        Quota(("ci", "batch"), requests_per_second=1, burst=3),
+    )
+    assert admits(found, account_of(found, CI, "fraud"))
+    assert not admits(found, account_of(found, CI, "fraud"))
+    assert admits(found, account_of(found, CI, "fraud-2"))
+    assert [admits(found, account_of(found, BATCH, "fraud")) for _ in range(4)].count(True) == 3
+    assert found.account(Principal("alice"), "fraud") is None
+
+
+def test_replies_tell_what_is_left(clock: Clock) -> None:
+    quota = Quota(("ci",), requests_per_second=10, burst=20, in_flight=4, bytes_per_second=1e6)
+    found = quotas(clock, quota)
+    account = account_of(found)
+    for _ in range(5):
+        assert admits(found, account)
+    headers = dict(found.headers(account))
+    assert headers[b"ratelimit"] == b'"requests";r=15;t=1'
+    assert headers[b"ratelimit-policy"] == (
+        b'"requests";q=20;w=2, "bytes";q=1000000;qu="content-bytes";w=1, '
+        b'"in-flight";q=4;qu="concurrent-requests"'
+    )
+
+
+# -- the ledger -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared() -> Iterator[int]:
+    descriptor = QuotaLedger.share(4)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_requests_in_flight_count_over_all_processes_and_not_those_of_a_killed_one(
+    clock: Clock, shared: int
+) -> None:
+    rows = [Quota(("ci",), in_flight=3)]
+    workers = [quotas(clock, *rows, ledger=QuotaLedger(4, n, shared)) for n in range(4)]
+    for worker in workers[:3]:
+        worker.enter(account_of(worker), 0)
+    assert not admits(workers[3], account_of(workers[3]))
+    replacement = quotas(clock, *rows, ledger=QuotaLedger(4, 1, shared))
+    assert admits(replacement, account_of(replacement))
+    workers[0].leave(account_of(workers[0]))
+    assert admits(workers[3], account_of(workers[3]))
+
+
+def test_a_row_that_holds_nothing_is_used_again(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota_ledger, "ROWS", 8)
+    found = quotas(clock, Quota(tuple(f"p{n}" for n in range(99)), requests_per_second=1, burst=1))
+    for number in range(8):
+        assert admits(found, account_of(found, Principal(f"p{number}")))
+    with pytest.raises(QuotaExceeded, match="too many callers"):
+        found.enter(account_of(found, Principal("p8")), 0)
+    clock.now += 2.0
+    assert admits(found, account_of(found, Principal("p8")))
+    assert admits(found, account_of(found, Principal("p0"))), "an account whose row is gone"
+
+
+def test_keys_differ_and_none_is_that_of_an_empty_row() -> None:
+    keys = {key_of(f"p{n}", f"m{n % 7}") for n in range(1000)}
+    assert len(keys) == 1000
+    assert key_of("a", "b") != key_of("ab", "")
+    assert all(first for first, _ in keys)
+
+
+def _spend(descriptor: int, number: int, until: float) -> int:
+    rows = [Quota(("ci",), requests_per_second=2000, burst=200)]
+    found = Quotas(rows, QuotaLedger(4, number, descriptor), matches)
+    account = account_of(found)
+    admitted = 0
+    while time.monotonic() < until:
+        admitted += admits(found, account)
+    return admitted
+
+
+def _spend_into(queue: object, descriptor: int, number: int, until: float) -> None:
+    queue.put(_spend(descriptor, number, until))  # type: ignore[attr-defined]
+
+
+def test_processes_that_compete_admit_the_quota_within_a_tenth(shared: int) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    began = time.monotonic()
+    until = began + 1.0
+    children = [
+        context.Process(target=_spend_into, args=(results, shared, number, until))
+        for number in range(4)
+    ]
+    for child in children:
+        child.start()
+    admitted = sum(results.get() for _ in children)
+    for child in children:
+        child.join()
+    assert 0.9 * 2200 <= admitted <= 1.1 * 2200
