@@ -51,6 +51,20 @@ class VertexAi(NamedTuple):
     default_model: str = ""
 
 
+class TlsFiles(NamedTuple):
+    """PEM files for TLS on the listeners.
+
+    Attributes:
+        client_ca: Authorities of client certificates; None: clients are not asked for one.
+        client_required: Whether a client without a certificate is refused.
+    """
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+    client_required: bool = True
+
+
 class Settings(NamedTuple):
     """All settings of a gateway."""
 
@@ -96,6 +110,8 @@ class Settings(NamedTuple):
     grpc_port: int = 8001
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 8002
+    #: TLS on all three ports; None for clear text.
+    tls: TlsFiles | None = None
     #: Path of the metrics on the HTTP port; empty for none.
     prometheus_path: str = ""
     #: The file with the secret that signs the calls of rollouts' webhooks.

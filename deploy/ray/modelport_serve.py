@@ -168,7 +168,7 @@ class Model:
         settings: Settings,
         overloaded: Collection[object],
         splits: Collection[str],
-        _: bool,
+        *_: object,
     ) -> ServeListeners:
         listeners = ServeListeners(app, methods, settings, overloaded, splits)
         self._service = listeners.service

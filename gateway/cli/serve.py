@@ -191,6 +191,31 @@ class Serve(click.Command):
 @click.option("--metrics-address", default="127.0.0.1")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002)
 @click.option(
+    "--tls-cert",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Serve TLS 1.2 and 1.3 on all ports, with this certificate and its chain (PEM). The files "
+    "are read again when they change.",
+)
+@click.option(
+    "--tls-key",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The certificate's private key (PEM).",
+)
+@click.option(
+    "--tls-client-ca",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Verify the certificates of clients with these authorities (PEM): mutual TLS.",
+)
+@click.option(
+    "--tls-client-auth",
+    type=click.Choice(["required", "optional"]),
+    show_default="required",
+    help="Whether clients without a certificate are refused.",
+)
+@click.option(
     "--monitoring-config-file",
     "prometheus_path",
     callback=read_monitoring_config,

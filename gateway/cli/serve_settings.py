@@ -17,6 +17,7 @@ from modelport.gateway.settings import (
     LogFormat,
     ModelControlMode,
     Settings,
+    TlsFiles,
     VertexAi,
 )
 
@@ -135,6 +136,23 @@ def _check_listeners(options: Mapping[str, Any]) -> None:
             taken[port] = kind
 
 
+def _tls_files(
+    cert: Path | None, key: Path | None, client_ca: Path | None, client_auth: str | None
+) -> TlsFiles | None:
+    if client_auth is not None and client_ca is None:
+        raise click.UsageError("--tls-client-auth needs --tls-client-ca FILE")
+    if cert is None and key is None:
+        if client_ca is not None:
+            raise click.UsageError("--tls-client-ca needs --tls-cert FILE and --tls-key FILE")
+        return None
+    if cert is None or key is None:
+        given, missing = (
+            ("--tls-key", "--tls-cert") if cert is None else ("--tls-cert", "--tls-key")
+        )
+        raise click.UsageError(f"{given} needs {missing} FILE")
+    return TlsFiles(cert, key, client_ca, client_auth != "optional")
+
+
 def settings_from(
     model_control_mode: str,
     aspired_version_policy: str,
@@ -143,6 +161,10 @@ def settings_from(
     routes_file: Path | None,
     allow_vertex_ai: bool,
     vertex_ai_default_model: str,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
+    tls_client_auth: str | None,
     **options: Any,
 ) -> Settings:
     """Check the options of ``serve`` against each other and make the settings."""
@@ -175,6 +197,7 @@ def settings_from(
         aspired_version_policy=AspiredVersionPolicy(aspired_version_policy),
         log_format=LogFormat(log_format),
         require_signature=_public_keys(require_signature),
+        tls=_tls_files(tls_cert, tls_key, tls_client_ca, tls_client_auth),
         routes=found,
         sagemaker_default_model=os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""),
         vertex_ai=_vertex_ai(vertex_ai_default_model) if allow_vertex_ai else None,

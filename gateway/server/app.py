@@ -12,6 +12,7 @@ from typing import NamedTuple
 import structlog
 import uvloop
 
+from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.inference.service import InferenceService
@@ -36,6 +37,8 @@ from modelport.gateway.server.admin import metrics_port as metrics
 from modelport.gateway.server.admin.rollout_control import RolloutControl
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listeners import Listeners
+from modelport.gateway.server.tls import certificate
+from modelport.gateway.server.tls.certificate import CertificateCollector, ServerCertificate
 from modelport.gateway.settings import ModelControlMode, Settings, request_memory_bytes
 from modelport.gateway.telemetry import configure_logging
 from modelport.gateway.telemetry.metrics import registry
@@ -51,7 +54,8 @@ CLOSING_SECONDS = 0.1
 MakeControl = Callable[[ModelManager], Control]
 #: As ``Listeners`` itself; Ray Serve's replicas have no sockets, and so their own.
 MakeListeners = Callable[
-    [App, Methods, Settings, Collection[object], Collection[str], bool], Listeners
+    [App, Methods, Settings, Collection[object], Collection[str], bool, ServerCertificate | None],
+    Listeners,
 ]
 
 
@@ -81,6 +85,8 @@ class GatewayServer:
         keep_freed_memory()
         request_memory.PROCESS.limit_bytes = request_memory_bytes(settings)
         self._settings = settings
+        self._watcher = FileWatcher()
+        self._certificate = certificate.of_settings(settings, self._watcher)
         self._alone = make_control is None
         self.manager = ModelManager(settings, make_host=self._host)
         self.control: Control = (make_control or LocalControl)(self.manager)
@@ -109,17 +115,20 @@ class GatewayServer:
         if self._alone:
             self._rollout_control = RolloutControl(settings, ThisProcess(self.participant))
             self.registry.register(RolloutCollector(self._rollout_control.service.statuses))
+            if self._certificate is not None:
+                self.registry.register(CertificateCollector(self._certificate))
             self._metrics = self._metrics_listener(self._rollout_control)
         try:
             sets = (self.manager.overloaded, service.splits)
             self._listeners = (make_listeners or Listeners)(
-                app, dialects.grpc, settings, *sets, not self._alone
+                app, dialects.grpc, settings, *sets, not self._alone, self._certificate
             )
         except Unavailable:  # a program that goes on keeps no port
             if self._metrics is not None:
                 self._metrics.close()
             raise
         self._poller: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._report = report
         self._watchdog: Watchdog | None = None
 
@@ -137,7 +146,8 @@ class GatewayServer:
     def _metrics_listener(self, rollouts: RolloutControl) -> HttpListener:
         address, port = self._settings.metrics_address, self._settings.metrics_port
         app = rollouts.application(metrics.application(self._scrape))
-        return HttpListener(app, address, port, "--metrics-port", most=metrics.CONNECTIONS)
+        tls = None if self._certificate is None else self._certificate.http
+        return HttpListener(app, address, port, "--metrics-port", most=metrics.CONNECTIONS, tls=tls)
 
     async def _scrape(self) -> metrics.Text:
         """Format the metrics of this process, or of all workers."""
@@ -156,6 +166,8 @@ class GatewayServer:
         Raises:
             Unavailable: A port is taken.
         """
+        if self._certificate is not None:
+            self._watching = asyncio.get_running_loop().create_task(self._watcher.run())
         if self._metrics is not None:
             await self._metrics.start()
         self._watchdog = Watchdog(self._report, lambda: self.manager.loading)
@@ -208,6 +220,8 @@ class GatewayServer:
         if self._metrics is not None:
             ending.append(self._metrics.drain(deadline))
         await asyncio.gather(*ending, return_exceptions=True)
+        if self._watching is not None:
+            self._watching.cancel()
         if self._watchdog is not None:
             self._watchdog.close()
         if self._alone:

@@ -11,6 +11,7 @@ from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.tls.certificate import ServerCertificate
 from modelport.gateway.settings import Settings
 from modelport.gateway.types import Deadline
 
@@ -22,7 +23,8 @@ class Listeners:
     """Serves an ASGI application and a table of gRPC methods.
 
     ``overloaded`` is not empty while a model is overloaded, ``splits`` while a rollout runs.
-    ``reuse_port`` lets other processes serve on the same ports.
+    ``reuse_port`` lets other processes serve on the same ports. Without ``certificate`` they serve
+    clear text.
 
     Raises:
         Unavailable: An address cannot be bound; the message names the option to change.
@@ -36,17 +38,20 @@ class Listeners:
         overloaded: Collection[object],
         splits: Collection[str] = (),
         reuse_port: bool = False,
+        certificate: ServerCertificate | None = None,
     ) -> None:
         route = settings.vertex_ai.health_route if settings.vertex_ai else ""
         self._http = HttpListener(
             app, settings.http_address, settings.http_port, "--http-port", reuse_port,
             [*HEALTH, *([route.encode()] if route else [])], overloaded=overloaded,
+            tls=None if certificate is None else certificate.http,
         )  # fmt: skip
         service = Service(methods, settings.http_max_input_bytes, overloaded, splits)
         try:
             self._grpc = GrpcListener(
-                service, settings.grpc_address, settings.grpc_port, "--grpc-port", reuse_port
-            )
+                service, settings.grpc_address, settings.grpc_port, "--grpc-port", reuse_port,
+                None if certificate is None else certificate.grpc,
+            )  # fmt: skip
         except Unavailable:
             self._http.close()
             raise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -11,6 +13,7 @@ from modelport.gateway.server.grpc.stream import GrpcStream
 from modelport.gateway.server.http2.connection import ServerConnection
 from modelport.gateway.server.listener import Listener, ServerState
 from modelport.gateway.server.listening_socket import ConnectionLimit
+from modelport.gateway.server.tls.transport import over_tls
 from modelport.gateway.wire.http2.header_blocks import FieldSection
 
 _REASON = b'{"error":"this port serves gRPC: HTTP/2 with prior knowledge"}'
@@ -93,14 +96,21 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
 
 
 class GrpcListener(Listener):
-    """``service`` on a port."""
+    """``service`` on a port; ``tls`` returns the context of a new connection's handshake."""
 
     def __init__(
-        self, service: Service, address: str, port: int, flag: str, reuse_port: bool = False
+        self,
+        service: Service,
+        address: str,
+        port: int,
+        flag: str,
+        reuse_port: bool = False,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         state = ServerState(ConnectionLimit())
 
         def make() -> GrpcConnection:
             return GrpcConnection(state, service, asyncio.get_running_loop())
 
-        super().__init__(state, make, address, port, flag, reuse_port)
+        made = make if tls is None else over_tls(state, make, tls)
+        super().__init__(state, made, address, port, flag, reuse_port)

@@ -9,10 +9,14 @@ from urllib.parse import unquote
 
 import httptools
 
+from modelport.gateway.server.connection_identity import identity_of
+
 Headers = list[tuple[bytes, bytes]]
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 1000
+#: Key of the ``ConnectionIdentity`` in the scope's extensions.
+CONNECTION = "modelport.connection"
 
 
 class HeadTooLarge(Exception):
@@ -30,15 +34,22 @@ def check_size(url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 def connection_scope(transport: asyncio.Transport) -> dict[str, Any]:
     """Make the part of the ASGI scope that the requests of a connection share."""
-    client, server = (transport.get_extra_info(key) for key in ("peername", "sockname"))
+    client, server = (_address(transport, end) for end in ("peername", "sockname"))
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "scheme": "http",
+        "scheme": "http" if transport.get_extra_info("ssl_object") is None else "https",
         "root_path": "",
-        "client": client[:2] if client else None,
-        "server": server[:2] if server else None,
+        "client": client,
+        "server": server,
+        "extensions": {CONNECTION: identity_of(transport)},
     }
+
+
+def _address(transport: asyncio.Transport, end: str) -> tuple[Any, ...] | None:
+    """Return host and port; a UNIX domain socket has none."""
+    address = transport.get_extra_info(end)
+    return address[:2] if isinstance(address, tuple) else None
 
 
 def scope(

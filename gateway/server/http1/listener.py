@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import ssl
+from collections.abc import Callable, Collection
 
 from modelport.gateway.protocols.asgi import App
 from modelport.gateway.server.http1.protocol import HttpConnection
 from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.listener import Listener
 from modelport.gateway.server.listening_socket import ConnectionLimit
+from modelport.gateway.server.tls.transport import over_tls
 
 
 class HttpListener(Listener):
@@ -19,6 +21,7 @@ class HttpListener(Listener):
         health: Paths that are also served on connections beyond the limit.
         most: Connection limit of a listener that may use the reserved file descriptors.
         overloaded: Not empty while a model is overloaded; unread requests may then be refused.
+        tls: Returns the context of a new connection's handshake; None for clear text.
     """
 
     def __init__(
@@ -31,10 +34,12 @@ class HttpListener(Listener):
         health: Collection[bytes] = (),
         most: int | None = None,
         overloaded: Collection[object] = (),
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         state = HttpServerState(app, ConnectionLimit(most), health, overloaded)
 
         def make() -> HttpConnection:
             return HttpConnection(state, asyncio.get_running_loop())
 
-        super().__init__(state, make, address, port, flag, reuse_port)
+        made = make if tls is None else over_tls(state, make, tls)
+        super().__init__(state, made, address, port, flag, reuse_port)

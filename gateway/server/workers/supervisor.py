@@ -13,12 +13,15 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
+from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.runtime import signals
 from modelport.gateway.server.admin import metrics_port
 from modelport.gateway.server.admin.rollout_control import RolloutControl
 from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.tls import certificate
+from modelport.gateway.server.tls.certificate import CertificateCollector, ServerCertificate
 from modelport.gateway.server.workers.aggregated_metrics import ProcessesCollector
 from modelport.gateway.server.workers.channel import MessageChannel
 from modelport.gateway.server.workers.coordinator import ConnectedWorker, Coordinator
@@ -55,6 +58,8 @@ def run(settings: Settings, arguments: Sequence[str], entry_point: str) -> None:
         Unavailable: A port is taken, or the workers do not start.
     """
     configure_logging(settings.log_format, settings.log_verbose)
+    watcher = FileWatcher()
+    tls = certificate.of_settings(settings, watcher)
     http = ReservedPort(settings.http_address, settings.http_port, "--http-port")
     grpc = ReservedPort(settings.grpc_address, settings.grpc_port, "--grpc-port")
     # A metrics port that is taken is reported before any worker starts.
@@ -66,7 +71,7 @@ def run(settings: Settings, arguments: Sequence[str], entry_point: str) -> None:
             workers.append(WorkerProcess(assignment, entry_point))
             workers[-1].spawn()
         ports = {"http": http.number, "grpc": grpc.number}
-        asyncio.run(WorkerSupervisor(settings, workers, ports).serve())
+        asyncio.run(WorkerSupervisor(settings, workers, ports, watcher, tls).serve())
     finally:
         for worker in workers:
             worker.kill()
@@ -78,9 +83,15 @@ class WorkerSupervisor:
     """The parent's event loop: channels to the workers, restarts, metrics and the drain."""
 
     def __init__(
-        self, settings: Settings, workers: Sequence[WorkerProcess], ports: Mapping[str, int]
+        self,
+        settings: Settings,
+        workers: Sequence[WorkerProcess],
+        ports: Mapping[str, int],
+        watcher: FileWatcher,
+        tls: ServerCertificate | None,
     ) -> None:
         self._settings = settings
+        self._watcher, self._certificate = watcher, tls
         self._workers = {worker.number: worker for worker in workers}
         self._ports = ports
         self._spare = workers[0].spare(SPARE)
@@ -112,8 +123,11 @@ class WorkerSupervisor:
             settings.metrics_port,
             "--metrics-port",
             most=metrics_port.CONNECTIONS,
+            tls=None if self._certificate is None else self._certificate.http,
         )
         await self._metrics.start()
+        if self._certificate is not None:
+            self._in_background(self._watcher.run())
         await self._rollouts.begin()
         for worker in self._workers.values():
             self._in_background(self._talk(worker))
@@ -146,6 +160,8 @@ class WorkerSupervisor:
         registry.register(self._merged)
         registry.register(ProcessesCollector(self._pids, _ended_cpu_seconds))
         registry.register(RolloutCollector(self._rollouts.service.statuses))
+        if self._certificate is not None:
+            registry.register(CertificateCollector(self._certificate))
         return registry
 
     def _pids(self) -> list[int]:

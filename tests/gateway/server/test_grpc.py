@@ -57,6 +57,10 @@ from tests.gateway.server.grpc_peer import (
     within,
 )
 
+pytestmark = pytest.mark.usefixtures("transport")
+#: The client of the test decides: it is not asyncio's, or TLS has no word for what it does.
+CLEAR_TEXT = pytest.mark.parametrize("transport", ["clear text"], indirect=True)
+
 MESSAGE = BytesValue(value=b"what was asked").SerializeToString()
 ASKED = prefixed(MESSAGE)
 
@@ -268,6 +272,7 @@ async def test_a_message_past_the_limit_is_refused_before_it_comes() -> None:
 # -- flow control ---------------------------------------------------------------------------------
 
 
+@CLEAR_TEXT
 @pytest.mark.parametrize("size", [1, 70_000, 5_000_000, 50_000_000])
 async def test_a_message_of_any_size_comes_back_to_grpcs_own_client(size: int) -> None:
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -543,6 +548,7 @@ async def test_data_on_a_stream_that_has_ended_ends_the_connection() -> None:
         assert await peer.code() == ErrorCode.STREAM_CLOSED
 
 
+@CLEAR_TEXT
 async def test_a_call_on_one_connection_too_many_gets_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -46,6 +46,10 @@ from modelport.gateway.wire.http2.frames import (
 from tests.gateway.server.grpc_peer import SETTLED, Peer, Wire, block, connected, within
 from tests.gateway.server.test_http1 import Stuck, body_of, echo, listening, post, reply, streamed
 
+pytestmark = pytest.mark.usefixtures("transport")
+#: The client of the test decides: it is not asyncio's, or TLS has no word for what it does.
+CLEAR_TEXT = pytest.mark.parametrize("transport", ["clear text"], indirect=True)
+
 ROWS = {":method": "POST", ":scheme": "http", ":path": "/a", ":authority": "probe"}
 
 
@@ -83,6 +87,7 @@ async def speaking(
 # -- clients --------------------------------------------------------------------------------------
 
 
+@CLEAR_TEXT
 async def test_a_client_of_another_make_gets_what_it_gets_over_http1() -> None:
     large = bytes(range(256)) * 20_000
     numbers = [b"%d" % number for number in range(50)]
@@ -105,6 +110,7 @@ async def test_a_client_of_another_make_gets_what_it_gets_over_http1() -> None:
             assert all("date" in answer.headers for answer in got)
 
 
+@CLEAR_TEXT
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 async def test_curl_with_prior_knowledge_is_answered() -> None:
     async with listening(streamed) as port:
@@ -115,6 +121,7 @@ async def test_curl_with_prior_knowledge_is_answered() -> None:
         assert await within(process.communicate()) == (b"onetwo2", None)
 
 
+@CLEAR_TEXT
 async def test_an_application_sees_the_request_as_over_http1() -> None:
     found: dict[str, Any] = {}
 

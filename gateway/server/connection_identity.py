@@ -1,0 +1,53 @@
+"""The identity of a connection, taken from its transport when it is accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+import ssl
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from modelport.gateway.access.principal import ConnectionIdentity
+
+#: Process, user and group (unix(7), SO_PEERCRED).
+_CREDENTIALS = struct.Struct("3i")
+#: The kinds of names by which rules can name a client.
+_NAMES = ("DNS", "URI", "email", "IP Address")
+
+
+def identity_of(transport: asyncio.BaseTransport) -> ConnectionIdentity:
+    """Return the identity of the peer of ``transport``, whose handshake is complete."""
+    peer = transport.get_extra_info("peername")
+    if isinstance(peer, tuple):
+        return ConnectionIdentity(peer[0], _names(transport.get_extra_info("ssl_object")))
+    connection = transport.get_extra_info("socket")
+    is_unix = getattr(connection, "family", None) == socket.AF_UNIX
+    return ConnectionIdentity(user=_user(connection) if is_unix else "")
+
+
+def _names(tls: ssl.SSLObject | None) -> tuple[str, ...]:
+    """Return the subject alternative names of a client certificate, which has been verified."""
+    certificate = tls.getpeercert() if tls is not None else None
+    rows: Iterable[Any] = (certificate or {}).get("subjectAltName", ())
+    return tuple(name for kind, name in rows if kind in _NAMES)
+
+
+def _user(peer: socket.socket) -> str:
+    if not hasattr(socket, "SO_PEERCRED"):  # Linux has it
+        return ""
+    content = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _user_name(_CREDENTIALS.unpack(content)[1])
+
+
+@functools.lru_cache(1024)
+def _user_name(number: int) -> str:
+    """Return the name of a user, or the number of one without a name."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

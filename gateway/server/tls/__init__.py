@@ -1,0 +1,1 @@
+"""TLS on the listeners: certificates, and the transport of an encrypted connection."""

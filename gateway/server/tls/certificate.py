@@ -1,0 +1,214 @@
+"""The certificate of the listeners: read, checked, and replaced while they serve.
+
+Protocol versions and ciphers are Mozilla's "intermediate" of guideline 6.0 (2026,
+https://ssl-config.mozilla.org/guidelines/6.0.json), and so is the choice against session tickets.
+"""
+
+from __future__ import annotations
+
+import ssl
+import stat
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from modelport.gateway.access.watched_file import FileWatcher
+from modelport.gateway.errors import Unavailable
+from modelport.gateway.settings import Settings, TlsFiles
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+#: Of TLS 1.2. Those of TLS 1.3 are OpenSSL's, which are Mozilla's too.
+CIPHERS = (
+    "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-RSA-AES128-GCM-SHA256:"
+    "ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-RSA-AES256-GCM-SHA384:"
+    "ECDHE-ECDSA-CHACHA20-POLY1305:ECDHE-RSA-CHACHA20-POLY1305:@SECLEVEL=2"
+)
+HTTP_PROTOCOLS = ("h2", "http/1.1")
+GRPC_PROTOCOLS = ("h2",)
+#: Name of the watch, in the log and in metrics.
+WATCH = "certificate"
+
+
+class TlsContexts(NamedTuple):
+    """Contexts made of the files as they were at one time."""
+
+    http: ssl.SSLContext
+    grpc: ssl.SSLContext
+    #: Unix time.
+    expires_at: float
+
+
+class ServerCertificate:
+    """The contexts for new handshakes, which follow the files.
+
+    Raises:
+        Unavailable: A file cannot be used; the message names it and the remedy.
+    """
+
+    def __init__(self, files: TlsFiles, watcher: FileWatcher) -> None:
+        self._contexts: TlsContexts
+        self._watcher = watcher
+        paths = [files.certificate, files.key]
+        if files.client_ca is not None:
+            paths.append(files.client_ca)
+        watcher.watch(WATCH, paths, lambda: load(files), self._use)
+
+    def _use(self, contexts: TlsContexts) -> None:
+        self._contexts = contexts
+
+    def http(self) -> ssl.SSLContext:
+        """Return the context for a handshake on an HTTP listener."""
+        return self._contexts.http
+
+    def grpc(self) -> ssl.SSLContext:
+        """Return the context for a handshake on the gRPC listener."""
+        return self._contexts.grpc
+
+    @property
+    def expires_at(self) -> float:
+        return self._contexts.expires_at
+
+    @property
+    def reload_errors(self) -> int:
+        return self._watcher.errors[WATCH]
+
+
+class CertificateCollector(Collector):
+    """Metrics of the certificate; cert-manager and blackbox_exporter give its end as Unix time."""
+
+    def __init__(self, certificate: ServerCertificate) -> None:
+        self._certificate = certificate
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "modelport_certificate_expiry_seconds",
+            "Expiry of the certificate being served, as Unix time",
+            value=self._certificate.expires_at,
+        )
+        yield CounterMetricFamily(
+            "modelport_certificate_reload_errors",
+            "Changes of the certificate's files that could not be used",
+            value=self._certificate.reload_errors,
+        )
+
+
+def of_settings(settings: Settings, watcher: FileWatcher) -> ServerCertificate | None:
+    """Return the certificate of a server, or None if it has none."""
+    return None if settings.tls is None else ServerCertificate(settings.tls, watcher)
+
+
+def load(files: TlsFiles) -> TlsContexts:
+    """Read and check the files.
+
+    Raises:
+        Unavailable: A file cannot be used; the message names it and the remedy.
+    """
+    certificate = _certificates("--tls-cert", files.certificate)[0]
+    now = datetime.now(UTC)
+    if certificate.not_valid_after_utc <= now:
+        raise Unavailable(
+            f"--tls-cert {files.certificate} expired on "
+            f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; renew it"
+        )
+    if certificate.not_valid_before_utc > now:
+        raise Unavailable(
+            f"--tls-cert {files.certificate} is not valid before "
+            f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; check it, and this clock"
+        )
+    _check_key(files)
+    if files.client_ca is not None:
+        authorities = _certificates("--tls-client-ca", files.client_ca)
+        if all(each.not_valid_after_utc <= now for each in authorities):
+            raise Unavailable(
+                f"every certificate in --tls-client-ca {files.client_ca} has expired; renew it"
+            )
+    http, grpc = (_context(files, each) for each in (HTTP_PROTOCOLS, GRPC_PROTOCOLS))
+    return TlsContexts(http, grpc, certificate.not_valid_after_utc.timestamp())
+
+
+def _certificates(flag: str, path: Path) -> list[Certificate]:
+    from cryptography import x509  # takes longer to import than the rest of a start without TLS
+
+    try:
+        return x509.load_pem_x509_certificates(_read(flag, path))
+    except ValueError as error:
+        raise Unavailable(
+            f"{flag} {path} is not a certificate in PEM format (-----BEGIN CERTIFICATE-----)"
+        ) from error
+
+
+def _read(flag: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Unavailable(f"{flag} {path} cannot be read: {error.strerror}") from error
+
+
+def _check_key(files: TlsFiles) -> None:
+    """Check what OpenSSL's own message would not tell."""
+    content = _read("--tls-key", files.key)
+    if files.key.stat().st_mode & stat.S_IROTH:
+        raise Unavailable(
+            f"--tls-key {files.key} can be read by every user of this machine; run: "
+            f"chmod o= {files.key} (in Kubernetes, give the volume defaultMode: 0440)"
+        )
+    if b"ENCRYPTED" in content:
+        raise Unavailable(
+            f"--tls-key {files.key} is encrypted; decrypt it: openssl pkey -in {files.key}"
+        )
+    if b"PRIVATE KEY-----" not in content:
+        raise Unavailable(
+            f"--tls-key {files.key} is not a key in PEM format (-----BEGIN PRIVATE KEY-----)"
+        )
+
+
+def _context(files: TlsFiles, protocols: tuple[str, ...]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS)
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
+    # The client knows whether it has instructions for AES.
+    context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    # Without tickets no key decrypts sessions later, and none outlives its context: what a changed
+    # certificate or authority means takes effect at once. OpenSSL keeps sessions of TLS 1.2 within
+    # the context for five minutes.
+    context.num_tickets = 0
+    context.set_alpn_protocols(list(protocols))
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=_no_password)
+    except (ssl.SSLError, OSError) as error:
+        raise Unavailable(_reason(files, error)) from error
+    if files.client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED if files.client_required else ssl.CERT_OPTIONAL
+        try:
+            context.load_verify_locations(files.client_ca)
+        except (ssl.SSLError, OSError) as error:
+            raise Unavailable(
+                f"--tls-client-ca {files.client_ca} cannot be used: {error}"
+            ) from error
+    return context
+
+
+def _no_password() -> str:
+    return ""  # OpenSSL would ask the terminal for it
+
+
+def _reason(files: TlsFiles, error: OSError) -> str:
+    reason = getattr(error, "reason", None)
+    if reason == "KEY_VALUES_MISMATCH":
+        return (
+            f"--tls-key {files.key} is not the key of --tls-cert {files.certificate}; "
+            "give the two that were made together"
+        )
+    if reason in ("EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK"):
+        return (
+            f"--tls-cert {files.certificate} is too weak ({reason}); use ECDSA P-256 or RSA with "
+            "2048 bits, signed with SHA-256"
+        )
+    return f"--tls-key {files.key} or --tls-cert {files.certificate} cannot be used: {error}"
