@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from modelport.exporters.runtime import progress
@@ -17,6 +19,8 @@ progress.LINE_SECONDS = 3600.0
 # Hundreds of servers start: without compiled modules each takes a third longer.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Each client reads the certificates of all authorities, though few tests ask by TLS.
+httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
 
 #: The files that take longest, longest first: started first, so that no worker ends long after the
 #: others. The rest fills in.

@@ -26,6 +26,15 @@ from tests.server import Gateway, serving
 
 pytestmark = pytest.mark.timeout(900)  # it trains
 MODELPORT = (sys.executable, "-m", "modelport")
+#: ``modelport demo`` with less to learn: `make run` trains as long as a newcomer does.
+SHORT_DEMO = """
+from functools import partial
+from modelport.cli import main
+from modelport.exporters.demo_models import train
+train.train_fraud = partial(train.train_fraud, sequences=5000, epochs=3)
+train.train_vit = partial(train.train_vit, epochs=11)
+main()
+"""
 TRAINED = Path(__file__).parents[1] / "checkpoints"
 
 
@@ -43,13 +52,13 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("demo")
     if TRAINED.is_dir():
         shutil.copytree(TRAINED, folder / "checkpoints")
-    done = run(folder, *MODELPORT, "demo")
+    done = run(folder, sys.executable, "-c", SHORT_DEMO, "demo")
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
 
 
 def test_the_demo_trains_both_models_far_beyond_chance(demo: tuple[Path, str]) -> None:
-    """They reach 0.93 and 0.97 here; another processor's rounding leads to other weights."""
+    """They reach 0.87 and 0.88 here; another processor's rounding leads to other weights."""
     auc = re.search(r"AUC ([\d.]+)", demo[1])
     accuracy = re.search(r"accuracy ([\d.]+)", demo[1])
     assert auc is not None

@@ -6,7 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from torch import nn
 from modelport.exporters.cli.export import export
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
+from tests.exporters.economy import _each_collection_looks_at_what_is_new, _one_conversion_a_model
 
+__all__ = ["_each_collection_looks_at_what_is_new", "_one_conversion_a_model"]
 ROOT = Path(__file__).resolve().parents[2]
 
 FRAUD_KWARGS: dict[str, Any] = {
@@ -40,45 +42,11 @@ VIT_KWARGS: dict[str, Any] = {
     "mlp_dim": 24,
 }
 
-#: Whose layers are identified by their settings and weights.
-OURS = ("modelport.", "torch.")
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """Models this small are slower on two threads than on one."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_conversion_a_model() -> Iterator[None]:
-    """Convert each of our own models to ONNX once: most tests are about what comes after."""
-    convert, made = torch.onnx.export, dict[str, Any]()
-
-    def export(module: nn.Module, inputs: Any, **options: Any) -> Any:
-        if any(not type(m).__module__.startswith(OURS) for m in module.modules()):
-            return convert(module, inputs, **options)
-        key = _identity(module, inputs, options)
-        if key not in made:
-            made[key] = convert(module, inputs, **options)
-        return made[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.onnx, "export", export)
-        yield
-
-
-def _identity(module: nn.Module, inputs: Any, options: dict[str, Any]) -> str:
-    """A digest of all that a conversion depends on."""
-    parts = [repr(options), repr(inputs)]
-    for name, part in module.named_modules():
-        plain = {k: v for k, v in vars(part).items() if isinstance(v, int | float | str | tuple)}
-        parts.append(f"{name} {type(part)} {part.extra_repr()} {plain}")
-    digest = hashlib.sha256("\n".join(parts).encode())
-    for name, tensor in module.state_dict().items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _distinct(module: nn.Module, seed: int = 0) -> nn.Module:

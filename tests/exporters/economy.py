@@ -1,0 +1,64 @@
+"""Exports of tests, without work that was done before: a third of their processor time."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from modelport.exporters import export_pipeline
+from modelport.exporters.formats import tflite
+
+#: Whose layers are identified by their settings and weights.
+OURS = ("modelport.", "torch.")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_conversion_a_model() -> Iterator[None]:
+    """Convert each of our own models to ONNX once: most tests are about what comes after."""
+    convert, made = torch.onnx.export, dict[str, Any]()
+
+    def export(module: nn.Module, inputs: Any, **options: Any) -> Any:
+        if any(not type(m).__module__.startswith(OURS) for m in module.modules()):
+            return convert(module, inputs, **options)
+        key = _identity(module, inputs, options)
+        if key not in made:
+            made[key] = convert(module, inputs, **options)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.onnx, "export", export)
+        yield
+
+
+def _identity(module: nn.Module, inputs: Any, options: dict[str, Any]) -> str:
+    """A digest of all that a conversion depends on."""
+    parts = [repr(options), repr(inputs)]
+    for name, part in module.named_modules():
+        plain = {k: v for k, v in vars(part).items() if isinstance(v, int | float | str | tuple)}
+        parts.append(f"{name} {type(part)} {part.extra_repr()} {plain}")
+    digest = hashlib.sha256("\n".join(parts).encode())
+    for name, tensor in module.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _each_collection_looks_at_what_is_new() -> Iterator[None]:
+    """Exports collect garbage twice; converters leave graphs that live as long as the run."""
+
+    def collect() -> None:
+        gc.collect()
+        gc.freeze()
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (export_pipeline, tflite):
+            patch.setattr(module, "gc", SimpleNamespace(collect=collect))
+        yield
