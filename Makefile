@@ -14,7 +14,7 @@ READY := $(VENV)/.dev
 PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: audit compare compare-faults constraints coverage docs docs-serve help package run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
+.PHONY: access-timing audit compare compare-faults constraints coverage docs docs-serve help package run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
 	managed matrix package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling \
 	workers ray deploy clean
@@ -212,9 +212,14 @@ protos: $(READY) ## Generate the messages of gateway/wire, exporters/formats and
 deploy: $(READY) ## Build images, render the chart, check and run what is in deploy/; Debian, root; 20 minutes
 	MODELPORT_DEPLOY_TESTS=1 PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m pytest tests/deploy
 
-fuzz: $(READY) ## Ten times the default fuzz: 10^6 decoder cases, 10^5 requests on the wire
+fuzz: $(READY) ## Ten times the default fuzz: 10^6 decoder cases, 10^5 requests on the wire, 10^5 credentials
 	MODELPORT_FUZZ_CASES=1000000 MODELPORT_FUZZ_WIRE_CASES=100000 \
-		$(BIN)/python -m pytest --timeout=3600 tests/attacks/test_fuzz.py tests/attacks/test_fuzz_tfserving.py
+		$(BIN)/python -m pytest --timeout=3600 tests/attacks/test_fuzz.py tests/attacks/test_fuzz_tfserving.py \
+		tests/attacks/test_fuzz_access.py
+	$(BIN)/python -m tests.access_timing
+
+access-timing: $(READY) ## Measure that refusing an API key takes as long however much of it is right; a minute
+	$(BIN)/python -m tests.access_timing
 
 attacks-cost: $(READY) ## What every request costs: a large sample of all routes, places, sizes and codings; 30 minutes
 	$(BIN)/python -m tests.attacks.cost --requests 10000
