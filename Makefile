@@ -14,7 +14,7 @@ READY := $(VENV)/.dev
 PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: access-timing audit compare compare-faults constraints coverage docs docs-serve help package run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
+.PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve help package run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
 	managed matrix package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling \
 	workers ray deploy clean
@@ -67,6 +67,9 @@ audit: ## Look the pinned versions up in a database of known vulnerabilities
 	$(PYTHON) -m venv $(VENV)/audit
 	$(VENV)/audit/bin/python -m pip install pip-audit
 	$(VENV)/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
+
+access: $(READY) ## Replace certificates 100 times under load, and other proofs of access that take minutes
+	$(BIN)/python -m tests.access
 
 long-streams: $(READY) ## Keep gRPC streams of real clients up for a million messages; 20 minutes
 	$(BIN)/python -m tests.long_streams

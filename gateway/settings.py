@@ -110,6 +110,11 @@ class Settings(NamedTuple):
     grpc_port: int = 8001
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 8002
+    #: UNIX domain sockets besides the ports; in a worker, descriptors of the parent's.
+    http_socket: Path | int | None = None
+    grpc_socket: Path | int | None = None
+    #: Permissions of the socket files.
+    socket_mode: int = 0o660
     #: TLS on all three ports; None for clear text.
     tls: TlsFiles | None = None
     #: Path of the metrics on the HTTP port; empty for none.

@@ -14,6 +14,7 @@ from modelport.gateway.cli import option_sources
 from modelport.gateway.cli.serve_settings import (
     FiniteSeconds,
     cache_sizes,
+    file_mode,
     on_vertex_ai,
     read_monitoring_config,
     settings_from,
@@ -190,6 +191,25 @@ class Serve(click.Command):
 @click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001)
 @click.option("--metrics-address", default="127.0.0.1")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002)
+@click.option(
+    "--http-socket",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Serve HTTP on a UNIX domain socket as well, in clear text.",
+)
+@click.option(
+    "--grpc-socket",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Serve gRPC on a UNIX domain socket as well, in clear text (unix:PATH).",
+)
+@click.option(
+    "--socket-mode",
+    metavar="MODE",
+    default="660",
+    callback=file_mode,
+    help="Permissions of the socket files, as for chmod.",
+)
 @click.option(
     "--tls-cert",
     metavar="FILE",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,13 @@ def cache_sizes(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[int, ...
             raise click.BadParameter(f"'{setting}' is not size=BYTES with a number above 0")
         sizes.append(int(digits))
     return tuple(sizes)
+
+
+def file_mode(ctx: Any, param: Any, value: str) -> int:
+    """Parse permissions in octal digits."""
+    if re.fullmatch("0?[0-7]{3}", value, re.ASCII) is None:
+        raise click.BadParameter(f"'{value}' is not three octal digits, such as 660")
+    return int(value, 8)
 
 
 def read_monitoring_config(ctx: Any, param: Any, value: str | None) -> str:
@@ -134,6 +142,8 @@ def _check_listeners(options: Mapping[str, Any]) -> None:
             )
         if port:
             taken[port] = kind
+    if options["http_socket"] is not None and options["http_socket"] == options["grpc_socket"]:
+        raise click.UsageError("--http-socket and --grpc-socket are the same; give two paths")
 
 
 def _tls_files(

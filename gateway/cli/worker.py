@@ -12,6 +12,9 @@ def main() -> None:
     """Serve until the parent process asks this one to stop, or ends."""
     assignment = take_assignment()
     settings = serve.settings_of(assignment.arguments)._replace(
-        http_port=assignment.http_port, grpc_port=assignment.grpc_port
+        http_port=assignment.http_port,
+        grpc_port=assignment.grpc_port,
+        http_socket=assignment.http_socket if assignment.http_socket >= 0 else None,
+        grpc_socket=assignment.grpc_socket if assignment.grpc_socket >= 0 else None,
     )
     uvloop.run(Worker(settings, assignment).run())

@@ -11,8 +11,10 @@ from modelport.gateway.server.listening_socket import (
     QUIET_SECONDS,
     ConnectionLimit,
     ListeningSocket,
+    bind,
     until_no,
 )
+from modelport.gateway.server.unix_socket import UnixSocket
 from modelport.gateway.types import Deadline
 
 
@@ -50,11 +52,12 @@ class ServerState:
 
 
 class Listener:
-    """``make``'s connections on a port.
+    """``make``'s connections on a port, and on a UNIX domain socket.
 
     Args:
         flag: the flag that chooses the port.
         reuse_port: other processes serve on the same port.
+        over_tls: makes the connections on the port instead.
     """
 
     def __init__(
@@ -65,17 +68,24 @@ class Listener:
         port: int,
         flag: str,
         reuse_port: bool,
+        over_tls: Callable[[], asyncio.BaseProtocol] | None = None,
+        unix: UnixSocket | None = None,
     ) -> None:
         self.state = state
-        self._listening = ListeningSocket(make, address, port, flag, reuse_port)
-        self.port = self._listening.port
+        bound = bind(address, port, flag, reuse_port)
+        self.port: int = bound.getsockname()[1]
+        self._sockets = [ListeningSocket(over_tls or make, bound)]
+        if unix is not None:
+            self._sockets.append(ListeningSocket(make, unix.socket, unix.remove))
 
     def close(self) -> None:
-        """Free the port of a listener that was not started."""
-        self._listening.close()
+        """Free the addresses of a listener that was not started."""
+        for each in self._sockets:
+            each.close()
 
     async def start(self) -> None:
-        await self._listening.start()
+        for each in self._sockets:
+            await each.start()
 
     async def lame_duck(self, seconds: float) -> None:
         """Serve on for a moment, telling every client to leave its connection.
@@ -93,7 +103,7 @@ class Listener:
     async def drain(self, deadline: Deadline) -> None:
         """Stop listening; requests in flight finish, or are cut off at the deadline."""
         state = self.state
-        await self._listening.stop()
+        await asyncio.gather(*(each.stop() for each in self._sockets))
         self._warn()
         await until_no(state.connections, deadline.earliest(QUIET_SECONDS))
         for connection in list(state.connections):

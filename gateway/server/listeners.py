@@ -8,6 +8,7 @@ from collections.abc import Collection
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.grpc_method import Methods
+from modelport.gateway.server import unix_socket
 from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.server.http1.listener import HttpListener
@@ -41,16 +42,18 @@ class Listeners:
         certificate: ServerCertificate | None = None,
     ) -> None:
         route = settings.vertex_ai.health_route if settings.vertex_ai else ""
+        unix = unix_socket.listen(settings.http_socket, "--http-socket", settings.socket_mode)
         self._http = HttpListener(
             app, settings.http_address, settings.http_port, "--http-port", reuse_port,
             [*HEALTH, *([route.encode()] if route else [])], overloaded=overloaded,
-            tls=None if certificate is None else certificate.http,
+            tls=None if certificate is None else certificate.http, unix=unix,
         )  # fmt: skip
         service = Service(methods, settings.http_max_input_bytes, overloaded, splits)
         try:
+            unix = unix_socket.listen(settings.grpc_socket, "--grpc-socket", settings.socket_mode)
             self._grpc = GrpcListener(
                 service, settings.grpc_address, settings.grpc_port, "--grpc-port", reuse_port,
-                None if certificate is None else certificate.grpc,
+                None if certificate is None else certificate.grpc, unix,
             )  # fmt: skip
         except Unavailable:
             self._http.close()

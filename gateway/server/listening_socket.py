@@ -45,30 +45,31 @@ class ListeningSocket:
     """A listening socket, whose connections get a protocol from ``make``.
 
     Args:
-        flag: The option that sets the port, for error messages.
-        reuse_port: Whether other processes serve on the same port.
+        bound: The socket, of TCP or a UNIX domain socket.
+        remove: Removes the file of a UNIX domain socket, so that no further client finds it.
     """
 
     def __init__(
         self,
         make: Callable[[], asyncio.BaseProtocol],
-        address: str,
-        port: int,
-        flag: str,
-        reuse_port: bool = False,
+        bound: socket.socket,
+        remove: Callable[[], None] = lambda: None,
     ) -> None:
         self._make = make
-        self._socket = bind(address, port, flag, reuse_port)
+        self._socket = bound
+        self._remove = remove
         self._spare: socket.socket | None = self._socket.dup()
-        self.port: int = self._socket.getsockname()[1]
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._make, sock=self._socket, backlog=BACKLOG)
+        is_unix = self._socket.family == socket.AF_UNIX
+        create = loop.create_unix_server if is_unix else loop.create_server
+        self._server = await create(self._make, sock=self._socket, backlog=BACKLOG)
 
     def close(self) -> None:
-        """Free the port of a listener that was not started."""
+        """Free the address of a listener that was not started."""
+        self._remove()
         spare, self._spare = self._spare, None
         for each in (spare, self._socket):
             if each is not None:
@@ -84,6 +85,7 @@ class ListeningSocket:
         spare, self._spare = self._spare, None
         if spare is None:
             return  # already stopped
+        self._remove()
         refuse_newcomers(spare)
         await asyncio.sleep(HANDSHAKE_SECONDS)
         if self._server is not None:
@@ -173,7 +175,7 @@ def refuse_newcomers(listener: socket.socket) -> None:
     socket filter (socket(7), SO_ATTACH_FILTER); systems other than Linux keep a short window
     between the last accept and the close.
     """
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or listener.family == socket.AF_UNIX:
         return
     instructions = b"".join(struct.pack("HBBI", *each) for each in _NO_NEWCOMERS)
     program = ctypes.create_string_buffer(instructions)

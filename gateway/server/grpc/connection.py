@@ -14,6 +14,7 @@ from modelport.gateway.server.http2.connection import ServerConnection
 from modelport.gateway.server.listener import Listener, ServerState
 from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.server.tls.transport import over_tls
+from modelport.gateway.server.unix_socket import UnixSocket
 from modelport.gateway.wire.http2.header_blocks import FieldSection
 
 _REASON = b'{"error":"this port serves gRPC: HTTP/2 with prior knowledge"}'
@@ -96,7 +97,10 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
 
 
 class GrpcListener(Listener):
-    """``service`` on a port; ``tls`` returns the context of a new connection's handshake."""
+    """``service`` on a port, and on a UNIX domain socket in clear text.
+
+    ``tls`` returns the context of a new connection's handshake.
+    """
 
     def __init__(
         self,
@@ -106,11 +110,12 @@ class GrpcListener(Listener):
         flag: str,
         reuse_port: bool = False,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        unix: UnixSocket | None = None,
     ) -> None:
         state = ServerState(ConnectionLimit())
 
         def make() -> GrpcConnection:
             return GrpcConnection(state, service, asyncio.get_running_loop())
 
-        made = make if tls is None else over_tls(state, make, tls)
-        super().__init__(state, made, address, port, flag, reuse_port)
+        secure = None if tls is None else over_tls(state, make, tls)
+        super().__init__(state, make, address, port, flag, reuse_port, secure, unix)

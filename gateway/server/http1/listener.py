@@ -12,10 +12,11 @@ from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.listener import Listener
 from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.server.tls.transport import over_tls
+from modelport.gateway.server.unix_socket import UnixSocket
 
 
 class HttpListener(Listener):
-    """Serves an ASGI application on a port.
+    """Serves an ASGI application on a port, and on a UNIX domain socket in clear text.
 
     Args:
         health: Paths that are also served on connections beyond the limit.
@@ -35,11 +36,12 @@ class HttpListener(Listener):
         most: int | None = None,
         overloaded: Collection[object] = (),
         tls: Callable[[], ssl.SSLContext] | None = None,
+        unix: UnixSocket | None = None,
     ) -> None:
         state = HttpServerState(app, ConnectionLimit(most), health, overloaded)
 
         def make() -> HttpConnection:
             return HttpConnection(state, asyncio.get_running_loop())
 
-        made = make if tls is None else over_tls(state, make, tls)
-        super().__init__(state, made, address, port, flag, reuse_port)
+        secure = None if tls is None else over_tls(state, make, tls)
+        super().__init__(state, make, address, port, flag, reuse_port, secure, unix)

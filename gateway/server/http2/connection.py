@@ -96,7 +96,8 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
-        notice_dead_peers(connection)
+        if connection.family != socket.AF_UNIX:
+            notice_dead_peers(connection)
         if self.crowded is None:
             room = self.state.limit.room(len(self.state.connections), connection.fileno())
             if room is Room.NONE:

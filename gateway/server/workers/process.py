@@ -44,6 +44,9 @@ class Assignment:
         arguments: The command line of ``modelport serve``.
         channel: Descriptor of the socket to the parent.
         heartbeats: Descriptor of the datagram socket for the event loop's heartbeats.
+        http_socket: Descriptor of the UNIX domain socket for HTTP on which the parent listens; -1
+            for none.
+        grpc_socket: The same for gRPC.
         spare: The worker waits on ``channel`` for the number of the worker that it replaces.
         restarted: The other workers serve already, so it restores their state before it listens.
     """
@@ -55,6 +58,8 @@ class Assignment:
     restarted: bool = False
     channel: int = -1
     heartbeats: int = -1
+    http_socket: int = -1
+    grpc_socket: int = -1
     spare: bool = False
 
 
@@ -94,6 +99,7 @@ class WorkerProcess:
             heartbeats=heartbeats.fileno(),
             spare=spare,
         )
+        shared = [each for each in (assignment.http_socket, assignment.grpc_socket) if each >= 0]
         fields = {name: getattr(assignment, name) for name in Assignment.__slots__}
         self._spawned_at = time.monotonic()
         root = str(Path(modelport.__file__).parents[1])
@@ -102,7 +108,7 @@ class WorkerProcess:
                 [sys.executable, "-P", "-c", _MAIN, root, self._entry_point],
                 env={**os.environ, VARIABLE: json.dumps(fields)},
                 stdin=subprocess.DEVNULL,
-                pass_fds=(channel.fileno(), heartbeats.fileno()),
+                pass_fds=(channel.fileno(), heartbeats.fileno(), *shared),
                 # Its own process group: only the parent receives the terminal's Ctrl-C.
                 process_group=0,
                 preexec_fn=_end_with(os.getpid()),

@@ -17,11 +17,13 @@ from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.runtime import signals
+from modelport.gateway.server import unix_socket
 from modelport.gateway.server.admin import metrics_port
 from modelport.gateway.server.admin.rollout_control import RolloutControl
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.tls import certificate
 from modelport.gateway.server.tls.certificate import CertificateCollector, ServerCertificate
+from modelport.gateway.server.unix_socket import UnixSocket
 from modelport.gateway.server.workers.aggregated_metrics import ProcessesCollector
 from modelport.gateway.server.workers.channel import MessageChannel
 from modelport.gateway.server.workers.coordinator import ConnectedWorker, Coordinator
@@ -64,19 +66,47 @@ def run(settings: Settings, arguments: Sequence[str], entry_point: str) -> None:
     grpc = ReservedPort(settings.grpc_address, settings.grpc_port, "--grpc-port")
     # A metrics port that is taken is reported before any worker starts.
     ReservedPort(settings.metrics_address, settings.metrics_port, "--metrics-port").close()
+    sockets = _unix_sockets(settings)
+    descriptors = {name: each.socket.fileno() for name, each in sockets.items()}
     workers: list[WorkerProcess] = []
     try:
         for number in range(settings.workers):
-            assignment = Assignment(number, http.number, grpc.number, tuple(arguments))
+            assignment = Assignment(
+                number,
+                http.number,
+                grpc.number,
+                tuple(arguments),
+                http_socket=descriptors.get("http_socket", -1),
+                grpc_socket=descriptors.get("grpc_socket", -1),
+            )
             workers.append(WorkerProcess(assignment, entry_point))
             workers[-1].spawn()
         ports = {"http": http.number, "grpc": grpc.number}
-        asyncio.run(WorkerSupervisor(settings, workers, ports, watcher, tls).serve())
+        supervisor = WorkerSupervisor(settings, workers, ports, watcher, tls, sockets)
+        asyncio.run(supervisor.serve())
     finally:
         for worker in workers:
             worker.kill()
         http.close()
         grpc.close()
+        for unix in sockets.values():
+            unix.close()
+
+
+def _unix_sockets(settings: Settings) -> Mapping[str, UnixSocket]:
+    """Listen on the UNIX domain sockets, which the workers share, by the name of the setting."""
+    sockets: dict[str, UnixSocket] = {}
+    try:
+        for name in ("http_socket", "grpc_socket"):
+            flag = f"--{name.replace('_', '-')}"
+            found = unix_socket.listen(getattr(settings, name), flag, settings.socket_mode)
+            if found is not None:
+                sockets[name] = found
+    except Unavailable:
+        for each in sockets.values():
+            each.close()
+        raise
+    return sockets
 
 
 class WorkerSupervisor:
@@ -89,8 +119,10 @@ class WorkerSupervisor:
         ports: Mapping[str, int],
         watcher: FileWatcher,
         tls: ServerCertificate | None,
+        sockets: Mapping[str, UnixSocket],
     ) -> None:
         self._settings = settings
+        self._sockets = sockets
         self._watcher, self._certificate = watcher, tls
         self._workers = {worker.number: worker for worker in workers}
         self._ports = ports
@@ -307,6 +339,8 @@ class WorkerSupervisor:
         timeout = self._settings.exit_timeout_seconds
         deadline = Deadline.after(timeout + KILL_SECONDS)
         self._coordinator.draining = True
+        for unix in self._sockets.values():
+            unix.remove()  # the workers accept those who have found it
         await self._rollouts.stop()
         self._spare.kill()
         if self._spare_timer is not None:

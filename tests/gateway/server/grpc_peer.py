@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import struct
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
@@ -189,6 +190,8 @@ class Peer:
 
 class Wire(asyncio.Transport):
     """A transport without a socket that keeps the bytes written to it."""
+
+    family = socket.AF_INET
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,0 +1,58 @@
+"""``make access``: the proofs of TLS and access that take minutes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tests import models
+from tests.access.certificate_swap import LoadDuringSwaps, MountedSecret, swap
+from tests.certificates import TestAuthority
+from tests.server import serving
+
+SWAPS = 100
+REQUESTS_PER_SECOND = 500
+#: From the moment in which the new files are in place.
+SERVED_WITHIN_SECONDS = 1.0
+
+
+def certificate_swaps(folder: Path) -> bool:
+    """Replace the certificate 100 times under 500 requests/s; nothing may fail."""
+    secret = MountedSecret(folder, TestAuthority())
+    with serving(models.repository(folder / "repository"), *secret.flags) as gateway:
+        load = LoadDuringSwaps(gateway, secret, REQUESTS_PER_SECOND)
+        longest = asyncio.run(swap(load, SWAPS))
+    print(
+        f"certificate swaps: {SWAPS}, the new serial after at most {longest:.2f} s; "
+        f"{load.requests} requests, {load.connections} HTTP connections, {len(load.errors)} errors"
+    )
+    for error in sorted(set(load.errors))[:5]:
+        print(f"  {error}")
+    return not load.errors and longest <= SERVED_WITHIN_SECONDS
+
+
+PROOFS: tuple[Callable[[Path], bool], ...] = (certificate_swaps,)
+
+
+def main() -> int:
+    names = [proof.__name__ for proof in PROOFS]
+    parser = argparse.ArgumentParser(prog="make access", description=__doc__)
+    parser.add_argument("proofs", nargs="*", choices=[[], *names], metavar="PROOF", default=[])
+    chosen = parser.parse_args().proofs or names
+    failed = []
+    for proof in PROOFS:
+        if proof.__name__ in chosen:
+            with tempfile.TemporaryDirectory() as folder:
+                if not proof(Path(folder)):
+                    failed.append(proof.__name__)
+    for name in failed:
+        print(f"FAILED: {name}", file=sys.stderr)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
