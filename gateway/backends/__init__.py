@@ -6,6 +6,7 @@ To add one, write a module with ``load``, a ``base.BackendLoader``, and its desc
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from importlib import import_module
@@ -17,6 +18,7 @@ from modelport.gateway.backends.base import BackendLoader
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.extensions.backend_descriptors import BACKENDS
 from modelport.gateway.repository.routes_file import ModelRoute
+from modelport.gateway.runtime import collector
 
 log = structlog.get_logger("modelport.backends")
 
@@ -62,7 +64,11 @@ def _module(backend: str) -> ModuleType:
         raise Unsupported(f"backend '{backend}' is not supported; this gateway has: {known}")
     try:
         with _importing:
-            return import_module(descriptor.module)
+            is_new = descriptor.module not in sys.modules
+            module = import_module(descriptor.module)
+            if is_new:
+                collector.exempt_modules()
+            return module
     except Exception as error:
         log.error("a backend cannot be imported", backend=backend, error=str(error))
         if isinstance(error, ImportError) and descriptor.libraries:

@@ -30,7 +30,7 @@ from modelport.gateway.rollout.participant import RolloutParticipant
 from modelport.gateway.rollout.process_group import ThisProcess
 from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.rollout.rollouts import Rollouts
-from modelport.gateway.runtime import request_memory, signals
+from modelport.gateway.runtime import collector, request_memory, signals
 from modelport.gateway.runtime.malloc import keep_freed_memory
 from modelport.gateway.runtime.watchdog import LoopHeartbeat, Watchdog
 from modelport.gateway.server.admin import metrics_port as metrics
@@ -181,6 +181,7 @@ class GatewayServer:
         Raises:
             Unavailable: A model does not load, with ``exit_on_error``.
         """
+        collector.exempt_modules()
         if self._rollout_control is not None:
             await self._rollout_control.begin()
         await self.manager.start(others)

@@ -313,6 +313,25 @@ def test_garbage_that_is_collected_during_a_load_is_not_taken_for_the_artifacts_
     assert kept.exists()
 
 
+def test_garbage_that_does_more_than_remove_files_is_refused(mark: Path) -> None:
+    class Finalized:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            with contextlib.suppress(PermissionError):
+                os.system(f"touch {mark}")
+
+    def load() -> None:
+        with no_code("model.pt2"):
+            Finalized()
+            gc.collect()
+
+    with pytest.raises(IntegrityError, match="wants to start a program"):
+        load()
+    assert not mark.exists()
+
+
 def test_without_the_check_torchscript_writes_its_file(
     repository: Repository, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

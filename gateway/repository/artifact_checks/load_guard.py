@@ -20,6 +20,7 @@ from typing import Any
 from modelport.gateway.errors import IntegrityError
 
 #: Audit events → their description in a message.
+_REMOVE = "remove files"
 _REFUSED = {
     "pickle.find_class": "unpickle {1}.{0}",
     **dict.fromkeys(
@@ -32,7 +33,7 @@ _REFUSED = {
         "use the network",
     ),
     **dict.fromkeys(("ctypes.dlopen", "ctypes.dlsym"), "load native code"),
-    **dict.fromkeys(("os.remove", "os.rename", "os.rmdir", "shutil.rmtree"), "remove files"),
+    **dict.fromkeys(("os.remove", "os.rename", "os.rmdir", "shutil.rmtree"), _REMOVE),
 }  # fmt: skip
 
 _thread = threading.local()
@@ -53,7 +54,6 @@ def no_code(name: str) -> Iterator[None]:
     _add_hook()
     tempfile.gettempdir()  # its first call makes a file and removes it
     _thread.refused = refused = list[str]()
-    _thread.collecting = False
     gc.callbacks.append(_note_collection)
     try:
         yield
@@ -80,7 +80,7 @@ def _add_hook() -> None:
 
 
 def _note_collection(phase: str, _: object) -> None:
-    """Excuse finalizers of unrelated objects: a temporary folder removes itself."""
+    """Excuse finalizers of unrelated objects that remove files: temporary folders do."""
     _thread.collecting = phase == "start"
 
 
@@ -88,7 +88,8 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event not in _REFUSED:
         return
     refused: list[str] | None = getattr(_thread, "refused", None)
-    if refused is not None and not _thread.collecting:
+    excused = _REFUSED[event] == _REMOVE and getattr(_thread, "collecting", False)
+    if refused is not None and not excused:
         names = [*map(str, arguments[::-1]), "", ""]
         refused.append(_REFUSED[event].format(*names))
         raise PermissionError(f"refused while a model loads: {event}")
