@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from prometheus_client.core import Metric
+
 from modelport.gateway.access import credentials
 from modelport.gateway.access.principal import ANONYMOUS, ConnectionIdentity, Principal
 from modelport.gateway.errors import Unauthenticated
@@ -42,6 +44,10 @@ class Authenticator(Protocol):
     def close(self) -> None:
         """End what ``start`` began, and watch no file any longer."""
         return
+
+    def metrics(self) -> Iterable[Metric]:
+        """Return the authenticator's own metrics, if it has any."""
+        return ()
 
 
 def authenticate(

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
 from modelport.gateway.access import credentials
 from modelport.gateway.access.authentication import Authenticator
 from modelport.gateway.access.jwks import ALGORITHMS, JwksFile, JwksUrl, KeySet
@@ -101,6 +103,18 @@ class JwtAuthenticator(Authenticator):
 
     def close(self) -> None:
         self.source.close()
+
+    def metrics(self) -> Iterator[Metric]:
+        age = self.source.age_seconds()
+        if age is not None:
+            yield GaugeMetricFamily(
+                "modelport_jwks_age_seconds", "Time since the issuer's keys were read", age
+            )
+        yield CounterMetricFamily(
+            "modelport_jwks_refresh_failures",
+            "Fetches of the issuer's keys that failed",
+            self.source.failures,
+        )
 
     def authenticate(
         self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity

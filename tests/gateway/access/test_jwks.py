@@ -207,6 +207,7 @@ def test_before_the_first_fetch_tokens_are_neither_right_nor_wrong(
     with pytest.raises(Unavailable, match="keys are not loaded"):
         ask(tokens, issuer.token())
     assert tokens.source.age_seconds() is None
+    assert [family.name for family in tokens.metrics()] == ["modelport_jwks_refresh_failures"]
 
 
 def test_keys_are_fetched_and_rotated_ones_soon_after_their_first_token(
@@ -229,6 +230,9 @@ def test_keys_are_fetched_and_rotated_ones_soon_after_their_first_token(
     age = tokens.source.age_seconds()
     assert age is not None
     assert 0 <= age < 20
+    families = {family.name: family.samples[0].value for family in tokens.metrics()}
+    assert set(families) == {"modelport_jwks_age_seconds", "modelport_jwks_refresh_failures"}
+    assert families["modelport_jwks_refresh_failures"] == 0
 
 
 def test_old_keys_serve_through_an_outage_of_any_kind(
