@@ -28,6 +28,8 @@ ELSEWHERE = frozenset(
             "--constraint",
             "--check",
             "--input-data",
+            "--cacert",
+            "--ssl",
         ),
         *("--model_config_file", "--help", "--host", "--headless", "--arrival-rate", "--mix"),
         *("--load-seconds", "--load-shape", "--block", "--readme", "--plots", "--models"),
