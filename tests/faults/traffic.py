@@ -36,6 +36,8 @@ from modelport.gateway.wire.proto import serving_pb2, torchserve_inference_pb2
 from tests.server import Gateway
 
 STOP_SECONDS = 60.0
+#: Between two requests of a client that goes on: what the traffic waits for needs a processor, too.
+PAUSE_SECONDS = 0.004
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ class Client:
                 return
             outcome = self.ask(f"{self.name}-{number}", float(1 + number % 1000))
             self.outcomes.append(outcome)
-            if outcome.kind != "answered" and self.until_refused:
+            if not self.until_refused:
+                self.stop.wait(PAUSE_SECONDS)
+            elif outcome.kind != "answered":
                 return
 
     def ask(self, request_id: str, value: float) -> Outcome:
