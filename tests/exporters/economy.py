@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import hashlib
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import onnx_ir
 import pytest
 import torch
 from torch import nn
+from torch.onnx import ONNXProgram
 
 from modelport.exporters import export_pipeline
 from modelport.exporters.formats import tflite
@@ -20,17 +25,29 @@ OURS = ("modelport.", "torch.")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_conversion_a_model() -> Iterator[None]:
-    """Convert each of our own models to ONNX once: most tests are about what comes after."""
-    convert, made = torch.onnx.export, dict[str, Any]()
+def _one_conversion_a_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Convert each of our own models to ONNX once: most tests are about what comes after.
+
+    Processes that run tests at the same time share what they convert.
+    """
+    convert, folder = torch.onnx.export, tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
 
     def export(module: nn.Module, inputs: Any, **options: Any) -> Any:
         if any(not type(m).__module__.startswith(OURS) for m in module.modules()):
             return convert(module, inputs, **options)
-        key = _identity(module, inputs, options)
-        if key not in made:
-            made[key] = convert(module, inputs, **options)
-        return made[key]
+        path = folder / f"{_identity(module, inputs, options)}.onnx"
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if path.exists():
+                return ONNXProgram(onnx_ir.load(path), None)
+            program = convert(module, inputs, **options)
+            assert program is not None
+            with contextlib.suppress(OSError):  # some tests fill the disk
+                program.save(path.with_suffix(".new"))
+                path.with_suffix(".new").rename(path)
+            return program
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.onnx, "export", export)
