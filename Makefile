@@ -89,6 +89,9 @@ perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analy
 bench: $(READY) ## Measure beside every peer, and write its page of the documentation; 25 minutes
 	$(BIN)/python -m modelport.loadtests.peers --page docs/benchmarks/servers.md
 
+bench-access: $(READY) ## Measure what TLS costs, beside clear text and nginx
+	$(BIN)/python -m modelport.loadtests.benchmarks.access
+
 bench-startup: $(READY) ## How long until READY, against loading by hand and Triton; and every batch size's first request
 	$(BIN)/python -m modelport.loadtests.benchmarks.startup
 

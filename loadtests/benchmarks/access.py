@@ -1,0 +1,216 @@
+"""The cost of TLS: requests on open connections beside clear text, new connections beside nginx.
+
+Every variant is a gateway of its own with the 4-float model, all pinned to one core; `wrk` drives
+one at a time from another core, in rounds. A saturated core answers as many requests as its CPU
+time allows, so rates are per second of the server's CPU time: neighbours on the machine disturb
+them least. The figures are medians of the ratios within each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelport.loadtests.benchmarks import tiny_model
+from modelport.loadtests.peers.clients import wrk_sample
+from modelport.loadtests.peers.servers.modelport import executable
+from modelport.loadtests.system import environments, script
+from modelport.loadtests.system.processes import (
+    HOST,
+    ServerFailed,
+    free_ports,
+    pinned,
+    running,
+)
+
+IN_FLIGHT = 16
+PATH = f"/v2/models/{tiny_model.NAME}/infer"
+BODY = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}'
+WRK_SCRIPT = Path(__file__).parents[1] / "peers" / "post.lua"
+CLOSE = ("Connection: close",)
+SLACK_SECONDS = 60.0
+NGINX = """
+daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/nginx.log;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off; client_body_temp_path {folder}; proxy_temp_path {folder};
+    fastcgi_temp_path {folder}; uwsgi_temp_path {folder}; scgi_temp_path {folder};
+    ssl_protocols TLSv1.2 TLSv1.3; ssl_session_tickets off; ssl_session_cache off;
+    server {{
+        listen {host}:{port} ssl reuseport; ssl_certificate {certificate};
+        ssl_certificate_key {key};
+        location / {{ return 200 '{{"ready":true}}'; }}
+    }}
+}}
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class ServerVariant:
+    """A server; ``at_least`` is the least ratio to the first of its table.
+
+    Attributes:
+        url: Where ``wrk`` sends requests, with ``headers``.
+        command: The program; it is ready when ``ready`` answers 200.
+    """
+
+    name: str
+    url: str
+    ready: str
+    command: Sequence[str]
+    at_least: float = 0.0
+    headers: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class CpuRate:
+    """Requests for each second of the server's CPU time, and of the clock."""
+
+    per_cpu_second: float
+    per_second: float
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate for loopback, which this process trusts from now on."""
+    openssl = environments.debian_program("openssl", "openssl")
+    paths = folder / "tls.crt", folder / "tls.key"
+    command = [
+        *(openssl, "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
+        *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+        *("-addext", f"subjectAltName=IP:{HOST}"),
+        *("-out", str(paths[0]), "-keyout", str(paths[1])),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    paths[1].chmod(0o600)
+    os.environ["SSL_CERT_FILE"] = str(paths[0])
+    return paths
+
+
+def gateway(name: str, flags: Sequence[str] = (), at_least: float = 0.0) -> ServerVariant:
+    http, grpc, metrics = free_ports(3)
+    scheme = "https" if "--tls-cert" in flags else "http"
+    command = [*executable(), "serve", "--model-repository", str(tiny_model.repository())]
+    command += ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
+    address = f"{scheme}://{HOST}:{http}"
+    ready = f"{address}/v2/health/ready"
+    return ServerVariant(name, address + PATH, ready, [*command, *flags], at_least)
+
+
+def nginx(pair: tuple[Path, Path], folder: Path) -> ServerVariant:
+    program = environments.debian_program("nginx", "nginx-light")
+    [port] = free_ports(1)
+    configuration = folder / "nginx.conf"
+    configuration.write_text(
+        NGINX.format(folder=folder, host=HOST, port=port, certificate=pair[0], key=pair[1])
+    )
+    url = f"https://{HOST}:{port}{PATH}"
+    command = [program, "-p", str(folder), "-e", str(folder / "nginx.log"), "-c"]
+    return ServerVariant("nginx", url, url, [*command, str(configuration)])
+
+
+class BenchmarkedServers:
+    """Servers that run at the same time on one core, and are driven in turn from another."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self._options = options
+        self._body = folder / "body.json"
+        self._body.write_bytes(BODY)
+        self._folder = folder
+        self._pids: dict[ServerVariant, int] = {}
+
+    @contextlib.contextmanager
+    def running(self, variants: Sequence[ServerVariant]) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for each in variants:
+                process = stack.enter_context(
+                    running(
+                        each.command,
+                        log=self._folder / f"{each.name.replace(' ', '-')}.log",
+                        ready=each.ready,
+                        core=self._options.server_core,
+                    )
+                )
+                self._pids[each] = process.pid
+            yield
+
+    def drive(self, variant: ServerVariant, headers: Sequence[str], seconds: int) -> CpuRate:
+        wrk = environments.debian_program("wrk", "wrk")
+        command = [wrk, "-t1", f"-c{IN_FLIGHT}", f"-d{seconds}s", "-s", str(WRK_SCRIPT)]
+        command += [variant.url, "--", str(self._body), *variant.headers, *headers]
+        before = _cpu_seconds(self._pids[variant])
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=seconds + SLACK_SECONDS,
+            preexec_fn=lambda: pinned(self._options.client_core),
+        )
+        used = _cpu_seconds(self._pids[variant]) - before
+        sample = wrk_sample(done.stdout)
+        if sample.failed or not used:
+            raise ServerFailed(f"{variant.name}: {sample.failed} requests failed\n{done.stdout}")
+        return CpuRate(sample.requests_per_second * seconds / used, sample.requests_per_second)
+
+    def compare(self, variants: Sequence[ServerVariant], headers: Sequence[str]) -> bool:
+        """Print the table; return whether every variant reaches its least ratio to the first."""
+        rates: dict[ServerVariant, list[CpuRate]] = {each: [] for each in variants}
+        with self.running(variants):
+            for each in variants:
+                self.drive(each, headers, 1)  # warm-up
+            for number in range(self._options.rounds):
+                for each in variants if number % 2 else variants[::-1]:
+                    rates[each].append(self.drive(each, headers, self._options.seconds))
+        first, kept = rates[variants[0]], True
+        for each in variants:
+            rows = list(zip(rates[each], first, strict=True))
+            ratio = statistics.median(row.per_cpu_second / one.per_cpu_second for row, one in rows)
+            cpu = statistics.median(row.per_cpu_second for row, _ in rows)
+            clock = statistics.median(row.per_second for row, _ in rows)
+            aim = f"at least {each.at_least}" if each.at_least else ""
+            print(
+                f"  {each.name:12} {cpu:8.0f} /CPU s {clock:8.0f} /s   x {ratio:.2f}   {aim}",
+                flush=True,
+            )
+            kept &= ratio >= each.at_least
+        return kept
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    cores = sorted(os.sched_getaffinity(0))
+    parser.add_argument("--rounds", type=script.count, default=8)
+    parser.add_argument("--seconds", type=script.count, default=3, help="of each measurement")
+    parser.add_argument("--server-core", type=script.core, default=cores[0])
+    parser.add_argument("--client-core", type=script.core, default=cores[-1])
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = _options()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pair = certificate(folder)
+        tls = ["--tls-cert", str(pair[0]), "--tls-key", str(pair[1])]
+        servers = BenchmarkedServers(folder, options)
+        print(f"requests on {IN_FLIGHT} open connections, 4 floats, HTTP/1.1", flush=True)
+        kept = servers.compare([gateway("clear text"), gateway("TLS", tls, 0.75)], ())
+        print(f"requests on new TLS connections, {IN_FLIGHT} at a time", flush=True)
+        kept &= servers.compare([nginx(pair, folder), gateway("TLS", tls, 0.5)], CLOSE)
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    script.run(main)
