@@ -12,7 +12,6 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from modelport.gateway.backends.capabilities import BackgroundBackend
 from modelport.gateway.errors import Code, Internal, ModelportError, TimedOut, Unavailable
 from modelport.gateway.inference.classification import LARGE, classify
 from modelport.gateway.models.manager import ModelManager
@@ -34,9 +33,9 @@ class Split(Protocol):
     def diverts(self, request: InferRequest) -> bool:
         """Whether the split chooses the version for ``request``."""
 
-    async def infer(
+    def infer(
         self, request: InferRequest, deadline: Deadline, step: bool
-    ) -> InferResponse: ...
+    ) -> Awaitable[InferResponse]: ...
 
 
 class InferenceService:
@@ -52,26 +51,30 @@ class InferenceService:
         #: Traffic splits by model; empty while no rollout runs. Only ``Rollouts`` changes it.
         self.splits: dict[str, Split] = {}
 
-    async def infer(
+    def infer(
         self, request: InferRequest, deadline: Deadline, step: bool = False
-    ) -> InferResponse:
+    ) -> Awaitable[InferResponse]:
         """Answer ``request``. A ``step`` of an ensemble request in flight is never refused.
 
         Raises:
             ModelportError: with a public message; any other exception is logged and becomes
                 ``Internal``.
         """
-        started = time.perf_counter_ns()
         if step:
             routing = request_routing.CURRENT.get()
             if routing is not None and routing.is_copy:
-                return await self.infer_copy(request, deadline)
+                return self.infer_copy(request, deadline)
         elif self._manager.closing.is_set():
             raise Unavailable("the server is shutting down")
         if self.splits:
             split = self.splits.get(request.model_name)
             if split is not None and split.diverts(request):
-                return await split.infer(request, deadline.earliest(self._max_seconds), step)
+                return split.infer(request, deadline.earliest(self._max_seconds), step)
+        return self.infer_version(request, deadline)
+
+    async def infer_version(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        """As ``infer``, by the version that ``request`` names, without a traffic split."""
+        started = time.perf_counter_ns()
         version = self._manager.acquire(request.model_name, request.model_version)
         request.via = via_header.CURRENT.get()
         with _Counted(version, request, started, self._verbose):
@@ -89,9 +92,7 @@ class InferenceService:
             if request.signature:
                 validator = version.signatures.validator(request.signature)
             validator.check(request)
-            backend = version.backend
-            infer = backend.in_background if isinstance(backend, BackgroundBackend) else backend
-            response = await within(infer(request, deadline), deadline)
+            response = await within(version.in_background(request, deadline), deadline)
             validator.restore(response)
             return response
         finally:

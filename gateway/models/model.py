@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from modelport.gateway.backends.base import Backend
-from modelport.gateway.backends.capabilities import LabelledBackend
+from modelport.gateway.backends.capabilities import BackgroundBackend, LabelledBackend
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference import pipeline
 from modelport.gateway.inference.signatures import NamedSignatures
@@ -28,7 +28,7 @@ from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import ModelEntry
 from modelport.gateway.telemetry import Statistics
-from modelport.gateway.types import ModelSignature
+from modelport.gateway.types import Infer, ModelSignature
 
 #: The reason Triton gives for a version that was unloaded on purpose.
 UNLOADED = "unloaded"
@@ -71,6 +71,10 @@ class ServedVersion:
         self.infer, self.stream, self.refuses = pipeline.build(
             self.name, number, backend, self.signatures, statistics, shared
         )
+        #: The backend alone, without the stages before it.
+        self.in_background: Infer = backend
+        if isinstance(backend, BackgroundBackend):
+            self.in_background = backend.in_background
         self.in_flight = 0
         self._drained: asyncio.Event | None = None
 

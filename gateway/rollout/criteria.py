@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from modelport.gateway.rollout.counts import Attribution, StageCounts
@@ -32,7 +33,6 @@ from modelport.gateway.rollout.plan import (
 from modelport.gateway.rollout.sequential_tests import (
     LARGE_CHANGES,
     SMALL_CHANGES,
-    ConfidenceSequence,
     TrialCounts,
     confidence_sequence,
     log_e_value,
@@ -64,12 +64,21 @@ class CriterionStatus(StrEnum):
     BROKEN = "broken"
 
 
-@dataclass(frozen=True, slots=True)
+class CriterionInterval(NamedTuple):
+    """An estimate with its bounds: None without a trial, and where no finite bound is known."""
+
+    estimate: float | None
+    lower: float | None
+    upper: float | None
+
+
+@dataclass(frozen=True)
 class CriterionEvidence:
     """One criterion with everything that was observed about it.
 
     A ``relative`` criterion estimates the candidate's rate of events as a multiple of the
-    baseline's; any other a share of requests.
+    baseline's; any other a share of requests. The estimate is computed when it is read: decisions
+    are made several times a second, between the requests of clients, and do not need it.
     """
 
     name: str
@@ -79,20 +88,30 @@ class CriterionEvidence:
     #: Events that count against the candidate, among ``trials``.
     events: int
     trials: int
-    #: None without a trial; the bounds hold at every moment at once.
-    estimate: float | None
-    lower: float | None
-    #: None also where no finite bound is known.
-    upper: float | None
+    #: The trials of each stage, by which the limit is tested.
+    tested: Sequence[TrialCounts]
     #: Part of the error probability: the limit is broken at an e-value of ``1 / alpha``.
     alpha: float
     log_e_value: float
     #: The same of the evidence that the limit is kept.
     log_e_value_kept: float
 
+    @cached_property
+    def interval(self) -> CriterionInterval:
+        """The estimate and its bounds, which hold at every moment at once."""
+        # As a multiple of the limit if relative, otherwise the odds of the share.
+        base = self.tested if self.relative else [each._replace(p0=0.5) for each in self.tested]
+        found = confidence_sequence(base, self.alpha)
+        if found is None:
+            return CriterionInterval(None, None, None)
+        values = (each * self.limit if self.relative else _share_of(each) for each in found)
+        return CriterionInterval(*map(_finite, values))
+
     def to_json(self) -> dict[str, Any]:
         """The evidence as JSON values."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        document = {each.name: getattr(self, each.name) for each in fields(self)}
+        del document["tested"]
+        return document | self.interval._asdict()
 
 
 class _Stage(NamedTuple):
@@ -233,17 +252,11 @@ def _evidence(
     proof: float,
     stages: int,
 ) -> CriterionEvidence:
-    tested = [TrialCounts(each.p0, each.successes / parts, each.trials / parts) for each in trials]
+    tested = trials
+    if parts > 1:
+        tested = [TrialCounts(p0, events / parts, total / parts) for p0, events, total in trials]
     harm = log_e_value(tested, emphasis=criterion.emphasis, stages=stages)
     kept = log_e_value(tested, emphasis=criterion.emphasis, opposite=True)
-    # As a multiple of the limit if relative, otherwise the odds of the share.
-    base = tested if criterion.relative else [each._replace(p0=0.5) for each in tested]
-    interval = confidence_sequence(base, alpha)
-    if interval is not None:
-        scale = criterion.limit
-        interval = ConfidenceSequence(
-            *(value * scale if criterion.relative else _share_of(value) for value in interval)
-        )
     return CriterionEvidence(
         criterion.name,
         criterion.relative,
@@ -251,9 +264,7 @@ def _evidence(
         _status(harm, kept, alpha, proof),
         events=int(sum(each.successes for each in trials)),
         trials=int(sum(each.trials for each in trials)),
-        estimate=_finite(interval and interval.estimate),
-        lower=_finite(interval and interval.lower),
-        upper=_finite(interval and interval.upper),
+        tested=tested,
         alpha=alpha,
         log_e_value=harm,
         log_e_value_kept=kept,
@@ -273,5 +284,5 @@ def _share_of(odds: float) -> float:
     return odds / (1 + odds) if math.isfinite(odds) else 1.0
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

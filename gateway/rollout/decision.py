@@ -81,7 +81,7 @@ def decide(
         counts: the counts of each stage from the first on; a stage without counts may be left out.
         seconds_in_stage: without the time in which the rollout was paused.
     """
-    criteria = criteria_of(plan, counts)
+    criteria = criteria_of(plan, counts[: stage + 1])
     broken = [each for each in criteria if each.status is CriterionStatus.BROKEN]
     if broken:
         return RolloutDecision(RolloutVerdict.ROLLBACK, _sentence(broken), criteria)
@@ -132,7 +132,8 @@ def _sentence(broken: Sequence[CriterionEvidence]) -> str:
 
 def _observed(each: CriterionEvidence) -> str:
     if each.relative:
-        shown = [] if each.estimate is None else [f"{each.estimate:.3g} times as often"]
+        estimate = each.interval.estimate
+        shown = [] if estimate is None else [f"{estimate:.3g} times as often"]
         counted = f"{each.events:,} of {each.trials:,} events are its own"
         return ", ".join([*shown, f"limit {each.limit:g}", counted, _e_values(each)])
     counted = f"{each.events:,} of {each.trials:,} requests"

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
@@ -235,8 +236,7 @@ class RolloutPlan:
     @property
     def stages(self) -> tuple[RolloutStage, ...]:
         """The shadow stage, if any, and the canary stages."""
-        shadow = (RolloutStage(StageKind.SHADOW, self.shadow),) if self.shadow else ()
-        return (*shadow, *(RolloutStage(StageKind.CANARY, share) for share in self.steps))
+        return _stages(self.shadow, self.steps)
 
     @property
     def canary_shares_before(self) -> tuple[float, ...]:
@@ -268,6 +268,12 @@ class RolloutPlan:
             InvalidArgument: a field is missing, unknown, or of another type or range.
         """
         return checked_json.read(cls, checked_json.write(document))
+
+
+@lru_cache(64)  # it is asked for several times in each decision
+def _stages(shadow: float, steps: tuple[float, ...]) -> tuple[RolloutStage, ...]:
+    first = (RolloutStage(StageKind.SHADOW, shadow),) if shadow else ()
+    return (*first, *(RolloutStage(StageKind.CANARY, share) for share in steps))
 
 
 def _is_web_address(url: str) -> bool:

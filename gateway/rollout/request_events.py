@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +54,8 @@ class _Durations:
         self._least_difference = limits.min_regression_ms / 1e3
         #: None until the first ``BLOCK`` requests.
         self.thresholds: list[float] | None = None
+        #: Criteria with the thresholds of the baseline, and of the candidate.
+        self._slow: list[list[tuple[str, float]]] = [[], []]
         self._block: list[float] = []
         self._window = np.empty(WINDOW)
         self._size = self._at = 0
@@ -70,14 +72,19 @@ class _Durations:
         ranks = [math.ceil(each.quantile * self._size) - 1 for each in self.criteria]
         parted = np.partition(self._window[: self._size], ranks)
         self.thresholds = [float(parted[rank]) for rank in ranks]
+        self._slow = [self._thresholds_of(is_candidate) for is_candidate in (False, True)]
 
-    def slow(self, seconds: float, *, is_candidate: bool) -> Iterator[str]:
-        """Names of the criteria by which such a request is slow."""
-        for each, threshold in zip(self.criteria, self.thresholds or (), strict=False):
+    def _thresholds_of(self, is_candidate: bool) -> list[tuple[str, float]]:
+        found = []
+        for each, threshold in zip(self.criteria, self.thresholds or (), strict=True):
             if is_candidate:
                 threshold = max(threshold * each.allowed, threshold + self._least_difference)
-            if seconds > threshold:
-                yield each.name
+            found.append((each.name, threshold))
+        return found
+
+    def slow(self, seconds: float, *, is_candidate: bool) -> list[str]:
+        """Names of the criteria by which such a request is slow."""
+        return [name for name, threshold in self._slow[is_candidate] if seconds > threshold]
 
 
 class _CountedKeys:
@@ -193,9 +200,11 @@ class RequestEvents:
         self._time(self._latency, request, seconds)
 
     def _time(self, durations: _Durations, request: AssignedRequest, seconds: float) -> None:
+        if not durations.criteria:
+            return
         self._slow(durations, request, seconds)
         # After the comparison: a threshold is of earlier requests only.
-        if durations.criteria and not request.is_candidate:
+        if not request.is_candidate:
             durations.observe(seconds)
 
     def _slow(self, durations: _Durations, request: AssignedRequest, seconds: float) -> None:
@@ -213,7 +222,9 @@ class RequestEvents:
         self, request: AssignedRequest, events: dict[str, Attribution], name: str
     ) -> None:
         if self._keys is None or self._keys.counts(name, request):
-            attribution = events.setdefault(name, Attribution())
+            attribution = events.get(name)
+            if attribution is None:
+                attribution = events[name] = Attribution()
             attribution.total += 1
             attribution.candidate += request.is_candidate
 

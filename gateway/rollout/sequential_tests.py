@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -69,6 +70,13 @@ def log_e_value(
     all stages and of the products that begin at a later stage. Otherwise, good stages would hide
     harm that a candidate does only at a larger share.
     """
+    return _log_e_value(tuple(counts), emphasis, opposite, stages)
+
+
+@lru_cache(1024)  # most counts are those of the last decision
+def _log_e_value(
+    counts: tuple[TrialCounts, ...], emphasis: float, opposite: bool, stages: int
+) -> float:
     ratios = 1 / ODDS_RATIOS if opposite else ODDS_RATIOS
     logarithms = np.zeros((max(1, len(counts)), len(ratios)))
     for row, (p0, successes, trials) in zip(logarithms, counts, strict=False):

@@ -12,7 +12,7 @@ import contextvars
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -22,7 +22,14 @@ from modelport.gateway.errors import MemoryExhausted, ModelportError, QueueFull
 from modelport.gateway.rollout import request_routing
 from modelport.gateway.rollout.plan import RolloutSide
 from modelport.gateway.rollout.sides import StageTraffic, addressed
-from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, Tensor
+from modelport.gateway.types import (
+    Datatype,
+    Deadline,
+    Infer,
+    InferRequest,
+    InferResponse,
+    Tensor,
+)
 
 log = structlog.get_logger("modelport.rollout")
 
@@ -49,15 +56,14 @@ class ShadowCopy:
     side: RolloutSide
     stage: StageTraffic
     queued_at: float = 0.0
+    size_bytes: int = field(init=False)
 
-    @property
-    def size_bytes(self) -> int:
-        tensors = (*self.request.inputs, *self.answer)
-        # The elements of BYTES tensors are objects of their own.
-        return sum(
-            sum(map(len, each.data.flat)) if each.data.dtype == object else each.data.nbytes
-            for each in tensors
-        )
+    def __post_init__(self) -> None:
+        self.size_bytes = 0
+        for each in (*self.request.inputs, *self.answer):
+            # The elements of BYTES tensors are objects of their own.
+            is_bytes = each.datatype is Datatype.BYTES
+            self.size_bytes += sum(map(len, each.data.flat)) if is_bytes else each.data.nbytes
 
 
 class CopyOutcome(Enum):
@@ -100,11 +106,11 @@ class ShadowQueue:
 
     def offer(self, copy: ShadowCopy) -> bool:
         """Queue ``copy``, or return False: there is no place, or the gateway is overloaded."""
-        size = copy.size_bytes
-        if len(self._waiting) >= MAX_COPIES or self._bytes + size > MAX_BYTES or self._overloaded():
+        size = self._bytes + copy.size_bytes
+        if len(self._waiting) >= MAX_COPIES or size > MAX_BYTES or self._overloaded():
             return False
         copy.queued_at = time.monotonic()
-        self._bytes += size
+        self._bytes = size
         self._waiting.append(copy)
         if self._task is None:
             loop = asyncio.get_running_loop()

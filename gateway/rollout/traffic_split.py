@@ -12,7 +12,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +88,8 @@ class TrafficSplit:
         #: Whether requests without a version belong to the rollout.
         self._default = plan.default_version in (0, plan.baseline.version)
         self._stage = StageTraffic(0, StageKind.SHADOW, 0.0, StageCounts())
+        #: The assignment of every request without a key to the baseline.
+        self._to_baseline = AssignedRequest(self._stage, False)
         self._until = math.inf
         #: Limits of the requests in flight at the candidate, with their deadlines.
         self._on_candidate: dict[TimeLimit, Deadline] = {}
@@ -113,6 +115,7 @@ class TrafficSplit:
         before = self._stage
         counts = self.counts.setdefault(number, StageCounts())
         self._stage = StageTraffic(number, kind, share, counts)
+        self._to_baseline = AssignedRequest(self._stage, False)
         if not share or kind is not before.kind:
             self._copies.stop()
         if not self._stage.canary_share:
@@ -155,13 +158,14 @@ class TrafficSplit:
         Raises:
             ModelportError: the baseline failed, or the deadline has passed.
         """
-        diverted = self._assign(request, deadline, step)
+        name, diverted = request.model_name, self._assign(request, deadline, step)
         is_candidate = diverted.assigned.is_candidate
+        side = self.plan.candidate if is_candidate else self.plan.baseline
         try:
             if is_candidate:
                 response = await self._at_candidate(diverted)
             else:
-                response = await self._of(self.plan.baseline, diverted)
+                response = await self._of(side, diverted)
         except asyncio.CancelledError:
             self.events.abandoned(diverted.assigned, diverted.seconds)
             raise
@@ -170,21 +174,26 @@ class TrafficSplit:
                 if error.code not in _CLIENT_ERRORS:
                     self._failed(diverted, error)
                 raise
+            side = self.plan.baseline
             response = await self._fall_back(diverted, error)
         else:
             self._answered(diverted, response)
         self._copies.advance()
-        response.model_name = request.model_name
+        response.model_name, response.model_version = name, side.version
         return response
 
     def _assign(self, request: InferRequest, deadline: Deadline, step: bool) -> _DivertedRequest:
         stage, key, now = self._stage, self._assignment.key(request), time.monotonic()
-        share, shadow = stage.canary_share, stage.shadow_share
+        is_candidate = copied = False
         if now >= self._until:
-            share = shadow = 0.0
-        is_candidate = share > 0 and self._assignment.candidate_serves(key, share)
-        copied = self.plan.pair if is_candidate else shadow > 0 and random.random() < shadow
-        assigned = AssignedRequest(stage, is_candidate, key)
+            pass
+        elif stage.kind is StageKind.SHADOW:
+            copied = random.random() < stage.share
+        elif self._assignment.candidate_serves(key, stage.share):
+            is_candidate, copied = True, self.plan.pair
+        assigned = self._to_baseline
+        if is_candidate or key:
+            assigned = AssignedRequest(stage, is_candidate, key)
         return _DivertedRequest(request, deadline, step, assigned, copied, now)
 
     async def _at_candidate(self, diverted: _DivertedRequest) -> InferResponse:
@@ -219,17 +228,19 @@ class TrafficSplit:
         self._failed(diverted, error)
         return response
 
-    async def _of(self, side: RolloutSide, diverted: _DivertedRequest) -> InferResponse:
-        """The answer of ``side``."""
-        request = diverted.request
+    def _of(self, side: RolloutSide, diverted: _DivertedRequest) -> Awaitable[InferResponse]:
+        """Ask ``side``; its pipeline changes the request, unless somebody else may need it."""
+        request, assigned = diverted.request, diverted.assigned
         routing = CURRENT.get()
         if routing is not None and not diverted.step:
             own = side.model == request.model_name
             routing.answered = str(side.version) if own else f"{side.model}/{side.version}"
-        diverted.asked = asked = addressed(request, side)
-        response = await self._service.infer_step(asked, diverted.deadline)
-        response.model_version = side.version
-        return response
+        if diverted.copied or assigned.is_candidate:
+            request = addressed(request, side)
+        else:
+            request.model_name, request.model_version = side
+        diverted.asked = request
+        return self._service.infer_version(request, diverted.deadline)
 
     def _failed(self, diverted: _DivertedRequest, error: ModelportError) -> None:
         if isinstance(error, TimedOut) and diverted.deadline.expired:

@@ -13,8 +13,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from modelport.gateway.errors import QueueFull, TimedOut, Unavailable
@@ -56,12 +55,18 @@ class Instances:
     """``count`` threads that call ``run``, behind a queue of at most ``max_queue_size`` requests.
 
     It has its own threads, because an executor's locks and futures cost several times as much.
+    ``prepare`` is called in each when it starts.
     """
 
     def __init__(
-        self, run: Run, name: str, count: int, max_queue_size: int = MAX_QUEUE_SIZE
+        self,
+        run: Run,
+        name: str,
+        count: int,
+        max_queue_size: int = MAX_QUEUE_SIZE,
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        self._run = run
+        self._run, self._prepare = run, prepare
         self._limit = count + max_queue_size
         self._name, self._count = name, count
         self._threads: list[threading.Thread] = []  # started by the first request that needs one
@@ -71,7 +76,7 @@ class Instances:
         self._inline_elements = NEVER
         self._slow_in_a_row = 0
         self._closed = False
-        self._background: ThreadPoolExecutor | None = None
+        self._background: Instances | None = None
 
     def allow_inline(self, elements: int) -> None:
         """Run requests of at most ``elements`` input elements on the event loop."""
@@ -116,12 +121,12 @@ class Instances:
                 self._pending -= 1
             raise
 
-    async def in_background(self, request: InferRequest) -> InferResponse:
+    def in_background(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
         """Run ``request`` in a thread of lower priority, which other requests do not wait for."""
         if self._background is None:
-            self._background = ThreadPoolExecutor(1, f"{self._name}_background", _lower_priority)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._background, self._run, request)
+            name = f"{self._name}_background"
+            self._background = Instances(self._run, name, 1, prepare=_lower_priority)
+        return self._background(request, deadline)
 
     def _begin(self) -> None:
         for number in range(self._count):
@@ -132,6 +137,7 @@ class Instances:
             self._threads.append(thread)
 
     def _serve(self) -> None:
+        self._prepare()
         while (job := self._jobs.get()) is not None:
             request = _take(job)
             if request is not None:
@@ -173,7 +179,7 @@ class Instances:
         for thread in self._threads:
             thread.join()
         if self._background is not None:
-            self._background.shutdown(cancel_futures=True)
+            self._background.close()
 
 
 def _lower_priority() -> None:

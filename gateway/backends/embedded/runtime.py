@@ -161,7 +161,7 @@ class EmbeddedBackend:
         return self._infer(request, deadline)
 
     def in_background(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
-        return self._infer.in_background(request)
+        return self._infer.in_background(request, deadline)
 
     def warm(self, repeats: int = 1) -> InferResponse | None:
         """Warm the model as ``warmup.warm`` does; the response to the largest batch, if any."""

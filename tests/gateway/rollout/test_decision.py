@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from modelport.gateway.rollout import criteria
 from modelport.gateway.rollout.counts import Attribution, SideCounts, StageCounts
 from modelport.gateway.rollout.criteria import CriterionEvidence, CriterionStatus, criteria_of
 from modelport.gateway.rollout.decision import RolloutDecision, RolloutVerdict, decide
@@ -150,7 +151,7 @@ def test_without_an_event_nothing_is_known() -> None:
             assert each.status is CriterionStatus.OPEN
             assert (each.events, each.trials) == (0, 0)
             assert each.log_e_value == pytest.approx(0)
-            assert (each.estimate, each.lower, each.upper) == (None, None, None)
+            assert each.interval == (None, None, None)
 
 
 def test_the_evidence_of_earlier_stages_goes_on() -> None:
@@ -275,13 +276,26 @@ def test_estimates_are_shares_or_multiples_of_the_baseline() -> None:
         canary(slow={"p99": Attribution(40, 100)}),
     ]
     decision = decide(PLAN, QUARTER, counts, 1)
-    assert evidence(decision, "disagreement").estimate == pytest.approx(0.002)
+    assert evidence(decision, "disagreement").interval.estimate == pytest.approx(0.002)
     # 2 of 1 % against 99 of 99 %; 40 of 25 % against 60 of 75 %.
-    assert evidence(decision, "errors").estimate == pytest.approx(2)
-    assert evidence(decision, "p99").estimate == pytest.approx(2)
+    assert evidence(decision, "errors").interval.estimate == pytest.approx(2)
+    assert evidence(decision, "p99").interval.estimate == pytest.approx(2)
     for each in decision.criteria:
-        if each.estimate is not None and each.lower is not None and each.upper is not None:
-            assert each.lower <= each.estimate <= each.upper
+        estimate, lower, upper = each.interval
+        if estimate is not None and lower is not None and upper is not None:
+            assert lower <= estimate <= upper
+
+
+def test_a_decision_computes_nothing_that_only_people_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made several times a second in the process that serves requests."""
+    counts = [StageCounts(compared=1000, disagreed=1), canary(errors=Attribution(2, 101))]
+    computed: list[Any] = []
+    monkeypatch.setattr(criteria, "confidence_sequence", lambda *_: computed.append(_))
+    decision = decide(PLAN, ONE_PERCENT, counts, 1)
+    assert decision.verdict is RolloutVerdict.HOLD
+    assert not computed
+    decision.to_json()
+    assert len(computed) == len(decision.criteria)
 
 
 def test_a_decision_is_json_without_infinities() -> None:

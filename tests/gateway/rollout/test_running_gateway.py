@@ -123,7 +123,7 @@ async def test_no_client_sees_a_shadow_that_fails_or_hangs(
 
     gateway.apply(1.0, "shadow")
     for number, broken in enumerate((hang, fail), 1):
-        monkeypatch.setattr(version.backend, "in_background", broken)
+        monkeypatch.setattr(version, "in_background", broken)
         answer = await infer(gateway)
         assert (answer.status_code, answer.json()["model_version"]) == (200, "1")
         await until(lambda number=number: gateway.counts().failed == number)

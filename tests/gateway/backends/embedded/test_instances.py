@@ -435,7 +435,7 @@ async def test_a_copy_runs_at_a_lower_priority_and_no_request_waits_for_it(
 ) -> None:
     pool = instances()
     runtime.hold()
-    copy = asyncio.ensure_future(pool.in_background(request("copy")))
+    copy = asyncio.ensure_future(pool.in_background(request("copy"), NO_DEADLINE))
     await begun(runtime)
     [thread] = [each for each in threading.enumerate() if each.ident in runtime.threads]
     assert thread.native_id is not None
@@ -449,7 +449,7 @@ async def test_a_copy_runs_at_a_lower_priority_and_no_request_waits_for_it(
 
 async def test_closing_waits_for_a_copy(runtime: Runtime, instances: Make) -> None:
     pool = instances()
-    copy = asyncio.ensure_future(pool.in_background(request("copy")))
+    copy = asyncio.ensure_future(pool.in_background(request("copy"), NO_DEADLINE))
     await begun(runtime)
     closing = asyncio.create_task(asyncio.to_thread(pool.close))
     await asyncio.sleep(0)
