@@ -185,7 +185,9 @@ def _request(slo_file: Path | None, gate_report: Path | None, **options: Any) ->
     settings = {} if slo_file is None else _settings(slo.read(slo_file))
     limits: dict[str, float | None] = settings.pop("limits", {})
     if gate_report is not None:
-        limits.setdefault("max_disagreement", gate_reports.max_disagreement(gate_report))
+        allowed = gate_reports.max_disagreement(gate_report)
+        if allowed is not None:
+            limits.setdefault("max_disagreement", allowed)
     given = {name: value for name, value in options.items() if value is not None}
     return {**settings, **given, "limits": limits, "by": _user()}
 

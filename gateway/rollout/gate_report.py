@@ -9,6 +9,7 @@ from pathlib import Path
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.rollout.sequential_tests import TrialCounts, confidence_sequence
 
+FORMAT = "modelport-gate/1"
 MAX_REPORT_BYTES = 64 * 1024 * 1024
 #: Live traffic differs from the gate's requests; the limit is the upper bound times this.
 MARGIN = 1.25
@@ -16,15 +17,20 @@ ALPHA = 0.05
 LARGEST = 0.999
 
 
-def max_disagreement(file: Path) -> float:
+def max_disagreement(file: Path) -> float | None:
     """The share of decisions that may differ, from a report of ``modelport gate --json``.
+
+    None if both sides had the same checkpoint, so that a rollout compares their values.
 
     Raises:
         InvalidArgument: the file cannot be read, or has no changed decisions of a candidate.
     """
     try:
         with file.open("rb") as stream:
-            agreement = json.loads(stream.read(MAX_REPORT_BYTES))["agreement"]
+            report = json.loads(stream.read(MAX_REPORT_BYTES))
+        agreement = report["agreement"]
+        if agreement is None and report["format"] == FORMAT:
+            return None
         decisions, changed = int(agreement["decisions"]), int(agreement["changed"])
         if not 0 <= changed <= decisions or not decisions:
             raise ValueError

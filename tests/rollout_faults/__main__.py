@@ -14,7 +14,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.table import Table
 
-from tests.rollout_faults import fleet
+from tests.rollout_faults import fleet, stopped_gateway
 from tests.rollout_faults.scenario import Fault, Scenario, ScenarioResult, run
 
 #: The scenario that catches each known-bad gateway, and a word of the violation.
@@ -22,6 +22,9 @@ _GOOD = Scenario(0, Fault.NONE, 1, "2", commanded=False, stage=1, delay=0.2)
 _COMMANDED = replace(_GOOD, commanded=True)
 KNOWN_BAD: dict[str, tuple[Scenario, str]] = {
     "ignores_the_stop": (_COMMANDED, "after the rollback"),
+    "lets_one_through": (replace(_COMMANDED, keep=True), "after the rollback"),
+    "forgets_the_key": (replace(_COMMANDED, sticky=True, delay=1.0), "changed sides"),
+    "diverts_no_label": (replace(_COMMANDED, label=True, delay=1.0), "for the label"),
     "begins_again": (replace(_COMMANDED, fault=Fault.KILL_GATEWAY), "after it"),
     "forgets_counts": (replace(_COMMANDED, fault=Fault.KILL_GATEWAY, delay=1.5), "counts older"),
     "forgets_the_verdict": (_COMMANDED, "the history has"),
@@ -81,6 +84,12 @@ def main() -> int:
         found, result = caught(variant)
         missed += [] if found else [variant]
         print(f"known-bad: {variant}: {'caught' if found else 'MISSED'}: {result.violations[:1]}")
+    late = stopped_gateway.run()
+    print(f"a gateway that is stopped beyond its lease: {late or 'holds'}")
+    if not options.without_known_bad:
+        caught_late = stopped_gateway.run("has_no_lease")
+        missed += [] if caught_late else ["has_no_lease"]
+        print(f"known-bad: has_no_lease: {'caught' if caught_late else 'MISSED'}")
     shared = fleet.run()
     print(
         f"three gateways on one repository: {shared.killed} leaders killed, {shared.requests} "
@@ -89,7 +98,7 @@ def main() -> int:
     )
     width = None if os.isatty(1) else 150
     Console(width=width).print(table(results))
-    return bool(missed or shared.violations) or any(each.violations for each in results)
+    return bool(missed or late or shared.violations) or any(each.violations for each in results)
 
 
 if __name__ == "__main__":

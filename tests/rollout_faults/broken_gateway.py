@@ -7,12 +7,18 @@ Each breaks one promise about rollouts, and the checks must find it:
 from __future__ import annotations
 
 import dataclasses
+import math
+import random
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from modelport.gateway.rollout import (
+    assignment,
     controller,
+    participant,
+    replicated_rollout,
     request_routing,
     rollouts,
     state_store,
@@ -32,6 +38,57 @@ def ignores_the_stop() -> None:
 
     rollouts.Rollouts.apply = apply  # type: ignore[method-assign]
     rollouts.Rollouts.remove = lambda self, model: None  # type: ignore[method-assign]
+
+
+def lets_one_through() -> None:
+    """One request goes to the candidate a moment after a stop, when that has been confirmed."""
+    original_assign, original_route = (
+        traffic_split.TrafficSplit._assign,
+        traffic_split.TrafficSplit.route,
+    )
+    stops: dict[str, float] = {}
+
+    def route(self: Any, number: int, kind: Any, share: float, *rest: Any) -> None:
+        original_route(self, number, kind, share, *rest)
+        stops[self.plan.id] = math.inf if share else time.monotonic()
+
+    def assign(self: Any, request: Any, deadline: Any, step: bool) -> Any:
+        diverted = original_assign(self, request, deadline, step)
+        if time.monotonic() > stops.get(self.plan.id, math.inf) + 0.1:
+            stops[self.plan.id] = math.inf
+            diverted.assigned = diverted.assigned._replace(is_candidate=True)
+        return diverted
+
+    traffic_split.TrafficSplit.route = route  # type: ignore[method-assign]
+    traffic_split.TrafficSplit._assign = assign  # type: ignore[method-assign]
+    rollouts.Rollouts.remove = lambda self, model: None  # type: ignore[method-assign]
+
+
+def forgets_the_key() -> None:
+    """Each request of a sticky assignment is assigned by itself."""
+    assignment.position = lambda rollout, key: random.random()
+
+
+def diverts_no_label() -> None:
+    """Requests for the label of the baseline stay there."""
+    original = traffic_split.TrafficSplit.diverts
+
+    def diverts(self: Any, request: Any) -> bool:
+        return not request.label and original(self, request)
+
+    traffic_split.TrafficSplit.diverts = diverts  # type: ignore[method-assign]
+
+
+def has_no_lease() -> None:
+    """A gateway that was stopped goes on as before when it continues."""
+    original = rollouts.Rollouts.apply
+
+    def apply(self: Any, document: Mapping[str, Any]) -> None:
+        original(self, {**document, "until": None})
+
+    rollouts.Rollouts.apply = apply  # type: ignore[method-assign]
+    participant.RolloutParticipant._suspend = lambda self, model: None  # type: ignore[method-assign]
+    replicated_rollout.ReplicatedRollout.doubtful = False  # type: ignore[assignment,method-assign]
 
 
 def begins_again() -> None:
@@ -101,7 +158,8 @@ def diverts_named_versions() -> None:
 VARIANTS: dict[str, Patch] = {
     patch.__name__: patch
     for patch in (
-        ignores_the_stop, begins_again, forgets_counts, forgets_the_verdict,
+        ignores_the_stop, lets_one_through, forgets_the_key, diverts_no_label,
+        has_no_lease, begins_again, forgets_counts, forgets_the_verdict,
         leaves_failures_to_the_client, names_the_baseline, diverts_named_versions,
     )
 }  # fmt: skip

@@ -12,10 +12,12 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import numpy as np
 
+from modelport.gateway.rollout.plan import ROUTE_KEY
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 
 MODEL = "x2"
@@ -28,7 +30,9 @@ EXPLICIT_EVERY = 7
 #: Factors by the name of the version that answers. 2 is as good as 1, and 3 is not; ``remote/1``
 #: is the version of another server.
 FACTORS = {"1": 2.0, "2": 2.0002, "3": 5.0, "remote/1": 1.9998}
-BASELINE = "1"
+BASELINE, LABEL = "1", "stable"
+#: Route keys of the clients that send some.
+KEYS = 40
 #: Errors of a request for a version that is served no more.
 UNLOADED = ("status 404", "StatusCode.NOT_FOUND", "is not at ready state")
 
@@ -45,6 +49,8 @@ class Attempt:
     error: str = ""
     #: An answer that is no version's, or another's than it says.
     wrong: str = ""
+    #: The key of a sticky assignment, if the client sends one.
+    key: str = ""
 
 
 @dataclass
@@ -54,6 +60,8 @@ class LedgerClient:
     name: str
     port: int
     stop: threading.Event
+    #: Whether requests have one of ``KEYS`` route keys.
+    keyed: bool = False
     #: Written by this thread, read by others.
     attempts: list[Attempt] = field(default_factory=list)
     #: Requests that were given up.
@@ -69,11 +77,12 @@ class LedgerClient:
 
     def _request(self, number: int) -> None:
         value, explicit = float(1 + number % 97), number % EXPLICIT_EVERY == 0
+        key = f"user {number % KEYS}" if self.keyed else ""
         limit = time.monotonic() + ATTEMPT_SECONDS
         while True:
             began = time.monotonic()
             try:
-                version, data = self.ask(value, explicit)
+                version, data = self.ask(value, explicit, key)
             except (OSError, http.client.HTTPException, grpc.RpcError, ValueError) as error:
                 text = f"{type(error).__name__}: {error}"[:400]
                 self._add(Attempt(self.name, began, time.monotonic(), "", explicit, text))
@@ -83,7 +92,7 @@ class LedgerClient:
             else:
                 wrong = misfit(version, explicit, value, data)
                 ended = time.monotonic()
-                self._add(Attempt(self.name, began, ended, version, explicit, wrong=wrong))
+                self._add(Attempt(self.name, began, ended, version, explicit, "", wrong, key))
                 return
             if time.monotonic() > limit:
                 self.lost += 1
@@ -94,7 +103,7 @@ class LedgerClient:
     def _add(self, attempt: Attempt) -> None:
         self.attempts.append(attempt)
 
-    def ask(self, value: float, explicit: bool) -> tuple[str, list[float]]:
+    def ask(self, value: float, explicit: bool, key: str) -> tuple[str, list[float]]:
         """The version that answered, and the numbers."""
         raise NotImplementedError
 
@@ -106,31 +115,40 @@ class LedgerClient:
 def misfit(version: str, explicit: bool, value: float, data: list[float]) -> str:
     """The reason why an answer is wrong; empty if it is right."""
     factor = FACTORS.get(version)
-    if factor is None or not np.allclose(data, factor * value, rtol=1e-6, atol=0):
+    if factor is None or not fits(data, factor * value):
         return f"version {version} answered {data} to {value}"
     if explicit and version != BASELINE:
         return f"version {version} answered a request for version {BASELINE}"
     return ""
 
 
+def fits(data: list[float], value: float) -> bool:
+    """Whether all of ``data`` is ``value``."""
+    return bool(np.allclose(data, value, rtol=1e-6, atol=0))
+
+
 class HttpLedgerClient(LedgerClient):
     _connection: http.client.HTTPConnection | None = None
 
-    def ask(self, value: float, explicit: bool) -> tuple[str, list[float]]:
+    def ask(self, value: float, explicit: bool, key: str) -> tuple[str, list[float]]:
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [value] * 4}
+        path = f"/v2/models/{MODEL}" + f"/versions/{BASELINE}" * explicit + "/infer"
+        told, document = self._post(path, {"inputs": [tensor]}, key)
+        return told or document["model_version"], document["outputs"][0]["data"]
+
+    def _post(self, path: str, document: dict[str, Any], key: str) -> tuple[str | None, Any]:
+        """The version in the header of the answer, and its document."""
         if self._connection is None:
             self._connection = http.client.HTTPConnection(
                 "127.0.0.1", self.port, timeout=ATTEMPT_SECONDS
             )
-        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [value] * 4}
-        path = f"/v2/models/{MODEL}" + f"/versions/{BASELINE}" * explicit + "/infer"
-        self._connection.request("POST", path, json.dumps({"inputs": [tensor]}))
+        headers = {ROUTE_KEY: key} if key else {}
+        self._connection.request("POST", path, json.dumps(document), headers)
         answer = self._connection.getresponse()
         content = answer.read()
         if answer.status != 200:
             raise ValueError(f"status {answer.status}: {content.decode(errors='replace')}")
-        document = json.loads(content)
-        version = answer.getheader("x-modelport-model-version") or document["model_version"]
-        return version, document["outputs"][0]["data"]
+        return answer.getheader("x-modelport-model-version"), json.loads(content)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -138,10 +156,22 @@ class HttpLedgerClient(LedgerClient):
             self._connection = None
 
 
+class LabelLedgerClient(HttpLedgerClient):
+    """Asks for a label in TensorFlow Serving's dialect, whose answers name no version."""
+
+    def ask(self, value: float, explicit: bool, key: str) -> tuple[str, list[float]]:
+        which = f"versions/{BASELINE}" if explicit else f"labels/{LABEL}"
+        path = f"/v1/models/{MODEL}/{which}:predict"
+        told, document = self._post(path, {"instances": [[value] * 4]}, key)
+        (data,) = document["predictions"]
+        computed = (name for name, factor in FACTORS.items() if fits(data, factor * value))
+        return told or next(computed, ""), data
+
+
 class GrpcLedgerClient(LedgerClient):
     _channel: grpc.Channel | None = None
 
-    def ask(self, value: float, explicit: bool) -> tuple[str, list[float]]:
+    def ask(self, value: float, explicit: bool, key: str) -> tuple[str, list[float]]:
         if self._channel is None:
             options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
             self._channel = grpc.insecure_channel(f"127.0.0.1:{self.port}", options)
@@ -151,7 +181,8 @@ class GrpcLedgerClient(LedgerClient):
         request = pb.ModelInferRequest(model_name=MODEL, model_version=BASELINE if explicit else "")
         request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
         request.raw_input_contents.append(np.full(4, value, np.float32).tobytes())
-        answer, call = self._call.with_call(request, timeout=ATTEMPT_SECONDS)
+        metadata = [(ROUTE_KEY, key)] if key else None
+        answer, call = self._call.with_call(request, timeout=ATTEMPT_SECONDS, metadata=metadata)
         told = dict(call.trailing_metadata() or ()).get("x-modelport-model-version")
         data = np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()
         return str(told or answer.model_version), data
@@ -163,14 +194,24 @@ class GrpcLedgerClient(LedgerClient):
 
 
 class LedgerClients:
-    """Two clients of each protocol, until ``finish``."""
+    """Two clients of each protocol, until ``finish``.
 
-    def __init__(self, http_port: int, grpc_port: int) -> None:
+    Args:
+        label: whether there is a client that asks for a label, too.
+        keyed: whether requests have route keys.
+    """
+
+    def __init__(
+        self, http_port: int, grpc_port: int, *, label: bool = False, keyed: bool = False
+    ) -> None:
         self._stop = threading.Event()
-        self.clients = [
-            *(HttpLedgerClient(f"http {number}", http_port, self._stop) for number in (1, 2)),
-            *(GrpcLedgerClient(f"grpc {number}", grpc_port, self._stop) for number in (1, 2)),
-        ]
+        kinds: list[tuple[str, type[LedgerClient], int]] = [
+            ("http 1", HttpLedgerClient, http_port), ("http 2", HttpLedgerClient, http_port),
+            ("grpc 1", GrpcLedgerClient, grpc_port), ("grpc 2", GrpcLedgerClient, grpc_port),
+        ]  # fmt: skip
+        if label:
+            kinds.append(("label", LabelLedgerClient, http_port))
+        self.clients = [kind(name, port, self._stop, keyed) for name, kind, port in kinds]
         self._threads = [threading.Thread(target=each.run, daemon=True) for each in self.clients]
         for thread in self._threads:
             thread.start()

@@ -18,7 +18,14 @@ from typing import Any
 from modelport.gateway.rollout.state_files import rollout_files
 from modelport.gateway.rollout.state_store import RolloutStore
 from tests.gateway.server.workers.processes import workers
-from tests.rollout_faults.clients import BASELINE, MODEL, UNLOADED, Attempt, LedgerClients
+from tests.rollout_faults.clients import (
+    BASELINE,
+    LABEL,
+    MODEL,
+    UNLOADED,
+    Attempt,
+    LedgerClients,
+)
 from tests.rollout_faults.served import (
     PATH,
     ROUTE,
@@ -60,6 +67,9 @@ class Scenario:
     Attributes:
         candidate: 2 is good, 3 is bad, and ``remote`` is another server's.
         commanded: whether a person rolls it back some time after the fault.
+        label: whether a label is rolled out, with a client of TensorFlow Serving that asks for it.
+        sticky: whether requests are assigned by their key.
+        keep: whether the candidate stays loaded after a rollback.
     """
 
     seed: int
@@ -70,6 +80,9 @@ class Scenario:
     stage: int
     delay: float
     variant: str = ""
+    label: bool = False
+    sticky: bool = False
+    keep: bool = False
 
     @classmethod
     def drawn(cls, seed: int, fault: Fault | None = None) -> Scenario:
@@ -86,6 +99,7 @@ class Scenario:
             commanded=candidate == "2" and randomness.random() < 0.5,
             stage=randomness.randrange(3) if candidate == "2" else randomness.randrange(2),
             delay=randomness.uniform(0.0, 1.5),
+            label=randomness.random() < 0.5,
         )  # fmt: skip
 
     @property
@@ -103,7 +117,8 @@ class Scenario:
             "candidate": self.candidate, "shadow": shadow, "steps": steps, "limits": off,
             "pair": self.candidate == "3", "min_requests": 50,
             "min_seconds": 30.0 if self.manual else 1.0,
-            "manual": self.manual, "max_seconds": 600.0,
+            "manual": self.manual, "max_seconds": 600.0, "label": LABEL if self.label else "",
+            "sticky": "header" if self.sticky else "request", "keep": self.keep,
         }  # fmt: skip
 
     @property
@@ -170,12 +185,19 @@ class RunningScenario:
         self._place: Place = place(root, *flags, variant=scenario.variant)
         self._gateway: Gateway = self._place.start()
         stack.callback(lambda: self._gateway.close())
-        self.clients = LedgerClients(self._place.http_port, self._place.grpc_port)
+        self.clients = LedgerClients(
+            self._place.http_port,
+            self._place.grpc_port,
+            label=scenario.label,
+            keyed=scenario.sticky,
+        )
         self.watcher = StatusWatcher(self._place.admin)
         #: The times in which attempts may fail, and the fault.
         self._outage: tuple[float, float] | None = None
         #: The time at which the end was told.
         self._ended = float("inf")
+        #: The time at which a rollback was asked for.
+        self._commanded = float("inf")
         self._id = ""
 
     # -- acts -------------------------------------------------------------------------------------
@@ -274,6 +296,7 @@ class RunningScenario:
         if scenario.commanded:
             wait_until(lambda: self.clients.answered_since(self._outage_end), "answers")
             if self.watcher.looks[-1].state["phase"] == "running":
+                self._commanded = time.monotonic()
                 admin.post(f"{PATH}/rollback", {"reason": "a hunch"})
                 self._ended = time.monotonic()
         told = wait_until(lambda: self.watcher.first(phase=scenario.expected), "the verdict")
@@ -317,13 +340,30 @@ class RunningScenario:
             result.check(not found, f"{kind}: {len(found)}, such as {found[:2]}")
         if self._scenario.candidate == "3" or self._scenario.stage:
             result.check(result.candidate_answers, "the candidate answered nothing")
+            by_label = [e for e in attempts if e.client == "label" and self._by_candidate(e)]
+            if self._scenario.label:
+                result.check(by_label, "the candidate answered no request for the label")
 
     def _problems(self, attempts: list[Attempt]) -> Iterator[tuple[str, list[Attempt]]]:
         yield "answered wrongly", [each for each in attempts if each.wrong]
         if self._scenario.expected == "rolled back":
             late = [e for e in attempts if e.began > self._ended and self._by_candidate(e)]
             yield "reached the candidate after the rollback", late
+        if self._scenario.sticky:
+            yield "changed sides", list(self._back_at_the_baseline(attempts))
         yield "lost", [each for each in attempts if each.error and not self._excused(each)]
+
+    def _back_at_the_baseline(self, attempts: list[Attempt]) -> Iterator[Attempt]:
+        """Answers of the baseline for keys that had gone to the candidate, before a rollback."""
+        end = self._commanded
+        answers = [e for e in attempts if e.version and not e.explicit and e.ended < end]
+        gone: dict[str, float] = {}
+        for each in answers:
+            if self._by_candidate(each):
+                gone[each.key] = min(each.ended, gone.get(each.key, each.ended))
+        for each in answers:
+            if not self._by_candidate(each) and each.began > gone.get(each.key, each.began):
+                yield each
 
     def _excused(self, attempt: Attempt) -> bool:
         """Whether the fault explains a failed attempt, which is counted."""

@@ -15,12 +15,14 @@ from modelport.gateway.errors import ModelportError
 from modelport.loadtests.system.processes import free_ports
 from tests import models
 from tests.forked import ForkedProcess
-from tests.rollout_faults.clients import FACTORS, MODEL
+from tests.rollout_faults.clients import FACTORS, LABEL, MODEL
 from tests.server import Gateway
 
 PATH = f"/v2/rollouts/{MODEL}"
 LOOK_SECONDS = 0.05
-ONLY_1 = "version_policy { specific { versions: 1 } }\n"
+ONLY_1 = f"""version_policy {{ specific {{ versions: 1 }} }}
+parameters {{ key: "version_label.{LABEL}" value {{ string_value: "1" }} }}
+"""
 ROUTE = """
 [models.remote]
 backend = "triton"

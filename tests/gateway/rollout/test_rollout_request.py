@@ -24,6 +24,7 @@ from modelport.gateway.rollout.side_description import (
     VersionDescription,
     VersionProof,
 )
+from modelport.loadtests.gate import json_document as gate_document
 
 MODEL = RolloutModelDescription("m", 2, (1, 2), {"stable": 1, "latest": 2})
 SIGNATURE = ("input 'x' FP32 [4]", "output 'y' FP32 [4]", "max_batch_size 8")
@@ -288,7 +289,11 @@ def test_a_certificate_of_another_form_gives_what_it_has(tmp_path: Path, parity:
 def test_a_gate_report_gives_the_limit_of_changed_decisions(tmp_path: Path) -> None:
     report = tmp_path / "gate.json"
     report.write_text(json.dumps({"agreement": {"decisions": 10_000, "changed": 100}}))
-    assert 0.0125 < gate_report.max_disagreement(report) < 0.025
+    limit = gate_report.max_disagreement(report)
+    assert limit is not None
+    assert 0.0125 < limit < 0.025
+    report.write_text(json.dumps({"format": gate_document.FORMAT, "agreement": None}))
+    assert gate_report.max_disagreement(report) is None
     for wrong in ("{}", '{"agreement": null}', "[]", '{"agreement": {"decisions": 0}}', "x"):
         report.write_text(wrong)
         with pytest.raises(InvalidArgument, match="is no report of 'modelport gate --json'"):
