@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 from enum import StrEnum
@@ -117,6 +118,10 @@ class Settings(NamedTuple):
     socket_mode: int = 0o660
     #: TLS on all three ports; None for clear text.
     tls: TlsFiles | None = None
+    #: The rules of access, ``access.toml``; None: everybody may do everything.
+    access: Path | None = None
+    #: Whether other addresses than loopback are served without access and without mutual TLS.
+    insecure: bool = False
     #: Path of the metrics on the HTTP port; empty for none.
     prometheus_path: str = ""
     #: The file with the secret that signs the calls of rollouts' webhooks.
@@ -134,6 +139,19 @@ class Settings(NamedTuple):
     log_verbose: int = 0
     #: Models outside of a repository, as files or folders.
     models: tuple[Path, ...] = ()
+
+
+def requires_certificates(tls: TlsFiles | None) -> bool:
+    """Whether every client needs a certificate (mutual TLS)."""
+    return tls is not None and tls.client_ca is not None and tls.client_required
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach ``address``."""
+    try:
+        return address == "localhost" or ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def request_memory_bytes(settings: Settings) -> int:

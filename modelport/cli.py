@@ -92,6 +92,10 @@ COMMANDS = {
         "modelport.gateway.cli.label_rollback:rollback",
         "Go back to an earlier version of a model.",
     ),
+    "access": (
+        "modelport.gateway.cli.access:access",
+        "Explain what the rules of access.toml allow.",
+    ),
     "rollout": (
         "modelport.gateway.cli.rollout:rollout",
         "Roll a candidate out under statistical control.",

@@ -65,6 +65,15 @@ class ServeOptions(TypedDict, total=False):
     grpc_port: int
     metrics_address: str
     metrics_port: int
+    http_socket: Path | str
+    grpc_socket: Path | str
+    socket_mode: str
+    tls_cert: Path | str
+    tls_key: Path | str
+    tls_client_ca: Path | str
+    tls_client_auth: str
+    access: Path | str
+    insecure: bool
     monitoring_config_file: Path | str
     cache_config: str | Sequence[str]
     response_cache_byte_size: int

@@ -31,6 +31,7 @@ from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
 
+from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.cli.serve import settings_of
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.models.control import LocalControl
@@ -154,6 +155,8 @@ class Model:
             click.UsageError: a flag is wrong.
         """
         settings = settings_of(flags)
+        if settings.access is not None:
+            raise UsageError("--access is not available here: Ray Serve's proxies hold the sockets")
         configure_logging(settings.log_format, settings.log_verbose)
         self._name = name
         self._server = GatewayServer(settings, LocalControl, make_listeners=self._listeners)

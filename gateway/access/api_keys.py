@@ -72,6 +72,19 @@ class ApiKeys(Authenticator):
         self._entries = entries
 
 
+def keys_of(table: TomlTable, name: str) -> list[Principal]:
+    """Return the callers of the keys of that name; none if there is no key file.
+
+    Raises:
+        UsageError: The file cannot be read, or is wrong.
+    """
+    path = table.path.parent / table.read(ApiKeySettings).file
+    if not path.exists():
+        return []
+    found = (entry.principal for entry in _read(table, path).values())
+    return [principal for principal in found if principal.name == name]
+
+
 def _read(table: TomlTable, path: Path) -> dict[bytes, _Entry]:
     option = f"{table.path.name}:{table.lines.get('file', table.line)}: file"
     return _by_id(key_file.read(path, option))

@@ -1,33 +1,101 @@
 """The caller of the request in progress, and its operation.
 
-Transports set ``CURRENT`` in the task of each request, only if ``--access`` is given.
+Transports set ``CURRENT`` in the task of each request, only if ``--access`` is given. Its route or
+method then enters the declared operation, before the request is decoded.
 """
 
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 
 from modelport.gateway.access.operations import Operation
+from modelport.gateway.access.policy import OperationRights, PrincipalRights
 from modelport.gateway.access.principal import Principal
+from modelport.gateway.errors import ModelportError, PermissionDenied, Unauthenticated
+
+NO_CREDENTIAL = (
+    "the request has no credential; send 'authorization: Bearer KEY', or what this gateway accepts"
+)
 
 
-@dataclass(slots=True)
 class AccessContext:
     """The caller of a request, and its operation.
 
     Attributes:
         source: Address of the client, for the audit log.
         request_id: The client's ``x-request-id``, or empty.
+        rights: The caller's rights to the operation; None before it is entered.
         response_headers: Fields that the transport adds to the response, or to the trailing
             metadata over gRPC. They replace fields of the same name.
     """
 
-    principal: Principal
-    operation: Operation
-    source: str = ""
-    request_id: str = ""
-    response_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    __slots__ = ("_all_rights", "principal", "request_id", "response_headers", "rights", "source")
+
+    def __init__(
+        self, principal: Principal, rights: PrincipalRights, source: str = "", request_id: str = ""
+    ) -> None:
+        self.principal = principal
+        self.source = source
+        self.request_id = request_id
+        self.rights: OperationRights | None = None
+        self.response_headers: list[tuple[bytes, bytes]] = []
+        self._all_rights = rights
+
+    @property
+    def operation(self) -> Operation | None:
+        """The operation that was entered."""
+        return None if self.rights is None else self.rights.operation
+
+    def enter(self, operation: Operation) -> None:
+        """Note the request's operation.
+
+        Raises:
+            Unauthenticated: It needs a credential, and the request has none.
+            PermissionDenied: The caller may not perform it on any model.
+        """
+        rights = self._all_rights.of(operation)
+        if not rights.permitted:
+            raise self.refusal(operation)
+        self.rights = rights
+
+    def refusal(self, operation: Operation) -> ModelportError:
+        """Make the error for an operation that is not allowed on any model."""
+        if self.principal.is_anonymous:
+            return Unauthenticated(NO_CREDENTIAL)
+        return PermissionDenied(f"'{self.principal.name}' may not use the operation '{operation}'")
+
+    def may(self, operation: Operation) -> bool:
+        """Whether the caller may perform an operation on some model."""
+        return self._all_rights.of(operation).permitted
 
 
 CURRENT: ContextVar[AccessContext | None] = ContextVar("access", default=None)
+
+
+def enter(operation: Operation) -> None:
+    """Note the operation of the current request, as ``AccessContext.enter``, if it has one."""
+    context = CURRENT.get()
+    if context is not None:
+        context.enter(operation)
+
+
+def required(*operations: Operation) -> OperationRights:
+    """Return the current caller's rights to the operation that was entered, for models.
+
+    Raises:
+        Unauthenticated, PermissionDenied: None was entered, or none of ``operations``: what is
+            called belongs to another operation than the one that the route declares. Or the
+            operation is open for the server, but allowed on no model.
+    """
+    context = CURRENT.get()
+    if context is None:
+        raise Unauthenticated(NO_CREDENTIAL)
+    rights = context.rights
+    if (
+        rights is None
+        or not rights.has_models
+        or (operations and rights.operation not in operations)
+    ):
+        wanted = rights.operation if rights is not None else Operation.METADATA
+        raise context.refusal(operations[0] if operations else wanted)
+    return rights

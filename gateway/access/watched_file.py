@@ -64,6 +64,8 @@ class FileWatcher:
     def __init__(self) -> None:
         self._watches: list[FileWatch] = []
         self._wake = asyncio.Event()
+        #: One poll at a time: after it, what has changed before it is in use.
+        self._polling = asyncio.Lock()
         self.errors: dict[str, int] = {}
 
     def watch(
@@ -108,9 +110,10 @@ class FileWatcher:
 
     async def poll(self) -> None:
         """Load the files that have changed."""
-        for watch in list(self._watches):
-            if await asyncio.to_thread(watch.changed):
-                await self._reload(watch)
+        async with self._polling:
+            for watch in list(self._watches):
+                if await asyncio.to_thread(watch.changed):
+                    await self._reload(watch)
 
     async def _reload(self, watch: FileWatch) -> None:
         try:

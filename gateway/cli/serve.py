@@ -236,6 +236,18 @@ class Serve(click.Command):
     help="Whether clients without a certificate are refused.",
 )
 @click.option(
+    "--access",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Rules that say who may do what: access.toml, followed when it changes.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Serve other addresses than loopback to everybody, without --access and client "
+    "certificates.",
+)
+@click.option(
     "--monitoring-config-file",
     "prometheus_path",
     callback=read_monitoring_config,

@@ -20,6 +20,8 @@ from modelport.gateway.settings import (
     Settings,
     TlsFiles,
     VertexAi,
+    is_loopback,
+    requires_certificates,
 )
 
 if TYPE_CHECKING:
@@ -163,6 +165,20 @@ def _tls_files(
     return TlsFiles(cert, key, client_ca, client_auth != "optional")
 
 
+def _check_exposure(options: Mapping[str, Any], tls: TlsFiles | None) -> None:
+    """Require access, mutual TLS or ``--insecure`` for addresses that other machines reach."""
+    if options["access"] is not None or options["insecure"] or requires_certificates(tls):
+        return
+    for kind in ("http", "grpc", "metrics"):
+        address = options[f"{kind}_address"]
+        if not is_loopback(address):
+            raise click.UsageError(
+                f"--{kind}-address {address} lets everybody who reaches it use, load and unload "
+                "models; limit it with --access FILE or --tls-client-ca FILE, or allow it with "
+                "--insecure"
+            )
+
+
 def settings_from(
     model_control_mode: str,
     aspired_version_policy: str,
@@ -185,6 +201,12 @@ def settings_from(
     repositories, options["models"] = _separate(options.pop("paths"))
     options["model_repositories"] += repositories
     _check_listeners(options)
+    tls = _tls_files(tls_cert, tls_key, tls_client_ca, tls_client_auth)
+    _check_exposure(options, tls)
+    if options["access"] is not None:
+        from modelport.gateway.access import access
+
+        access.check(options["access"])
     if options["rollout_webhook_secret"] is not None:
         from modelport.gateway.rollout import webhooks
 
@@ -207,7 +229,7 @@ def settings_from(
         aspired_version_policy=AspiredVersionPolicy(aspired_version_policy),
         log_format=LogFormat(log_format),
         require_signature=_public_keys(require_signature),
-        tls=_tls_files(tls_cert, tls_key, tls_client_ca, tls_client_auth),
+        tls=tls,
         routes=found,
         sagemaker_default_model=os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""),
         vertex_ai=_vertex_ai(vertex_ai_default_model) if allow_vertex_ai else None,

@@ -38,6 +38,20 @@ class Split(Protocol):
     ) -> Awaitable[InferResponse]: ...
 
 
+class SupportsInference(Protocol):
+    """The methods of ``InferenceService`` for requests of clients."""
+
+    splits: dict[str, Split]
+
+    def infer(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]: ...
+
+    def stream(
+        self, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[InferResponse, None]: ...
+
+    def refuses(self, name: str, number: int) -> bool: ...
+
+
 class InferenceService:
     """Runs inference requests; every protocol calls its one ``infer``."""
 

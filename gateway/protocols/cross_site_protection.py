@@ -13,6 +13,7 @@ import socket
 from collections.abc import Collection
 
 from modelport.gateway.protocols.asgi import Scope
+from modelport.gateway.settings import is_loopback
 
 #: Safe methods (RFC 9110, 9.2.1).
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
@@ -34,7 +35,7 @@ class Origins:
         self._any = ANY in allowed_hosts
         self._allowed = {name.lower() for name in allowed_hosts}
         self._own = {"localhost", socket.gethostname().lower(), address.lower()}
-        self._is_local = address == "localhost" or _is_loopback(address)
+        self._is_local = is_loopback(address)
 
     def objection(self, scope: Scope) -> str:
         """Return why this request is refused, or an empty string."""
@@ -84,8 +85,3 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(name)
     except ValueError:
         return None
-
-
-def _is_loopback(name: str) -> bool:
-    address = _address(name)
-    return address is not None and address.is_loopback

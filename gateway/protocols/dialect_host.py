@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
-from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.inference.service import SupportsInference
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.protocols.prediction.predictor import Predictor
 from modelport.gateway.protocols.request_body import read as read_body
@@ -27,14 +27,17 @@ class DialectHost:
         settings: those of ``modelport serve``.
         shared: the shared memory that clients have registered.
         requests: the counters of TensorFlow Serving's metrics.
+        is_guarded: whether ``--access`` limits what callers may do; ``service``, ``manager`` and
+            ``control`` then know who calls.
     """
 
     settings: Settings
-    service: InferenceService
-    manager: ModelManager
+    service: SupportsInference
+    manager: ModelView
     control: Control
     shared: SharedMemory
     requests: TfServingRequests
+    is_guarded: bool = False
 
     def __post_init__(self) -> None:
         self.max_input_bytes = self.settings.http_max_input_bytes

@@ -11,7 +11,12 @@ from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.grpc_method import Methods
-from modelport.gateway.protocols.http import HttpApplication, HttpDialect
+from modelport.gateway.protocols.http import (
+    GuardedDialect,
+    HttpApplication,
+    HttpDialect,
+    OverloadAware,
+)
 from modelport.gateway.protocols.oip.grpc import OipGrpc
 from modelport.gateway.protocols.oip.http import OipHttp
 from modelport.gateway.protocols.oip.http_generate import GenerateHttp
@@ -70,7 +75,10 @@ DIALECTS: ExtensionTable[DialectDescriptor] = ExtensionTable(
 
 
 class Dialects:
-    """``http`` is the application of the HTTP port, ``grpc`` the table of gRPC methods."""
+    """``http`` is the application of the HTTP port, ``grpc`` the table of gRPC methods.
+
+    ``application`` has the routes of the HTTP port, without those that Vertex AI chooses.
+    """
 
     def __init__(self, host: DialectHost) -> None:
         settings = host.settings
@@ -82,8 +90,12 @@ class Dialects:
             for name, methods in each.grpc(host).items():
                 self.grpc.setdefault(name, methods)  # no extension replaces what is built in
         origins = Origins(settings.http_address, settings.allowed_hosts)
-        [oip] = [dialect for dialect in http if isinstance(dialect, OipHttp)]
-        self.http: App = HttpApplication(oip, http, origins, host.service.splits)
+        first: OverloadAware = next(dialect for dialect in http if isinstance(dialect, OipHttp))
+        if host.is_guarded:
+            guarded = {id(dialect): GuardedDialect(dialect) for dialect in http}
+            first, http = guarded[id(first)], list(guarded.values())
+        self.application = HttpApplication(first, http, origins, host.service.splits)
+        self.http: App = self.application
         if settings.vertex_ai is not None:
             self.http = VertexApplication(self.http, host, settings.vertex_ai)
 

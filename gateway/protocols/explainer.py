@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.errors import Unsupported
-from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model_view import ModelView
 
 PARAMETER = "explainer"
 
 
-def name_of(manager: ModelManager, name: str, number: int = 0) -> str:
+def name_of(manager: ModelView, name: str, number: int = 0) -> str:
     """Return the name of a model version's explainer; version 0 is the default one.
 
     Raises:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.protobuf import joined
@@ -52,6 +53,7 @@ class Method(NamedTuple):
     Attributes:
         handler: An async function from request and deadline to response, or an async generator of
             responses. It raises ``ModelportError``.
+        operation: The operation that rules of ``--access`` allow to callers.
         request_streams: Whether the request is a stream, which may hold a ``RefusedMessage``. It
             implies ``reply_streams``.
         statuses: gRPC statuses by error class, if they differ from the Open Inference Protocol's.
@@ -66,6 +68,7 @@ class Method(NamedTuple):
     request: Any
     reply: Any
     handler: Callable[[Any, Deadline], Any]
+    operation: Operation
     request_streams: bool = False
     reply_streams: bool = False
     statuses: Mapping[type[ModelportError], str] = MappingProxyType({})

@@ -7,16 +7,19 @@ the page is ``GET /docs``.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Sequence
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
 
 from modelport import __version__
+from modelport.gateway.access.context import enter
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Internal, ModelportError
-from modelport.gateway.protocols import rollout_headers
+from modelport.gateway.protocols import api_pages, http_operations, rollout_headers
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.http_response import RETRY
@@ -34,8 +37,14 @@ class HttpDialect(Protocol):
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         """Return the handler of an inference request, or None for other paths."""
 
+    def operation(self, scope: Scope) -> Operation:
+        """Return the operation of a request that ``serve`` answers."""
+
     def add_routes(self, app: FastAPI) -> None:
-        """Add all routes to ``app``; those of ``serve`` only for their documentation."""
+        """Add all routes to ``app``; those of ``serve`` only for their documentation.
+
+        Each declares its operation (``http_operations``).
+        """
 
     def refusal(self, status: int, message: str) -> Response:
         """Make the response to a request that has no route."""
@@ -49,6 +58,31 @@ class OverloadAware(HttpDialect, Protocol):
 
     def refuses(self, raw_path: bytes) -> bool:
         """Whether a POST to this path is refused because of overload; if so, count it."""
+
+
+class GuardedDialect:
+    """``dialect`` for a gateway with ``--access``: what ``serve`` answers enters its operation."""
+
+    def __init__(self, dialect: HttpDialect) -> None:
+        self._dialect = dialect
+        self.segments = dialect.segments
+        self.operation, self.add_routes = dialect.operation, dialect.add_routes
+        self.refusal, self.failure = dialect.refusal, dialect.failure
+
+    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
+        answer = self._dialect.serve(scope, receive, send)
+        if answer is not None:
+            try:
+                enter(self._dialect.operation(scope))
+            except ModelportError:
+                if isinstance(answer, Coroutine):
+                    answer.close()
+                raise
+        return answer
+
+    def refuses(self, raw_path: bytes) -> bool:
+        """Refuse nothing that is not authenticated; the handler itself does under overload."""
+        return False
 
 
 class HttpApplication:
@@ -105,6 +139,22 @@ class HttpApplication:
         objection = self._origins.objection(scope)
         return dialect.refusal(403, objection) if objection else None
 
+    @property
+    def routes(self) -> Sequence[BaseRoute]:
+        """All routes, each with its operation; those of ``serve`` too."""
+        return self._framework.routes
+
+    def _dialect_of(self, scope: Scope) -> HttpDialect:
+        """The dialect whose errors a path gets."""
+        segment = scope["path"][1:].partition("/")[0]
+        return next(iter(self._dialects.get(segment, ())), self._first)
+
+    async def refuse(
+        self, scope: Scope, receive: Receive, send: Send, error: ModelportError
+    ) -> None:
+        """Answer a request that is not served with ``error``, in the format of its dialect."""
+        await self._dialect_of(scope).failure(error)(scope, receive, send)
+
     def _build(self, dialects: Sequence[HttpDialect]) -> FastAPI:
         app = FastAPI(
             title="modelport",
@@ -112,11 +162,11 @@ class HttpApplication:
             description="The Open Inference Protocol (v2) as Triton speaks it, and the dialects of "
             "TensorFlow Serving, TorchServe and SageMaker.",
             redirect_slashes=False,
+            openapi_url=None,  # ``api_pages`` has the pages, with their operation
         )
 
         def dialect(request: Request) -> HttpDialect:
-            segment = request.scope["path"][1:].partition("/")[0]
-            return next(iter(self._dialects.get(segment, ())), self._first)
+            return self._dialect_of(request.scope)
 
         @app.exception_handler(HTTPException)
         async def refuse(request: Request, error: HTTPException) -> Response:
@@ -137,6 +187,8 @@ class HttpApplication:
 
         for each in dialects:
             each.add_routes(app)
+        api_pages.add(app)
+        http_operations.check(app.routes)
         describe = app.openapi
 
         def openapi() -> dict[str, Any]:

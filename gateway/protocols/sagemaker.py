@@ -12,11 +12,13 @@ from typing import Annotated
 
 from fastapi import FastAPI, Path, Response
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http_operations import INFER
 from modelport.gateway.protocols.oip.http_infer import OipErrors
 from modelport.gateway.protocols.prediction.http import (
     PredictionTarget,
@@ -54,6 +56,9 @@ class SageMakerHttp(OipErrors):
                 return self._predict(lambda _: PredictionTarget(name), scope, receive, send)
         return None
 
+    def operation(self, scope: Scope) -> Operation:
+        return Operation.INFER
+
     def _find(self, headers: RequestHeaders) -> PredictionTarget:
         target = headers.get(_TARGET_MODEL, b"").decode("latin-1").removesuffix(_ARCHIVE)
         return PredictionTarget(
@@ -61,18 +66,18 @@ class SageMakerHttp(OipErrors):
         )
 
     def add_routes(self, app: FastAPI) -> None:
-        @app.post(_INVOCATIONS, tags=["sagemaker"])
+        @app.post(_INVOCATIONS, tags=["sagemaker"], dependencies=INFER)
         async def invocations() -> Response:
             """Predict with the default model, or `X-Amzn-SageMaker-Target-Model`."""
             return Delegate(self._predict, self._find)
 
-        @app.post("/models/{model}/invoke", tags=["sagemaker"])
+        @app.post("/models/{model}/invoke", tags=["sagemaker"], dependencies=INFER)
         async def invoke(model: Annotated[str, Path(description="Model name")]) -> Response:
             """Predict with a model of a multi-model endpoint."""
             return Delegate(self._predict, lambda _: PredictionTarget(model))
 
 
-def only_model(manager: ModelManager, default: str, remedy: str) -> str:
+def only_model(manager: ModelView, default: str, remedy: str) -> str:
     """Return ``default``, or the only model that is served.
 
     Raises:

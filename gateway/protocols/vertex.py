@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
+from modelport.gateway.access.context import enter
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.protocols import rollout_headers
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
@@ -49,6 +51,7 @@ class VertexApplication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"] if scope["type"] == "http" else None
         if path == self._settings.health_route:
+            enter(Operation.HEALTH)
             allowed = scope["method"] in ("GET", "HEAD")
             status = (200 if await self._control.ready() else 400) if allowed else 405
             await reply(send, status, b"", [])
@@ -63,6 +66,7 @@ class VertexApplication:
             return
         wanted = [value for name, value in scope["headers"] if name == _REDIRECT]
         if not wanted:
+            enter(Operation.INFER)
             if self._splits:
                 send = rollout_headers.exchange(scope, send)
             await self._predict(self._find, scope, receive, send)

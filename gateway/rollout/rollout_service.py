@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from modelport.gateway.access.guarded_models import current_name, rollout_target
 from modelport.gateway.errors import ModelportError, NotFound, Unavailable
 from modelport.gateway.rollout import checked_json, rollout_request
 from modelport.gateway.rollout.controller import RolloutController
@@ -67,27 +68,30 @@ class RolloutService:
         request = rollout_request.read(content)
         async with self._starting:
             await self._rollouts.over(model)
-            plan = await self._draft(model, request)
-            self._rollouts.require_none(plan)
-            try:
-                await self._processes.hold(plan)
-                sides = [
-                    await self._processes.describe_version(side)
-                    for side in (plan.baseline, plan.candidate)
-                ]
-                plan = rollout_request.completed(plan, request, *sides)
-                state = await self._rollouts.start(plan, by=request.by)
-            except ModelportError:
-                await self._processes.release(plan)
-                raise
-        return state.to_json()
+            described = await self._processes.describe_model(model)
+            name, version = rollout_request.candidate_of(request, described)
+            target = rollout_target(name)
+            with target.stated():
+                if not version:
+                    version = (await self._processes.describe_model(target.name)).default
+                candidate = RolloutSide(target.name, version)
+                plan = rollout_request.draft(request, described, candidate)
+                return await self._start(plan, request)
 
-    async def _draft(self, model: str, request: RolloutRequest) -> RolloutPlan:
-        described = await self._processes.describe_model(model)
-        name, version = rollout_request.candidate_of(request, described)
-        if not version:
-            version = (await self._processes.describe_model(name)).default
-        return rollout_request.draft(request, described, RolloutSide(name, version))
+    async def _start(self, plan: RolloutPlan, request: RolloutRequest) -> dict[str, Any]:
+        self._rollouts.require_none(plan)
+        try:
+            await self._processes.hold(plan)
+            sides = [
+                await self._processes.describe_version(side)
+                for side in (plan.baseline, plan.candidate)
+            ]
+            plan = rollout_request.completed(plan, request, *sides)
+            state = await self._rollouts.start(plan, by=current_name() or request.by)
+        except ModelportError:
+            await self._processes.release(plan)
+            raise
+        return state.to_json()
 
     async def command(self, model: str, command: RolloutCommand, content: bytes) -> dict[str, Any]:
         """Carry out a command; return the state after it.
@@ -97,7 +101,9 @@ class RolloutService:
             InvalidArgument: the command has no place in its phase.
         """
         request = checked_json.read(CommandRequest, content or b"{}")
-        state = await self._rollouts.command(model, command, request.reason, request.by)
+        state = await self._rollouts.command(
+            model, command, request.reason, current_name() or request.by
+        )
         return state.to_json()
 
     def status(self, model: str) -> dict[str, Any]:

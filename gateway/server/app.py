@@ -12,6 +12,9 @@ from typing import NamedTuple
 import structlog
 import uvloop
 
+from modelport.gateway.access.access import Access, access_of, warn_if_exposed
+from modelport.gateway.access.access_metrics import AccessCollector
+from modelport.gateway.access.guards import GuardedParts, guard
 from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.errors import Unavailable
@@ -21,6 +24,7 @@ from modelport.gateway.models.control import Control, LocalControl
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.snapshot import Snapshot
 from modelport.gateway.protocols.asgi import App
+from modelport.gateway.protocols.authenticated_application import AuthenticatedApplication
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.grpc_method import Methods
@@ -54,7 +58,16 @@ CLOSING_SECONDS = 0.1
 MakeControl = Callable[[ModelManager], Control]
 #: As ``Listeners`` itself; Ray Serve's replicas have no sockets, and so their own.
 MakeListeners = Callable[
-    [App, Methods, Settings, Collection[object], Collection[str], bool, ServerCertificate | None],
+    [
+        App,
+        Methods,
+        Settings,
+        Collection[object],
+        Collection[str],
+        bool,
+        ServerCertificate | None,
+        Access | None,
+    ],
     Listeners,
 ]
 
@@ -87,6 +100,7 @@ class GatewayServer:
         self._settings = settings
         self._watcher = FileWatcher()
         self._certificate = certificate.of_settings(settings, self._watcher)
+        self._access = access_of(settings, self._watcher)
         self._alone = make_control is None
         self.manager = ModelManager(settings, make_host=self._host)
         self.control: Control = (make_control or LocalControl)(self.manager)
@@ -98,8 +112,11 @@ class GatewayServer:
         regions = SharedMemoryRegions(settings.allow_client_shm)
         shared = SharedMemory(regions, self.control, settings.http_max_input_bytes)
         requests = TfServingRequests()
-        host = DialectHost(settings, service, self.manager, self.control, shared, requests)
-        dialects = Dialects(host)
+        parts = GuardedParts(service, self.manager, self.control)
+        if self._access is not None:
+            parts = guard(*parts)
+        host = DialectHost(settings, *parts, shared, requests, self._access is not None)
+        self.dialects = dialects = Dialects(host)
         self.registry = registry(
             self.manager.statistics,
             requests,
@@ -110,6 +127,8 @@ class GatewayServer:
         app = dialects.http
         if settings.prometheus_path:
             app = metrics.mount(app, settings.prometheus_path, self._scrape)
+        if self._access is not None:
+            app = AuthenticatedApplication(app, self._access, dialects.application.refuse)
         self._rollout_control: RolloutControl | None = None
         self._metrics: HttpListener | None = None
         if self._alone:
@@ -117,11 +136,19 @@ class GatewayServer:
             self.registry.register(RolloutCollector(self._rollout_control.service.statuses))
             if self._certificate is not None:
                 self.registry.register(CertificateCollector(self._certificate))
+            if self._access is not None:
+                self.registry.register(AccessCollector(self._watcher))
             self._metrics = self._metrics_listener(self._rollout_control)
         try:
             sets = (self.manager.overloaded, service.splits)
             self._listeners = (make_listeners or Listeners)(
-                app, dialects.grpc, settings, *sets, not self._alone, self._certificate
+                app,
+                dialects.grpc,
+                settings,
+                *sets,
+                not self._alone,
+                self._certificate,
+                self._access,
             )
         except Unavailable:  # a program that goes on keeps no port
             if self._metrics is not None:
@@ -146,6 +173,8 @@ class GatewayServer:
     def _metrics_listener(self, rollouts: RolloutControl) -> HttpListener:
         address, port = self._settings.metrics_address, self._settings.metrics_port
         app = rollouts.application(metrics.application(self._scrape))
+        if self._access is not None:
+            app = AuthenticatedApplication(app, self._access, metrics.refuse)
         tls = None if self._certificate is None else self._certificate.http
         return HttpListener(app, address, port, "--metrics-port", most=metrics.CONNECTIONS, tls=tls)
 
@@ -166,13 +195,16 @@ class GatewayServer:
         Raises:
             Unavailable: A port is taken.
         """
-        if self._certificate is not None:
+        if self._access is not None:
+            self._access.start()
+        if self._certificate is not None or self._access is not None:
             self._watching = asyncio.get_running_loop().create_task(self._watcher.run())
         if self._metrics is not None:
             await self._metrics.start()
         self._watchdog = Watchdog(self._report, lambda: self.manager.loading)
         await self._listeners.start()
         if self._metrics is not None:
+            warn_if_exposed(self._settings)
             log.info("listening", **self.ports._asdict())
 
     async def load(self, others: Snapshot | None = None) -> None:
@@ -223,6 +255,8 @@ class GatewayServer:
         await asyncio.gather(*ending, return_exceptions=True)
         if self._watching is not None:
             self._watching.cancel()
+        if self._access is not None:
+            self._access.close()
         if self._watchdog is not None:
             self._watchdog.close()
         if self._alone:

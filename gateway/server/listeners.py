@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
+from modelport.gateway.access.access import Access
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.server import unix_socket
+from modelport.gateway.server.grpc.authenticated_service import AuthenticatedService
 from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.server.http1.listener import HttpListener
@@ -25,7 +27,7 @@ class Listeners:
 
     ``overloaded`` is not empty while a model is overloaded, ``splits`` while a rollout runs.
     ``reuse_port`` lets other processes serve on the same ports. Without ``certificate`` they serve
-    clear text.
+    clear text. With ``access``, ``app`` authenticates its requests, and so does the gRPC port.
 
     Raises:
         Unavailable: An address cannot be bound; the message names the option to change.
@@ -40,6 +42,7 @@ class Listeners:
         splits: Collection[str] = (),
         reuse_port: bool = False,
         certificate: ServerCertificate | None = None,
+        access: Access | None = None,
     ) -> None:
         route = settings.vertex_ai.health_route if settings.vertex_ai else ""
         unix = unix_socket.listen(settings.http_socket, "--http-socket", settings.socket_mode)
@@ -48,7 +51,8 @@ class Listeners:
             [*HEALTH, *([route.encode()] if route else [])], overloaded=overloaded,
             tls=None if certificate is None else certificate.http, unix=unix,
         )  # fmt: skip
-        service = Service(methods, settings.http_max_input_bytes, overloaded, splits)
+        limits = (methods, settings.http_max_input_bytes, overloaded, splits)
+        service = Service(*limits) if access is None else AuthenticatedService(access, *limits)
         try:
             unix = unix_socket.listen(settings.grpc_socket, "--grpc-socket", settings.socket_mode)
             self._grpc = GrpcListener(

@@ -9,6 +9,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Code, Decoupled, ModelportError, Unsupported
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.grpc_method import Method, Rows
@@ -37,6 +38,8 @@ from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 
 SERVICE = "inference.GRPCInferenceService"
 
+#: Errors of ``ModelReady`` that do not mean that the model is not ready.
+_NOT_UNREADY = (Code.INVALID_ARGUMENT, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 Unary = Callable[[Any, Deadline], Awaitable[Any]]
 
 
@@ -52,25 +55,24 @@ class OipGrpc:
 
     def methods(self) -> dict[str, Rows]:
         """Return the methods by service and name."""
-        unary: dict[str, Unary] = {
-            "ServerLive": self._server_live,
-            "ServerReady": self._server_ready,
-            "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
-            "ModelMetadata": self._model_metadata,
-            "ModelConfig": self._model_config,
-            "ModelStatistics": self._model_statistics,
-            "ModelInfer": self._model_infer,
-            "RepositoryIndex": self._repository_index,
-            "RepositoryModelLoad": self._repository_load,
-            "RepositoryModelUnload": self._repository_unload,
+        unary: dict[str, tuple[Unary, Operation]] = {
+            "ServerLive": (self._server_live, Operation.HEALTH),
+            "ServerReady": (self._server_ready, Operation.HEALTH),
+            "ModelReady": (self._model_ready, Operation.HEALTH),
+            "ServerMetadata": (self._server_metadata, Operation.METADATA),
+            "ModelMetadata": (self._model_metadata, Operation.METADATA),
+            "ModelConfig": (self._model_config, Operation.METADATA),
+            "ModelStatistics": (self._model_statistics, Operation.STATISTICS),
+            "RepositoryIndex": (self._repository_index, Operation.METADATA),
+            "RepositoryModelLoad": (self._repository_load, Operation.CONTROL),
+            "RepositoryModelUnload": (self._repository_unload, Operation.CONTROL),
         }
         table = {
-            name: Method(getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response"), handler)
-            for name, handler in unary.items()
+            name: Method(getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response"), *declared)
+            for name, declared in unary.items()
         } | SharedMemoryGrpc(self._shared).methods()
         table["ModelInfer"] = Method(
-            *(RawRequest, RawResponse, self._raw_infer),
+            *(RawRequest, RawResponse, self._raw_infer, Operation.INFER),
             refuses=self._refuses_infer,
             parts=RawResponse.parts,
             bound=self._bound_infer,
@@ -80,6 +82,7 @@ class OipGrpc:
             LargeRequest,
             pb.ModelStreamInferResponse,
             StreamInfer(self._manager, self._model_infer, self._responses),
+            Operation.INFER,
             True,
             True,
             bound=self._bound_infer,
@@ -152,7 +155,7 @@ class OipGrpc:
             version = metadata.parse_version(message.version)
             await self._control.require_ready(message.name, version)
         except ModelportError as error:
-            if error.code is Code.INVALID_ARGUMENT:
+            if error.code in _NOT_UNREADY:
                 raise
             return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=True)

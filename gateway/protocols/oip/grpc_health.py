@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from typing import Any
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import ModelportError, NotFound
 from modelport.gateway.models.control import Control
 from modelport.gateway.protocols.grpc_method import Method, Rows
@@ -87,8 +88,8 @@ class HealthGrpc:
     def methods(self) -> dict[str, Rows]:
         """Return the methods by service and name."""
         messages = health_pb2.HealthCheckRequest, _Response
-        check = Method(*messages, self._check, health=True)
-        watch = Method(*messages, self._watch, reply_streams=True)
+        check = Method(*messages, self._check, Operation.HEALTH, health=True)
+        watch = Method(*messages, self._watch, Operation.HEALTH, reply_streams=True)
         return {SERVICE: {"Check": check, "Watch": watch}}
 
     async def _check(self, message: Any, _: Deadline) -> Any:

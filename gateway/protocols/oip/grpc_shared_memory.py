@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.protocols.grpc_method import Method
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory, cuda_status, refuse_cuda
 from modelport.gateway.types import Deadline
@@ -26,7 +27,12 @@ class SharedMemoryGrpc:
             "CudaSharedMemoryUnregister": self._cuda_unregister,
         }
         return {
-            name: Method(getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response"), handler)
+            name: Method(
+                getattr(pb, f"{name}Request"),
+                getattr(pb, f"{name}Response"),
+                handler,
+                Operation.SHARED_MEMORY,
+            )
             for name, handler in handlers.items()
         }
 

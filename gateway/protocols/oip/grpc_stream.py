@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelport.gateway.errors import ModelportError, TimedOut, Unavailable
-from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols.grpc_method import RefusedMessage
 from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.types import Deadline
@@ -36,7 +36,7 @@ _FINAL = "triton_final_response"
 class StreamInfer:
     """Handler of the method. ``infer`` runs ordinary models, ``stream`` decoupled ones."""
 
-    manager: ModelManager
+    manager: ModelView
     infer: Callable[[Any, Deadline], Awaitable[Any]]
     stream: Callable[[Any, Deadline], AsyncGenerator[Any, None]]
 

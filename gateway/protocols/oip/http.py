@@ -9,9 +9,15 @@ import structlog
 from fastapi import Depends, FastAPI, Path, Request, Response
 from starlette.exceptions import HTTPException
 
-from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.errors import (
+    InvalidArgument,
+    ModelportError,
+    PermissionDenied,
+    Unauthenticated,
+)
 from modelport.gateway.protocols import explainer, request_body
 from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http_operations import CONTROL, HEALTH, INFER, METADATA, STATISTICS
 from modelport.gateway.protocols.http_response import document
 from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.protocols.oip import schema as oip_schema
@@ -36,24 +42,37 @@ class OipHttp(OipInfer):
     def add_routes(self, app: FastAPI) -> None:
         manager, control = self._manager, self._control
 
-        @app.get("/v2/health/live", tags=["health"], response_class=Response)
+        @app.get("/v2/health/live", tags=["health"], dependencies=HEALTH, response_class=Response)
         async def server_live() -> Response:
             """200 while the process answers."""
             return document({"live": True})
 
-        @app.get("/v2/health/ready", tags=["health"], responses={400: {}}, response_class=Response)
+        @app.get(
+            "/v2/health/ready",
+            tags=["health"],
+            dependencies=HEALTH,
+            responses={400: {}},
+            response_class=Response,
+        )
         async def server_ready() -> Response:
             """200 when the server is ready, else 400."""
             ready = await control.ready()
             return document({"ready": ready}, 200 if ready else 400)
 
-        @app.get("/v2/", tags=["metadata"], name="server metadata, with a slash")
-        @app.get("/v2", tags=["metadata"], response_model=oip_schema.OipServerMetadata)
+        @app.get(
+            "/v2/", tags=["metadata"], dependencies=METADATA, name="server metadata, with a slash"
+        )
+        @app.get(
+            "/v2",
+            tags=["metadata"],
+            dependencies=METADATA,
+            response_model=oip_schema.OipServerMetadata,
+        )
         async def server_metadata() -> Response:
             """Name, version and supported protocol extensions."""
             return document(metadata.server_metadata(self._shared.allowed))
 
-        @app.get("/v2/models/stats", tags=["statistics"])
+        @app.get("/v2/models/stats", tags=["statistics"], dependencies=STATISTICS)
         async def all_statistics() -> Response:
             """Statistics of every model version that has been served."""
             return document(await metadata.model_statistics(manager, control, "", 0))
@@ -76,6 +95,7 @@ class OipHttp(OipInfer):
         @app.get(
             path,
             tags=["metadata"],
+            dependencies=METADATA,
             name=f"model metadata{suffix}",
             response_model=oip_schema.OipModelMetadata,
             responses=failures,
@@ -87,6 +107,7 @@ class OipHttp(OipInfer):
         @app.get(
             f"{path}/ready",
             tags=["health"],
+            dependencies=HEALTH,
             name=f"model ready{suffix}",
             responses={400: {"model": oip_schema.OipError}},
         )
@@ -94,12 +115,18 @@ class OipHttp(OipInfer):
             """200 when the model (version) is READY, else 400."""
             try:
                 await control.require_ready(*selected)
+            except (Unauthenticated, PermissionDenied):
+                raise
             except ModelportError as error:
                 return document({"error": str(error)}, 400)
             return document({"name": selected[0], "ready": True})
 
         @app.get(
-            f"{path}/config", tags=["metadata"], name=f"model config{suffix}", responses=failures
+            f"{path}/config",
+            tags=["metadata"],
+            dependencies=METADATA,
+            name=f"model config{suffix}",
+            responses=failures,
         )
         async def model_config(selected: Selected = Depends(select)) -> Response:
             """The model configuration, completed."""
@@ -108,6 +135,7 @@ class OipHttp(OipInfer):
         @app.get(
             f"{path}/stats",
             tags=["statistics"],
+            dependencies=STATISTICS,
             name=f"model statistics{suffix}",
             responses=failures,
         )
@@ -128,6 +156,7 @@ class OipHttp(OipInfer):
         @app.post(
             f"{path}/infer",
             tags=["inference"],
+            dependencies=INFER,
             name=f"infer{suffix}",
             response_model=oip_schema.OipInferResponse,
             responses=failures,
@@ -145,6 +174,7 @@ class OipHttp(OipInfer):
         @app.post(
             f"{path}/explain",
             tags=["inference"],
+            dependencies=INFER,
             name=f"explain{suffix}",
             response_model=oip_schema.OipInferResponse,
             responses=failures,
@@ -157,7 +187,12 @@ class OipHttp(OipInfer):
     def _add_repository_routes(self, app: FastAPI) -> None:
         control = self._control
 
-        @app.post("/v2/repository/index", tags=["repository"], openapi_extra=oip_schema.ANY_BODY)
+        @app.post(
+            "/v2/repository/index",
+            tags=["repository"],
+            dependencies=METADATA,
+            openapi_extra=oip_schema.ANY_BODY,
+        )
         async def repository_index(request: Request) -> Response:
             """Every model version with its state and, if it is not served, the reason."""
             body = await self._json(request)
@@ -169,6 +204,7 @@ class OipHttp(OipInfer):
         @app.post(
             "/v2/repository/models/{model}/load",
             tags=["repository"],
+            dependencies=CONTROL,
             openapi_extra=oip_schema.ANY_BODY,
         )
         async def repository_load(model: Model, request: Request) -> Response:
@@ -180,6 +216,7 @@ class OipHttp(OipInfer):
         @app.post(
             "/v2/repository/models/{model}/unload",
             tags=["repository"],
+            dependencies=CONTROL,
             openapi_extra=oip_schema.ANY_BODY,
         )
         async def repository_unload(model: Model, request: Request) -> Response:

@@ -18,11 +18,13 @@ import structlog
 from fastapi import FastAPI, Path, Response
 from starlette.exceptions import HTTPException
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Code, Internal, ModelportError
 from modelport.gateway.protocols import request_body, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http_operations import INFER
 from modelport.gateway.protocols.http_response import JSON, Headers, refuse, reply
 from modelport.gateway.protocols.oip import generate_json, metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
@@ -59,6 +61,9 @@ class GenerateHttp(OipErrors):
             return None
         answer = self._events if found[3] else self._once
         return self._serve(answer, found[1], found[2] or "", scope, receive, send)
+
+    def operation(self, scope: Scope) -> Operation:
+        return Operation.INFER
 
     async def _serve(
         self,
@@ -151,6 +156,7 @@ class GenerateHttp(OipErrors):
                 app.post(
                     f"/v2/models/{{model}}{path}/{ending}",
                     tags=["inference"],
+                    dependencies=INFER,
                     name=f"{ending}{' of a version' if versioned else ''}",
                     description=f"{text} The request is an object of inputs by name.",
                     openapi_extra=oip_schema.ANY_BODY,

@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 import structlog
 from fastapi import Response
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Code, Decoupled, ModelportError, QueueFull
 from modelport.gateway.protocols import request_body, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
@@ -84,6 +85,9 @@ class OipInfer(OipErrors):
             if target is not None:
                 return self._infer(*target, scope, receive, send)
         return None
+
+    def operation(self, scope: Scope) -> Operation:
+        return Operation.HEALTH if scope["path"] in (_LIVE, _READY) else Operation.INFER
 
     def refuses(self, raw_path: bytes) -> bool:
         """Ask ``InferenceService.refuses`` for a plain path of ``infer``."""

@@ -7,10 +7,12 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Request, Response
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols import request_body
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
+from modelport.gateway.protocols.http_operations import SHARED_MEMORY
 from modelport.gateway.protocols.http_response import document
 from modelport.gateway.protocols.oip import schema as oip_schema
 from modelport.gateway.protocols.oip.http_infer import OipErrors
@@ -32,22 +34,28 @@ class SharedMemoryHttp(OipErrors):
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         return None
 
+    def operation(self, scope: Scope) -> Operation:
+        return Operation.SHARED_MEMORY
+
     def add_routes(self, app: FastAPI) -> None:
         shared = self._shared
         folder = "/v2/systemsharedmemory"
 
-        @app.get(f"{folder}/status", tags=[_TAG])
+        @app.get(f"{folder}/status", tags=[_TAG], dependencies=SHARED_MEMORY)
         async def all_regions() -> Response:
             """All registered regions."""
             return document(shared.status())
 
-        @app.get(f"{folder}/region/{{region}}/status", tags=[_TAG])
+        @app.get(f"{folder}/region/{{region}}/status", tags=[_TAG], dependencies=SHARED_MEMORY)
         async def one_region(region: Name) -> Response:
             """One registered region."""
             return document(shared.status(region))
 
         @app.post(
-            f"{folder}/region/{{region}}/register", tags=[_TAG], openapi_extra=oip_schema.ANY_BODY
+            f"{folder}/region/{{region}}/register",
+            tags=[_TAG],
+            dependencies=SHARED_MEMORY,
+            openapi_extra=oip_schema.ANY_BODY,
         )
         async def register(region: Name, request: Request) -> Response:
             """Register `byte_size` bytes from `offset` of the object `key` (`shm_open`)."""
@@ -55,13 +63,13 @@ class SharedMemoryHttp(OipErrors):
             await shared.register(region, *_registration(await self._json(request)))
             return _done()
 
-        @app.post(f"{folder}/region/{{region}}/unregister", tags=[_TAG])
+        @app.post(f"{folder}/region/{{region}}/unregister", tags=[_TAG], dependencies=SHARED_MEMORY)
         async def unregister(region: Name) -> Response:
             """Unregister a region. Requests in flight keep it."""
             await shared.unregister(region)
             return _done()
 
-        @app.post(f"{folder}/unregister", tags=[_TAG])
+        @app.post(f"{folder}/unregister", tags=[_TAG], dependencies=SHARED_MEMORY)
         async def unregister_all() -> Response:
             """Unregister all regions."""
             await shared.unregister()
@@ -74,29 +82,29 @@ class SharedMemoryHttp(OipErrors):
         shared = self._shared
         folder = "/v2/cudasharedmemory"
 
-        @app.get(f"{folder}/status", tags=[_TAG])
+        @app.get(f"{folder}/status", tags=[_TAG], dependencies=SHARED_MEMORY)
         async def all_cuda_regions() -> Response:
             """There are none."""
             return document(cuda_status())
 
-        @app.get(f"{folder}/region/{{region}}/status", tags=[_TAG])
+        @app.get(f"{folder}/region/{{region}}/status", tags=[_TAG], dependencies=SHARED_MEMORY)
         async def one_cuda_region(region: Name) -> Response:
             """There are none."""
             return document(cuda_status(region))
 
-        @app.post(f"{folder}/region/{{region}}/register", tags=[_TAG])
+        @app.post(f"{folder}/region/{{region}}/register", tags=[_TAG], dependencies=SHARED_MEMORY)
         async def register_cuda(region: Name) -> Response:
             """Not supported."""
             refuse_cuda()
             return _done()
 
-        @app.post(f"{folder}/region/{{region}}/unregister", tags=[_TAG])
+        @app.post(f"{folder}/region/{{region}}/unregister", tags=[_TAG], dependencies=SHARED_MEMORY)
         async def unregister_cuda(region: Name) -> Response:
             """There are no regions to unregister."""
             shared.require_allowed()
             return _done()
 
-        @app.post(f"{folder}/unregister", tags=[_TAG])
+        @app.post(f"{folder}/unregister", tags=[_TAG], dependencies=SHARED_MEMORY)
         async def unregister_all_cuda() -> Response:
             """There are no regions to unregister."""
             shared.require_allowed()

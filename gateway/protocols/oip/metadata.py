@@ -8,7 +8,7 @@ from typing import Any
 from modelport import __version__
 from modelport.gateway.errors import Internal, InvalidArgument, NotFound, Unsupported
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.scan import MAX_VERSION
 from modelport.gateway.types import TensorSpec
@@ -57,7 +57,7 @@ def server_metadata(shared_memory: bool) -> dict[str, Any]:
     return {"name": SERVER_NAME, "version": __version__, "extensions": names}
 
 
-def model_metadata(manager: ModelManager, name: str, version: int) -> dict[str, Any]:
+def model_metadata(manager: ModelView, name: str, version: int) -> dict[str, Any]:
     served = manager.get(name, version)
     batch = [-1] if served.signature.max_batch_size else []
     return {
@@ -77,12 +77,12 @@ def _tensor(spec: TensorSpec, batch: list[int]) -> dict[str, Any]:
     }
 
 
-def model_config(manager: ModelManager, name: str, version: int) -> dict[str, Any]:
+def model_config(manager: ModelView, name: str, version: int) -> dict[str, Any]:
     return configuration.to_json(manager.get(name, version).config)
 
 
 async def model_statistics(
-    manager: ModelManager, control: Control, name: str, version: int
+    manager: ModelView, control: Control, name: str, version: int
 ) -> dict[str, Any]:
     """Return the statistics of one version, of a model (0), or of all models (empty ``name``)."""
     if name:

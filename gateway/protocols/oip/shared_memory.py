@@ -12,6 +12,8 @@ from typing import Any
 
 import structlog
 
+from modelport.gateway.access.context import CURRENT, required
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -148,18 +150,26 @@ class SharedMemory:
         self._regions.require_allowed()
 
     def transfer(self) -> SharedTensors:
-        """Make the transfer of a new request."""
+        """Make the transfer of a new request.
+
+        To a caller without the operation, shared memory is not enabled.
+        """
         if not self._regions.allowed:
+            return NO_SHARED_MEMORY
+        context = CURRENT.get()
+        if context is not None and not context.may(Operation.SHARED_MEMORY):
             return NO_SHARED_MEMORY
         return SharedTensors(self._regions, self._max_input_bytes)
 
     def status(self, name: str = "") -> list[Row]:
         """List the regions; raise ``NotFound`` if there is none of that name."""
+        _require_operation()
         return self._regions.status(name)
 
     async def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Register a region in all worker processes or in none."""
         row = {"name": name, "key": key, "offset": offset, "byte_size": byte_size}
+        _require_operation()
         self.require_allowed()
         try:
             await self._control.broadcast(_REGISTER, row)
@@ -171,6 +181,7 @@ class SharedMemory:
 
     async def unregister(self, name: str = "") -> None:
         """Unregister one region, or all, in all worker processes."""
+        _require_operation()
         self.require_allowed()
         await self._control.broadcast(_UNREGISTER, {"name": name})
 
@@ -201,6 +212,12 @@ class SharedMemory:
                     self._regions.register(**row)
                 except ModelportError as error:
                     log.warning("shared memory region not restored", region=name, reason=str(error))
+
+
+def _require_operation() -> None:
+    """Require that a request under ``--access`` has entered the operation."""
+    if CURRENT.get() is not None:
+        required(Operation.SHARED_MEMORY)
 
 
 def cuda_status(name: str = "") -> list[Row]:

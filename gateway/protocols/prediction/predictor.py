@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.inference.service import InferenceService
-from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.inference.service import SupportsInference
 from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols import image_decoding, response_encoding
 from modelport.gateway.protocols.oip import json as oip_json
 from modelport.gateway.protocols.oip import parameters as oip_parameters
@@ -94,7 +94,7 @@ PredictStream = Callable[[PredictionCall, Deadline], AsyncGenerator[PredictionRe
 class Predictor:
     """Runs predictions on any model."""
 
-    def __init__(self, service: InferenceService, manager: ModelManager) -> None:
+    def __init__(self, service: SupportsInference, manager: ModelView) -> None:
         self._service = service
         self._manager = manager
         self._decoders_by_version = VersionCache(_BodyDecoder)
@@ -120,11 +120,11 @@ class Predictor:
                 yield await response_encoding.encode(work, response.outputs, deadline)
 
     def max_bytes(self, model: str, version: int) -> int | None:
-        """Return the size limit of valid requests, or None; raise as ``ModelManager.get``."""
+        """Return the size limit of valid requests, or None; raise as ``ModelRegistry.get``."""
         return self._decoders_by_version(self._manager.get(model, version)).max_bytes
 
     def is_decoupled(self, model: str, version: int) -> bool:
-        """Whether ``model`` is decoupled; raise as ``ModelManager.get``."""
+        """Whether ``model`` is decoupled; raise as ``ModelRegistry.get``."""
         return self._manager.get(model, version).decoupled
 
     async def _decode(

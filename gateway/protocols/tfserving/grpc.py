@@ -14,6 +14,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.models.model import VersionSettings
 from modelport.gateway.models.version_policy import VersionPolicy
@@ -70,11 +71,12 @@ class TfServingGrpc:
     def methods(self) -> dict[str, dict[str, Method]]:
         """Return the methods by service and name."""
 
-        def method(request: Any, reply: Any, handler: Handler) -> Method:
-            return Method(request, reply, handler, statuses=STATUSES)
+        def method(request: Any, reply: Any, handler: Handler, operation: Operation) -> Method:
+            return Method(request, reply, handler, operation, statuses=STATUSES)
 
         def inference(request: Any, reply: Any, handler: Handler) -> Method:
-            return method(request, reply, handler)._replace(bound=self._bound)
+            bounded = method(request, reply, handler, Operation.INFER)
+            return bounded._replace(bound=self._bound)
 
         predict = self._counted("Predict", self._predict)
         classify = self._counted("Classify", self._classify)
@@ -86,19 +88,28 @@ class TfServingGrpc:
                     pb.ClassificationRequest, pb.ClassificationResponse, classify
                 ),
                 "Regress": inference(pb.RegressionRequest, pb.RegressionResponse, regress),
-                "MultiInference": method(
+                "MultiInference": inference(
                     pb.MultiInferenceRequest, pb.MultiInferenceResponse, self._multi
                 )._replace(bound=self._bound_multi),
                 "GetModelMetadata": method(
-                    pb.GetModelMetadataRequest, pb.GetModelMetadataResponse, self._metadata
+                    pb.GetModelMetadataRequest,
+                    pb.GetModelMetadataResponse,
+                    self._metadata,
+                    Operation.METADATA,
                 ),
             },
             MODEL_SERVICE: {
                 "GetModelStatus": method(
-                    pb.GetModelStatusRequest, pb.GetModelStatusResponse, self._status
+                    pb.GetModelStatusRequest,
+                    pb.GetModelStatusResponse,
+                    self._status,
+                    Operation.METADATA,
                 ),
                 "HandleReloadConfigRequest": method(
-                    pb.ReloadConfigRequest, pb.ReloadConfigResponse, self._reload
+                    pb.ReloadConfigRequest,
+                    pb.ReloadConfigResponse,
+                    self._reload,
+                    Operation.CONTROL,
                 ),
             },
         }

@@ -22,11 +22,13 @@ import structlog
 from fastapi import FastAPI, Path, Response
 from google.protobuf import json_format
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols import image_decoding, request_body, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http_operations import HEALTH, INFER, METADATA
 from modelport.gateway.protocols.http_response import JSON, document, refuse, reply
 from modelport.gateway.protocols.tfserving import examples_json as tfserving_examples_json
 from modelport.gateway.protocols.tfserving import json as tfserving_json
@@ -75,6 +77,9 @@ class TfServingHttp:
         if not scope["path"][3:].lower().startswith("/models"):
             return None
         return self._serve(scope, receive, send)
+
+    def operation(self, scope: Scope) -> Operation:
+        return Operation.INFER if scope["method"] == "POST" else Operation.METADATA
 
     def refusal(self, status: int, message: str) -> Response:
         return document({"error": message}, status)
@@ -195,12 +200,12 @@ class TfServingHttp:
     def add_routes(self, app: FastAPI) -> None:
         """Document the routes; ``serve`` answers all but the first."""
 
-        @app.get("/", tags=["KServe"])
+        @app.get("/", tags=["KServe"], dependencies=HEALTH)
         async def alive() -> Response:
             """Liveness, for KServe's v1 clients."""
             return document({"status": "alive"})
 
-        @app.get("/v1/models", tags=["KServe"])
+        @app.get("/v1/models", tags=["KServe"], dependencies=METADATA)
         async def models() -> Response:
             """Models that are READY."""
             return Delegate(self._serve)
@@ -214,6 +219,7 @@ class TfServingHttp:
                 app.post(
                     f"{path}:{method}",
                     tags=["TensorFlow Serving"],
+                    dependencies=INFER,
                     name=f"{method}{suffix}",
                     description=text,
                     openapi_extra=body,
@@ -223,6 +229,7 @@ class TfServingHttp:
                 app.get(
                     f"{path}{ending}",
                     tags=["TensorFlow Serving"],
+                    dependencies=METADATA,
                     name=f"{text.lower()}{suffix}",
                     description=f"{text}, in the format of TensorFlow Serving.",
                     responses=tfserving_schema.FAILURES,

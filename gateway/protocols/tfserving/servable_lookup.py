@@ -6,8 +6,8 @@ from typing import Any
 
 from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import UNLOADED, ServedVersion, VersionState
+from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols import explainer
 from modelport.gateway.protocols.tfserving.servable_signatures import (
     Selected,
@@ -31,7 +31,7 @@ _STATES = {
 class Servables:
     """Served versions by model, version number or label."""
 
-    def __init__(self, manager: ModelManager, control: Control) -> None:
+    def __init__(self, manager: ModelView, control: Control) -> None:
         self._manager = manager
         self._control = control
         self._version = VersionCache(ServableVersion)

@@ -21,7 +21,7 @@ from modelport.gateway.errors import (
     Unavailable,
     Unsupported,
 )
-from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols.prediction.predictor import (
     Predict,
     PredictionCall,
@@ -123,7 +123,7 @@ def refusal(status: int, message: str) -> dict[str, object]:
     return {"code": status, "type": name, "message": text}
 
 
-def version_number(manager: ModelManager, name: str, text: str) -> int:
+def version_number(manager: ModelView, name: str, text: str) -> int:
     """Parse a version number or label; 0 if ``text`` is empty.
 
     Raises:
@@ -147,7 +147,7 @@ def label_of(text: str) -> str | None:
     return text if text and _VERSION.fullmatch(text) is None else None
 
 
-def known_version(manager: ModelManager, name: str, text: str) -> int:
+def known_version(manager: ModelView, name: str, text: str) -> int:
     """Parse the version of a request for inference.
 
     Raises:
@@ -162,12 +162,12 @@ def known_version(manager: ModelManager, name: str, text: str) -> int:
     return number
 
 
-def _not_found(manager: ModelManager, name: str, version: str) -> NotFound:
+def _not_found(manager: ModelView, name: str, version: str) -> NotFound:
     known = version and name in manager.names()
     return VersionNotFound(name, version) if known else ModelNotFound(name)
 
 
-def translate_not_found(predict: Predict, manager: ModelManager) -> Predict:
+def translate_not_found(predict: Predict, manager: ModelView) -> Predict:
     """Make ``predict`` raise TorchServe's errors for unknown models and versions."""
 
     async def translated(call: PredictionCall, deadline: Deadline) -> PredictionReply:
@@ -179,7 +179,7 @@ def translate_not_found(predict: Predict, manager: ModelManager) -> Predict:
     return translated
 
 
-def translate_not_found_in_stream(stream: PredictStream, manager: ModelManager) -> PredictStream:
+def translate_not_found_in_stream(stream: PredictStream, manager: ModelView) -> PredictStream:
     """Make ``stream`` raise TorchServe's errors for unknown models and versions."""
 
     async def translated(

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 from google.protobuf import empty_pb2
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Code, InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.grpc_method import Method, RefusedMessage, Serialized
@@ -71,37 +72,36 @@ class TorchServeGrpc:
     def methods(self) -> dict[str, dict[str, Method]]:
         """Return the methods by service and name."""
         request, reply = inference.PredictionsRequest, inference.PredictionResponse
-        statuses = _PREDICTION_STATUSES
+        once = Method(
+            *(request, reply, self._predictions, Operation.INFER),
+            statuses=_PREDICTION_STATUSES,
+            bound=self._bound,
+        )
         predictions = {
-            "Ping": Method(empty_pb2.Empty, inference.TorchServeHealthResponse, self._ping),
-            "Predictions": Method(
-                request, reply, self._predictions, statuses=statuses, bound=self._bound
+            "Ping": Method(
+                empty_pb2.Empty, inference.TorchServeHealthResponse, self._ping, Operation.HEALTH
             ),
-            "StreamPredictions": Method(
-                request,
-                reply,
-                self._stream,
-                reply_streams=True,
-                statuses=statuses,
-                bound=self._bound,
-            ),
-            "StreamPredictions2": Method(
-                request, reply, self._stream2, True, True, statuses=statuses, bound=self._bound
+            "Predictions": once,
+            "StreamPredictions": once._replace(handler=self._stream, reply_streams=True),
+            "StreamPredictions2": once._replace(
+                handler=self._stream2, request_streams=True, reply_streams=True
             ),
         }
+        metadata, control = Operation.METADATA, Operation.CONTROL
         handlers = {
-            "DescribeModel": (management.DescribeModelRequest, self._describe),
-            "ListModels": (management.ListModelsRequest, self._list),
-            "RegisterModel": (management.RegisterModelRequest, self._register),
-            "ScaleWorker": (management.ScaleWorkerRequest, self._scale),
-            "SetDefault": (management.SetDefaultRequest, self._set_default),
-            "UnregisterModel": (management.UnregisterModelRequest, self._unregister),
+            "DescribeModel": (management.DescribeModelRequest, self._describe, metadata),
+            "ListModels": (management.ListModelsRequest, self._list, metadata),
+            "RegisterModel": (management.RegisterModelRequest, self._register, control),
+            "ScaleWorker": (management.ScaleWorkerRequest, self._scale, control),
+            "SetDefault": (management.SetDefaultRequest, self._set_default, control),
+            "UnregisterModel": (management.UnregisterModelRequest, self._unregister, control),
         }
         changes = {
             name: Method(
-                message, management.ManagementResponse, handler, statuses=_MANAGEMENT_STATUSES
+                *(message, management.ManagementResponse, handler, operation),
+                statuses=_MANAGEMENT_STATUSES,
             )
-            for name, (message, handler) in handlers.items()
+            for name, (message, handler, operation) in handlers.items()
         }
         return {INFERENCE_SERVICE: predictions, MANAGEMENT_SERVICE: changes}
 

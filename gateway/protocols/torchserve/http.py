@@ -13,11 +13,13 @@ from typing import Annotated, Any
 import orjson
 from fastapi import FastAPI, Path, Request, Response
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols import explainer, request_body
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http_operations import CONTROL, HEALTH, INFER, METADATA
 from modelport.gateway.protocols.http_response import Headers
 from modelport.gateway.protocols.prediction.http import (
     HEADER_LENGTH,
@@ -96,6 +98,9 @@ class TorchServeHttp:
         find = self._find if prefix == _PREDICTIONS else self._find_explainer
         return self._predict(find(name, version), scope, receive, send)
 
+    def operation(self, scope: Scope) -> Operation:
+        return Operation.INFER
+
     def _find_explainer(
         self, name: str, version: str
     ) -> Callable[[RequestHeaders], PredictionTarget]:
@@ -124,43 +129,55 @@ class TorchServeHttp:
     # -- everything but predictions --------------------------------------------------------------
 
     def add_routes(self, app: FastAPI) -> None:
-        @app.get("/ping", tags=["torchserve"])
-        @app.post("/ping", include_in_schema=False)
+        @app.get("/ping", dependencies=HEALTH, tags=["torchserve"])
+        @app.post("/ping", dependencies=HEALTH, include_in_schema=False)
         async def ping(request: Request) -> Response:
             """Readiness, for TorchServe and SageMaker."""
             ready = await self._control.ready()
             health = {"status": "Healthy" if ready else "Unhealthy"}
             return _answer(health, request, 200 if ready else 500)
 
-        @app.options("/", tags=["torchserve"])
-        @app.get("/api-description", include_in_schema=False)
+        @app.options("/", dependencies=METADATA, tags=["torchserve"])
+        @app.get("/api-description", dependencies=METADATA, include_in_schema=False)
         async def api_description(request: Request) -> Response:
             """This API as an OpenAPI document."""
             return _answer(app.openapi(), request)
 
-        @app.post("/predictions/{model}", tags=["torchserve"], openapi_extra=_ANY_BODY)
-        @app.put("/predictions/{model}", include_in_schema=False)
+        @app.post(
+            "/predictions/{model}", dependencies=INFER, tags=["torchserve"], openapi_extra=_ANY_BODY
+        )
+        @app.put("/predictions/{model}", dependencies=INFER, include_in_schema=False)
         async def predict(model: Model) -> Response:
             """An image, an OIP request, plain JSON or bytes: the body, or the form field `data`."""
             return Delegate(self._predict, self._find(model, ""))
 
-        @app.post("/predictions/{model}/{version}", tags=["torchserve"], openapi_extra=_ANY_BODY)
-        @app.put("/predictions/{model}/{version}", include_in_schema=False)
+        @app.post(
+            "/predictions/{model}/{version}",
+            dependencies=INFER,
+            tags=["torchserve"],
+            openapi_extra=_ANY_BODY,
+        )
+        @app.put("/predictions/{model}/{version}", dependencies=INFER, include_in_schema=False)
         async def predict_with_version(model: Model, version: Version) -> Response:
             """As without a version."""
             return Delegate(self._predict, self._find(model, version))
 
-        @app.post("/explanations/{model}", tags=["torchserve"], openapi_extra=_ANY_BODY)
+        @app.post(
+            "/explanations/{model}",
+            dependencies=INFER,
+            tags=["torchserve"],
+            openapi_extra=_ANY_BODY,
+        )
         async def explain(model: Model) -> Response:
             """As a prediction, of the model's explainer: its parameter `explainer` names it."""
             return Delegate(self._predict, self._find_explainer(model, ""))
 
-        @app.options("/predictions/{model}", tags=["torchserve"])
+        @app.options("/predictions/{model}", dependencies=METADATA, tags=["torchserve"])
         async def prediction_api(model: Model, request: Request) -> Response:
             """OpenAPI document for predictions with a served model."""
             return self._prediction_api(app, model, "", request)
 
-        @app.options("/predictions/{model}/{version}", tags=["torchserve"])
+        @app.options("/predictions/{model}/{version}", dependencies=METADATA, tags=["torchserve"])
         async def prediction_api_of_version(
             model: Model, version: Version, request: Request
         ) -> Response:
@@ -179,20 +196,20 @@ class TorchServeHttp:
     def _add_reading(self, app: FastAPI) -> None:
         management = self._management
 
-        @app.get("/models", tags=["torchserve"])
+        @app.get("/models", tags=["torchserve"], dependencies=METADATA)
         async def list_models(request: Request) -> Response:
             """Models that are served; `limit`, `next_page_token`."""
             limit = _number(request, "limit", MAX_PAGE)
             page = management.list_models(limit, _number(request, "next_page_token", 0))
             return _answer(page, request)
 
-        @app.get("/models/{model}", tags=["torchserve"])
+        @app.get("/models/{model}", tags=["torchserve"], dependencies=METADATA)
         async def describe_model(model: Model, request: Request) -> Response:
             """The default version; with `customized=true` also its inputs and outputs."""
             customized = _is_set(request, "customized")
             return _answer(await management.describe(model, "", customized), request)
 
-        @app.get("/models/{model}/{version}", tags=["torchserve"])
+        @app.get("/models/{model}/{version}", tags=["torchserve"], dependencies=METADATA)
         async def describe_version(model: Model, version: Version, request: Request) -> Response:
             """One version, or `all`."""
             customized = _is_set(request, "customized")
@@ -201,33 +218,33 @@ class TorchServeHttp:
     def _add_changing(self, app: FastAPI) -> None:
         management = self._management
 
-        @app.post("/models", tags=["torchserve"])
+        @app.post("/models", tags=["torchserve"], dependencies=CONTROL)
         async def register_model(request: Request) -> Response:
             """Load a model of the repository (`--model-control-mode explicit`); `url` names it."""
             status = await management.register(await self._registration(request))
             return _answer({"status": status}, request)
 
-        @app.put("/models/{model}", tags=["torchserve"])
+        @app.put("/models/{model}", tags=["torchserve"], dependencies=CONTROL)
         async def scale_workers(model: Model, request: Request) -> Response:
             """Accepted if the model has the requested number of instances."""
             return self._scale(model, request.query_params.get("model_version", ""), request)
 
-        @app.put("/models/{model}/{version}", tags=["torchserve"])
+        @app.put("/models/{model}/{version}", tags=["torchserve"], dependencies=CONTROL)
         async def scale_version(model: Model, version: Version, request: Request) -> Response:
             """As without a version."""
             return self._scale(model, version, request)
 
-        @app.put("/models/{model}/{version}/set-default", tags=["torchserve"])
+        @app.put("/models/{model}/{version}/set-default", tags=["torchserve"], dependencies=CONTROL)
         async def set_default(model: Model, version: Version, request: Request) -> Response:
             """Requests without a version get this one."""
             return _answer({"status": await management.set_default(model, version)}, request)
 
-        @app.delete("/models/{model}", tags=["torchserve"])
+        @app.delete("/models/{model}", tags=["torchserve"], dependencies=CONTROL)
         async def unregister_model(model: Model, request: Request) -> Response:
             """Unload the model's only version once its requests in flight are done."""
             return _answer({"status": await management.unregister(model, "")}, request)
 
-        @app.delete("/models/{model}/{version}", tags=["torchserve"])
+        @app.delete("/models/{model}/{version}", tags=["torchserve"], dependencies=CONTROL)
         async def unregister_version(model: Model, version: Version, request: Request) -> Response:
             """Unload a version that is not the default."""
             return _answer({"status": await management.unregister(model, version)}, request)

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry, exposition
 
+from modelport.gateway.access.context import CURRENT, enter
+from modelport.gateway.access.operations import Operation
+from modelport.gateway.errors import ModelportError, Unauthenticated
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 
 #: The client library appends ``_total`` to counters; the names of other servers do not have it.
@@ -17,6 +21,8 @@ _SUFFIX = re.compile(
     rb"^(# (?:HELP|TYPE) (?:nv_\w+|ts_\w+_microseconds|Requests\dXX|:tensorflow:\S+))_total ",
     re.MULTILINE,
 )
+#: The label of a sample that names its model; names need no escapes.
+_MODEL = re.compile(rb'[{,]model(?:_name)?="([^"]*)"')
 #: Content type and body.
 Text = tuple[str, bytes]
 #: Connection limit; these may use the reserved file descriptors.
@@ -40,7 +46,7 @@ def application(scrape: Scrape) -> App:
         if scope["type"] != "http":
             return
         if scope["path"] in _PATHS and scope["method"] in ("GET", "HEAD"):
-            await _answer(send, 200, *await scrape())
+            await _answer_metrics(send, scrape)
         else:
             await _answer(send, 404, "application/json", b'{"error":"Not Found"}')
 
@@ -52,11 +58,37 @@ def mount(app: App, path: str, scrape: Scrape) -> App:
 
     async def both(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == path and scope["method"] in ("GET", "HEAD"):
-            await _answer(send, 200, *await scrape())
+            await _answer_metrics(send, scrape)
         else:
             await app(scope, receive, send)
 
     return both
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send, error: ModelportError) -> None:
+    """Answer a request to the port that is not allowed."""
+    status = 401 if isinstance(error, Unauthenticated) else 403
+    body = json.dumps({"error": str(error)}).encode()
+    await _answer(send, status, "application/json", body)
+
+
+async def _answer_metrics(send: Send, scrape: Scrape) -> None:
+    enter(Operation.METRICS)
+    content_type, content = await scrape()
+    await _answer(send, 200, content_type, _visible(content))
+
+
+def _visible(content: bytes) -> bytes:
+    """Remove the samples of models that the caller may not see."""
+    context = CURRENT.get()
+    rights = None if context is None else context.rights
+    if rights is None or rights.unrestricted:
+        return content
+    return b"".join(
+        line
+        for line in content.splitlines(keepends=True)
+        if (found := _MODEL.search(line)) is None or rights.versions(found[1].decode()) is not None
+    )
 
 
 async def _answer(send: Send, status: int, content_type: str, body: bytes) -> None:

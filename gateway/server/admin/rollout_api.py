@@ -19,6 +19,9 @@ from typing import Any
 import orjson
 import structlog
 
+from modelport.gateway.access.context import enter
+from modelport.gateway.access.guarded_models import AllowedTarget, may_see, rollout_target
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Code, Internal, ModelportError, NotFound
 from modelport.gateway.protocols import request_body
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
@@ -55,6 +58,7 @@ class RolloutApi:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         try:
+            enter(Operation.ROLLOUT)
             answer = self._handler(scope["method"], *path.split("/")[2:])
             if answer is None:
                 await refuse(send, 405, f"{scope['method']} is not a method of {path}")
@@ -97,7 +101,6 @@ class RolloutApi:
         Raises:
             NotFound: there is no such route.
         """
-        service, post = self._service, method == "POST"
         known = {*_READS, "feedback", *RolloutCommand}
         if (
             root != "rollouts"
@@ -109,7 +112,19 @@ class RolloutApi:
         if not model:
             if action:
                 raise NotFound("Not Found")
-            return _at_once(service.statuses) if method == "GET" else None
+            return _at_once(self._statuses) if method == "GET" else None
+        target = rollout_target(model)
+        answer = self._answer(method, target.name, action)
+        return None if answer is None else _stated(target, answer)
+
+    def _statuses(self) -> list[dict[str, Any]]:
+        statuses = self._service.statuses()
+        return [status for status in statuses if may_see(status["plan"]["model"])]
+
+    def _answer(
+        self, method: str, model: str, action: str
+    ) -> Callable[[bytes], Awaitable[Any]] | None:
+        service, post = self._service, method == "POST"
         if not action and post:
             return lambda body: service.start(model, body)
         if post and action == "feedback":
@@ -122,6 +137,16 @@ class RolloutApi:
             return _at_once(lambda: service.status(model))
         read = service.history if action == "history" else service.examples
         return lambda _: read(model)
+
+
+def _stated(
+    target: AllowedTarget, answer: Callable[[bytes], Awaitable[Any]]
+) -> Callable[[bytes], Awaitable[Any]]:
+    async def stated(body: bytes) -> Any:
+        with target.stated():
+            return await answer(body)
+
+    return stated
 
 
 def _at_once(read: Callable[[], Any]) -> Callable[[bytes], Awaitable[Any]]:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from modelport.gateway.server.connection_identity import identity_of
+from modelport.gateway.server.grpc.authenticated_service import AuthenticatedService
 from modelport.gateway.server.grpc.service import BUSY, CROWDED, CallTarget, Service
 from modelport.gateway.server.grpc.stream import GrpcStream
 from modelport.gateway.server.http2.connection import ServerConnection
@@ -37,7 +39,7 @@ class GrpcHead(NamedTuple):
 def read_head(service: Service, section: FieldSection) -> GrpcHead:
     if not section.valid_request:
         return GrpcHead(CallTarget(), True, section.valid_trailers)
-    headers = dict(section.regular)
+    headers = service.mapping(section.regular)
     http_status = None
     if section.pseudo[b":method"] != b"POST":
         http_status = 405
@@ -96,6 +98,21 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
         call.task = self.loop.create_task(service.serve(call.target, call))
 
 
+class AuthenticatedGrpcConnection(GrpcConnection):
+    """A connection to an ``AuthenticatedService``, which admits each of its calls."""
+
+    service: AuthenticatedService
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._identity = identity_of(transport)
+
+    def open(self, number: int, head: GrpcHead, ends: bool) -> None:
+        if head.http_status is None:
+            head = head._replace(target=self.service.admit(head.target, self._identity))
+        super().open(number, head, ends)
+
+
 class GrpcListener(Listener):
     """``service`` on a port, and on a UNIX domain socket in clear text.
 
@@ -113,9 +130,11 @@ class GrpcListener(Listener):
         unix: UnixSocket | None = None,
     ) -> None:
         state = ServerState(ConnectionLimit())
+        authenticated = isinstance(service, AuthenticatedService)
+        kind = AuthenticatedGrpcConnection if authenticated else GrpcConnection
 
         def make() -> GrpcConnection:
-            return GrpcConnection(state, service, asyncio.get_running_loop())
+            return kind(state, service, asyncio.get_running_loop())
 
         secure = None if tls is None else over_tls(state, make, tls)
         super().__init__(state, make, address, port, flag, reuse_port, secure, unix)

@@ -9,14 +9,13 @@ from urllib.parse import unquote
 
 import httptools
 
+from modelport.gateway.protocols.authenticated_application import CONNECTION
 from modelport.gateway.server.connection_identity import identity_of
 
 Headers = list[tuple[bytes, bytes]]
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 1000
-#: Key of the ``ConnectionIdentity`` in the scope's extensions.
-CONNECTION = "modelport.connection"
 
 
 class HeadTooLarge(Exception):

@@ -13,8 +13,11 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
+from modelport.gateway.access.access import access_of, warn_if_exposed
+from modelport.gateway.access.access_metrics import AccessCollector
 from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import ModelportError, Unavailable
+from modelport.gateway.protocols.authenticated_application import AuthenticatedApplication
 from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.runtime import signals
 from modelport.gateway.server import unix_socket
@@ -130,6 +133,7 @@ class WorkerSupervisor:
         self._spare_timer: asyncio.TimerHandle | None = None
         self._coordinator = Coordinator(len(workers), self._scrape)
         self._rollouts = RolloutControl(settings, WorkerMembers(self._coordinator))
+        self._access = access_of(settings, watcher)
         self._merged = MergedFamiliesCollector()
         #: Each worker's ``started`` message, sent after it loaded.
         self._started: dict[int, Mapping[str, Any]] = {}
@@ -149,8 +153,12 @@ class WorkerSupervisor:
         for number in signals.ending():
             loop.add_signal_handler(number, self._stop_or_end)
         settings = self._settings
+        app = self._rollouts.application(metrics_port.application(self._scrape))
+        if self._access is not None:
+            app = AuthenticatedApplication(app, self._access, metrics_port.refuse)
+            self._access.start()
         self._metrics = HttpListener(
-            self._rollouts.application(metrics_port.application(self._scrape)),
+            app,
             settings.metrics_address,
             settings.metrics_port,
             "--metrics-port",
@@ -158,7 +166,7 @@ class WorkerSupervisor:
             tls=None if self._certificate is None else self._certificate.http,
         )
         await self._metrics.start()
-        if self._certificate is not None:
+        if self._certificate is not None or self._access is not None:
             self._in_background(self._watcher.run())
         await self._rollouts.begin()
         for worker in self._workers.values():
@@ -194,6 +202,8 @@ class WorkerSupervisor:
         registry.register(RolloutCollector(self._rollouts.service.statuses))
         if self._certificate is not None:
             registry.register(CertificateCollector(self._certificate))
+        if self._access is not None:
+            registry.register(AccessCollector(self._watcher))
         return registry
 
     def _pids(self) -> list[int]:
@@ -247,6 +257,7 @@ class WorkerSupervisor:
         self._listening.add(worker.number)
         worker.join()
         if before < len(self._listening) == len(self._workers):
+            warn_if_exposed(self._settings)
             named = {f"{name}_port": port for name, port in self._ports.items()}
             log.info("listening", **named, metrics_port=self._metrics.port)
 

@@ -230,7 +230,7 @@ def test_an_address_of_another_machine_gets_a_one_line_error_that_names_the_flag
     run = program(
         *("serve", "--model-repository", str(tmp_path)),
         *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
-        *(f"--{protocol}-address", "192.0.2.1"),
+        *(f"--{protocol}-address", "192.0.2.1", "--insecure"),
     )
     message = one_line(run, 1)
     assert "cannot listen on 192.0.2.1:0" in message

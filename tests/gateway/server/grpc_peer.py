@@ -12,6 +12,7 @@ from typing import Any
 import hpack
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import NotFound, TimedOut
 from modelport.gateway.protocols.grpc_method import Method, Methods
 from modelport.gateway.server.grpc.connection import GrpcListener
@@ -59,15 +60,19 @@ class Probe:
 
     def methods(self) -> Methods:
         rows = {
-            "Echo": Method(BytesValue, BytesValue, self._echo, bound=of_any_size),
-            "Health": Method(BytesValue, BytesValue, self._echo, health=True),
-            "Wait": Method(BytesValue, BytesValue, self._wait),
-            "Fail": Method(BytesValue, BytesValue, self._fail),
-            "Late": Method(BytesValue, BytesValue, self._late),
-            "Break": Method(BytesValue, BytesValue, self._break),
-            "Count": Method(Int64Value, BytesValue, self._count, False, True),
-            "Talk": Method(BytesValue, BytesValue, self._talk, True, True, bound=of_any_size),
-            "Slow": Method(BytesValue, BytesValue, self._slow, True, True, bound=of_any_size),
+            "Echo": Method(BytesValue, BytesValue, self._echo, Operation.INFER, bound=of_any_size),
+            "Health": Method(BytesValue, BytesValue, self._echo, Operation.INFER, health=True),
+            "Wait": Method(BytesValue, BytesValue, self._wait, Operation.INFER),
+            "Fail": Method(BytesValue, BytesValue, self._fail, Operation.INFER),
+            "Late": Method(BytesValue, BytesValue, self._late, Operation.INFER),
+            "Break": Method(BytesValue, BytesValue, self._break, Operation.INFER),
+            "Count": Method(Int64Value, BytesValue, self._count, Operation.INFER, False, True),
+            "Talk": Method(
+                BytesValue, BytesValue, self._talk, Operation.INFER, True, True, bound=of_any_size
+            ),
+            "Slow": Method(
+                BytesValue, BytesValue, self._slow, Operation.INFER, True, True, bound=of_any_size
+            ),
         }
         # perf_analyzer's stream: its requests are messages with bytes in field 1, too.
         streams = {"ModelStreamInfer": rows["Talk"]}

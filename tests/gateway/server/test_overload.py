@@ -10,6 +10,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.grpc_method import Method
 from modelport.gateway.protocols.oip.grpc_request import RawRequest, model_of
@@ -136,7 +137,7 @@ async def test_a_call_for_what_is_overloaded_is_refused_unread(name: str, overlo
     def refuses(content: bytes | memoryview) -> bool:
         return model_of(content) == ("busy", 7)
 
-    method = Method(RawRequest, pb.ModelInferResponse, infer, refuses=refuses)
+    method = Method(RawRequest, pb.ModelInferResponse, infer, Operation.INFER, refuses=refuses)
     service = Service({SERVICE: {NAME: method}}, 2**20, overloaded)
     listener = GrpcListener(service, "127.0.0.1", 0, "--grpc-port")
     await listener.start()

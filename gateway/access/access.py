@@ -1,0 +1,146 @@
+"""Access to one process of the gateway: its authenticators and rules, as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from modelport.gateway.access.authentication import Authenticator, authenticate
+from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
+from modelport.gateway.access.context import AccessContext
+from modelport.gateway.access.located_toml import TomlTable
+from modelport.gateway.access.policy import AccessPolicy
+from modelport.gateway.access.principal import ConnectionIdentity
+from modelport.gateway.access.rules_file import read_access_file
+from modelport.gateway.access.watched_file import FileWatcher
+from modelport.gateway.settings import Settings, is_loopback, requires_certificates
+
+log = structlog.get_logger("modelport.access")
+
+_REQUEST_ID = b"x-request-id"
+_MAX_REQUEST_ID = 128
+
+
+class _Configured(NamedTuple):
+    """An authenticator, and the table that it was made of."""
+
+    table: TomlTable
+    authenticator: Authenticator
+
+
+class _Loaded(NamedTuple):
+    policy: AccessPolicy
+    configured: tuple[_Configured, ...]
+
+
+class Access:
+    """The rules and authenticators of ``--access``, which follow the file.
+
+    An authenticator whose table has not changed stays, with what it has cached.
+    """
+
+    def __init__(self, path: Path, watcher: FileWatcher) -> None:
+        """Read ``path``, and again after each change.
+
+        Raises:
+            UsageError: It is wrong; the message names file and line.
+        """
+        self._path = path
+        self._watcher = watcher
+        self._started = False
+        self._configured: tuple[_Configured, ...] = ()
+        self._authenticators: tuple[Authenticator, ...] = ()
+        self.policy = AccessPolicy(())
+        self._watch = watcher.watch("rules", [path], self._load, self._use)
+
+    def authenticate(
+        self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity
+    ) -> AccessContext:
+        """Return the context of a request by its credential.
+
+        Raises:
+            Unauthenticated: The credential is wrong.
+        """
+        caller = authenticate(self._authenticators, headers, connection)
+        request_id = headers.get(_REQUEST_ID, b"")[:_MAX_REQUEST_ID].decode("latin-1")
+        source = connection.address or connection.user
+        return AccessContext(caller, self.policy.rights(caller), source, request_id)
+
+    def start(self) -> None:
+        """Begin the authenticators' work in the background."""
+        self._started = True
+        for authenticator in self._authenticators:
+            authenticator.start()
+
+    def close(self) -> None:
+        """End the work in the background, and watch no file any longer."""
+        self._watcher.forget(self._watch)
+        for authenticator in self._authenticators:
+            authenticator.close()
+
+    def _load(self) -> _Loaded:
+        file = read_access_file(self._path)
+        current = {each.table.name: each for each in self._configured}
+        configured: list[_Configured] = []
+        try:
+            for table in file.authenticators:
+                kept = current.get(table.name)
+                if kept is not None and kept.table.values == table.values:
+                    configured.append(_Configured(table, kept.authenticator))
+                else:
+                    configured.append(_Configured(table, _make(table, self._watcher)))
+        except BaseException:
+            self._close_others(configured, self._configured)
+            raise
+        return _Loaded(file.policy, tuple(configured))
+
+    def _use(self, loaded: _Loaded) -> None:
+        before, self._configured = self._configured, loaded.configured
+        self.policy = loaded.policy
+        configured = (each.authenticator for each in loaded.configured)
+        self._authenticators = (*configured, *ALWAYS)
+        if self._started:
+            known = {id(each.authenticator) for each in before}
+            for each in loaded.configured:
+                if id(each.authenticator) not in known:
+                    each.authenticator.start()
+        self._close_others(before, loaded.configured)
+
+    @staticmethod
+    def _close_others(made: Iterable[_Configured], kept: Iterable[_Configured]) -> None:
+        """Close the authenticators of ``made`` that are not in ``kept``."""
+        known = {id(each.authenticator) for each in kept}
+        for each in made:
+            if id(each.authenticator) not in known:
+                each.authenticator.close()
+
+
+def access_of(settings: Settings, watcher: FileWatcher) -> Access | None:
+    """Make the access of a process, or None without ``--access``; raise as ``Access``."""
+    return None if settings.access is None else Access(settings.access, watcher)
+
+
+def check(path: Path) -> None:
+    """Read ``access.toml`` and the files that it names; raise ``UsageError`` if one is wrong."""
+    Access(path, FileWatcher()).close()
+
+
+def warn_if_exposed(settings: Settings) -> None:
+    """Log a warning if everybody on the network may use the gateway."""
+    if settings.access is not None or requires_certificates(settings.tls):
+        return
+    addresses = (settings.http_address, settings.grpc_address, settings.metrics_address)
+    exposed = sorted({address for address in addresses if not is_loopback(address)})
+    if exposed:
+        log.warning("everybody who reaches this gateway may use it", addresses=exposed,
+            remedy="--access FILE or --tls-client-ca FILE")  # fmt: skip
+
+
+def _make(table: TomlTable, watcher: FileWatcher) -> Authenticator:
+    descriptor = AUTHENTICATORS.get(table.name)
+    if descriptor is None:
+        raise table.error(f"there is no authenticator '{table.name}'")
+    return descriptor.make(table, watcher)

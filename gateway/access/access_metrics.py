@@ -1,0 +1,27 @@
+"""Metrics of access."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from modelport.gateway.access.watched_file import FileWatcher
+
+ERRORS = "modelport_access_reload_errors"
+
+
+class AccessCollector(Collector):
+    """Counts the changes of files that were not taken over, because they are wrong."""
+
+    def __init__(self, watcher: FileWatcher) -> None:
+        self._watcher = watcher
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            ERRORS, "Changed files that are wrong; the old content is in use", labels=("file",)
+        )
+        for name, errors in sorted(self._watcher.errors.items()):
+            family.add_metric((name,), errors)
+        yield family

@@ -1,0 +1,166 @@
+"""The models that the caller of the current request may see, and no others.
+
+A forbidden model is looked up under a name that no model has, and a forbidden version under a
+number that none has. So the answer, its status and the work are those for an unknown one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from modelport.gateway.access.context import CURRENT, required
+from modelport.gateway.access.operations import Operation
+from modelport.gateway.access.policy import ALL_VERSIONS, allowed_numbers
+from modelport.gateway.errors import ModelportError, NotFound, PermissionDenied, Unavailable
+from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.models.model_view import ModelView
+
+#: No model has this name, and no version this number.
+UNKNOWN_MODEL, UNKNOWN_VERSION = "~unknown", -(2**62) - 1
+
+
+class AllowedTarget(NamedTuple):
+    """A model and a version to look up for a request, and those that the request names."""
+
+    name: str
+    number: int
+    stated_name: str
+    stated_number: int
+
+    @contextmanager
+    def stated(self) -> Iterator[None]:
+        """Restore the names of the request in the message of an error."""
+        try:
+            yield
+        except ModelportError as error:
+            if (self.name, self.number) != (self.stated_name, self.stated_number):
+                message = str(error).replace(UNKNOWN_MODEL, self.stated_name)
+                error.args = (message.replace(str(UNKNOWN_VERSION), str(self.stated_number)),)
+            raise
+
+
+def whole_target(operation: Operation, name: str) -> AllowedTarget:
+    """Return what to look up for a change of all versions of a model.
+
+    Raises:
+        PermissionDenied: The caller may change some versions only.
+    """
+    versions = required(operation).versions(name)
+    if versions:
+        raise PermissionDenied(
+            f"the operation '{operation}' is allowed on some versions of '{name}' only; this "
+            "concerns all of them"
+        )
+    return AllowedTarget(UNKNOWN_MODEL if versions is None else name, 0, name, 0)
+
+
+def rollout_target(name: str) -> AllowedTarget:
+    """Return the model to look up for a request about rollouts; without ``--access``, ``name``."""
+    if CURRENT.get() is None:
+        return AllowedTarget(name, 0, name, 0)
+    return whole_target(Operation.ROLLOUT, name)
+
+
+def may_see(name: str) -> bool:
+    """Whether the current request's caller may see a model; everybody may without ``--access``."""
+    return CURRENT.get() is None or required().versions(name) is not None
+
+
+def current_name() -> str:
+    """Return the name of the current request's caller; empty without ``--access``."""
+    context = CURRENT.get()
+    return "" if context is None else context.principal.name
+
+
+class GuardedModels:
+    """The part of ``models`` that the caller may see, for the operation of its request.
+
+    To a caller that may use only some versions of a model, the default version is the newest of
+    these, unless the model's own default is among them.
+    """
+
+    def __init__(self, models: ModelView) -> None:
+        self._models = models
+
+    @property
+    def draining(self) -> asyncio.Event:
+        return self._models.draining
+
+    @property
+    def closing(self) -> asyncio.Event:
+        return self._models.closing
+
+    def target(self, name: str, number: int = 0) -> AllowedTarget:
+        """Return what to look up for version ``number``, or for the default version if it is 0."""
+        versions = required().versions(name)
+        if versions is ALL_VERSIONS:
+            return AllowedTarget(name, number, name, number)
+        if versions is None:
+            return AllowedTarget(UNKNOWN_MODEL, number, name, number)
+        numbers = self._allowed(name, versions)
+        if number:
+            found = number if number in numbers or str(number) in versions else UNKNOWN_VERSION
+        else:
+            default = self._models.find(name)
+            if default is None:
+                found = 0  # nothing is served: the error is that of the model
+            elif default.number in numbers:
+                found = default.number
+            else:
+                found = max(numbers, default=UNKNOWN_VERSION)
+        return AllowedTarget(name, found, name, number)
+
+    def shows(self, name: str, version: str = "") -> bool:
+        """Whether the caller may see the model, or this version of it."""
+        versions = required().versions(name)
+        if versions is None or versions is ALL_VERSIONS or not version:
+            return versions is not None
+        return version in versions or int(version) in self._allowed(name, versions)
+
+    def _allowed(self, name: str, versions: frozenset[str]) -> list[int]:
+        try:
+            labels = self._models.labels(name)
+        except (NotFound, Unavailable):
+            labels = {}
+        return allowed_numbers(versions, labels, self._models.versions(name))
+
+    # -- the models ---------------------------------------------------------------------------
+
+    def get(self, name: str, number: int = 0) -> ServedVersion:
+        target = self.target(name, number)
+        with target.stated():
+            return self._models.get(target.name, target.number)
+
+    def find(self, name: str, number: int = 0) -> ServedVersion | None:
+        return self._models.find(*self.target(name, number)[:2])
+
+    def names(self) -> list[str]:
+        rights = required()
+        return [name for name in self._models.names() if rights.versions(name) is not None]
+
+    def versions(self, name: str) -> list[int]:
+        versions = required().versions(name)
+        if versions is None:
+            return self._models.versions(UNKNOWN_MODEL)
+        return self._allowed(name, versions) if versions else self._models.versions(name)
+
+    def labels(self, name: str) -> Mapping[str, int]:
+        target = self.target(name)
+        with target.stated():
+            labels = self._models.labels(target.name)
+        return {label: n for label, n in labels.items() if self.shows(name, str(n))}
+
+    def version_of(self, name: str, label: str) -> int:
+        target = self.target(name)
+        with target.stated():
+            number = self._models.version_of(target.name, label)
+        if not self.shows(name, str(number)):
+            raise NotFound(f"Unrecognized servable version label: {label}")
+        return number
+
+    def index(self, ready_only: bool = False) -> list[dict[str, str]]:
+        rows = self._models.index(ready_only)
+        return [row for row in rows if self.shows(row["name"], row.get("version", ""))]

@@ -1,0 +1,182 @@
+"""The rules of ``access.toml``: who may do what, to which models and versions.
+
+A request is allowed if any rule allows it. There are no rules that deny. The rights of a principal
+are compiled on its first request; afterwards a decision is one look-up by the model's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import translate
+from typing import NamedTuple
+
+from modelport.gateway.access.operations import Operation
+from modelport.gateway.access.principal import ANONYMOUS_NAME, Grant, Principal
+
+#: Every principal except ``anonymous``.
+AUTHENTICATED = "authenticated"
+GROUP = "group:"
+#: Principals, and models of a principal, whose rights are kept: clients choose both names.
+KEPT = 4096
+#: The versions of a rule that names none.
+ALL_VERSIONS: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, as it is written; ``line`` is that of its header."""
+
+    principals: tuple[str, ...]
+    operations: frozenset[Operation]
+    models: tuple[str, ...] = ("*",)
+    #: Numbers and labels; empty for all.
+    versions: frozenset[str] = ALL_VERSIONS
+    line: int = 0
+
+
+class RuleVerdict(NamedTuple):
+    """A rule and its verdict on a request: why it does not allow it, or an empty string."""
+
+    rule: Rule
+    objection: str
+
+
+class OperationRights:
+    """The rights of one principal to one operation."""
+
+    def __init__(self, operation: Operation, rules: Sequence[Rule], is_open: bool = False) -> None:
+        self.operation = operation
+        #: Whether the operation is allowed at all; the model may still be forbidden.
+        self.permitted = bool(rules) or is_open
+        #: Whether it is allowed for a model, and not only for the server.
+        self.has_models = bool(rules)
+        #: Whether every model and version is allowed, whichever there may be.
+        self.unrestricted = any("*" in rule.models and not rule.versions for rule in rules)
+        self._models = [(_any_of(rule.models), rule.versions) for rule in rules]
+        self._versions: dict[str, frozenset[str] | None] = {}
+
+    def versions(self, model: str) -> frozenset[str] | None:
+        """Return the allowed versions and labels of a model, or None if it is forbidden."""
+        try:
+            return self._versions[model]
+        except KeyError:
+            if len(self._versions) >= KEPT:
+                self._versions.clear()
+            found = self._versions[model] = self._find(model)
+            return found
+
+    def _find(self, model: str) -> frozenset[str] | None:
+        found = [versions for matches, versions in self._models if matches(model)]
+        if not found:
+            return None
+        return ALL_VERSIONS if ALL_VERSIONS in found else frozenset().union(*found)
+
+
+class PrincipalRights:
+    """The rights of one principal, by operation."""
+
+    def __init__(self, policy: AccessPolicy, principal: Principal) -> None:
+        rules = [rule for rule in policy.rules if policy.applies(rule, principal)]
+        if principal.grant is not None:
+            rules.append(granted(principal, principal.grant))
+        self._by_operation = {
+            operation: OperationRights(
+                operation,
+                [rule for rule in rules if operation in rule.operations],
+                operation is Operation.HEALTH and policy.health_open,
+            )
+            for operation in Operation
+        }
+
+    def of(self, operation: Operation) -> OperationRights:
+        return self._by_operation[operation]
+
+
+@dataclass(frozen=True)
+class AccessPolicy:
+    """All rules, and the members of groups.
+
+    Attributes:
+        groups: Names and globs of members.
+        health_open: Whether probes of the server need no rule. Probes of a model always do.
+    """
+
+    rules: Sequence[Rule]
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    health_open: bool = True
+    _rights: dict[Principal, PrincipalRights] = field(default_factory=dict, compare=False)
+
+    def rights(self, principal: Principal) -> PrincipalRights:
+        """Return the rights of ``principal``."""
+        found = self._rights.get(principal)
+        if found is None:
+            if len(self._rights) >= KEPT:
+                self._rights.clear()
+            found = self._rights[principal] = PrincipalRights(self, principal)
+        return found
+
+    def applies(self, rule: Rule, principal: Principal) -> bool:
+        """Whether ``rule`` is for ``principal``."""
+        return any(self._names(wanted, principal) for wanted in rule.principals)
+
+    def explain(
+        self, principal: Principal, operation: Operation, model: str, version: str = ""
+    ) -> Iterator[RuleVerdict]:
+        """Judge a request by every rule; it is allowed if one has no objection.
+
+        The rights of the credential itself come last.
+        """
+        own = () if principal.grant is None else (granted(principal, principal.grant),)
+        for rule in (*self.rules, *own):
+            objection = ""
+            if not self.applies(rule, principal):
+                objection = f"it is for {', '.join(rule.principals)}"
+            elif operation not in rule.operations:
+                objection = f"it allows {', '.join(sorted(rule.operations))}"
+            elif model and not _any_of(rule.models)(model):
+                objection = f"it is for the models {', '.join(rule.models)}"
+            elif version and rule.versions and version not in rule.versions:
+                objection = f"it is for the versions {', '.join(sorted(rule.versions))}"
+            yield RuleVerdict(rule, objection)
+
+    def _names(self, wanted: str, principal: Principal) -> bool:
+        if wanted.startswith(GROUP):
+            group = wanted.removeprefix(GROUP)
+            members = self.groups.get(group, ())
+            return group in principal.groups or any(_is(one, principal) for one in members)
+        return _is(wanted, principal)
+
+
+def allowed_numbers(
+    versions: Collection[str], labels: Mapping[str, int], served: Iterable[int]
+) -> list[int]:
+    """The ``served`` versions that a rule's ``versions`` name, by number or by label."""
+    return [
+        number
+        for number in served
+        if not versions
+        or str(number) in versions
+        or any(labels[label] == number for label in labels if label in versions)
+    ]
+
+
+def _is(wanted: str, principal: Principal) -> bool:
+    """Whether ``wanted``, a name or a glob, is ``principal``. No glob is ``anonymous``."""
+    if principal.is_anonymous:
+        return wanted == ANONYMOUS_NAME
+    if wanted in (AUTHENTICATED, principal.name):
+        return True
+    matches = re.compile(translate(wanted)).match
+    return any(matches(name) for name in (principal.name, *principal.aliases))
+
+
+def granted(principal: Principal, grant: Grant) -> Rule:
+    """Make the rule that a credential brings with itself."""
+    return Rule((principal.name,), grant.operations, grant.models)
+
+
+def _any_of(globs: Sequence[str]) -> Callable[[str], object]:
+    """Make a predicate: whether a name matches any of ``globs``."""
+    return re.compile("|".join(map(translate, globs))).match

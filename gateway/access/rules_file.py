@@ -1,0 +1,130 @@
+"""``access.toml``: groups, rules, and the tables of authenticators.
+
+[groups]
+data-science = ["alice", "ci", "cert:*.ds.example.com"]
+
+[[rules]]                        # a request is allowed if any rule allows it
+principals = ["ci", "group:data-science"]
+operations = ["infer", "metadata"]
+models = ["fraud*"]              # default: all
+versions = ["1", "stable"]       # numbers or labels; default: all
+
+[health]
+open = true                      # probes of the server need no credential
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from modelport.gateway.access.authenticators import AUTHENTICATORS
+from modelport.gateway.access.located_toml import TomlFile, TomlTable, read
+from modelport.gateway.access.operations import Operation
+from modelport.gateway.access.policy import ALL_VERSIONS, GROUP, AccessPolicy, Rule
+from modelport.gateway.errors import closest
+from modelport.gateway.toml_tables import InvalidValue, names, read_by, truth
+
+OPTION = "--access"
+EVERY = "*"
+_RULES, _GROUPS, _HEALTH = "rules", "groups", "health"
+#: Prefix of the groups that tokens state: ``group:jwt:NAME``.
+_STATED = "jwt:"
+
+
+@dataclass(frozen=True)
+class AccessFile:
+    """The content of ``access.toml``.
+
+    Attributes:
+        authenticators: Their tables, in the order in which they are asked.
+    """
+
+    policy: AccessPolicy
+    authenticators: Sequence[TomlTable]
+
+
+def _operations(value: Any) -> frozenset[Operation]:
+    """A list of operations, or ``"*"``."""
+    if value == EVERY:
+        return frozenset(Operation)
+    found = names(value)
+    for name in found:
+        if name != EVERY and name not in set(Operation):
+            near = closest(name, Operation)
+            raise InvalidValue(
+                f"operations; '{name}' is none" + (f", perhaps '{near}'" if near else "")
+                + f"; there are {', '.join(Operation)}, and '*' for all"
+            )  # fmt: skip
+    return frozenset(Operation) if EVERY in found else frozenset(map(Operation, found))
+
+
+def _versions(value: Any) -> frozenset[str]:
+    """A list of version numbers and labels."""
+    if isinstance(value, list):
+        value = [str(one) if type(one) is int else one for one in value]
+    return frozenset(names(value))
+
+
+@dataclass(frozen=True)
+class _RuleTable:
+    principals: tuple[str, ...] = field(metadata=read_by(names))
+    operations: frozenset[Operation] = field(metadata=read_by(_operations))
+    models: tuple[str, ...] = field(default=(EVERY,), metadata=read_by(names))
+    versions: frozenset[str] = field(default=ALL_VERSIONS, metadata=read_by(_versions))
+
+
+@dataclass(frozen=True)
+class _HealthTable:
+    open: bool = field(default=True, metadata=read_by(truth))
+
+
+def read_access_file(path: Path) -> AccessFile:
+    """Read ``access.toml``.
+
+    Raises:
+        UsageError: It cannot be read, or a table is wrong; the message names file and line.
+    """
+    file = read(path, OPTION)
+    _check_names(file)
+    groups = _read_groups(file.one(_GROUPS))
+    rules = [_read_rule(table, groups) for table in file.tables.get(_RULES, ())]
+    health = file.one(_HEALTH)
+    is_open = health is None or health.read(_HealthTable).open
+    tables = [table for name in AUTHENTICATORS.names() if (table := file.one(name)) is not None]
+    return AccessFile(AccessPolicy(rules, groups, is_open), tables)
+
+
+def _check_names(file: TomlFile) -> None:
+    known = [_RULES, _GROUPS, _HEALTH, *AUTHENTICATORS.names()]
+    for name, tables in file.tables.items():
+        if name not in known and tables:
+            near = closest(name, known)
+            hint = f"perhaps [{near}] is meant" if near else f"there are {', '.join(known)}"
+            raise tables[0].error(f"unknown table [{name}]; {hint}")
+
+
+def _read_groups(table: TomlTable | None) -> dict[str, tuple[str, ...]]:
+    groups = {}
+    for name, members in table.values.items() if table is not None else ():
+        assert table is not None
+        try:
+            groups[name] = names(members)
+        except InvalidValue as error:
+            raise table.error(f"group '{name}' must be {error}", name) from None
+        if any(member.startswith(GROUP) for member in groups[name]):
+            raise table.error(f"group '{name}' may not contain a group; list its members", name)
+    return groups
+
+
+def _read_rule(table: TomlTable, groups: dict[str, tuple[str, ...]]) -> Rule:
+    rule = table.read(_RuleTable)
+    for principal in rule.principals:
+        group = principal.removeprefix(GROUP)
+        if group != principal and group not in groups and not group.startswith(_STATED):
+            near = closest(group, groups)
+            hint = f"perhaps 'group:{near}' is meant" if near else "define it in [groups]"
+            raise table.error(f"there is no group '{group}'; {hint}", "principals")
+    return Rule(rule.principals, rule.operations, rule.models, rule.versions, table.line)

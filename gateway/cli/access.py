@@ -1,0 +1,106 @@
+"""``modelport access``: explain what the rules of ``access.toml`` allow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from modelport.gateway.access.api_keys import keys_of
+from modelport.gateway.access.operations import Operation
+from modelport.gateway.access.principal import ANONYMOUS, ANONYMOUS_NAME, Principal
+from modelport.gateway.access.rules_file import read_access_file
+from modelport.gateway.cli.tables import print_table, printable
+
+EXIT_DENIED = 1
+KEYS_TABLE = "keys"
+
+
+@click.group()
+def access() -> None:
+    """Explain what the rules of access.toml allow."""
+
+
+@access.command()
+@click.option("--as", "principal", required=True, metavar="NAME", help="The caller: ci, jwt:alice.")
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="NAME",
+    help="A group that the caller's token states, such as jwt:staff. Repeatable.",
+)
+@click.option(
+    "--access",
+    "file",
+    type=click.Path(path_type=Path),
+    default=Path("access.toml"),
+    show_default=True,
+    help="The rules.",
+)
+@click.option("--version", default="", metavar="N", help="A version's number, or a label.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.argument(
+    "operation", type=click.Choice([each.value for each in Operation]), metavar="OPERATION"
+)
+@click.argument("model", default="")
+def check(
+    principal: str,
+    groups: tuple[str, ...],
+    file: Path,
+    version: str,
+    as_json: bool,
+    operation: str,
+    model: str,
+) -> None:
+    """Say whether a caller may perform OPERATION on MODEL, rule by rule.
+
+    The exit code is 0 if it may, and 1 if it may not.
+    """
+    rules = read_access_file(file)
+    wanted = Operation(operation)
+    caller = Principal(principal, frozenset(groups))
+    if principal == ANONYMOUS_NAME:
+        caller = ANONYMOUS
+    verdicts = [
+        RuleVerdictLine(f"{file.name}:{rule.line}", objection)
+        for rule, objection in rules.policy.explain(caller, wanted, model, version)
+    ]
+    for table in rules.authenticators:
+        for key in keys_of(table, principal) if table.name == KEYS_TABLE else ():
+            if key.grant is not None:
+                *_, last = rules.policy.explain(key, wanted, model, version)
+                verdicts.append(RuleVerdictLine(f"key {key.fingerprint}", last.objection))
+    if wanted is Operation.HEALTH and not model:
+        closed = "" if rules.policy.health_open else "it is [health] open = false"
+        verdicts.append(RuleVerdictLine("open probes", closed))
+    allowed = any(not verdict.objection for verdict in verdicts)
+    if as_json:
+        _print_json(allowed, verdicts)
+    else:
+        what = f" '{model}'" if model else ""
+        what += f" version {version}" if version else ""
+        may = "may" if allowed else "may not"
+        decision = "allowed" if allowed else "denied"
+        click.echo(printable(f"{decision}: '{principal}' {may} {operation}{what}"))
+        rows = [(place, "no" if why else "yes", why) for place, why in verdicts]
+        print_table(("rule", "allows it", "because"), rows)
+    if not allowed:
+        raise SystemExit(EXIT_DENIED)
+
+
+class RuleVerdictLine(NamedTuple):
+    """A rule's place, and why it does not allow the request; empty if it does."""
+
+    place: str
+    objection: str
+
+
+def _print_json(allowed: bool, verdicts: list[RuleVerdictLine]) -> None:
+    rules = [
+        {"place": place, "allows": not objection, "objection": objection}
+        for place, objection in verdicts
+    ]
+    click.echo(json.dumps({"allowed": allowed, "rules": rules}, indent=2))

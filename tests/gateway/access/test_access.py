@@ -1,0 +1,212 @@
+"""A running gateway with ``--access``: versions, control, shared memory, rollouts, reload."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from modelport.gateway.access.access_metrics import ERRORS
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.protocols.oip.http import OipHttp
+from modelport.gateway.server.app import GatewayServer
+from modelport.gateway.settings import Settings
+from tests.gateway.access.gateway import KEYS, AccessGateway, client, repository, serving
+from tests.gateway.access.test_every_route import OIP
+
+ALL = '[[rules]]\nprincipals = ["root"]\noperations = "*"\n'
+
+
+def limited(operations: str, *lines: str) -> str:
+    return f'[[rules]]\nprincipals = ["ci"]\noperations = {operations}\n' + "\n".join(lines) + "\n"
+
+
+async def infer(http: httpx.AsyncClient, gateway: AccessGateway, caller: str, path: str) -> object:
+    """The first value of the answer, or the status of the refusal."""
+    answer = await http.post(f"/v2/models/{path}/infer", json=OIP, headers=gateway.headers(caller))
+    return answer.json()["outputs"][0]["data"][0] if answer.is_success else answer.status_code
+
+
+async def test_a_caller_of_some_versions_sees_and_gets_only_those(tmp_path: Path) -> None:
+    rules = ALL + limited('["infer", "metadata"]', 'versions = ["stable", 2]')
+    async with (
+        serving(tmp_path, rules, "ci", "root", versions=3) as gateway,
+        client(gateway.http_url) as http,
+    ):
+        assert await infer(http, gateway, "root", "mine") == 4.0
+        assert await infer(http, gateway, "ci", "mine") == 3.0  # the newest that it may use
+        assert await infer(http, gateway, "ci", "mine/versions/1") == 2.0  # now 'stable'
+        assert await infer(http, gateway, "ci", "mine/versions/3") == 404
+        headers = gateway.headers("ci")
+        metadata = (await http.get("/v2/models/mine", headers=headers)).json()
+        assert metadata["versions"] == ["1", "2"]
+        index = (await http.post("/v2/repository/index", headers=headers)).json()
+        assert {row["version"] for row in index} == {"1", "2"}
+        states = (await http.get("/v1/models/mine", headers=headers)).json()
+        assert len(states["model_version_status"]) == 2
+        forbidden = await http.get("/v2/models/mine/versions/3", headers=headers)
+        unknown = await http.get("/v2/models/mine/versions/9", headers=headers)
+        assert forbidden.text == unknown.text.replace("9", "3")
+        assert forbidden.status_code == unknown.status_code == 404
+
+
+async def test_a_rollout_diverts_no_request_of_a_caller_of_some_versions(tmp_path: Path) -> None:
+    rules = ALL + limited('["infer"]', 'versions = ["1"]')
+    async with serving(tmp_path, rules, "ci", "root", versions=2) as gateway:
+        plan = {
+            "candidate": "1", "baseline": 2, "shadow": 0.0, "steps": [1.0], "manual": True,
+            "min_requests": 10, "min_seconds": 600,
+        }  # fmt: skip
+        async with client(gateway.metrics_url) as http:
+            headers = gateway.headers("root")
+            started = await http.post("/v2/rollouts/mine", json=plan, headers=headers)
+            assert started.status_code == 200, started.text
+            assert '"by":"root"' in started.text.replace(" ", "")
+        async with client(gateway.http_url) as http:
+            assert await infer(http, gateway, "ci", "mine") == 2.0
+            assert await infer(http, gateway, "ci", "mine/versions/2") == 404
+            answer = await http.post(
+                "/v2/models/mine/infer", json=OIP, headers=gateway.headers("ci")
+            )
+            assert "x-modelport-model-version" not in answer.headers
+
+
+async def test_a_candidate_that_the_caller_may_not_see_is_an_unknown_one(tmp_path: Path) -> None:
+    rules = limited('["rollout", "infer"]', 'models = ["mine"]')
+    async with serving(tmp_path, rules, "ci") as gateway, client(gateway.metrics_url) as http:
+        answers = {}
+        for candidate in ("yours", "yours/1", "nobody", "nobody/1"):
+            answer = await http.post(
+                "/v2/rollouts/mine", json={"candidate": candidate}, headers=gateway.headers("ci")
+            )
+            answers[candidate] = answer.status_code, answer.text
+        for end in ("", "/1"):
+            status, text = answers[f"yours{end}"]
+            assert (status, text.replace("yours", "nobody")) == answers[f"nobody{end}"]
+            assert status >= 400
+
+
+async def test_a_whole_model_is_changed_only_with_the_right_to_all_its_versions(
+    tmp_path: Path,
+) -> None:
+    rules = limited('["control"]', 'versions = ["1"]')
+    async with (
+        serving(tmp_path, rules, "ci", versions=2) as gateway,
+        client(gateway.http_url, headers=gateway.headers("ci")) as http,
+    ):
+        for change in ("load", "unload"):
+            answer = await http.post(f"/v2/repository/models/mine/{change}")
+            assert answer.status_code == 403
+            assert "some versions of 'mine' only" in answer.text
+        assert (await http.put("/models/mine/1/set-default")).status_code == 200
+        assert (await http.put("/models/mine/2/set-default")).status_code == 404
+        assert (await http.delete("/models/mine/2")).status_code == 404
+
+
+async def test_shared_memory_is_off_for_a_caller_without_the_operation(tmp_path: Path) -> None:
+    region = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": region}
+    async with (
+        serving(
+            tmp_path, ALL + limited('["infer"]'), "ci", "root", allow_client_shm=True
+        ) as gateway,
+        client(gateway.http_url) as http,
+    ):
+        statuses = {}
+        for caller in ("ci", "root"):
+            answer = await http.post(
+                "/v2/models/mine/infer", json={"inputs": [tensor]}, headers=gateway.headers(caller)
+            )
+            statuses[caller] = answer.status_code
+        assert statuses == {"ci": 501, "root": 404}  # not enabled; no such region
+
+
+async def test_a_refusal_comes_before_the_body_is_read(tmp_path: Path) -> None:
+    async with serving(tmp_path, ALL, "root") as gateway:
+        host, port = gateway.http_url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"POST /v2/models/mine/infer HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-length: 1000000\r\nexpect: 100-continue\r\n\r\n"
+        )
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 401 ")
+        assert b'www-authenticate: Bearer realm="modelport"\r\n' in head
+        writer.close()
+
+
+async def test_rules_are_followed_and_broken_ones_change_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path, ALL, "root", "ci") as gateway:
+        path, poll = tmp_path / "access" / "access.toml", gateway.server._watcher.poll
+        async with client(gateway.http_url) as http:
+            assert await infer(http, gateway, "ci", "mine") == 403
+            path.write_text(ALL + limited('["infer"]', 'models = ["mine"]') + KEYS)
+            await poll()
+            assert await infer(http, gateway, "ci", "mine") == 2.0
+            with capture_logs() as logs:
+                path.write_text(ALL + limited('["inferr"]') + KEYS)
+                await poll()
+            assert logs[0]["event"] == "access rules not reloaded"
+            assert "access.toml:" in logs[0]["reason"]
+            assert "perhaps 'infer'" in logs[0]["reason"]
+            assert await infer(http, gateway, "ci", "mine") == 2.0
+        async with client(gateway.metrics_url, headers=gateway.headers("root")) as http:
+            metrics = (await http.get("/metrics")).text
+        assert f'{ERRORS}_total{{file="rules"}} 1.0' in metrics
+        async with client(gateway.http_url) as http:
+            path.write_text(KEYS)
+            await poll()
+            assert await infer(http, gateway, "ci", "mine") == 403
+            assert await infer(http, gateway, "root", "mine") == 403
+
+
+async def test_a_key_that_is_revoked_ends_at_once_on_open_connections(tmp_path: Path) -> None:
+    async with serving(tmp_path, ALL, "root") as gateway, client(gateway.http_url) as http:
+        assert await infer(http, gateway, "root", "mine") == 2.0
+        keys = tmp_path / "access" / "keys.toml"
+        keys.write_text("")
+        await gateway.server._watcher.poll()
+        assert await infer(http, gateway, "root", "mine") == 401
+
+
+async def test_an_authenticator_whose_table_has_not_changed_stays(tmp_path: Path) -> None:
+    async with serving(tmp_path, ALL, "root") as gateway:
+        access = gateway.server._access
+        assert access is not None
+        before = access._authenticators
+        path = tmp_path / "access" / "access.toml"
+        path.write_text(KEYS + ALL + limited('["infer"]'))
+        await gateway.server._watcher.poll()
+        assert access._authenticators == before
+        path.write_text(KEYS.replace("keys.toml", "./keys.toml") + ALL)
+        await gateway.server._watcher.poll()
+        assert access._authenticators[0] is not before[0]
+        assert len(gateway.server._watcher._watches) == 2
+
+
+async def test_broken_rules_at_the_start_are_an_error_with_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "access.toml").write_text('\n[[rules]]\nprincipals = ["ci"]\n')
+    settings = Settings(
+        (repository(tmp_path / "models"),),
+        http_port=0, grpc_port=0, metrics_port=0, access=tmp_path / "access.toml",
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=r"access\.toml:2: \[rules\] needs the key 'operations'"):
+        GatewayServer(settings)
+
+
+async def test_without_access_no_object_of_it_is_on_the_path(tmp_path: Path) -> None:
+    server = GatewayServer(Settings((tmp_path,), http_port=0, grpc_port=0, metrics_port=0))
+    try:
+        assert server._access is None
+        assert server.dialects.http is server.dialects.application
+        assert server.dialects.application._first.__class__ is OipHttp
+        assert server.dialects.application._first._service is server._service  # type: ignore[attr-defined]
+        assert server.dialects.application._first._manager is server.manager  # type: ignore[attr-defined]
+    finally:
+        server._listeners._http.close()
+        server._listeners._grpc.close()
+        assert server._metrics is not None
+        server._metrics.close()

@@ -1,0 +1,135 @@
+"""Rules: who may do what, and why not."""
+
+from __future__ import annotations
+
+import pytest
+
+from modelport.gateway.access import policy as policies
+from modelport.gateway.access.operations import Operation
+from modelport.gateway.access.policy import (
+    ALL_VERSIONS,
+    AccessPolicy,
+    Rule,
+    allowed_numbers,
+)
+from modelport.gateway.access.principal import ANONYMOUS, Grant, Principal
+
+INFER, METADATA, HEALTH = Operation.INFER, Operation.METADATA, Operation.HEALTH
+
+
+def rule(*principals: str, models: tuple[str, ...] = ("*",), versions: str = "") -> Rule:
+    return Rule(principals, frozenset({INFER}), models, frozenset(versions.split()))
+
+
+def versions(policy: AccessPolicy, caller: Principal, model: str = "m") -> frozenset[str] | None:
+    return policy.rights(caller).of(INFER).versions(model)
+
+
+def test_what_no_rule_allows_is_denied() -> None:
+    rights = AccessPolicy([rule("ci", models=("fraud*",))]).rights(Principal("ci"))
+    assert rights.of(INFER).permitted
+    assert rights.of(INFER).versions("fraud-2") == ALL_VERSIONS
+    assert rights.of(INFER).versions("other") is None
+    assert not rights.of(METADATA).permitted
+    assert rights.of(METADATA).versions("fraud-2") is None
+    assert not AccessPolicy(()).rights(Principal("ci")).of(INFER).permitted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "caller", "applies"),
+    [
+        ("ci", Principal("ci"), True),
+        ("ci", Principal("ci2"), False),
+        ("ci", Principal("CI"), False),
+        ("ci", Principal("jwt:ci"), False),
+        ("jwt:*", Principal("jwt:alice"), True),
+        ("jwt:*", Principal("jwt"), False),
+        ("*", Principal("cert:a.example.com"), True),
+        ("*", ANONYMOUS, False),
+        ("a*", ANONYMOUS, False),
+        ("authenticated", ANONYMOUS, False),
+        ("authenticated", Principal("proxy:bob"), True),
+        ("anonymous", ANONYMOUS, True),
+        ("anonymous", Principal("ci"), False),
+        ("group:team", Principal("alice"), True),
+        ("group:team", Principal("cert:x.ds.example.com"), True),
+        ("group:team", Principal("cert:x.example.com"), False),
+        ("group:team", Principal("bob", groups=frozenset({"jwt:team"})), False),
+        ("group:jwt:team", Principal("jwt:bob", groups=frozenset({"jwt:team"})), True),
+        ("group:jwt:team", Principal("jwt:bob"), False),
+        ("cert:b", Principal("cert:a", aliases=("cert:b",)), True),
+    ],
+)
+def test_a_rule_names_principals_globs_and_groups(
+    wanted: str, caller: Principal, applies: bool
+) -> None:
+    groups = {"team": ("alice", "cert:*.ds.example.com")}
+    policy = AccessPolicy([rule(wanted)], groups)
+    assert (versions(policy, caller) is not None) is applies
+
+
+def test_rights_to_versions_add_up() -> None:
+    some = [rule("ci", versions="1"), rule("ci", models=("m",), versions="stable 2")]
+    assert versions(AccessPolicy(some), Principal("ci")) == {"1", "2", "stable"}
+    assert versions(AccessPolicy(some), Principal("ci"), "other") == {"1"}
+    assert versions(AccessPolicy([*some, rule("ci")]), Principal("ci")) == ALL_VERSIONS
+
+
+def test_a_label_allows_the_version_that_it_names_now() -> None:
+    wanted = frozenset({"stable", "7"})
+    assert allowed_numbers(wanted, {"stable": 1, "canary": 2}, [1, 2, 3]) == [1]
+    assert allowed_numbers(wanted, {"stable": 2}, [1, 2, 7]) == [2, 7]
+    assert allowed_numbers(ALL_VERSIONS, {}, [1, 2]) == [1, 2]
+
+
+def test_only_a_rule_for_all_models_and_versions_is_unrestricted() -> None:
+    ci = Principal("ci")
+    assert AccessPolicy([rule("ci")]).rights(ci).of(INFER).unrestricted
+    for limited in (rule("ci", models=("a*",)), rule("ci", versions="1")):
+        assert not AccessPolicy([limited]).rights(ci).of(INFER).unrestricted
+
+
+def test_open_health_is_for_the_server_and_not_for_models() -> None:
+    rights = AccessPolicy(()).rights(ANONYMOUS).of(HEALTH)
+    assert rights.permitted
+    assert not rights.has_models
+    assert not AccessPolicy((), health_open=False).rights(ANONYMOUS).of(HEALTH).permitted
+
+
+def test_a_key_brings_rights_of_its_own() -> None:
+    key = Principal("ci", grant=Grant(frozenset({INFER}), ("fraud*",)))
+    policy = AccessPolicy([rule("ci", models=("x",))])
+    assert versions(policy, key, "fraud") == versions(policy, key, "x") == ALL_VERSIONS
+    assert versions(policy, key, "other") is None
+    assert versions(policy, Principal("ci"), "fraud") is None
+
+
+def test_names_that_clients_choose_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "KEPT", 16)
+    policy = AccessPolicy([rule("authenticated", models=("fraud*",))])
+    rights = policy.rights(Principal("ci")).of(INFER)
+    for number in range(40):
+        rights.versions(f"fraud{number}")
+        policy.rights(Principal(f"jwt:{number}"))
+    assert len(rights._versions) <= 16
+    assert len(policy._rights) <= 16
+
+
+def test_a_denial_is_explained_rule_by_rule() -> None:
+    policy = AccessPolicy(
+        [
+            rule("bob"),
+            Rule(("ci",), frozenset({METADATA})),
+            rule("ci", models=("fraud*",)),
+            rule("ci", models=("m",), versions="2"),
+        ]
+    )
+    verdicts = list(policy.explain(Principal("ci"), INFER, "m", "1"))
+    assert [objection for _, objection in verdicts] == [
+        "it is for bob",
+        "it allows metadata",
+        "it is for the models fraud*",
+        "it is for the versions 2",
+    ]
+    [*_, (_, last)] = policy.explain(Principal("ci"), INFER, "m", "2")
+    assert last == ""

@@ -1,0 +1,164 @@
+"""``modelport serve --access`` as a process, with workers, and ``modelport access check``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from modelport.cli import modelport
+from modelport.gateway.access import key_file
+from modelport.gateway.cli.errors import UsageError
+from modelport.server import Server
+from tests.gateway.access.gateway import KEYS, repository, write_keys
+from tests.gateway.access.test_every_route import OIP
+from tests.server import Gateway
+
+PUBLIC = """
+[[rules]]
+principals = ["anonymous"]
+operations = ["infer"]
+models = ["mine"]
+"""
+ROOT = '[[rules]]\nprincipals = ["root"]\noperations = "*"\n'
+#: The watch of a process polls every half second.
+SECONDS = 30.0
+
+
+def replace(path: Path, text: str) -> None:
+    path.with_suffix(".new").write_text(text)
+    os.replace(path.with_suffix(".new"), path)
+
+
+def statuses(gateway: Gateway, headers: dict[str, str], requests: int = 8) -> set[int]:
+    """The statuses of requests on connections of their own, so of all workers."""
+    found = set()
+    for _ in range(requests):
+        with closing(HTTPConnection(gateway.http)) as connection:
+            connection.request("POST", "/v2/models/mine/infer", json.dumps(OIP), headers)
+            found.add(connection.getresponse().status)
+    return found
+
+
+def test_every_worker_and_the_parent_follow_the_rules(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "access", "root", "ci")
+    path = tmp_path / "access" / "access.toml"
+    path.write_text(KEYS + ROOT)
+    root = {"authorization": f"Bearer {keys['root']}"}
+    flags = ("--access", str(path), "--workers", "2")
+    with closing(Gateway(repository(tmp_path / "models"), *flags)) as gateway:
+        assert statuses(gateway, {}) == {401}
+        assert statuses(gateway, root) == {200}
+        assert httpx.get(gateway.metrics).status_code == 401
+        metrics = httpx.get(gateway.metrics, headers=root)
+        assert 'modelport_access_reload_errors_total{file="rules"} 0.0' in metrics.text
+        replace(path, KEYS + ROOT + PUBLIC)
+        until = time.monotonic() + SECONDS
+        while statuses(gateway, {}) != {200}:
+            assert time.monotonic() < until
+        replace(path, "[[rule]]\n")
+        gateway.wait_for("access rules not reloaded")
+        assert statuses(gateway, {}) == {200}
+        replace(path, KEYS + ROOT)
+        until = time.monotonic() + SECONDS
+        while statuses(gateway, {}) != {401}:
+            assert time.monotonic() < until
+
+
+def test_other_addresses_need_access_or_insecure(tmp_path: Path) -> None:
+    folder = repository(tmp_path / "models")
+    for kind in ("http", "grpc", "metrics"):
+        with pytest.raises(UsageError) as caught:
+            Server(folder, **{f"{kind}_address": "0.0.0.0"})  # type: ignore[arg-type]
+        message = str(caught.value)
+        assert f"--{kind}-address 0.0.0.0" in message
+        assert "--access FILE" in message
+        assert "--insecure" in message
+    Server(folder, http_address="localhost", grpc_address="127.0.0.2", metrics_address="::1")
+    Server(folder, http_address="0.0.0.0", insecure=True)
+    (tmp_path / "access.toml").touch()
+    Server(folder, http_address="0.0.0.0", access=tmp_path / "access.toml")
+
+
+def test_a_gateway_for_everybody_warns_at_the_start(tmp_path: Path) -> None:
+    folder = repository(tmp_path / "models")
+    with closing(Gateway(folder, "--http-address", "0.0.0.0", "--insecure")) as gateway:
+        [warning] = [log for log in gateway.logs if "everybody" in log["event"]]
+        assert warning["addresses"] == ["0.0.0.0"]
+
+
+def test_broken_rules_end_the_command_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "access.toml").write_text("[[rules]]\nprincipals = ['ci']\noperations = ['x']\n")
+    for more in ((), ("--workers", "2")):
+        result = CliRunner().invoke(
+            modelport,
+            ["serve", str(repository(tmp_path / "models")), "--access",
+             str(tmp_path / "access.toml"), "--http-port", "0", "--grpc-port", "0",
+             "--metrics-port", "0", *more],
+        )  # fmt: skip
+        assert result.exit_code == 2
+        assert "access.toml:3: rules.operations" in result.output
+
+
+RULES = """
+[groups]
+team = ["alice"]
+
+[[rules]]
+principals = ["ci", "group:team", "group:jwt:staff"]
+operations = ["infer"]
+models = ["fraud*"]
+versions = ["1"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        ("--as ci infer fraud-2", True),
+        ("--as alice infer fraud", True),
+        ("--as alice infer fraud --version 1", True),
+        ("--as alice infer fraud --version 2", False),
+        ("--as bob infer fraud", False),
+        ("--as jwt:bob --group jwt:staff infer fraud", True),
+        ("--as ci metadata fraud", False),
+        ("--as ci infer other", False),
+        ("--as anonymous infer fraud", False),
+        ("--as anonymous health", True),
+        ("--as anonymous health fraud", False),
+        ("--as scoped metadata other", True),
+        ("--as scoped infer other", False),
+    ],
+)
+def test_a_decision_is_explained_rule_by_rule(
+    tmp_path: Path, arguments: str, allowed: bool
+) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text(RULES + KEYS)
+    _, scoped = key_file.generate("scoped", operations=["metadata"])
+    with key_file.locked(tmp_path / "keys.toml") as replace_keys:
+        replace_keys([scoped])
+    command = ["access", "check", "--access", str(path), *arguments.split()]
+    result = CliRunner().invoke(modelport, command)
+    assert result.exit_code == (0 if allowed else 1), result.output
+    assert result.output.startswith("allowed: " if allowed else "denied: ")
+    assert "access.toml:5" in result.output
+    result = CliRunner().invoke(modelport, [*command, "--json"])
+    document = json.loads(result.output)
+    assert document["allowed"] is allowed
+    assert result.exit_code == (0 if allowed else 1)
+    assert document["rules"][0]["place"] == "access.toml:5"
+
+
+def test_a_check_without_a_file_names_the_option(tmp_path: Path) -> None:
+    command = ["access", "check", "--access", str(tmp_path / "none"), "--as", "ci", "infer"]
+    result = CliRunner().invoke(modelport, command)
+    assert result.exit_code == 2
+    assert "--access" in result.output
