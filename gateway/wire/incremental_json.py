@@ -139,6 +139,11 @@ class _Reader:
             self._nodes[-1].add(rest)
         return whole
 
+    def discard(self) -> None:
+        """Free what was read."""
+        for node in self._nodes:
+            discard(node.value())
+
     def _rests(self, value: Any) -> list[Any]:
         """Split the value of a piece into the new elements of each open level."""
         rests = []
@@ -165,15 +170,34 @@ def loads(text: bytes, limits: JsonLimits, parse: Callable[[bytes], Any]) -> Any
     reader, scanner = _Reader(), _Scanner(text, limits)
     spine: list[_Open] = []
     start, value = 0, None
-    while start <= len(text):
-        cut = scanner.cut(start, spine)
-        piece = b"".join((_opening(spine), text[start : cut.end], _closing(cut.spine)))
-        if start == 0 and not cut.spine:
-            return parse(piece)
-        value = reader.take(parse(piece), cut)
-        start, spine = cut.end + 1, cut.spine
-        offload.checkpoint()
+    try:
+        while start <= len(text):
+            cut = scanner.cut(start, spine)
+            piece = b"".join((_opening(spine), text[start : cut.end], _closing(cut.spine)))
+            if start == 0 and not cut.spine:
+                return parse(piece)
+            value = reader.take(parse(piece), cut)
+            start, spine = cut.end + 1, cut.spine
+            offload.checkpoint()
+    except BaseException:
+        reader.discard()
+        raise
     return value
+
+
+def discard(value: Any) -> None:
+    """Empty lists and dictionaries in pieces.
+
+    Python frees half a million objects at once, and holds the interpreter lock meanwhile.
+    """
+    if type(value) is dict:
+        for member in value.values():
+            discard(member)
+    elif type(value) is list:
+        while len(value) > SMALL:
+            del value[-SMALL:]
+        for item in value:
+            discard(item)
 
 
 def _opening(spine: list[_Open]) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -86,10 +86,15 @@ def classification_json(classes: Classes) -> Buffer:
     for pieces in classes.pieces():
         texts = []
         for piece in pieces:
-            pairs = [[label, json_text.numbers(np.asarray(score))] for label, score in piece]
-            texts.append(json_text.dumps(pairs)[1:-1])
+            texts.append(json_text.dumps(_written(piece))[1:-1])
         rows.append(b"[%b]" % b",".join(texts))
     return json_writer.join((b'{"results":[', *_separated(rows), b"]}"))
+
+
+def _written(piece: list[tuple[str, np.float32]]) -> list[Any]:
+    if np.isfinite([score for _, score in piece]).all():
+        return piece
+    return [(label, json_text.numbers(np.asarray(score))) for label, score in piece]
 
 
 def _separated(rows: Sequence[bytes]) -> list[bytes]:

@@ -192,3 +192,26 @@ def test_a_long_json_bomb_is_refused_in_time_linear_in_its_size(text: bytes) -> 
     with pytest.raises(InvalidArgument):
         json_text.loads(text)
     assert time.process_time() - started < 400e-9 * len(text) + 0.1
+
+
+@pytest.mark.parametrize("end", [b"", b',"', b',{"x":1}' * 20_000 + b"]"])
+def test_what_was_read_of_an_invalid_text_is_freed_in_pieces(
+    end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends too early, or has too many keys."""
+    freed: list[Any] = []
+    monkeypatch.setattr(incremental_json, "discard", freed.append)
+    limits = incremental_json.JsonLimits(depth=10, keys=60_000, containers=10**6)
+    with pytest.raises(InvalidArgument):
+        incremental_json.loads(
+            b"[" + b",".join([b'{"x":1}'] * 50_000) + end, limits, json_text._parse
+        )
+    assert sum(map(len, freed)) > 40_000
+
+
+def test_a_large_document_is_emptied_in_pieces_and_a_small_one_is_left() -> None:
+    rows: list[Any] = [{"x": 1}] * 50_000
+    inner: list[Any] = [2] * 50_000
+    incremental_json.discard({"instances": rows, "signature_name": "a", "few": [1, inner]})
+    assert len(rows) <= incremental_json.SMALL
+    assert len(inner) <= incremental_json.SMALL
