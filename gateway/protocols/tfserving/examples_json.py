@@ -10,12 +10,15 @@ from typing import Any
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols.tfserving import json as tfserving_json
 from modelport.gateway.protocols.tfserving.json_value import is_base64, json_name, unescape, wrong
+from modelport.gateway.runtime import offload
 from modelport.gateway.wire.long_array import LongArray
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.proto import tensorflow_pb2
 
 #: Limits of examples and of their features together; more would take seconds to decode.
 MAX_EXAMPLES = MAX_FEATURES = 100_000
+#: Values of a feature that are added at once, of millions.
+PIECE = 4096
 #: Field of a ``Feature`` for each JSON type, and its name in messages.
 _FIELDS = {
     bool: "int64_list",
@@ -61,7 +64,10 @@ def _example(value: Any, example: tensorflow_pb2.Example) -> None:
     if type(value) is not dict:
         raise InvalidArgument(f"Example must be JSON object but got JSON {json_name(value)}")
     for name, content in value.items():
-        _fill(example.features.feature[name], name, _listed(content))
+        feature, values = example.features.feature[name], _listed(content)
+        for start in range(0, len(values), PIECE):
+            _extend(feature, name, values[start : start + PIECE])
+            offload.checkpoint()
 
 
 def _listed(content: Any) -> list[Any]:
@@ -70,17 +76,14 @@ def _listed(content: Any) -> list[Any]:
     return content if type(content) is list else [content]
 
 
-def _fill(feature: tensorflow_pb2.Feature, name: str, values: list[Any]) -> None:
-    """Fill a feature at once, because it may have millions of values."""
-    if not values:
-        return
+def _extend(feature: tensorflow_pb2.Feature, name: str, values: list[Any]) -> None:
     types = set(map(type, values))
     for unknown in types - _FIELDS.keys():  # null or an array
         raise _unexpected(name, unknown())
-    if len({_FIELDS[kind] for kind in types}) > 1:
+    kind = feature.WhichOneof("kind") or _FIELDS[type(values[0])]
+    if {_FIELDS[each] for each in types} != {kind}:
         raise InvalidArgument(
-            f"Unexpected element type in feature: {name} expecting type: "
-            f"{_KINDS[_FIELDS[type(values[0])]]}"
+            f"Unexpected element type in feature: {name} expecting type: {_KINDS[kind]}"
         )
     if types <= {bool, int}:
         if not -(2**63) <= min(values) <= max(values) < 2**63:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import time
 import weakref
 from types import SimpleNamespace
@@ -23,8 +24,8 @@ from modelport.gateway.errors import (
 )
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.protocols.tfserving import examples as tfserving_examples
+from modelport.gateway.protocols.tfserving import examples_json, results
 from modelport.gateway.protocols.tfserving import json as tfserving_json
-from modelport.gateway.protocols.tfserving import results
 from modelport.gateway.protocols.tfserving.http import STATUS
 from modelport.gateway.protocols.tfserving.servable_lookup import Servables
 from modelport.gateway.protocols.tfserving.servable_signatures import (
@@ -316,3 +317,22 @@ def test_results_in_pieces_are_the_results_at_once(monkeypatch: pytest.MonkeyPat
             ]
         )
     assert found[0] == found[1]
+
+
+def test_the_values_of_a_feature_are_added_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call with millions would hold the interpreter lock for 70 ms."""
+    sizes: list[int] = []
+    extend = examples_json._extend
+
+    def noted(feature: Any, name: str, values: list[Any]) -> None:
+        sizes.append(len(values))
+        extend(feature, name, values)
+
+    monkeypatch.setattr(examples_json, "_extend", noted)
+    values = list(range(10_000))
+    message, _ = examples_json.decode(json.dumps({"examples": [{"x": values}]}).encode())
+    (example,) = message.example_list.examples
+    assert list(example.features.feature["x"].int64_list.value) == values
+    assert sum(sizes) == 10_000 and max(sizes) <= examples_json.PIECE
+    with pytest.raises(InvalidArgument, match="expecting type: int64"):
+        examples_json.decode(json.dumps({"examples": [{"x": [*values, 0.5]}]}).encode())
