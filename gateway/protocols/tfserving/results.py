@@ -84,9 +84,7 @@ def classification_json(classes: Classes) -> Buffer:
     """Encode ``results``: a list of ``[label, score]`` for each example."""
     rows = []
     for pieces in classes.pieces():
-        texts = []
-        for piece in pieces:
-            texts.append(json_text.dumps(_written(piece))[1:-1])
+        texts = [json_text.dumps(_written(piece))[1:-1] for piece in pieces]
         rows.append(b"[%b]" % b",".join(texts))
     return json_writer.join((b'{"results":[', *_separated(rows), b"]}"))
 

@@ -333,6 +333,7 @@ def test_the_values_of_a_feature_are_added_in_pieces(monkeypatch: pytest.MonkeyP
     message, _ = examples_json.decode(json.dumps({"examples": [{"x": values}]}).encode())
     (example,) = message.example_list.examples
     assert list(example.features.feature["x"].int64_list.value) == values
-    assert sum(sizes) == 10_000 and max(sizes) <= examples_json.PIECE
+    assert sum(sizes) == 10_000
+    assert max(sizes) <= examples_json.PIECE
     with pytest.raises(InvalidArgument, match="expecting type: int64"):
         examples_json.decode(json.dumps({"examples": [{"x": [*values, 0.5]}]}).encode())
