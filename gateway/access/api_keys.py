@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from modelport.gateway.access import credentials, key_file
-from modelport.gateway.access.authentication import Authenticator
+from modelport.gateway.access import key_file
+from modelport.gateway.access.authentication import CredentialAuthenticator
 from modelport.gateway.access.key_file import PREFIX, ApiKey
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.operations import Operation
-from modelport.gateway.access.principal import ConnectionIdentity, Grant, Principal
+from modelport.gateway.access.principal import Grant, Principal
 from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import Unauthenticated
 from modelport.gateway.toml_tables import read_by, text
@@ -43,7 +43,7 @@ class _Entry(NamedTuple):
 _UNKNOWN = _Entry(bytes(32), math.inf, Principal(""))
 
 
-class ApiKeys(Authenticator):
+class ApiKeys(CredentialAuthenticator):
     """Recognises API keys by the hashes in a watched file."""
 
     def __init__(self, table: TomlTable, watcher: FileWatcher) -> None:
@@ -52,14 +52,11 @@ class ApiKeys(Authenticator):
         self._watcher = watcher
         self._watch = watcher.watch("keys", [path], lambda: _read(table, path), self._use)
 
-    def authenticate(
-        self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity
-    ) -> Principal | None:
-        key = credentials.presented(headers)
-        if key is None or not key.startswith(_PREFIX):
+    def recognise(self, credential: bytes) -> Principal | None:
+        if not credential.startswith(_PREFIX):
             return None
-        entry = self._entries.get(key[_ID], _UNKNOWN)
-        if not hmac.compare_digest(hashlib.sha256(key).digest(), entry.sha256):
+        entry = self._entries.get(credential[_ID], _UNKNOWN)
+        if not hmac.compare_digest(hashlib.sha256(credential).digest(), entry.sha256):
             raise Unauthenticated("the API key is wrong, or has been revoked")
         if entry.expires <= time.time():
             raise Unauthenticated("the API key has expired")

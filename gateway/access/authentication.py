@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from prometheus_client.core import Metric
@@ -50,36 +50,67 @@ class Authenticator(Protocol):
         return ()
 
 
-def authenticate(
-    authenticators: Sequence[Authenticator],
-    headers: Mapping[bytes, bytes],
-    connection: ConnectionIdentity,
-) -> Principal:
-    """Return the caller, or ``ANONYMOUS`` if neither request nor connection has a credential.
+class CredentialAuthenticator(Authenticator):
+    """Recognises credentials in the headers that ``credentials`` reads, such as tokens."""
 
-    Raises:
-        Unauthenticated: The credential is wrong or unknown, or there is more than one.
-    """
-    token = credentials.presented(headers)
-    caller: Principal | None = None
-    for authenticator in authenticators:
-        if authenticator.of_connection:
-            continue
-        principal = authenticator.authenticate(headers, connection)
-        if principal is not None:
-            if caller is not None:
-                raise Unauthenticated(credentials.MORE_THAN_ONE)
-            caller = principal
-    if caller is not None:
-        return caller
-    if token is not None:
-        raise Unauthenticated("the credential is of no kind that this gateway accepts")
-    for authenticator in authenticators:
-        if authenticator.of_connection:
+    def recognise(self, credential: bytes) -> Principal | None:
+        """Return the caller, or None if the credential is of another kind.
+
+        Raises:
+            Unauthenticated: It is wrong or expired.
+        """
+
+    def authenticate(
+        self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity
+    ) -> Principal | None:
+        credential = credentials.presented(headers)
+        return None if credential is None else self.recognise(credential)
+
+
+class AuthenticatorChain:
+    """All authenticators of a gateway."""
+
+    def __init__(self, authenticators: Iterable[Authenticator] = ()) -> None:
+        every = tuple(authenticators)
+        self._of_connections = tuple(each for each in every if each.of_connection)
+        of_requests = [each for each in every if not each.of_connection]
+        self._of_credentials = tuple(
+            each for each in of_requests if isinstance(each, CredentialAuthenticator)
+        )
+        self._of_headers = tuple(
+            each for each in of_requests if not isinstance(each, CredentialAuthenticator)
+        )
+
+    def authenticate(
+        self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity
+    ) -> Principal:
+        """Return the caller, or ``ANONYMOUS`` if neither request nor connection has a credential.
+
+        Raises:
+            Unauthenticated: The credential is wrong or unknown, or there is more than one.
+        """
+        credential = credentials.presented(headers)
+        caller: Principal | None = None
+        if credential is not None:
+            for recogniser in self._of_credentials:
+                caller = recogniser.recognise(credential)
+                if caller is not None:
+                    break
+        for authenticator in self._of_headers:
+            principal = authenticator.authenticate(headers, connection)
+            if principal is not None:
+                if caller is not None:
+                    raise Unauthenticated(credentials.MORE_THAN_ONE)
+                caller = principal
+        if caller is not None:
+            return caller
+        if credential is not None:
+            raise Unauthenticated("the credential is of no kind that this gateway accepts")
+        for authenticator in self._of_connections:
             principal = authenticator.authenticate(headers, connection)
             if principal is not None:
                 return principal
-    return ANONYMOUS
+        return ANONYMOUS
 
 
 def combined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
@@ -87,8 +118,12 @@ def combined(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
     So a credential that is sent twice is a wrong one, and not one of the two.
     """
-    mapping: dict[bytes, bytes] = {}
-    for name, value in headers:
+    fields = list(headers)
+    mapping = dict(fields)
+    if len(mapping) == len(fields):
+        return mapping
+    mapping.clear()
+    for name, value in fields:
         earlier = mapping.get(name)
         mapping[name] = value if earlier is None else earlier + b", " + value
     return mapping

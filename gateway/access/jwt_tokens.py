@@ -20,11 +20,10 @@ from urllib.parse import urlsplit
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from modelport.gateway.access import credentials
-from modelport.gateway.access.authentication import Authenticator
+from modelport.gateway.access.authentication import CredentialAuthenticator
 from modelport.gateway.access.jwks import ALGORITHMS, JwksFile, JwksUrl, KeySet
 from modelport.gateway.access.located_toml import TomlTable
-from modelport.gateway.access.principal import ConnectionIdentity, Principal
+from modelport.gateway.access.principal import Principal
 from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.cli.errors import missing_extra
 from modelport.gateway.errors import Unauthenticated, Unavailable
@@ -83,7 +82,7 @@ class JwtSettings:
     refresh_seconds: float = field(default=300.0, metadata=read_by(number(10, 86_400)))
 
 
-class JwtAuthenticator(Authenticator):
+class JwtAuthenticator(CredentialAuthenticator):
     """Recognises signed tokens of one issuer."""
 
     def __init__(self, table: TomlTable, watcher: FileWatcher) -> None:
@@ -116,11 +115,8 @@ class JwtAuthenticator(Authenticator):
             self.source.failures,
         )
 
-    def authenticate(
-        self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity
-    ) -> Principal | None:
-        token = credentials.presented(headers)
-        if token is None or token.count(b".") != 2:
+    def recognise(self, credential: bytes) -> Principal | None:
+        if credential.count(b".") != 2:
             return None
         keys = self.source.keys
         if keys is not self._keys:
@@ -128,10 +124,10 @@ class JwtAuthenticator(Authenticator):
             self._verified.clear()
         if keys is None:
             raise Unavailable("tokens cannot be verified yet: the issuer's keys are not loaded")
-        fingerprint = hashlib.sha256(token).digest()
+        fingerprint = hashlib.sha256(credential).digest()
         cached = self._verified.get(fingerprint)
         if cached is None:
-            cached = self._verify(token, keys, fingerprint.hex()[:16])
+            cached = self._verify(credential, keys, fingerprint.hex()[:16])
             self._verified[fingerprint] = cached
             if len(self._verified) > MAX_CACHED:
                 self._verified.popitem(last=False)

@@ -29,7 +29,7 @@ from modelport.exporters.models import REGISTRY, registered
 from modelport.exporters.packaging import SERVERS
 from modelport.gateway import backends, extensions
 from modelport.gateway.access import located_toml
-from modelport.gateway.access.authentication import authenticate
+from modelport.gateway.access.authentication import AuthenticatorChain
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
 from modelport.gateway.access.principal import ANONYMOUS, UNKNOWN_CONNECTION
 from modelport.gateway.access.watched_file import FileWatcher
@@ -167,11 +167,15 @@ def test_an_installed_authenticator_recognises_its_credential(
     authenticators = (*ALWAYS, descriptor.make(table, FileWatcher()))
 
     def caller(ticket: bytes) -> str:
-        return authenticate(authenticators, {b"x-acme-ticket": ticket}, UNKNOWN_CONNECTION).name
+        return (
+            AuthenticatorChain(authenticators)
+            .authenticate({b"x-acme-ticket": ticket}, UNKNOWN_CONNECTION)
+            .name
+        )
 
     right = hmac.new(b"s3cret", b"alice", hashlib.sha256).hexdigest().encode()
     assert caller(b"alice:" + right) == "acme:alice"
-    assert authenticate(authenticators, {}, UNKNOWN_CONNECTION) is ANONYMOUS
+    assert AuthenticatorChain(authenticators).authenticate({}, UNKNOWN_CONNECTION) is ANONYMOUS
     for wrong in (b"bob:" + right, b"alice:" + right[:-1], b"", b"\xff:\xff"):
         with pytest.raises(Unauthenticated):
             caller(wrong)

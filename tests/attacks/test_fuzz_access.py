@@ -22,7 +22,7 @@ from jwt.algorithms import OKPAlgorithm
 
 from modelport.gateway.access import credentials, jwks, key_file, located_toml
 from modelport.gateway.access.api_keys import ApiKeys
-from modelport.gateway.access.authentication import Authenticator, authenticate, combined
+from modelport.gateway.access.authentication import Authenticator, AuthenticatorChain, combined
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
 from modelport.gateway.access.principal import ConnectionIdentity, Principal
 from modelport.gateway.access.watched_file import FileWatcher
@@ -161,7 +161,7 @@ def fuzz_credentials(gate: Gate, cases: int) -> tuple[Finds, dict[str, int]]:
         def run(
             headers: dict[bytes, bytes] = headers, connection: ConnectionIdentity = connection
         ) -> None:
-            caller = authenticate(gate.authenticators, headers, connection)
+            caller = AuthenticatorChain(gate.authenticators).authenticate(headers, connection)
             gate.check(caller, headers, time.time())
             callers[caller.method] += 1
 
@@ -213,7 +213,7 @@ def test_the_names_of_certificates_and_users_stay_names(gate: Gate) -> None:
                 (ConnectionIdentity("::1", names), "cert:"),
                 (ConnectionIdentity(user=user), "unix:"),
             ):
-                caller = authenticate(gate.authenticators, {}, connection)
+                caller = AuthenticatorChain(gate.authenticators).authenticate({}, connection)
                 assert caller.is_anonymous or caller.name.startswith(kind)
 
         finds.run(number, repr((names, user)).encode(), only()(run))
@@ -303,4 +303,4 @@ def test_a_hash_that_starts_like_the_right_one_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "keys.toml").chmod(0o600)
     keys = ApiKeys(table(tmp_path, '[keys]\nfile = "keys.toml"'), FileWatcher())
     with pytest.raises(Unauthenticated):
-        authenticate([keys], {b"x-api-key": text.encode()}, ConnectionIdentity())
+        AuthenticatorChain([keys]).authenticate({b"x-api-key": text.encode()}, ConnectionIdentity())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from modelport.gateway.access.authentication import Authenticator, authenticate, combined
+from modelport.gateway.access.authentication import Authenticator, AuthenticatorChain, combined
 from modelport.gateway.access.principal import (
     ANONYMOUS,
     UNKNOWN_CONNECTION,
@@ -39,40 +39,41 @@ class Password(Authenticator):
         return Principal(stated.decode(), method=self.header.decode())
 
 
-BOTH = (Password(b"x-first", b"one"), Password(b"x-second", b"two"))
+PASSWORDS = (Password(b"x-first", b"one"), Password(b"x-second", b"two"))
+BOTH = AuthenticatorChain(PASSWORDS)
 
 
 def test_the_authenticator_that_recognises_the_credential_decides() -> None:
-    assert authenticate(BOTH, {b"x-second": b"two"}, UNKNOWN_CONNECTION).name == "two"
-    assert authenticate(BOTH, {b"x-first": b"one"}, UNKNOWN_CONNECTION).name == "one"
+    assert BOTH.authenticate({b"x-second": b"two"}, UNKNOWN_CONNECTION).name == "two"
+    assert BOTH.authenticate({b"x-first": b"one"}, UNKNOWN_CONNECTION).name == "one"
 
 
 def test_a_request_with_two_right_credentials_is_refused() -> None:
     headers = {b"x-first": b"one", b"x-second": b"two"}
     with pytest.raises(Unauthenticated, match="more than one credential"):
-        authenticate(BOTH, headers, UNKNOWN_CONNECTION)
+        BOTH.authenticate(headers, UNKNOWN_CONNECTION)
 
 
 def test_the_connection_identifies_only_requests_without_a_credential() -> None:
     class Peer(Password):
         of_connection = True
 
-    everybody = (Peer(b"accept", b"peer"), *BOTH)
-    assert authenticate(everybody, {b"accept": b"peer"}, UNKNOWN_CONNECTION).name == "peer"
+    everybody = AuthenticatorChain((Peer(b"accept", b"peer"), *PASSWORDS))
+    assert everybody.authenticate({b"accept": b"peer"}, UNKNOWN_CONNECTION).name == "peer"
     headers = {b"accept": b"peer", b"x-first": b"one"}
-    assert authenticate(everybody, headers, UNKNOWN_CONNECTION).name == "one"
+    assert everybody.authenticate(headers, UNKNOWN_CONNECTION).name == "one"
     with pytest.raises(Unauthenticated):
-        authenticate(everybody, {b"accept": b"peer", b"x-api-key": b"?"}, UNKNOWN_CONNECTION)
+        everybody.authenticate({b"accept": b"peer", b"x-api-key": b"?"}, UNKNOWN_CONNECTION)
 
 
 def test_a_wrong_credential_never_falls_through_to_the_next_one_or_to_anonymous() -> None:
     for headers in ({b"x-first": b"two"}, {b"x-first": b"two", b"x-second": b"two"}):
         with pytest.raises(Unauthenticated):
-            authenticate(BOTH, headers, UNKNOWN_CONNECTION)
+            BOTH.authenticate(headers, UNKNOWN_CONNECTION)
 
 
 def test_a_request_without_a_credential_is_anonymous() -> None:
-    caller = authenticate(BOTH, {b"x-other": b"one"}, UNKNOWN_CONNECTION)
+    caller = BOTH.authenticate({b"x-other": b"one"}, UNKNOWN_CONNECTION)
     assert caller is ANONYMOUS
     assert caller.is_anonymous
 
@@ -81,7 +82,7 @@ def test_a_credential_that_is_sent_twice_is_a_wrong_one() -> None:
     headers = combined([(b"x-first", b"wrong"), (b"accept", b"a"), (b"x-first", b"one")])
     assert headers[b"x-first"] == b"wrong, one"
     with pytest.raises(Unauthenticated):
-        authenticate(BOTH, headers, UNKNOWN_CONNECTION)
+        BOTH.authenticate(headers, UNKNOWN_CONNECTION)
 
 
 def test_every_dialect_has_a_status_for_each_code() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.gateway.access.authentication import authenticate, combined
+from modelport.gateway.access.authentication import AuthenticatorChain, combined
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
 from modelport.gateway.access.connection_identities import (
     CertificateAuthenticator,
@@ -43,9 +43,9 @@ def test_a_certificate_is_its_first_name_and_has_the_others_as_aliases(tmp_path:
 
 
 def test_the_user_of_a_unix_socket_is_recognised_without_any_table() -> None:
-    caller = authenticate(ALWAYS, {}, ConnectionIdentity(user="alice"))
+    caller = AuthenticatorChain(ALWAYS).authenticate({}, ConnectionIdentity(user="alice"))
     assert caller == Principal("unix:alice", method="unix")
-    assert authenticate(ALWAYS, {}, ConnectionIdentity("127.0.0.1")) is ANONYMOUS
+    assert AuthenticatorChain(ALWAYS).authenticate({}, ConnectionIdentity("127.0.0.1")) is ANONYMOUS
 
 
 @pytest.mark.parametrize("address", ["10.1.2.3", "::ffff:10.1.2.3", "fd00::1", "fd00::1%eth0"])
@@ -82,9 +82,11 @@ def test_a_repeated_header_of_a_proxy_is_refused(proxy: TrustedProxy) -> None:
 
 def test_a_proxys_user_and_a_token_are_two_credentials(proxy: TrustedProxy) -> None:
     headers = {HEADER: b"alice", b"authorization": b"Basic eDp5"}
-    assert authenticate([proxy], {HEADER: b"alice"}, ConnectionIdentity("10.0.0.1"))
+    assert AuthenticatorChain([proxy]).authenticate(
+        {HEADER: b"alice"}, ConnectionIdentity("10.0.0.1")
+    )
     with pytest.raises(Unauthenticated, match="more than one credential"):
-        authenticate([proxy], headers, ConnectionIdentity("10.0.0.1"))
+        AuthenticatorChain([proxy]).authenticate(headers, ConnectionIdentity("10.0.0.1"))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelport.gateway.access.authentication import authenticate, combined
+from modelport.gateway.access.authentication import AuthenticatorChain, combined
 from modelport.gateway.access.credentials import MAX_CREDENTIAL_BYTES, presented
 from modelport.gateway.access.principal import ANONYMOUS, UNKNOWN_CONNECTION
 from modelport.gateway.errors import Unauthenticated
@@ -56,7 +56,7 @@ def test_two_different_credentials_are_refused(headers: dict[bytes, bytes]) -> N
 )
 def test_a_request_without_a_credential_has_none(headers: dict[bytes, bytes]) -> None:
     assert presented(headers) is None
-    assert authenticate((), headers, UNKNOWN_CONNECTION) is ANONYMOUS
+    assert AuthenticatorChain().authenticate(headers, UNKNOWN_CONNECTION) is ANONYMOUS
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_a_credential_that_nothing_recognises_is_not_anonymous(
     headers: list[tuple[bytes, bytes]],
 ) -> None:
     with pytest.raises(Unauthenticated):
-        authenticate((), combined(headers), UNKNOWN_CONNECTION)
+        AuthenticatorChain().authenticate(combined(headers), UNKNOWN_CONNECTION)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from modelport.gateway.access import jwks
-from modelport.gateway.access.authentication import authenticate
+from modelport.gateway.access.authentication import AuthenticatorChain
 from modelport.gateway.access.jwks import JwksUrl, parse
 from modelport.gateway.access.jwt_tokens import JwtAuthenticator
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION, Principal
@@ -191,7 +191,9 @@ def tokens(
 
 
 def ask(tokens: JwtAuthenticator, token: bytes) -> Principal:
-    return authenticate([tokens], {b"authorization": b"Bearer " + token}, UNKNOWN_CONNECTION)
+    return AuthenticatorChain([tokens]).authenticate(
+        {b"authorization": b"Bearer " + token}, UNKNOWN_CONNECTION
+    )
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -18,7 +18,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from modelport.gateway.access import jwks, jwt_tokens
-from modelport.gateway.access.authentication import authenticate
+from modelport.gateway.access.authentication import AuthenticatorChain
 from modelport.gateway.access.authenticators import AUTHENTICATORS
 from modelport.gateway.access.jwt_tokens import JwtAuthenticator
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION, Principal
@@ -51,7 +51,7 @@ def make(
 
 def caller(tokens: JwtAuthenticator, token: bytes) -> Principal:
     headers = {b"authorization": b"Bearer " + token}
-    return authenticate([tokens], headers, UNKNOWN_CONNECTION)
+    return AuthenticatorChain([tokens]).authenticate(headers, UNKNOWN_CONNECTION)
 
 
 def encoded(value: Any) -> bytes:
