@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import structlog
+from prometheus_client.core import Metric
 
-from modelport.gateway.access.authentication import Authenticator, authenticate
+from modelport.gateway.access.authentication import Authenticator, AuthenticatorChain
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
 from modelport.gateway.access.context import AccessContext
 from modelport.gateway.access.located_toml import TomlTable
@@ -53,6 +54,7 @@ class Access:
         self._started = False
         self._configured: tuple[_Configured, ...] = ()
         self._authenticators: tuple[Authenticator, ...] = ()
+        self._chain = AuthenticatorChain()
         self.policy = AccessPolicy(())
         self._watch = watcher.watch("rules", [path], self._load, self._use)
 
@@ -64,7 +66,7 @@ class Access:
         Raises:
             Unauthenticated: The credential is wrong.
         """
-        caller = authenticate(self._authenticators, headers, connection)
+        caller = self._chain.authenticate(headers, connection)
         request_id = headers.get(_REQUEST_ID, b"")[:_MAX_REQUEST_ID].decode("latin-1")
         source = connection.address or connection.user
         return AccessContext(caller, self.policy.rights(caller), source, request_id)
@@ -80,6 +82,11 @@ class Access:
         self._watcher.forget(self._watch)
         for authenticator in self._authenticators:
             authenticator.close()
+
+    def metrics(self) -> Iterator[Metric]:
+        """The metrics of all authenticators."""
+        for authenticator in self._authenticators:
+            yield from authenticator.metrics()
 
     def _load(self) -> _Loaded:
         file = read_access_file(self._path)
@@ -102,6 +109,7 @@ class Access:
         self.policy = loaded.policy
         configured = (each.authenticator for each in loaded.configured)
         self._authenticators = (*configured, *ALWAYS)
+        self._chain = AuthenticatorChain(self._authenticators)
         if self._started:
             known = {id(each.authenticator) for each in before}
             for each in loaded.configured:

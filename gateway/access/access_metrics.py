@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from modelport.gateway.access.access import Access
 from modelport.gateway.access.watched_file import FileWatcher
 
 ERRORS = "modelport_access_reload_errors"
 
 
 class AccessCollector(Collector):
-    """Counts the changes of files that were not taken over, because they are wrong."""
+    """Counts the changes of files that were not taken over, and adds what authenticators count."""
 
-    def __init__(self, watcher: FileWatcher) -> None:
-        self._watcher = watcher
+    def __init__(self, watcher: FileWatcher, access: Access) -> None:
+        self._watcher, self._access = watcher, access
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
@@ -25,3 +26,4 @@ class AccessCollector(Collector):
         for name, errors in sorted(self._watcher.errors.items()):
             family.add_metric((name,), errors)
         yield family
+        yield from self._access.metrics()

@@ -166,10 +166,16 @@ def _is(wanted: str, principal: Principal) -> bool:
     """Whether ``wanted``, a name or a glob, is ``principal``. No glob is ``anonymous``."""
     if principal.is_anonymous:
         return wanted == ANONYMOUS_NAME
-    if wanted in (AUTHENTICATED, principal.name):
+    if wanted in (AUTHENTICATED, "*", principal.name):
         return True
-    matches = re.compile(translate(wanted)).match
-    return any(matches(name) for name in (principal.name, *principal.aliases))
+    kind, matches = _kind(wanted), re.compile(translate(wanted)).match
+    names = (principal.name, *principal.aliases)
+    return any(matches(name) and _kind(name) == kind for name in names)
+
+
+def _kind(name: str) -> str:
+    """The prefix of a name, which no glob stands for: ``c*`` is no ``cert:``; empty for a key's."""
+    return name[: name.find(":") + 1]
 
 
 def granted(principal: Principal, grant: Grant) -> Rule:

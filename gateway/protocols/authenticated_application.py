@@ -8,7 +8,12 @@ from modelport.gateway.access.access import Access
 from modelport.gateway.access.authentication import combined
 from modelport.gateway.access.context import CURRENT, AccessContext
 from modelport.gateway.access.principal import ConnectionIdentity
-from modelport.gateway.errors import ModelportError, PermissionDenied, Unauthenticated
+from modelport.gateway.errors import (
+    ModelportError,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
 from modelport.gateway.protocols.asgi import App, Message, Receive, Scope, Send
 
 #: Key of the ``ConnectionIdentity`` in the scope's extensions.
@@ -39,7 +44,7 @@ class AuthenticatedApplication:
             response.context = self._access.authenticate(headers, _connection(scope))
             CURRENT.set(response.context)
             await self._app(scope, receive, response.send)
-        except (Unauthenticated, PermissionDenied) as error:
+        except (Unauthenticated, PermissionDenied, Unavailable) as error:
             await self._refuse(scope, receive, response.send, error)
 
 

@@ -137,7 +137,7 @@ class GatewayServer:
             if self._certificate is not None:
                 self.registry.register(CertificateCollector(self._certificate))
             if self._access is not None:
-                self.registry.register(AccessCollector(self._watcher))
+                self.registry.register(AccessCollector(self._watcher, self._access))
             self._metrics = self._metrics_listener(self._rollout_control)
         try:
             sets = (self.manager.overloaded, service.splits)

@@ -16,8 +16,6 @@ _KEYS = ("batch_size", "type", "id")
 #: If workers disagree about a version, the first of these states that occurs is reported.
 _STATES = ("UNAVAILABLE", "LOADING", "UNLOADING", "READY")
 _UNLOADED = ("UNAVAILABLE", "unloaded")
-#: Gauges that are merged by maximum instead of sum: times are no quantities.
-_LARGEST = frozenset({"modelport_jwks_age_seconds"})
 #: Metric types whose values end with the worker that reported them.
 _MOMENTARY = frozenset({"gauge", "info", "stateset"})
 
@@ -131,16 +129,14 @@ def families_json(metrics: Iterable[Metric]) -> list[Family]:
 
 
 def families(answers: Iterable[Sequence[Family]]) -> list[Family]:
-    """Sum the samples of the same name and labels, or take the largest."""
+    """Sum the samples of the same name and labels."""
     found: dict[str, tuple[Family, dict[tuple[str, tuple[tuple[str, str], ...]], list[Any]]]] = {}
     for each in answers:
         for name, text, kind, samples in each:
             _, rows = found.setdefault(name, ([name, text, kind], {}))
             for sample, labels, value in samples:
                 key = (sample, tuple(sorted(labels.items())))
-                if key in rows and name in _LARGEST:
-                    rows[key][2] = max(rows[key][2], value)
-                elif key in rows:
+                if key in rows:
                     rows[key][2] += value
                 else:
                     rows[key] = [sample, labels, value]

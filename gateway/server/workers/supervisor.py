@@ -203,7 +203,7 @@ class WorkerSupervisor:
         if self._certificate is not None:
             registry.register(CertificateCollector(self._certificate))
         if self._access is not None:
-            registry.register(AccessCollector(self._watcher))
+            registry.register(AccessCollector(self._watcher, self._access))
         return registry
 
     def _pids(self) -> list[int]:

@@ -126,13 +126,6 @@ def test_the_sum_of_every_metric_family_equals_that_of_one_worker() -> None:
     assert 'nv_inference_count{model="m",version="1"} 14.0' in expected
 
 
-def test_the_age_of_keys_is_that_of_the_worker_with_the_oldest() -> None:
-    family = ["modelport_jwks_age_seconds", "", "gauge", [["modelport_jwks_age_seconds", {}, 3.0]]]
-    older = [*family[:3], [["modelport_jwks_age_seconds", {}, 7.5]]]
-    [merged] = merged_answers.families([[family], [older], [family]])
-    assert merged[3] == [["modelport_jwks_age_seconds", {}, 7.5]]
-
-
 def test_no_count_goes_back_when_a_worker_is_lost_and_another_takes_its_place() -> None:
     counts = AggregatedMetrics()
     totals = []
