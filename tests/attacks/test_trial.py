@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import signal
@@ -20,13 +19,25 @@ from modelport.gateway.errors import (
     IntegrityError,
     Internal,
     ModelportError,
-    Unavailable,
     Unsupported,
 )
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.artifact_checks import trial_load
 from modelport.gateway.repository.artifact_checks.torch_archive import EXTRA, SIGNATURE
 from tests.attacks import hostile_torch
+from tests.attacks.trial_functions import (
+    computes,
+    crashes,
+    exits,
+    fails,
+    hoards,
+    killed,
+    lacks_room,
+    passes,
+    refuses,
+    waits,
+    waits_for_a_server,
+)
 
 LOAD = "import sys, torch; f = torch.jit.load(sys.argv[1])\nwhile True: f(torch.ones(4))"
 
@@ -37,60 +48,8 @@ def served(path: Path, native: bool = False) -> None:
     backends.find("pytorch")(artifact).unload()
 
 
-# -- what the process of a trial does --------------------------------------------------------------
-
-
-def passes(file: Path, **arguments: Any) -> None:
-    assert file.is_file()
-
-
-def refuses(file: Path, of: str) -> None:
-    raise Unsupported(f"'{file.name}' is {of}")
-
-
-def fails(file: Path) -> None:
-    raise ZeroDivisionError
-
-
-def crashes(file: Path) -> None:
-    signal.raise_signal(signal.SIGSEGV)
-
-
-def exits(file: Path) -> None:
-    os._exit(7)
-
-
-def computes(file: Path) -> None:
-    while True:
-        pass
-
-
-def killed(file: Path) -> None:
-    signal.raise_signal(signal.SIGKILL)
-
-
-def lacks_room(file: Path) -> None:
-    raise OSError(errno.ENOSPC, "no space left on device")
-
-
-def waits_for_a_server(file: Path) -> None:
-    raise Unavailable("the server is not up")
-
-
-def hoards(file: Path) -> None:
-    held = [bytes(1 << 20)]
-    while True:
-        held.append(bytes(1 << 20))
-
-
-def waits(file: Path, told: str) -> None:
-    with open(told, "w") as pipe:
-        pipe.write(str(os.getpid()))
-    signal.pause()
-
-
 def _named(function: Any) -> str:
-    return f"{__name__}:{function.__name__}"
+    return f"{function.__module__}:{function.__name__}"
 
 
 @pytest.fixture
@@ -98,9 +57,6 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "model.pt"
     path.write_bytes(b"weights")
     return path
-
-
-# -- tests -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", hostile_torch.CRASHES)
