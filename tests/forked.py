@@ -8,12 +8,15 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 from modelport.gateway.wire import via_header
 
@@ -30,6 +33,10 @@ def _read_at_start() -> dict[str, str]:
 
 
 _STARTED_WITH = _read_at_start()
+_PATH = "PYTHONPATH"
+#: First on the path of a gateway with the ledger: a fork runs its ``sitecustomize``, which adds to
+#: what is imported and changes nothing.
+_LEDGER = Path(__file__).parent / "faults" / "ledger_site"
 
 
 def start(arguments: Sequence[str], may_fork: bool) -> ForkedProcess | subprocess.Popen[str]:
@@ -40,7 +47,10 @@ def start(arguments: Sequence[str], may_fork: bool) -> ForkedProcess | subproces
     that a process inherits, or finds processes by their command line: ``may_fork``.
     """
     measured = "COVERAGE_PROCESS_CONFIG" in os.environ
-    if may_fork and not measured and _read_at_start() == _STARTED_WITH:
+    changed = {name for name, _ in _read_at_start().items() ^ _STARTED_WITH.items()}
+    first = os.environ.get(_PATH, "").partition(os.pathsep)[0]
+    seen = not changed or (changed == {_PATH} and first == str(_LEDGER))
+    if may_fork and not measured and seen:
         return ForkedProcess(arguments)
     command = [sys.executable, "-m", "modelport", *arguments]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -52,6 +62,7 @@ class ForkedProcess:
     def __init__(self, arguments: Sequence[str]) -> None:
         reader, writer = os.pipe()
         with Connection(writer, readable=False) as stderr, _LOCK:
+            _start_server()
             self._process = _CONTEXT.Process(
                 target=_main, args=(stderr, dict(os.environ), arguments), daemon=True
             )
@@ -87,9 +98,25 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
+def _start_server() -> None:
+    """Start the process that forks, which must not run what a test has put on its path."""
+    now = dict(os.environ)
+    os.environ.pop(_PATH, None)
+    os.environ.update({name: _STARTED_WITH[name] for name in (_PATH,) if name in _STARTED_WITH})
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop(_PATH, None)
+        os.environ.update(now)
+
+
 def _main(stderr: Connection, environment: Mapping[str, str], arguments: Sequence[str]) -> None:
     os.dup2(stderr.fileno(), sys.stderr.fileno())
     stderr.close()
+    if environment.get(_PATH) != os.environ.get(_PATH):
+        folders = environment.get(_PATH, "").split(os.pathsep)
+        sys.path[:0] = folders
+        runpy.run_path(str(_LEDGER / "sitecustomize.py"))
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["modelport", *arguments]

@@ -104,7 +104,7 @@ def recorded(
 ) -> Iterator[tuple[Gateway, Ledger]]:
     """A gateway that has the backend ``ledger``."""
     ledger.unlink(missing_ok=True)
-    path = os.pathsep.join([str(HERE / "site"), str(HERE.parents[1])])
+    path = os.pathsep.join([str(HERE / "ledger_site"), str(HERE.parents[1])])
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", VARIABLE)}
     os.environ.update({"PYTHONPATH": path, VARIABLE: str(ledger)})
     try:

@@ -1,4 +1,4 @@
-"""Python runs this at start where the folder is on ``PYTHONPATH``: it adds the ledger backend.
+"""Python runs this at start where the folder is on ``PYTHONPATH``: it makes bad gateways.
 
 ``MODELPORT_NO_RETRIES`` makes the known-bad gateway that gives a request up at its first failure,
 ``MODELPORT_LEAK_BYTES`` one that keeps so many bytes of every request.
@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 
-from modelport.gateway.extensions.backend_descriptors import BACKENDS, BackendDescriptor
 from modelport.gateway.types import InferRequest
 from modelport.gateway.upstream import retry_budget
 
-BACKENDS.builtin["ledger"] = BackendDescriptor("ledger", "tests.faults.ledger", "Ledger")
 if "MODELPORT_NO_RETRIES" in os.environ:
     retry_budget.RESERVED_RETRIES = retry_budget.EARNED_PER_REQUEST = 0.0
 if "MODELPORT_LEAK_BYTES" in os.environ:
