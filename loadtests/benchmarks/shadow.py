@@ -2,9 +2,10 @@
 
 The model is the demo's fraud transformer; its candidate is the same artifact as another version.
 One gateway serves both, pinned to one core, and an open-loop client on another core sends half of
-what the gateway can answer. Rounds with a shadow stage and without alternate, and start with either
-in turn. The rounds that a noisy moment disturbs disturb both: the figures are medians over pairs of
-neighbouring rounds. Throughput is what saturating clients get.
+what the gateway can answer. Each turn has a round with a shadow stage and two without, in changing
+order. A noisy moment disturbs all of a turn, so the figures are medians of ratios within turns. The
+two rounds without a shadow stage give the noise: their ratio, which is 1 but for it. Throughput is
+what saturating clients get.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,14 +116,28 @@ def _repository(model: Path, folder: Path) -> Path:
     return folder
 
 
-def _show(name: str, rounds: list[ShadowRound]) -> None:
-    def median(values: list[float]) -> float:
-        return statistics.median(values)
+def _turn(gateway: ShadowedGateway, rate: float, seconds: float, number: int) -> list[ShadowRound]:
+    """Two rounds without a shadow stage, and one with it, which is turn by turn another one."""
+    rounds: dict[int, ShadowRound] = {}
+    for place in range(3):
+        kind = (place + number) % 3
+        if kind == 2:
+            gateway.begin()
+        rounds[kind] = gateway.measure(rate, seconds)
+        if kind == 2:
+            gateway.end()
+    return [rounds[kind] for kind in range(3)]
 
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
+def _show(name: str, rounds: list[ShadowRound]) -> None:
     print(
-        f"{name:8} p50 {median([r.p50_seconds for r in rounds]) * 1e3:8.3f} ms"
-        f"   p99 {median([r.p99_seconds for r in rounds]) * 1e3:8.3f} ms"
-        f"   {median([r.saturated for r in rounds]):8.0f} requests/s"
+        f"{name:8} p50 {_median(r.p50_seconds for r in rounds) * 1e3:8.3f} ms"
+        f"   p99 {_median(r.p99_seconds for r in rounds) * 1e3:8.3f} ms"
+        f"   {_median(r.saturated for r in rounds):8.0f} requests/s"
         f"   failed {sum(r.failed for r in rounds)}"
     )
 
@@ -132,7 +148,7 @@ def _options() -> argparse.Namespace:
     model = environments.ROOT / "model_repository" / "fraud"
     parser.add_argument("--model", type=Path, default=model, help="of the demo")
     parser.add_argument("--share", type=float, default=0.1, help="of the requests that are copied")
-    parser.add_argument("--rounds", type=script.count, default=10)
+    parser.add_argument("--rounds", type=script.count, default=12)
     parser.add_argument("--seconds", type=script.positive, default=6.0, help="of a round")
     parser.add_argument("--server-core", type=script.core, default=cores[0])
     parser.add_argument("--client-core", type=script.core, default=cores[-1])
@@ -155,21 +171,24 @@ def main() -> int:
             gateway.client.saturate(IN_FLIGHT, WARM_UP_SECONDS)
             rate = LOAD * gateway.client.saturate(IN_FLIGHT, options.seconds)
             print(f"{rate:.0f} requests/s, half of the capacity; {options.share:.0%} are copied")
-            without, shadowed = [], []
-            for number in range(options.rounds):
-                for copies in (False, True) if number % 2 else (True, False):
-                    if copies:
-                        gateway.begin()
-                        shadowed.append(gateway.measure(rate, options.seconds))
-                        gateway.end()
-                    else:
-                        without.append(gateway.measure(rate, options.seconds))
-    _show("without", without)
+            turns = [_turn(gateway, rate, options.seconds, n) for n in range(options.rounds)]
+    first, again, shadowed = ([turn[kind] for turn in turns] for kind in range(3))
+    _show("without", first + again)
     _show("shadow", shadowed)
     print("copies: " + ", ".join(f"{count} {name}" for name, count in gateway.copies.items()))
-    pairs = list(zip(without, shadowed, strict=True))
-    p99 = statistics.median(after.p99_seconds / before.p99_seconds for before, after in pairs)
-    throughput = statistics.median(after.saturated / before.saturated for before, after in pairs)
+    p99 = _median(
+        2 * after.p99_seconds / (one.p99_seconds + two.p99_seconds) for one, two, after in turns
+    )
+    throughput = _median(
+        2 * after.saturated / (one.saturated + two.saturated) for one, two, after in turns
+    )
+    noise = [two.p99_seconds / one.p99_seconds for one, two, _ in turns]
+    quartiles = statistics.quantiles(noise, n=4)
+    print(
+        f"noise: p99 {_median(noise):.3f} x without a shadow stage, half of the turns within "
+        f"{quartiles[0]:.3f} and {quartiles[2]:.3f}"
+    )
+    without = first + again
     failed = sum(each.failed for each in (*without, *shadowed))
     print(
         f"p99 {p99:.3f} x (at most {P99_RATIO}), throughput {throughput:.3f} x "
