@@ -82,6 +82,10 @@ class Lease:
         self._connection = connection
         self.size = 0
 
+    def sibling(self) -> Lease:
+        """Make another lease of the same connection."""
+        return Lease(self._connection)
+
     def reserve(self, size: int) -> None:
         """Reserve ``size`` more bytes.
 
@@ -136,3 +140,19 @@ def reserved(size: int) -> Iterator[None]:
         lease = CURRENT.get()
         if lease is not None:
             lease.give_back(size)
+
+
+@contextmanager
+def own_lease() -> Iterator[None]:
+    """Release what the block reserves at its end, although the request goes on."""
+    lease = CURRENT.get()
+    if lease is None:
+        yield
+        return
+    own = lease.sibling()
+    token = CURRENT.set(own)
+    try:
+        yield
+    finally:
+        CURRENT.reset(token)
+        own.release()

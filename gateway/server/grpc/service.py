@@ -18,7 +18,7 @@ from modelport.gateway.protocols.grpc_method import Method, Methods, RefusedMess
 from modelport.gateway.rollout import request_routing
 from modelport.gateway.rollout.plan import ROUTE_KEY
 from modelport.gateway.rollout.request_routing import RequestRouting
-from modelport.gateway.runtime import offload
+from modelport.gateway.runtime import offload, request_memory
 from modelport.gateway.server.grpc import framing
 from modelport.gateway.server.grpc.framing import (
     MAX_MESSAGE_BYTES,
@@ -215,7 +215,8 @@ class Service:
     ) -> AsyncIterator[Any]:
         async for content in contents:
             try:
-                message = await self._message(method, content, deadline)
+                with request_memory.own_lease():
+                    message = await self._message(method, content, deadline)
             except ModelportError as error:
                 if isinstance(error.__cause__, DecodeError):  # no message: the stream is damaged
                     raise

@@ -6,6 +6,7 @@ For those see ``test_http2_attacks.py``.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import random
 from collections.abc import AsyncIterator, Iterator
@@ -182,17 +183,32 @@ async def test_bodies_that_never_end_hold_no_more_than_the_budget(
             await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("size", [10_000, 40_000])
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
 async def test_messages_of_a_long_stream_give_back_what_they_held(
-    monkeypatch: pytest.MonkeyPatch,
+    coding: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PROCESS, "limit_bytes", 2**17)
-    content = prefixed(BytesValue(value=bytes(10_000)).SerializeToString())
+    """Compressed or not, decoded in place or in a thread."""
+    monkeypatch.setattr(PROCESS, "limit_bytes", 2**18)
+    message = BytesValue(value=bytes(size)).SerializeToString()
+    content = prefixed(message)
+    if coding == "gzip":
+        packed = gzip.compress(message)
+        content = b"\1" + len(packed).to_bytes(4) + packed
     async with listening() as server, connected(server.port) as peer:
-        peer.send(head(1, path="/probe.Probe/Talk"), window_update(0, 2**30))
+        start = head(1, path="/probe.Probe/Talk", grpc_encoding=coding)
+        peer.send(start, window_update(0, 2**30))
         for _ in range(50):
-            peer.send(frame(DATA, 0, 1, content), window_update(1, len(content)))
-            assert (await peer.until(DATA))[3] == content
+            peer.send(window_update(1, size + 100), *pieces(content))
+            answer = b""
+            while len(answer) < len(prefixed(message)):
+                answer += (await peer.until(DATA))[3]
+            assert answer == prefixed(message)
         assert PROCESS.used_bytes == 0
+
+
+def pieces(content: bytes) -> list[bytes]:
+    return [frame(DATA, 0, 1, content[at : at + 16_000]) for at in range(0, len(content), 16_000)]
 
 
 def test_what_a_connection_remembers_of_headers_is_bounded() -> None:
