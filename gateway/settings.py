@@ -120,6 +120,10 @@ class Settings(NamedTuple):
     tls: TlsFiles | None = None
     #: The rules of access, ``access.toml``; None: everybody may do everything.
     access: Path | None = None
+    #: The file of the audit log, ``-`` for standard output; None for none.
+    audit_log: str | None = None
+    #: Size at which that file is renamed; None for never.
+    audit_log_max_bytes: int | None = None
     #: Whether other addresses than loopback are served without access and without mutual TLS.
     insecure: bool = False
     #: Path of the metrics on the HTTP port; empty for none.

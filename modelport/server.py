@@ -73,6 +73,8 @@ class ServeOptions(TypedDict, total=False):
     tls_client_ca: Path | str
     tls_client_auth: str
     access: Path | str
+    audit_log: str
+    audit_log_max_size: int
     insecure: bool
     monitoring_config_file: Path | str
     cache_config: str | Sequence[str]

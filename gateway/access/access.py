@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import structlog
 from prometheus_client.core import Metric
 
+from modelport.gateway.access.audit import AuditLog
 from modelport.gateway.access.authentication import Authenticator, AuthenticatorChain
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
 from modelport.gateway.access.context import AccessContext
 from modelport.gateway.access.located_toml import TomlTable
-from modelport.gateway.access.policy import AccessPolicy
-from modelport.gateway.access.principal import ConnectionIdentity
+from modelport.gateway.access.policy import AccessPolicy, PrincipalRights
+from modelport.gateway.access.principal import ConnectionIdentity, Principal
+from modelport.gateway.access.quota_ledger import QuotaLedger
+from modelport.gateway.access.quotas import Quota, Quotas
 from modelport.gateway.access.rules_file import read_access_file
 from modelport.gateway.access.watched_file import FileWatcher
+from modelport.gateway.errors import Unauthenticated
 from modelport.gateway.settings import Settings, is_loopback, requires_certificates
 
 log = structlog.get_logger("modelport.access")
 
 _REQUEST_ID = b"x-request-id"
 _MAX_REQUEST_ID = 128
+#: The caller of a request with a wrong credential.
+UNKNOWN = Principal("")
+_NO_RIGHTS = PrincipalRights(AccessPolicy(()), UNKNOWN)
 
 
 class _Configured(NamedTuple):
@@ -35,6 +42,7 @@ class _Configured(NamedTuple):
 class _Loaded(NamedTuple):
     policy: AccessPolicy
     configured: tuple[_Configured, ...]
+    quotas: Sequence[Quota]
 
 
 class Access:
@@ -43,12 +51,22 @@ class Access:
     An authenticator whose table has not changed stays, with what it has cached.
     """
 
-    def __init__(self, path: Path, watcher: FileWatcher) -> None:
+    def __init__(
+        self,
+        path: Path,
+        watcher: FileWatcher,
+        ledger: QuotaLedger | None = None,
+        audit: AuditLog | None = None,
+    ) -> None:
         """Read ``path``, and again after each change.
+
+        Args:
+            ledger: That of all processes; without it this process counts alone.
 
         Raises:
             UsageError: It is wrong; the message names file and line.
         """
+        self.audit = audit
         self._path = path
         self._watcher = watcher
         self._started = False
@@ -56,6 +74,7 @@ class Access:
         self._authenticators: tuple[Authenticator, ...] = ()
         self._chain = AuthenticatorChain()
         self.policy = AccessPolicy(())
+        self.quotas = Quotas((), ledger or QuotaLedger(), self.policy.names)
         self._watch = watcher.watch("rules", [path], self._load, self._use)
 
     def authenticate(
@@ -66,10 +85,15 @@ class Access:
         Raises:
             Unauthenticated: The credential is wrong.
         """
-        caller = self._chain.authenticate(headers, connection)
         request_id = headers.get(_REQUEST_ID, b"")[:_MAX_REQUEST_ID].decode("latin-1")
         source = connection.address or connection.user
-        return AccessContext(caller, self.policy.rights(caller), source, request_id)
+        try:
+            caller = self._chain.authenticate(headers, connection)
+        except Unauthenticated as error:
+            refused = AccessContext(UNKNOWN, _NO_RIGHTS, source, request_id, self.audit)
+            refused.note_refusal(str(error))
+            raise
+        return AccessContext(caller, self.policy.rights(caller), source, request_id, self.audit)
 
     def start(self) -> None:
         """Begin the authenticators' work in the background."""
@@ -82,6 +106,8 @@ class Access:
         self._watcher.forget(self._watch)
         for authenticator in self._authenticators:
             authenticator.close()
+        if self.audit is not None:
+            self.audit.close()
 
     def metrics(self) -> Iterator[Metric]:
         """The metrics of all authenticators."""
@@ -102,11 +128,12 @@ class Access:
         except BaseException:
             self._close_others(configured, self._configured)
             raise
-        return _Loaded(file.policy, tuple(configured))
+        return _Loaded(file.policy, tuple(configured), file.quotas)
 
     def _use(self, loaded: _Loaded) -> None:
         before, self._configured = self._configured, loaded.configured
         self.policy = loaded.policy
+        self.quotas.replace(loaded.quotas, loaded.policy.names)
         configured = (each.authenticator for each in loaded.configured)
         self._authenticators = (*configured, *ALWAYS)
         self._chain = AuthenticatorChain(self._authenticators)
@@ -126,9 +153,21 @@ class Access:
                 each.authenticator.close()
 
 
-def access_of(settings: Settings, watcher: FileWatcher) -> Access | None:
-    """Make the access of a process, or None without ``--access``; raise as ``Access``."""
-    return None if settings.access is None else Access(settings.access, watcher)
+def access_of(
+    settings: Settings, watcher: FileWatcher, ledger: QuotaLedger | None = None
+) -> Access | None:
+    """Make the access of a process, or None without ``--access``.
+
+    Raises:
+        Unavailable: The audit log cannot be written.
+        UsageError: As ``Access``.
+    """
+    if settings.access is None:
+        return None
+    audit = None
+    if settings.audit_log is not None:
+        audit = AuditLog(settings.audit_log, settings.audit_log_max_bytes)
+    return Access(settings.access, watcher, ledger, audit)
 
 
 def check(path: Path) -> None:

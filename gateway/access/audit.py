@@ -39,6 +39,7 @@ class AuditEvent:
         principal: Name of the caller.
         credential: Fingerprint of its credential, never the credential.
         source: Address of the client.
+        operation: Operation of the rules; ``action`` is what was asked for: ``load``, ``rollback``.
         outcome: ``allowed``, ``refused`` or ``failed``.
         reason: Message of the refusal or of the failure.
     """
@@ -47,9 +48,10 @@ class AuditEvent:
     credential: str
     source: str
     operation: str
+    action: str
     model: str
+    version: str
     outcome: str
-    version: str = ""
     reason: str = ""
     request_id: str = ""
 
@@ -95,7 +97,10 @@ class AuditLog:
         self._wake.set()
 
     def reopen(self) -> None:
-        """Open the file again, as after SIGUSR1: another program has renamed it."""
+        """Leave a file that another program has renamed at once, as after SIGUSR1.
+
+        Each line looks for that anyway.
+        """
         self._wake.set()
 
     def close(self) -> None:
@@ -116,6 +121,9 @@ class AuditLog:
         self._write_all()
 
     def _write_all(self) -> None:
+        if not self._waiting and self._path is not None:
+            with contextlib.suppress(OSError):
+                self._renew(self._path)
         while self._waiting:
             self._append(_line(*self._waiting.popleft()))
         missing = self.dropped - self._told

@@ -6,8 +6,11 @@ method then enters the declared operation, before the request is decoded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
+from modelport.gateway.access.audit import AuditEvent, AuditLog
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import OperationRights, PrincipalRights
 from modelport.gateway.access.principal import Principal
@@ -29,10 +32,18 @@ class AccessContext:
             metadata over gRPC. They replace fields of the same name.
     """
 
-    __slots__ = ("_all_rights", "principal", "request_id", "response_headers", "rights", "source")
+    __slots__ = (
+        "_all_rights", "_audit", "_is_refused", "principal", "request_id", "response_headers",
+        "rights", "source",
+    )  # fmt: skip
 
     def __init__(
-        self, principal: Principal, rights: PrincipalRights, source: str = "", request_id: str = ""
+        self,
+        principal: Principal,
+        rights: PrincipalRights,
+        source: str = "",
+        request_id: str = "",
+        audit: AuditLog | None = None,
     ) -> None:
         self.principal = principal
         self.source = source
@@ -40,6 +51,8 @@ class AccessContext:
         self.rights: OperationRights | None = None
         self.response_headers: list[tuple[bytes, bytes]] = []
         self._all_rights = rights
+        self._audit = audit
+        self._is_refused = False
 
     @property
     def operation(self) -> Operation | None:
@@ -60,9 +73,39 @@ class AccessContext:
 
     def refusal(self, operation: Operation) -> ModelportError:
         """Make the error for an operation that is not allowed on any model."""
-        if self.principal.is_anonymous:
-            return Unauthenticated(NO_CREDENTIAL)
-        return PermissionDenied(f"'{self.principal.name}' may not use the operation '{operation}'")
+        error: ModelportError = Unauthenticated(NO_CREDENTIAL)
+        if not self.principal.is_anonymous:
+            error = PermissionDenied(
+                f"'{self.principal.name}' may not use the operation '{operation}'"
+            )
+        self.note_refusal(str(error), operation)
+        return error
+
+    def note_refusal(
+        self, reason: str, operation: str = "", model: str = "", version: str = ""
+    ) -> None:
+        """Write the first refusal of the request to the audit log."""
+        if not self._is_refused:
+            self._is_refused = True
+            self.note("refused", operation or self.operation or "", model, version, reason)
+
+    def note(
+        self, outcome: str, action: str, model: str = "", version: str = "", reason: str = ""
+    ) -> None:
+        """Write an event of the request to the audit log, if there is one."""
+        if self._audit is not None:
+            caller = self.principal
+            self._audit.write(
+                AuditEvent(
+                    caller.name, caller.fingerprint, self.source, self.operation or "", action,
+                    model, version, outcome, reason, self.request_id,
+                )
+            )  # fmt: skip
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the request was refused by rules or quotas."""
+        return self._is_refused
 
     def may(self, operation: Operation) -> bool:
         """Whether the caller may perform an operation on some model."""
@@ -99,3 +142,20 @@ def required(*operations: Operation) -> OperationRights:
         wanted = rights.operation if rights is not None else Operation.METADATA
         raise context.refusal(operations[0] if operations else wanted)
     return rights
+
+
+@contextmanager
+def audited(action: str, model: str = "", version: str = "") -> Iterator[None]:
+    """Write to the audit log that the current request performs ``action``, and the outcome."""
+    context = CURRENT.get()
+    if context is None:
+        yield
+        return
+    try:
+        yield
+    except BaseException as error:
+        if not context.is_refused:
+            reason = str(error) if isinstance(error, ModelportError) else type(error).__name__
+            context.note("failed", action, model, version, reason)
+        raise
+    context.note("allowed", action, model, version)

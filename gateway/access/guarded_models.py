@@ -50,10 +50,13 @@ def whole_target(operation: Operation, name: str) -> AllowedTarget:
     """
     versions = required(operation).versions(name)
     if versions:
-        raise PermissionDenied(
+        raise denied(
             f"the operation '{operation}' is allowed on some versions of '{name}' only; this "
-            "concerns all of them"
+            "concerns all of them",
+            name,
         )
+    if versions is None:
+        _note_hidden(name)
     return AllowedTarget(UNKNOWN_MODEL if versions is None else name, 0, name, 0)
 
 
@@ -99,6 +102,7 @@ class GuardedModels:
         if versions is ALL_VERSIONS:
             return AllowedTarget(name, number, name, number)
         if versions is None:
+            _note_hidden(name, number)
             return AllowedTarget(UNKNOWN_MODEL, number, name, number)
         numbers = self._allowed(name, versions)
         if number:
@@ -111,6 +115,8 @@ class GuardedModels:
                 found = default.number
             else:
                 found = max(numbers, default=UNKNOWN_VERSION)
+        if found == UNKNOWN_VERSION:
+            _note_hidden(name, number)
         return AllowedTarget(name, found, name, number)
 
     def shows(self, name: str, version: str = "") -> bool:
@@ -164,3 +170,19 @@ class GuardedModels:
     def index(self, ready_only: bool = False) -> list[dict[str, str]]:
         rows = self._models.index(ready_only)
         return [row for row in rows if self.shows(row["name"], row.get("version", ""))]
+
+
+def denied(reason: str, model: str = "") -> PermissionDenied:
+    """Make the error for a request that the rules allow in part only, and note it."""
+    context = CURRENT.get()
+    if context is not None:
+        context.note_refusal(reason, model=model)
+    return PermissionDenied(reason)
+
+
+def _note_hidden(name: str, number: int = 0) -> None:
+    """Note a request for a model that its caller may not know of."""
+    context = CURRENT.get()
+    if context is not None:
+        version = str(number) if number else ""
+        context.note_refusal("the model or version is forbidden or unknown", "", name, version)

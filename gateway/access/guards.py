@@ -10,11 +10,17 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from modelport.gateway.access.context import required
-from modelport.gateway.access.guarded_models import AllowedTarget, GuardedModels, whole_target
+from modelport.gateway.access.context import audited, required
+from modelport.gateway.access.guarded_models import (
+    AllowedTarget,
+    GuardedModels,
+    denied,
+    whole_target,
+)
+from modelport.gateway.access.limited_service import LimitedService
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import ALL_VERSIONS
-from modelport.gateway.errors import PermissionDenied
+from modelport.gateway.access.quotas import Quotas
 from modelport.gateway.inference.service import SupportsInference
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.model import VersionSettings, VersionState
@@ -30,10 +36,11 @@ class GuardedParts(NamedTuple):
     control: Control
 
 
-def guard(service: SupportsInference, models: ModelView, control: Control) -> GuardedParts:
+def guard(parts: GuardedParts, quotas: Quotas) -> GuardedParts:
     """Guard the parts that dialects use."""
-    guarded = GuardedModels(models)
-    return GuardedParts(GuardedService(service, guarded), guarded, GuardedControl(control, guarded))
+    service, models, control = parts
+    guarded, limited = GuardedModels(models), LimitedService(service, models, quotas)
+    return GuardedParts(GuardedService(limited, guarded), guarded, GuardedControl(control, guarded))
 
 
 class GuardedService:
@@ -122,34 +129,35 @@ class GuardedControl:
 
     async def load(self, name: str, override: str | None = None) -> None:
         target = whole_target(Operation.CONTROL, name)
-        with target.stated():
+        with audited("load", name), target.stated():
             await self._control.load(target.name, override)
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         target = whole_target(Operation.CONTROL, name)
-        with target.stated():
+        with audited("unload", name), target.stated():
             await self._control.unload(target.name, dependents)
 
     async def unload_version(self, name: str, number: int) -> None:
         required(Operation.CONTROL)
         target = self._models.target(name, number)
-        with target.stated():
+        with audited("unload", name, str(number)), target.stated():
             await self._control.unload_version(target.name, target.number)
 
     async def set_default(self, name: str, number: int) -> None:
         required(Operation.CONTROL)
         target = self._models.target(name, number)
-        with target.stated():
+        with audited("set default", name, str(number)), target.stated():
             await self._control.set_default(target.name, target.number)
 
     async def reload(self, wanted: Mapping[str, VersionSettings]) -> None:
         """Replace the models that are served; that takes the right to all of them."""
         if not required(Operation.CONTROL).unrestricted:
-            raise PermissionDenied(
+            raise denied(
                 "a new configuration replaces all models that are served, which takes the "
                 f"operation '{Operation.CONTROL}' on all models"
             )
-        await self._control.reload(wanted)
+        with audited("reload", " ".join(wanted)):
+            await self._control.reload(wanted)
 
     # -- everything ---------------------------------------------------------------------------
 

@@ -119,7 +119,11 @@ class AccessPolicy:
 
     def applies(self, rule: Rule, principal: Principal) -> bool:
         """Whether ``rule`` is for ``principal``."""
-        return any(self._names(wanted, principal) for wanted in rule.principals)
+        return self.names(rule.principals, principal)
+
+    def names(self, principals: Sequence[str], principal: Principal) -> bool:
+        """Whether one of ``principals``, names, globs and groups, is or contains ``principal``."""
+        return any(self._names(wanted, principal) for wanted in principals)
 
     def explain(
         self, principal: Principal, operation: Operation, model: str, version: str = ""

@@ -94,6 +94,20 @@ class Quotas:
         self._clock = clock
         self._accounts: dict[tuple[Principal, str], QuotaAccount | None] = {}
 
+    def replace(
+        self, quotas: Sequence[Quota], matches: Callable[[Sequence[str], Principal], bool]
+    ) -> None:
+        """Use other quotas from now on; requests in flight still count."""
+        self._quotas, self._matches = quotas, matches
+        self._accounts = self._busy()
+        for (principal, model), account in self._accounts.items():
+            found = self._find(principal, model)
+            if account is not None and found is not None:
+                account.quota = found.quota
+
+    def _busy(self) -> dict[tuple[Principal, str], QuotaAccount | None]:
+        return {key: one for key, one in self._accounts.items() if one and one.in_flight}
+
     def account(self, principal: Principal, model: str) -> QuotaAccount | None:
         """The account of a principal for a model; None: no quota limits it."""
         key = principal, model
@@ -102,8 +116,7 @@ class Quotas:
         except KeyError:
             pass
         if len(self._accounts) >= _REMEMBERED:  # clients choose both names
-            busy = {key: one for key, one in self._accounts.items() if one and one.in_flight}
-            self._accounts = {**busy}
+            self._accounts = self._busy()
         account = self._accounts[key] = self._find(principal, model)
         return account
 

@@ -9,6 +9,13 @@ operations = ["infer", "metadata"]
 models = ["fraud*"]              # default: all
 versions = ["1", "stable"]       # numbers or labels; default: all
 
+[[quotas]]                       # the first that matches holds; each model has its own
+principals = ["ci"]
+models = ["fraud*"]              # default: all
+requests_per_second = 100        # and "burst" at once; default: those of a second
+in_flight = 16
+bytes_per_second = 1_000_000
+
 [health]
 open = true                      # probes of the server need no credential
 """
@@ -24,12 +31,13 @@ from modelport.gateway.access.authenticators import AUTHENTICATORS
 from modelport.gateway.access.located_toml import TomlFile, TomlTable, read
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import ALL_VERSIONS, GROUP, AccessPolicy, Rule
+from modelport.gateway.access.quotas import Quota
 from modelport.gateway.errors import closest
 from modelport.gateway.toml_tables import InvalidValue, names, read_by, truth
 
 OPTION = "--access"
 EVERY = "*"
-_RULES, _GROUPS, _HEALTH = "rules", "groups", "health"
+_RULES, _GROUPS, _HEALTH, _QUOTAS = "rules", "groups", "health", "quotas"
 #: Prefix of the groups that tokens state: ``group:jwt:NAME``.
 _STATED = "jwt:"
 
@@ -44,6 +52,7 @@ class AccessFile:
 
     policy: AccessPolicy
     authenticators: Sequence[TomlTable]
+    quotas: Sequence[Quota] = ()
 
 
 def _operations(value: Any) -> frozenset[Operation]:
@@ -94,11 +103,12 @@ def read_access_file(path: Path) -> AccessFile:
     health = file.one(_HEALTH)
     is_open = health is None or health.read(_HealthTable).open
     tables = [table for name in AUTHENTICATORS.names() if (table := file.one(name)) is not None]
-    return AccessFile(AccessPolicy(rules, groups, is_open), tables)
+    quotas = [_read_quota(table, groups) for table in file.tables.get(_QUOTAS, ())]
+    return AccessFile(AccessPolicy(rules, groups, is_open), tables, quotas)
 
 
 def _check_names(file: TomlFile) -> None:
-    known = [_RULES, _GROUPS, _HEALTH, *AUTHENTICATORS.names()]
+    known = [_RULES, _GROUPS, _HEALTH, _QUOTAS, *AUTHENTICATORS.names()]
     for name, tables in file.tables.items():
         if name not in known and tables:
             near = closest(name, known)
@@ -121,10 +131,26 @@ def _read_groups(table: TomlTable | None) -> dict[str, tuple[str, ...]]:
 
 def _read_rule(table: TomlTable, groups: dict[str, tuple[str, ...]]) -> Rule:
     rule = table.read(_RuleTable)
-    for principal in rule.principals:
+    _check_groups(table, rule.principals, groups)
+    return Rule(rule.principals, rule.operations, rule.models, rule.versions, table.line)
+
+
+def _read_quota(table: TomlTable, groups: dict[str, tuple[str, ...]]) -> Quota:
+    quota = table.read(Quota)
+    _check_groups(table, quota.principals, groups)
+    if quota.requests_per_second is quota.bytes_per_second is quota.in_flight is None:
+        raise table.error("a quota needs requests_per_second, bytes_per_second or in_flight")
+    if quota.burst is not None and quota.requests_per_second is None:
+        raise table.error("burst needs requests_per_second", "burst")
+    return quota
+
+
+def _check_groups(
+    table: TomlTable, principals: Sequence[str], groups: dict[str, tuple[str, ...]]
+) -> None:
+    for principal in principals:
         group = principal.removeprefix(GROUP)
         if group != principal and group not in groups and not group.startswith(_STATED):
             near = closest(group, groups)
             hint = f"perhaps 'group:{near}' is meant" if near else "define it in [groups]"
             raise table.error(f"there is no group '{group}'; {hint}", "principals")
-    return Rule(rule.principals, rule.operations, rule.models, rule.versions, table.line)

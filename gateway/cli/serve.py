@@ -242,6 +242,19 @@ class Serve(click.Command):
     help="Rules that say who may do what: access.toml, followed when it changes.",
 )
 @click.option(
+    "--audit-log",
+    metavar="FILE",
+    help="Append a line of JSON for each refusal and each control operation; '-' is stdout. "
+    "Needs --access.",
+)
+@click.option(
+    "--audit-log-max-size",
+    "audit_log_max_bytes",
+    type=click.IntRange(4096),
+    metavar="BYTES",
+    help="Rename the audit log when it has this size, and begin another.",
+)
+@click.option(
     "--insecure",
     is_flag=True,
     help="Serve other addresses than loopback to everybody, without --access and client "

@@ -203,6 +203,10 @@ def settings_from(
     _check_listeners(options)
     tls = _tls_files(tls_cert, tls_key, tls_client_ca, tls_client_auth)
     _check_exposure(options, tls)
+    if options["audit_log"] is not None and options["access"] is None:
+        raise click.UsageError("--audit-log needs --access FILE")
+    if options["audit_log_max_bytes"] is not None and options["audit_log"] in (None, "-"):
+        raise click.UsageError("--audit-log-max-size needs --audit-log FILE")
     if options["access"] is not None:
         from modelport.gateway.access import access
 

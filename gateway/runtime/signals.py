@@ -1,11 +1,23 @@
-"""Signals that ask a gateway to stop."""
+"""Signals of a gateway: those that ask it to stop, and SIGUSR1."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import threading
+from collections.abc import Callable
 
 
 def ending() -> list[signal.Signals]:
     """Return SIGTERM, SIGINT, and SIGHUP unless ``nohup`` ignores it."""
     hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
+
+
+def on_user_signal(callback: Callable[[], object]) -> None:
+    """Call ``callback`` on SIGUSR1, which would end the process otherwise.
+
+    A gateway in a thread of another program leaves its signals alone.
+    """
+    if threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, callback)

@@ -15,6 +15,7 @@ import uvloop
 from modelport.gateway.access.access import Access, access_of, warn_if_exposed
 from modelport.gateway.access.access_metrics import AccessCollector
 from modelport.gateway.access.guards import GuardedParts, guard
+from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.errors import Unavailable
@@ -85,7 +86,7 @@ class GatewayServer:
 
     Without ``make_control`` it is the whole gateway: it polls the repository, serves the metrics
     port and logs its state. With it, it is a worker whose parent does that. ``report`` gets the
-    event loop's heartbeats, from a thread.
+    event loop's heartbeats, from a thread. ``ledger`` counts quotas, over all workers.
     """
 
     def __init__(
@@ -94,13 +95,14 @@ class GatewayServer:
         make_control: MakeControl | None = None,
         report: Callable[[LoopHeartbeat], None] = lambda _: None,
         make_listeners: MakeListeners | None = None,
+        ledger: QuotaLedger | None = None,
     ) -> None:
         keep_freed_memory()
         request_memory.PROCESS.limit_bytes = request_memory_bytes(settings)
         self._settings = settings
         self._watcher = FileWatcher()
         self._certificate = certificate.of_settings(settings, self._watcher)
-        self._access = access_of(settings, self._watcher)
+        self._access = access_of(settings, self._watcher, ledger)
         self._alone = make_control is None
         self.manager = ModelManager(settings, make_host=self._host)
         self.control: Control = (make_control or LocalControl)(self.manager)
@@ -114,7 +116,7 @@ class GatewayServer:
         requests = TfServingRequests()
         parts = GuardedParts(service, self.manager, self.control)
         if self._access is not None:
-            parts = guard(*parts)
+            parts = guard(parts, self._access.quotas)
         host = DialectHost(settings, *parts, shared, requests, self._access is not None)
         self.dialects = dialects = Dialects(host)
         self.registry = registry(
@@ -197,6 +199,8 @@ class GatewayServer:
         """
         if self._access is not None:
             self._access.start()
+            if self._alone and self._access.audit is not None:
+                signals.on_user_signal(self._access.audit.reopen)
         if self._certificate is not None or self._access is not None:
             self._watching = asyncio.get_running_loop().create_task(self._watcher.run())
         if self._metrics is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from modelport.gateway.access.context import CURRENT, required
+from modelport.gateway.access.context import CURRENT, audited, required
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import (
     AlreadyExists,
@@ -171,19 +171,21 @@ class SharedMemory:
         row = {"name": name, "key": key, "offset": offset, "byte_size": byte_size}
         _require_operation()
         self.require_allowed()
-        try:
-            await self._control.broadcast(_REGISTER, row)
-        except AlreadyExists:
-            raise
-        except ModelportError:
-            await self._control.broadcast(_WITHDRAW, row)
-            raise
+        with audited("register shared memory"):
+            try:
+                await self._control.broadcast(_REGISTER, row)
+            except AlreadyExists:
+                raise
+            except ModelportError:
+                await self._control.broadcast(_WITHDRAW, row)
+                raise
 
     async def unregister(self, name: str = "") -> None:
         """Unregister one region, or all, in all worker processes."""
         _require_operation()
         self.require_allowed()
-        await self._control.broadcast(_UNREGISTER, {"name": name})
+        with audited("unregister shared memory"):
+            await self._control.broadcast(_UNREGISTER, {"name": name})
 
     async def _register(self, row: Row) -> None:
         self._regions.register(**row)

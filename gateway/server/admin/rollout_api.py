@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 import structlog
 
-from modelport.gateway.access.context import enter
+from modelport.gateway.access.context import audited, enter
 from modelport.gateway.access.guarded_models import AllowedTarget, may_see, rollout_target
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Code, Internal, ModelportError, NotFound
@@ -72,7 +72,10 @@ class RolloutApi:
                 feedback = path.endswith("/feedback")
                 limit = FEEDBACK_BYTES if feedback else request_body.CONTROL_BYTES
                 body = await request_body.read(receive, dict(scope["headers"]), limit)
-            document = await answer(body)
+            if scope["method"] == "POST":
+                document = await _audited(path, answer, body)
+            else:
+                document = await answer(body)
         except ModelportError as error:
             await refuse(send, _STATUS.get(error.code, 500), str(error))
         except request_body.ClientDisconnected:
@@ -137,6 +140,13 @@ class RolloutApi:
             return _at_once(lambda: service.status(model))
         read = service.history if action == "history" else service.examples
         return lambda _: read(model)
+
+
+async def _audited(path: str, answer: Callable[[bytes], Awaitable[Any]], body: bytes) -> Any:
+    """Perform a command and write it to the audit log."""
+    model, _, action = path.removeprefix("/v2/rollouts/").partition("/")
+    with audited(f"rollout {action or 'start'}", model):
+        return await answer(body)
 
 
 def _stated(

@@ -47,6 +47,7 @@ class Assignment:
         http_socket: Descriptor of the UNIX domain socket for HTTP on which the parent listens; -1
             for none.
         grpc_socket: The same for gRPC.
+        ledger: Descriptor of the ledger of quotas; -1 for none.
         spare: The worker waits on ``channel`` for the number of the worker that it replaces.
         restarted: The other workers serve already, so it restores their state before it listens.
     """
@@ -60,6 +61,7 @@ class Assignment:
     heartbeats: int = -1
     http_socket: int = -1
     grpc_socket: int = -1
+    ledger: int = -1
     spare: bool = False
 
 
@@ -99,7 +101,7 @@ class WorkerProcess:
             heartbeats=heartbeats.fileno(),
             spare=spare,
         )
-        shared = [each for each in (assignment.http_socket, assignment.grpc_socket) if each >= 0]
+        shared = (assignment.http_socket, assignment.grpc_socket, assignment.ledger)
         fields = {name: getattr(assignment, name) for name in Assignment.__slots__}
         self._spawned_at = time.monotonic()
         root = str(Path(modelport.__file__).parents[1])
@@ -108,7 +110,7 @@ class WorkerProcess:
                 [sys.executable, "-P", "-c", _MAIN, root, self._entry_point],
                 env={**os.environ, VARIABLE: json.dumps(fields)},
                 stdin=subprocess.DEVNULL,
-                pass_fds=(channel.fileno(), heartbeats.fileno(), *shared),
+                pass_fds=(channel.fileno(), heartbeats.fileno(), *(n for n in shared if n >= 0)),
                 # Its own process group: only the parent receives the terminal's Ctrl-C.
                 process_group=0,
                 preexec_fn=_end_with(os.getpid()),

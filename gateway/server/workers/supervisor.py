@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from modelport.gateway.access.access import access_of, warn_if_exposed
 from modelport.gateway.access.access_metrics import AccessCollector
+from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.protocols.authenticated_application import AuthenticatedApplication
@@ -71,6 +72,7 @@ def run(settings: Settings, arguments: Sequence[str], entry_point: str) -> None:
     ReservedPort(settings.metrics_address, settings.metrics_port, "--metrics-port").close()
     sockets = _unix_sockets(settings)
     descriptors = {name: each.socket.fileno() for name, each in sockets.items()}
+    ledger = -1 if settings.access is None else QuotaLedger.share(settings.workers)
     workers: list[WorkerProcess] = []
     try:
         for number in range(settings.workers):
@@ -81,6 +83,7 @@ def run(settings: Settings, arguments: Sequence[str], entry_point: str) -> None:
                 tuple(arguments),
                 http_socket=descriptors.get("http_socket", -1),
                 grpc_socket=descriptors.get("grpc_socket", -1),
+                ledger=ledger,
             )
             workers.append(WorkerProcess(assignment, entry_point))
             workers[-1].spawn()
@@ -157,6 +160,8 @@ class WorkerSupervisor:
         if self._access is not None:
             app = AuthenticatedApplication(app, self._access, metrics_port.refuse)
             self._access.start()
+            if self._access.audit is not None:
+                signals.on_user_signal(self._access.audit.reopen)
         self._metrics = HttpListener(
             app,
             settings.metrics_address,

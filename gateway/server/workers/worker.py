@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import structlog
 
+from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.models.control import Operation
 from modelport.gateway.runtime.watchdog import LoopHeartbeat
@@ -80,7 +81,9 @@ class Worker:
             control = CoordinatedControl(manager, channel, self._settings)
             return control
 
-        server = GatewayServer(self._settings, make_control, self._send_heartbeat())
+        server = GatewayServer(
+            self._settings, make_control, self._send_heartbeat(), ledger=self._ledger()
+        )
         assert control is not None
         draining = asyncio.Event()
         handlers.update(_handlers(server, control, draining))
@@ -102,6 +105,13 @@ class Worker:
             starting.cancel()
         await server.stop()
         listening.cancel()
+
+    def _ledger(self) -> QuotaLedger | None:
+        """The ledger of quotas that all workers share."""
+        descriptor = self._assignment.ledger
+        if descriptor < 0:
+            return None
+        return QuotaLedger(self._settings.workers, self._assignment.number, descriptor)
 
     def _send_heartbeat(self) -> Callable[[LoopHeartbeat], None]:
         """Make a function that sends a heartbeat, or drops it if the socket is full."""
@@ -211,7 +221,7 @@ def _name_process(name: str) -> None:
 
 def _leave_signals_to_parent() -> None:
     """Ignore termination signals: the parent asks for the drain."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
 
