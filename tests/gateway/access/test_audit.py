@@ -14,7 +14,9 @@ from modelport.gateway.access import audit
 from modelport.gateway.access.audit import AuditEvent, AuditLog
 from modelport.gateway.errors import Unavailable
 
-EVENT = AuditEvent("ci", "key:1a2b", "10.0.0.7", "control", "fraud", "refused", reason="no")
+EVENT = AuditEvent(
+    "ci", "key:1a2b", "10.0.0.7", "control", "load", "fraud", "", "refused", reason="no"
+)  # fmt: skip
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -30,14 +32,19 @@ def test_an_event_is_a_line_without_what_is_not_known(tmp_path: Path) -> None:
     assert line.pop("time").endswith("Z")
     assert line == {
         "principal": "ci", "credential": "key:1a2b", "source": "10.0.0.7",
-        "operation": "control", "model": "fraud", "outcome": "refused", "reason": "no",
+        "operation": "control", "action": "load", "model": "fraud", "outcome": "refused",
+        "reason": "no",
     }  # fmt: skip
 
 
 def test_names_of_clients_cannot_begin_a_line_and_are_cut(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     log = AuditLog(str(path))
-    log.write(AuditEvent("a\nb", "", "", "infer", "m" * 10_000, "refused", request_id='"}\n{"'))
+    log.write(
+        AuditEvent(
+            "a\nb", "", "", "infer", "infer", "m" * 10_000, "", "refused", request_id='"}\n{"'
+        )
+    )
     log.close()
     [line] = lines(path)
     assert line["principal"] == "a\nb"
