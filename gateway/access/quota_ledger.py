@@ -1,16 +1,19 @@
 """The ledger of quotas: a table in memory that all processes of a gateway share.
 
 A row belongs to one principal and one model. Times are those of ``time.monotonic``, which the
-processes of a machine share. There is no lock: every cell is eight bytes, which are read and
-written at once. Two processes that charge the same row within the same microsecond may count one
-request instead of two. Requests in flight are exact: each process writes only its own cell.
+processes of a machine share. Each process counts its requests in flight in a cell of its own; a row
+is locked while its clocks change.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 #: Rows of the table; a row that holds nothing any more is used again.
@@ -20,6 +23,9 @@ _SEARCHED: Final = 32
 #: Cells of a row: two of the key, the two clocks, then one for each process.
 _CLOCKS, _IN_FLIGHT = 2, 4
 _CELL_BYTES: Final = 8
+#: Tries to lock a row, which another process holds for microseconds, or while it waits for a
+#: processor. Then it is stopped, and the row is changed without the lock.
+_LOCK_TRIES: Final = 2000
 
 
 class QuotaLedger:
@@ -38,6 +44,7 @@ class QuotaLedger:
         self._clocks = memoryview(memory).cast("d")
         self._counts = memoryview(memory).cast("Q")
         self._own = _IN_FLIGHT + number
+        self._descriptor = descriptor
         for row in range(ROWS):  # what a process of this number left that was killed
             self._counts[row * self._width + self._own] = 0
 
@@ -47,6 +54,26 @@ class QuotaLedger:
         descriptor = os.memfd_create("modelport-quotas")
         os.ftruncate(descriptor, ROWS * (_IN_FLIGHT + processes) * _CELL_BYTES)
         return descriptor
+
+    @contextmanager
+    def locked(self, row: int) -> Iterator[None]:
+        """Lock ``row`` against other processes; the kernel unlocks it for one that is killed."""
+        descriptor, at = self._descriptor, row * _CELL_BYTES
+        if descriptor is None:
+            yield
+            return
+        for _ in range(_LOCK_TRIES):
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, _CELL_BYTES, at)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    raise
+                os.sched_yield()
+        try:
+            yield
+        finally:
+            fcntl.lockf(descriptor, fcntl.LOCK_UN, _CELL_BYTES, at)
 
     def row(self, key: tuple[int, int], now: float) -> int | None:
         """Find the row of ``key``, or take one that holds nothing; None if there is no place."""

@@ -133,8 +133,14 @@ class Quotas:
         Raises:
             QuotaExceeded: It may come later; nothing was charged.
         """
-        quota, ledger, now = account.quota, self._ledger, self._clock()
-        row = self._row(account, now)
+        row = self._row(account, self._clock())
+        with self._ledger.locked(row):
+            self._spend(account.quota, row, size_bytes)
+            account.in_flight += 1
+            self._ledger.set_in_flight(row, account.in_flight)
+
+    def _spend(self, quota: Quota, row: int, size_bytes: int) -> None:
+        ledger, now = self._ledger, self._clock()
         if quota.in_flight is not None and ledger.in_flight(row) >= quota.in_flight:
             raise QuotaExceeded(1.0, f"more than {quota.in_flight} requests in flight")
         requests = quota.requests_per_second
@@ -150,8 +156,6 @@ class Quotas:
             self._charge(row, _BYTES, now, size_bytes / quota.bytes_per_second)
         if requests is not None:
             self._charge(row, _REQUESTS, now, 1.0 / requests)
-        account.in_flight += 1
-        ledger.set_in_flight(row, account.in_flight)
 
     def leave(self, account: QuotaAccount) -> None:
         """End a request that ``enter`` admitted."""
