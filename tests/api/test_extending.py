@@ -123,15 +123,22 @@ def test_an_installed_dialect_opens_no_route_unless_it_is_named(
         modelport.Server(tmp_path / "models", dialect="cvs").start()
 
 
-def test_a_lone_file_of_an_installed_format_is_served(installed: Path, tmp_path: Path) -> None:
-    np.savez(tmp_path / "scores.npz", weight=np.ones((1, 16), np.float32), bias=np.zeros(1))
-    (tmp_path / "model" / "1").mkdir(parents=True)
-    (tmp_path / "scores.npz").rename(tmp_path / "model" / "1" / "model.npz")
-    (tmp_path / "model" / "config.pbtxt").write_text(
+def write_scorer(repository: Path) -> None:
+    (repository / "model" / "1").mkdir(parents=True)
+    np.savez(
+        repository / "model" / "1" / "model.npz",
+        weight=np.ones((1, 16), np.float32),
+        bias=np.zeros(1),
+    )
+    (repository / "model" / "config.pbtxt").write_text(
         'backend: "numpy" max_batch_size: 4 '
         'input { name: "features" data_type: TYPE_FP32 dims: 16 } '
         'output { name: "score" data_type: TYPE_FP32 dims: 1 }'
     )
+
+
+def test_a_lone_file_of_an_installed_format_is_served(installed: Path, tmp_path: Path) -> None:
+    write_scorer(tmp_path)
     with modelport.testing.serve(tmp_path) as server, modelport.Client(server.grpc_url) as client:
         assert client.infer("model", {"features": np.ones((1, 16))})["score"].tolist() == [[16.0]]
 
@@ -183,6 +190,30 @@ def test_an_installed_authenticator_recognises_its_credential(
         modelport.InvalidArgument, match=r"access\.toml:1: .* needs the key 'secret'"
     ):
         descriptor.make(dataclasses.replace(table, values={}), FileWatcher())
+
+
+def test_rules_name_the_callers_of_an_installed_authenticator(
+    installed: Path, tmp_path: Path
+) -> None:
+    write_scorer(tmp_path / "models")
+    (tmp_path / "secret").write_text("s3cret")
+    (tmp_path / "access.toml").write_text(
+        '[acme]\nsecret = "secret"\n[[rules]]\nprincipals = ["acme:al*"]\n'
+        'operations = ["infer"]\nmodels = ["model"]\n'
+    )
+    text = ",".join(["1"] * 16)
+    with modelport.testing.serve(
+        tmp_path / "models", dialect="csv", access=tmp_path / "access.toml"
+    ) as server:
+        for user, status in (("alice", 200), ("bob", 403)):
+            ticket = f"{user}:{hmac.new(b's3cret', user.encode(), hashlib.sha256).hexdigest()}"
+            headers = {"x-acme-ticket": ticket}
+            answer = httpx.post(f"{server.http_url}/csv/model", content=text, headers=headers)
+            assert answer.status_code == status, answer.text
+            headers["x-acme-ticket"] += "0"
+            answer = httpx.post(f"{server.http_url}/csv/model", content=text, headers=headers)
+            assert (answer.status_code, answer.text) == (401, "the ticket is wrong\n")
+        assert httpx.post(f"{server.http_url}/csv/model", content=text).status_code == 401
 
 
 def test_names_that_nobody_registers_are_refused_with_those_that_there_are(installed: Path) -> None:

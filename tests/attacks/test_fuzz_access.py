@@ -1,4 +1,4 @@
-"""Mutated credentials, key files, key sets and tables: refused, or what they say; nothing else.
+"""Mutated credentials, key files, key sets and rules: refused, or what they say; nothing else.
 
 ``MODELPORT_FUZZ_CASES`` as in ``test_fuzz``; a tenth of them are credentials, which cost more.
 """
@@ -24,7 +24,9 @@ from modelport.gateway.access import credentials, jwks, key_file, located_toml
 from modelport.gateway.access.api_keys import ApiKeys
 from modelport.gateway.access.authentication import Authenticator, AuthenticatorChain, combined
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
-from modelport.gateway.access.principal import ConnectionIdentity, Principal
+from modelport.gateway.access.operations import Operation
+from modelport.gateway.access.principal import ANONYMOUS, ConnectionIdentity, Principal
+from modelport.gateway.access.rules_file import read_access_file
 from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import Unauthenticated
@@ -291,6 +293,56 @@ def test_tables_make_authenticators_or_are_refused_with_their_line(tmp_path: Pat
 
         finds.run(number, content, only(UsageError)(run))
     finds.assert_none()
+
+
+RULES = b"""\
+[groups]
+ds = ["alice", "ci", "cert:*.ds.example.com"]
+
+[[rules]]
+principals = ["ci", "group:ds", "group:jwt:ops", "authenticated"]
+operations = ["infer", "metadata"]
+models = ["fraud*", "[a-c]?"]
+versions = ["1", "stable", 2]
+
+[[rules]]
+principals = ["anonymous"]
+operations = "*"
+
+[health]
+open = true
+"""
+CALLERS = (
+    ANONYMOUS,
+    Principal("ci"),
+    Principal("jwt:x", frozenset({"jwt:ops"})),
+    Principal("cert:a", aliases=("cert:b.ds.example.com",)),
+)
+
+
+def test_rules_are_compiled_or_refused_with_their_line(tmp_path: Path) -> None:
+    finds, path, compiled = Finds(), tmp_path / "access.toml", 0
+    for number in range(SHARE // 10):
+        chance = random.Random(f"rules {number}")
+        content = mutate_bytes(chance, RULES)
+
+        def run(content: bytes = content) -> None:
+            nonlocal compiled
+            path.write_bytes(content)
+            policy = read_access_file(path).policy
+            for caller in CALLERS:
+                for operation in Operation:
+                    policy.rights(caller).of(operation).versions("fraud")
+            assert policy.rights(Principal("stranger:x")).of(Operation.CONTROL).versions(
+                "fraud"
+            ) is None or any(Operation.CONTROL in rule.operations for rule in policy.rules), (
+                "a right that no rule gives"
+            )
+            compiled += 1
+
+        finds.run(number, content, only(UsageError)(run))
+    finds.assert_none()
+    assert SHARE // 10 * 0.05 < compiled < SHARE // 10 * 0.9
 
 
 def test_a_hash_that_starts_like_the_right_one_is_wrong(tmp_path: Path) -> None:
