@@ -10,12 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests import models
+from tests.access import jwks_faults
 from tests.access.certificate_swap import LoadDuringSwaps, MountedSecret, swap
 from tests.certificates import TestAuthority
 from tests.server import serving
 
 SWAPS = 100
 REQUESTS_PER_SECOND = 500
+ISSUER_SECONDS = 30.0
+LONGEST_PAUSE_SECONDS = 0.01
 #: From the moment in which the new files are in place.
 SERVED_WITHIN_SECONDS = 1.0
 
@@ -35,7 +38,20 @@ def certificate_swaps(folder: Path) -> bool:
     return not load.errors and longest <= SERVED_WITHIN_SECONDS
 
 
-PROOFS: tuple[Callable[[Path], bool], ...] = (certificate_swaps,)
+def issuer_faults(folder: Path) -> bool:
+    """Rotate and break an issuer's keys under load; no decision is wrong, and nothing stalls."""
+    good, bad = jwks_faults.compare(folder, ISSUER_SECONDS)
+    for name, outcome in (("a good issuer", good), ("a bad issuer", bad)):
+        print(
+            f"{name}: {outcome.requests} requests, {len(outcome.wrong)} wrong decisions, "
+            f"{outcome.fetches} fetches, longest pause {outcome.longest_pause * 1000:.1f} ms"
+        )
+    for wrong in sorted({*good.wrong, *bad.wrong})[:5]:
+        print(f"  {wrong}")
+    return not good.wrong and not bad.wrong and bad.longest_pause <= LONGEST_PAUSE_SECONDS
+
+
+PROOFS: tuple[Callable[[Path], bool], ...] = (certificate_swaps, issuer_faults)
 
 
 def main() -> int:
