@@ -17,7 +17,7 @@ PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 .PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve help package run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
 	managed matrix package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling \
-	workers ray deploy clean
+	workers ray deploy envoy clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -217,6 +217,9 @@ protos: $(READY) ## Generate the messages of gateway/wire, exporters/formats and
 
 deploy: $(READY) ## Build images, render the chart, check and run what is in deploy/; Debian, root; 20 minutes
 	MODELPORT_DEPLOY_TESTS=1 PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m pytest tests/deploy
+
+envoy: $(READY) ## Put the real Envoy with deploy/envoy in front of gateways: tokens, certificates, rates, health checks
+	MODELPORT_DEPLOY_TESTS=1 $(BIN)/python -m pytest tests/deploy/test_envoy.py
 
 fuzz: $(READY) ## Ten times the default fuzz: 10^6 decoder cases, 10^5 requests on the wire, 10^5 credentials
 	MODELPORT_FUZZ_CASES=1000000 MODELPORT_FUZZ_WIRE_CASES=100000 \

@@ -67,7 +67,8 @@ class Booted:
 
 
 @contextlib.contextmanager
-def booted(unit: Path, models: Path, folder: Path) -> Iterator[Booted]:
+def booted(unit: Path, models: Path, folder: Path, *drop_in: Path) -> Iterator[Booted]:
+    """``drop_in`` is one of the unit, and the folder of the files that it names."""
     program = folder / "modelport"
     program.write_text(
         PROGRAM.format(
@@ -81,7 +82,7 @@ def booted(unit: Path, models: Path, folder: Path) -> Iterator[Booted]:
     command = ["unshare", "--fork", "--kill-child", *NAMESPACES, "bash", BOOT]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*command, work, unit, program, models],
+            [*command, work, unit, program, models, *drop_in],
             stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
         )  # fmt: skip
     try:

@@ -64,6 +64,8 @@ def test_the_gateway_takes_its_command_and_has_the_time_to_drain() -> None:
     assert float(GATEWAY["stop_grace_period"].removesuffix("s")) > options["exit_timeout_seconds"]
     published = {int(port.rpartition(":")[2]) for port in GATEWAY["ports"]}
     assert published == {options["http_port"], options["grpc_port"]}
+    assert options["insecure"]
+    assert all(port.startswith("127.0.0.1:") for port in GATEWAY["ports"])
 
 
 def test_every_route_leads_to_a_port_of_a_service_on_the_gateways_networks() -> None:

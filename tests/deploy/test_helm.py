@@ -18,28 +18,16 @@ import yaml
 from modelport.gateway.repository import routes_file
 from tests import models
 from tests.deploy import DEPLOY, thorough, tools
+from tests.deploy.charts import CHART, only, render
 from tests.deploy.manifests import Manifest, documents, served_with, wrong
 from tests.server import serving
 
-CHART = DEPLOY / "helm" / "modelport"
 VALUES = [CHART / "values.yaml", *sorted((CHART / "ci").glob("*.yaml"))]
 FULL = CHART / "ci" / "full-values.yaml"
 #: What kubernetes-validate has no schemas for.
 CUSTOM = ("ServiceMonitor", "PrometheusRule")
 
 pytestmark = thorough
-
-
-def render(values: Path, *flags: str) -> list[Manifest]:
-    rendered = tools.check(
-        tools.helm(), "template", "demo", CHART, "-n", "ml", "-f", values, *flags
-    )
-    return documents("\n".join(x for x in rendered.splitlines() if "symbolic link" not in x))
-
-
-def only(kind: str, manifests: list[Manifest], name: str = "demo-modelport") -> Manifest:
-    (found,) = (m for m in manifests if m["kind"] == kind and m["metadata"]["name"] == name)
-    return found
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
@@ -104,6 +92,17 @@ def test_the_gateway_takes_the_arguments_and_has_the_time_to_drain(values: Path)
     mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
     for repository in options["model_repositories"]:
         assert "://" in str(repository) or ":/" in str(repository) or str(repository) in mounts
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_every_volume_has_one_source_and_every_mount_a_volume(values: Path) -> None:
+    """Kubernetes takes no volume with two, and the schemas do not say so."""
+    pod = only("Deployment", render(values))["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert [list(volume) for volume in pod["volumes"] if len(volume) != 2] == []
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    assert len({mount["mountPath"] for mount in container["volumeMounts"]}) == len(volumes)
 
 
 def test_an_argument_that_the_gateway_does_not_have_is_found() -> None:
@@ -236,6 +235,13 @@ def test_a_packaged_chart_holds_what_its_links_lead_to(tmp_path: Path) -> None:
         ("routes.models.x.backend=foo", "routes.models.x"),
         ("autoscaling.minReplicas=none", "minReplicas"),
         ("modelRepository.path=", "nothing to serve"),
+        ("access.rules=x,access.configMapName=y", "both hold access.toml: give one of them"),
+        ("tls.clientCertificates=true", "tls.clientCertificates needs tls.secretName"),
+        (
+            "tls.clientCertificates=true,tls.secretName=x",
+            "a client that shows no certificate may do everything",
+        ),
+        ("tls.secretName=modelport/tls", "tls.secretName"),
     ],
 )
 def test_values_that_cannot_be_are_refused(setting: str, names: str) -> None:

@@ -23,6 +23,15 @@
 {{- if not (regexMatch "^[0-9]+([.][0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$" (toString .Values.temporary.sizeLimit)) -}}
 {{- fail (printf "temporary.sizeLimit '%v' is no quantity of Kubernetes: write 20Gi, 500Mi, ..." .Values.temporary.sizeLimit) -}}
 {{- end -}}
+{{- if and .Values.access.rules .Values.access.configMapName -}}
+{{- fail (printf "access.rules and access.configMapName '%s' both hold access.toml: give one of them" .Values.access.configMapName) -}}
+{{- end -}}
+{{- if and .Values.tls.clientCertificates (not .Values.tls.secretName) -}}
+{{- fail "tls.clientCertificates needs tls.secretName, whose ca.crt is the authority of clients" -}}
+{{- end -}}
+{{- if and .Values.tls.clientCertificates (not (include "modelport.hasAccess" .)) -}}
+{{- fail "tls.clientCertificates needs access.rules with [certificates]: without rules, a client that shows no certificate may do everything" -}}
+{{- end -}}
 {{- $ports := list (int .Values.service.httpPort) (int .Values.service.grpcPort) (int .Values.service.metricsPort) -}}
 {{- if lt (len (uniq $ports)) 3 -}}
 {{- fail (printf "service.httpPort, service.grpcPort and service.metricsPort are %v: each needs its own" $ports) -}}

@@ -35,3 +35,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "modelport.mountsRepository" -}}
 {{- if and .Values.modelRepository.path (not (contains "://" .Values.modelRepository.path)) -}}true{{- end -}}
 {{- end -}}
+
+{{- define "modelport.hasAccess" -}}
+{{- if or .Values.access.rules .Values.access.configMapName .Values.access.secretName -}}true{{- end -}}
+{{- end -}}
+
+{{- define "modelport.scheme" -}}
+{{- if .Values.tls.secretName -}}HTTPS{{- else -}}HTTP{{- end -}}
+{{- end -}}
