@@ -63,6 +63,7 @@ gc.disable()
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(10_000)  # few tests leave cycles behind
     gc.enable()
 
 
