@@ -46,9 +46,10 @@ LOST_SECONDS = 1.0
 NOTICE_SECONDS = 1.0
 #: Answers of each client after the end.
 AFTERWARDS = 10
-#: The last is told while a gateway loads its models after a restart.
+#: The last two are told while a gateway loads its models after a restart.
 _NOBODY_THERE = (
     "ConnectionRefusedError", "status 503", "StatusCode.UNAVAILABLE", "is not found",
+    "Unrecognized servable version label",
 )  # fmt: skip
 
 
