@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.runtime import offload
+from modelport.gateway.runtime import offload, request_memory
 from modelport.gateway.types import Array
 
 #: Integer types tried to store integers compactly.
@@ -84,7 +84,9 @@ class LongArray:
 
         Raises:
             OverflowError: An integer does not fit.
+            MemoryExhausted: The memory budget does not allow so large an array.
         """
+        request_memory.reserve(self.size * dtype.itemsize)
         found = np.empty(self.shape, dtype)
         start = 0
         for part in self._parts:

@@ -14,6 +14,7 @@ from modelport.gateway.runtime.request_memory import CURRENT, RequestMemory
 from modelport.gateway.settings import MIN_REQUEST_MEMORY, Settings, request_memory_bytes
 from modelport.gateway.telemetry.metrics import RequestMemoryCollector
 from modelport.gateway.types import NO_DEADLINE, Datatype, Tensor
+from modelport.gateway.wire.long_array import LongArray
 
 
 def test_a_request_past_the_budget_is_refused_and_holds_nothing_more() -> None:
@@ -61,6 +62,20 @@ def test_decoders_reserve_for_the_request_of_the_running_task() -> None:
     finally:
         CURRENT.reset(token)
     assert lease.size == 300
+
+
+def test_long_arrays_of_json_are_reserved_as_they_are_decoded() -> None:
+    array = LongArray()
+    array.add([0] * 100)
+    lease = RequestMemory(2000).connection().lease()
+    token = CURRENT.set(lease)
+    try:
+        assert array.array(np.dtype(np.float64)).shape == (100,)
+        assert lease.size == 800
+        with pytest.raises(MemoryExhausted):
+            array.array(np.dtype(np.float64))
+    finally:
+        CURRENT.reset(token)
 
 
 def test_threads_lose_no_byte() -> None:
