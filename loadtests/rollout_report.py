@@ -11,6 +11,7 @@ import click
 
 from modelport.gateway.cli.admin_client import DEFAULT_URL, AdminClient
 from modelport.gateway.cli.errors import OneLineCommand, UsageError
+from modelport.gateway.cli.server_credentials import credential_options
 from modelport.gateway.errors import ModelportError
 
 _MODEL = re.compile(r"[\w.-]+\Z")
@@ -19,6 +20,7 @@ _MODEL = re.compile(r"[\w.-]+\Z")
 @click.command(cls=OneLineCommand)
 @click.argument("model")
 @click.option("--url", default=DEFAULT_URL, show_default=True, help="The gateway's metrics port.")
+@credential_options
 @click.option(
     "--output",
     "-o",

@@ -6,6 +6,7 @@ Any server of the protocol will do, such as Triton or KServe.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
@@ -54,6 +55,8 @@ class AsyncClient:
         *,
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float = 60.0,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Connect when the first request is made; arguments and errors are those of ``Client``."""
         scheme, separator, rest = url.partition("://")
@@ -74,6 +77,11 @@ class AsyncClient:
             raise InvalidArgument(f"timeout_seconds must be more than 0, not {timeout_seconds}")
         self._url, self._scheme, self._target = url, scheme, rest.rstrip("/")
         self._headers = dict(headers or {})
+        if token:
+            self._headers["authorization"] = f"Bearer {token}"
+        if tls is not None and not _TRANSPORTS[scheme][1]:
+            raise InvalidArgument(f"'{url}' is clear text; with tls, use https:// or grpcs://")
+        self._tls = tls
         self._seconds = timeout_seconds
         #: Made on the event loop.
         self._connected: HttpTransport | GrpcTransport | None = None
@@ -161,7 +169,8 @@ class AsyncClient:
     def _transport(self) -> HttpTransport | GrpcTransport:
         if self._connected is None:
             kind, encrypted = _TRANSPORTS[self._scheme]
-            self._connected = kind(self._target, encrypted, self._headers, self._seconds)
+            options = self._headers, self._seconds, self._tls
+            self._connected = kind(self._target, encrypted, *options)
         return self._connected
 
     async def _answer(self, answer: Coroutine[Any, Any, T]) -> T:
@@ -172,6 +181,11 @@ class AsyncClient:
         except TimeoutError as error:
             said = f"{self._url} did not answer within {self._seconds:g} s"
             raise TimedOut(said) from error
+        except (aiohttp.ClientConnectorCertificateError, ssl.SSLError) as error:
+            raise Unavailable(
+                f"the certificate of {self._url} cannot be trusted ({error}); give the authority "
+                "that signed it"
+            ) from error
         except (aiohttp.ClientError, EndpointFailed, OSError) as error:
             raise Unavailable(
                 f"no server answers at {self._url} ({str(error) or type(error).__name__}); start "
@@ -195,6 +209,8 @@ class Client:
         *,
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float = 60.0,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Connect when the first request is made.
 
@@ -203,11 +219,16 @@ class Client:
                 HTTP.
             headers: of every request, such as ``{"authorization": "Bearer ..."}``.
             timeout_seconds: the longest wait for an answer.
+            token: an API key or a JSON Web Token, sent as ``authorization: Bearer``.
+            tls: the authorities to trust, and a client certificate; default: the system's
+                authorities.
 
         Raises:
             InvalidArgument: the URL is not one of these.
         """
-        self._client = AsyncClient(url, headers=headers, timeout_seconds=timeout_seconds)
+        self._client = AsyncClient(
+            url, headers=headers, timeout_seconds=timeout_seconds, token=token, tls=tls
+        )
         self._loop = _LoopThread(self._client)
 
     def live(self) -> bool:

@@ -8,6 +8,7 @@ method raises ``ModelportError`` with the server's message, and ``EndpointFailed
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -24,7 +25,9 @@ from modelport.gateway.errors import (
     InvalidArgument,
     ModelportError,
     NotFound,
+    PermissionDenied,
     TimedOut,
+    Unauthenticated,
     Unavailable,
     Unsupported,
 )
@@ -44,6 +47,12 @@ _MAX_KEYS = 1 << 31
 _ERRORS: Mapping[int | str, type[ModelportError]] = {
     400: InvalidArgument,
     "INVALID_ARGUMENT": InvalidArgument,
+    401: Unauthenticated,
+    "UNAUTHENTICATED": Unauthenticated,
+    403: PermissionDenied,
+    "PERMISSION_DENIED": PermissionDenied,
+    429: Unavailable,
+    "RESOURCE_EXHAUSTED": Unavailable,
     404: NotFound,
     "NOT_FOUND": NotFound,
     501: Unsupported,
@@ -90,10 +99,16 @@ class HttpTransport:
     """The protocol over HTTP, with the binary tensor data extension."""
 
     def __init__(
-        self, target: str, encrypted: bool, headers: Mapping[str, str], seconds: float
+        self,
+        target: str,
+        encrypted: bool,
+        headers: Mapping[str, str],
+        seconds: float,
+        tls: ssl.SSLContext | None,
     ) -> None:
         self._url = f"{'https' if encrypted else 'http'}://{target}/v2"
         self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=tls or True),
             headers={"Accept-Encoding": "identity", **headers},
             timeout=aiohttp.ClientTimeout(total=seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -229,7 +244,12 @@ class GrpcTransport:
     """The protocol over gRPC."""
 
     def __init__(
-        self, target: str, encrypted: bool, headers: Mapping[str, str], seconds: float
+        self,
+        target: str,
+        encrypted: bool,
+        headers: Mapping[str, str],
+        seconds: float,
+        tls: ssl.SSLContext | None,
     ) -> None:
         route = ModelRoute(
             *("triton", (target,)),
@@ -237,7 +257,7 @@ class GrpcTransport:
             connect_timeout_seconds=seconds,
             max_reply_bytes=grpc.MAX_MESSAGE_BYTES,
         )
-        self._channel = grpc.GrpcChannel(target, route)
+        self._channel = grpc.GrpcChannel(target, route, tls)
         self._metadata = {name.lower(): value for name, value in headers.items()}
         self._seconds = seconds
 

@@ -189,6 +189,7 @@ def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
             and not target.startswith(
                 (
                     "modelport.gateway.cli.admin_client",
+                    "modelport.gateway.cli.server_credentials",
                     "modelport.gateway.cli.errors",
                     "modelport.gateway.errors",
                     "modelport.gateway.extensions",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import urllib.parse
 from typing import Any
 
+from modelport.gateway.cli import server_credentials
 from modelport.gateway.errors import (
     AlreadyExists,
     InvalidArgument,
     ModelportError,
     NotFound,
+    PermissionDenied,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -21,7 +25,8 @@ TIMEOUT_SECONDS = 1800.0
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 _ERRORS: dict[int, type[ModelportError]] = {
     400: InvalidArgument,
-    403: InvalidArgument,
+    401: Unauthenticated,
+    403: PermissionDenied,
     404: NotFound,
     409: AlreadyExists,
     415: InvalidArgument,
@@ -30,14 +35,16 @@ _ERRORS: dict[int, type[ModelportError]] = {
 
 
 class AdminClient:
-    """Requests to the admin listener at ``url``.
+    """Requests to the admin listener at ``url``, with the credentials of the command at hand.
 
     Raises:
-        InvalidArgument: ``url`` is not an http:// URL.
+        InvalidArgument: ``url`` is not an http:// URL, or a file of the credentials cannot be used.
     """
 
     def __init__(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
+        given = server_credentials.current()
+        scheme = "https" if given.needs_tls else "http"
+        parts = urllib.parse.urlsplit(url if "//" in url else f"{scheme}://{url}")
         try:
             valid = parts.scheme in ("http", "https") and bool(parts.hostname)
             self._address = parts.hostname or "", parts.port
@@ -46,7 +53,9 @@ class AdminClient:
         if not valid:
             raise InvalidArgument(f"--url '{url}' is not http://HOST:PORT")
         self.url = f"{parts.scheme}://{parts.netloc}"
-        self._secure = parts.scheme == "https"
+        self._tls = given.context() if parts.scheme == "https" else None
+        token = given.token()
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def get(self, path: str) -> Any:
         """The document at ``path``.
@@ -62,13 +71,25 @@ class AdminClient:
         return self._request("POST", path, json.dumps(document).encode())
 
     def _request(self, method: str, path: str, body: bytes | None) -> Any:
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = kind(*self._address, timeout=TIMEOUT_SECONDS)
-        headers = {} if body is None else {"content-type": "application/json"}
+        connection = (
+            http.client.HTTPConnection(*self._address, timeout=TIMEOUT_SECONDS)
+            if self._tls is None
+            else http.client.HTTPSConnection(
+                *self._address, timeout=TIMEOUT_SECONDS, context=self._tls
+            )
+        )
+        headers = dict(self._headers)
+        if body is not None:
+            headers["content-type"] = "application/json"
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
             content, status = answer.read(MAX_ANSWER_BYTES), answer.status
+        except ssl.SSLCertVerificationError as error:
+            raise Unavailable(
+                f"the certificate of {self.url} cannot be trusted ({error.verify_message}); give "
+                "the authority that signed it with --ca-file"
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(
                 f"no gateway responds at {self.url}; start one with 'modelport serve', or give the "

@@ -13,7 +13,9 @@ import numpy as np
 
 from modelport.client import Client
 from modelport.client_models import ModelDescription, TensorDescription, as_datatype
+from modelport.gateway.cli import server_credentials
 from modelport.gateway.cli.errors import suggestion
+from modelport.gateway.cli.server_credentials import CommandT, credential_options
 from modelport.gateway.cli.tables import print_table
 from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.inference import images
@@ -24,21 +26,39 @@ DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
 TIMEOUT_SECONDS = 60.0
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 
-url_option = click.option("--url", "-u", help="HOST:PORT.  [default: 127.0.0.1:8000, gRPC :8001]")
+_url = click.option(
+    "--url",
+    "-u",
+    help="HOST:PORT, or https:// or grpcs:// before.  [default: 127.0.0.1:8000, gRPC :8001]",
+)
 protocol_option = click.option(
     "--protocol", "-i", type=click.Choice(["http", "grpc"]), default="http", show_default=True
 )
+
+
+def url_option(command: CommandT) -> CommandT:
+    """Add ``--url``, and the options with which ``connect`` authenticates."""
+    return _url(credential_options(command))
 
 
 def connect(protocol: str, url: str | None) -> Client:
     """A client of the gateway at ``url``, HOST:PORT, over ``protocol``.
 
     Raises:
-        InvalidArgument: the URL is not HOST:PORT.
+        InvalidArgument: the URL is not HOST:PORT, or a file of the credentials cannot be used.
     """
     target = (url or DEFAULT_URLS[protocol]).removeprefix("http://")
+    given = server_credentials.current()
+    scheme, separator, rest = target.partition("://")
+    if separator and scheme in ("https", "grpcs"):
+        protocol, target = scheme, rest
+    elif given.needs_tls:
+        protocol += "s"
+    token, tls = given.token(), given.context() if protocol.endswith("s") else None
     try:
-        return Client(f"{protocol}://{target}", timeout_seconds=TIMEOUT_SECONDS)
+        return Client(
+            f"{protocol}://{target}", timeout_seconds=TIMEOUT_SECONDS, token=token, tls=tls
+        )
     except InvalidArgument as error:
         raise InvalidArgument(f"'{target}' is not HOST:PORT") from error
 

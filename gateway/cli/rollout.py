@@ -16,6 +16,7 @@ from modelport.gateway import slo
 from modelport.gateway.cli import rollout_display
 from modelport.gateway.cli.admin_client import DEFAULT_URL, AdminClient
 from modelport.gateway.cli.errors import OneLineGroup, UsageError
+from modelport.gateway.cli.server_credentials import CommandT, credential_options
 from modelport.gateway.cli.tables import printable
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.rollout import gate_report as gate_reports
@@ -74,13 +75,19 @@ def rollout() -> None:
     """Roll a candidate out step by step, and back if it does harm."""
 
 
-_url = click.option(
+_url_alone = click.option(
     "--url",
     "-u",
     default=DEFAULT_URL,
     show_default=True,
     help="The gateway's metrics port.",
 )
+
+
+def _url(command: CommandT) -> CommandT:
+    return _url_alone(credential_options(command))
+
+
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _reason = click.option("--reason", default="", metavar="TEXT", help="For the history.")
 

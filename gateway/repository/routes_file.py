@@ -6,6 +6,11 @@
     endpoints = ["10.0.0.5:8001", "10.0.0.6:8001"]
     protocol = "grpc"                           # or "http"
     timeout_seconds = 30
+    tls = true
+    ca_file = "ca.crt"                          # instead of the system's authorities
+    client_cert = "tls.crt"                     # mutual TLS
+    client_key = "tls.key"
+    token_file = "token"                        # sent as a bearer token
 
     [models.fraud.outlier_detection]            # when endpoints are ejected, in Envoy's terms
     consecutive_5xx = 5
@@ -23,14 +28,14 @@ YAML is accepted too. Endpoints come only from this file, never from a request.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository.route_table import RouteTable
 
 T = TypeVar("T")
 
@@ -38,18 +43,11 @@ T = TypeVar("T")
 BACKENDS = ("triton", "tfserving", "torchserve")
 MAX_COUNT = 2**31 - 1
 YAML_SUFFIXES = frozenset({".yaml", ".yml"})
-#: A name, an IPv4 address, or an IPv6 address in brackets; then a port.
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})\Z")
 #: Keys of a route that locate a server; invalid for a server that the gateway starts.
-_PLACE = ("endpoints", "tls", "management", "model", "version", "label", "config")
-_TYPES = {
-    str: "a string",
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    list: "a list of strings",
-    dict: "a table",
-}
+_PLACE = (
+    *("endpoints", "tls", "ca_file", "client_cert", "client_key", "token_file", "management"),
+    *("model", "version", "label", "config"),
+)
 
 
 class UpstreamProtocol(StrEnum):
@@ -91,6 +89,22 @@ class OutlierDetection(NamedTuple):
     max_ejection_percent: int = 50
 
 
+class RouteCredentials(NamedTuple):
+    """Files with what authenticates this gateway to a server; all are read again when they change.
+
+    Attributes:
+        ca_file: authorities of the server's certificate; None: the system's.
+        client_cert: client certificate and chain.
+        client_key: the certificate's key.
+        token_file: a token for ``authorization: Bearer``.
+    """
+
+    ca_file: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    token_file: Path | None = None
+
+
 class ModelRoute(NamedTuple):
     """A table ``[models.<name>]``.
 
@@ -99,6 +113,7 @@ class ModelRoute(NamedTuple):
         endpoints: ``host:port``, or ``[v6]:port``; empty only if ``managed``.
         protocol: of inference requests.
         tls: whether connections are encrypted (server certificates are verified).
+        credentials: the keys ``ca_file``, ``client_cert``, ``client_key`` and ``token_file``.
         management: ``host:port`` of TorchServe's management API, if any.
         model: the model's name on the server; empty: the same as here.
         version: its version on the server; empty: the version requested here.
@@ -116,6 +131,7 @@ class ModelRoute(NamedTuple):
     endpoints: tuple[str, ...] = ()
     protocol: UpstreamProtocol = UpstreamProtocol.GRPC
     tls: bool = False
+    credentials: RouteCredentials = RouteCredentials()
     management: str = ""
     model: str = ""
     version: str = ""
@@ -158,16 +174,16 @@ def load(path: Path) -> Routes:
         InvalidArgument: naming the file, the table, the key, and the valid values.
     """
     content = _read(path)
-    top = _Table(str(path), content)
+    top = RouteTable(str(path), content)
     models, servers = top.take("models", dict, {}), top.take("servers", dict, {})
     top.finish()
     routes = {
         name: _route(f"{path}: [models.{name}]", name, content, path)
-        for name, content in _Table(f"{path}: [models]", models)
+        for name, content in RouteTable(f"{path}: [models]", models)
     }
     programs = {
         name: _program(f"{path}: [servers.{name}]", name, content)
-        for name, content in _Table(f"{path}: [servers]", servers)
+        for name, content in RouteTable(f"{path}: [servers]", servers)
     }
     return Routes(routes, programs)
 
@@ -211,82 +227,12 @@ def _yaml(text: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from error
 
 
-class _Table:
-    """A table of the file; keys that are never read are unknown."""
-
-    def __init__(self, where: str, content: Any) -> None:
-        self.where = where
-        if type(content) is not dict:
-            raise InvalidArgument(f"{where} must be a table")
-        for key in content:
-            if type(key) is not str:
-                raise InvalidArgument(f"{where}: {key!r} must be a string; put it in quotes")
-        self._content: dict[str, Any] = content
-        self._asked: list[str] = []
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return iter(self._content.items())
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._content
-
-    def wrong(self, key: str, problem: str) -> InvalidArgument:
-        return InvalidArgument(f"{self.where} '{key}' {problem}")
-
-    def take(self, key: str, kind: type[T], default: T) -> T:
-        """The value of ``key``, which must be of type ``kind``; an integer may be a float."""
-        self._asked.append(key)
-        value: Any = self._content.get(key, default)
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            raise self.wrong(key, f"must be {_TYPES[kind]}, not {value!r}")
-        return value
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        values = self.take(key, list, [])
-        if not all(type(value) is str and value for value in values):
-            raise self.wrong(key, "must be a list of strings, none of them empty")
-        return tuple(values)
-
-    def seconds(self, key: str, default: float) -> float:
-        value = self.take(key, float, default)
-        if not (math.isfinite(value) and value > 0):
-            raise self.wrong(key, f"must be a number of seconds above 0, not {value:g}")
-        return value
-
-    def count(self, key: str, default: int, most: int) -> int:
-        value = self.take(key, int, default)
-        if not 0 <= value <= most:
-            raise self.wrong(key, f"must be from 0 to {most}, not {value}")
-        return value
-
-    def address(self, key: str, value: str) -> str:
-        match = _ADDRESS.match(value)
-        if match is None or not 0 < int(match[2]) < 65536:
-            raise self.wrong(
-                key, f"must be 'host:port' (an IPv6 address in brackets), not {value!r}"
-            )
-        return value
-
-    def choice(self, key: str, values: tuple[str, ...], default: str) -> str:
-        value = self.take(key, str, default)
-        if value not in values:
-            raise self.wrong(key, f"must be one of {', '.join(values)}, not {value!r}")
-        return value
-
-    def finish(self) -> None:
-        for key in self._content:
-            if key not in self._asked:
-                raise self.wrong(key, f"is unknown; known are {', '.join(self._asked)}")
-
-
 def _route(where: str, name: str, content: Any, file: Path) -> ModelRoute:
     from modelport.gateway.repository.scan import MODEL_NAME
 
     if not MODEL_NAME.match(name):
         raise InvalidArgument(f"{where}: a model is named with letters, digits, '.', '_' and '-'")
-    table = _Table(where, content)
+    table = RouteTable(where, content)
     if "backend" not in table:
         raise InvalidArgument(f"{where} needs 'backend', one of {', '.join(BACKENDS)}")
     backend = table.choice("backend", BACKENDS, "")
@@ -299,6 +245,9 @@ def _route(where: str, name: str, content: Any, file: Path) -> ModelRoute:
             table.choice("protocol", tuple(UpstreamProtocol), UpstreamProtocol.GRPC.value)
         ),
         tls=table.take("tls", bool, False),
+        credentials=RouteCredentials(
+            *(table.file(key, file.parent) for key in RouteCredentials._fields)
+        ),
         management=table.address("management", management) if management else "",
         model=table.take("model", str, ""),
         version=table.take("version", str, ""),
@@ -318,7 +267,7 @@ def _route(where: str, name: str, content: Any, file: Path) -> ModelRoute:
 
 
 def _outlier_detection(where: str, content: Any) -> OutlierDetection:
-    table, default = _Table(f"{where} [outlier_detection]", content), OutlierDetection()
+    table, default = RouteTable(f"{where} [outlier_detection]", content), OutlierDetection()
     values: dict[str, Any] = {"enabled": table.take("enabled", bool, default.enabled)}
     for key, number in default._asdict().items():
         if key.endswith("_seconds"):
@@ -333,8 +282,13 @@ def _outlier_detection(where: str, content: Any) -> OutlierDetection:
     return OutlierDetection(**values)
 
 
-def _check(table: _Table, route: ModelRoute) -> None:
+def _check(table: RouteTable, route: ModelRoute) -> None:
     """Check the keys of a route against each other."""
+    for key in ("ca_file", "client_cert", "client_key"):
+        if key in table and not route.tls:
+            raise table.wrong(key, "needs 'tls = true'")
+    if (route.credentials.client_cert is None) != (route.credentials.client_key is None):
+        raise table.wrong("client_cert", "and 'client_key' belong together; give both")
     if route.managed:
         for key in _PLACE:
             if key in table:
@@ -358,7 +312,7 @@ def _check(table: _Table, route: ModelRoute) -> None:
 
 
 def _program(where: str, name: str, content: Any) -> Program:
-    table = _Table(where, content)
+    table = RouteTable(where, content)
     if name not in BACKENDS:
         raise InvalidArgument(f"{where}: a server is one of {', '.join(BACKENDS)}")
     environment = table.take("environment", dict, {})

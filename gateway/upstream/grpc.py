@@ -30,6 +30,7 @@ from modelport.gateway.errors import (
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream.background import is_cancelled
+from modelport.gateway.upstream.credentials import RouteAuthentication
 from modelport.gateway.upstream.http2 import (
     PONG_SECONDS,
     SILENCE_SECONDS,
@@ -69,16 +70,23 @@ _REQUEST = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION",
 class GrpcChannel:
     """Connections to one endpoint of a route, made when they are needed."""
 
-    def __init__(self, address: str, route: ModelRoute) -> None:
+    def __init__(self, address: str, route: ModelRoute, tls: ssl.SSLContext | None = None) -> None:
+        """Prepare the connection; ``tls`` is used instead of a context of the route's files.
+
+        Raises:
+            InvalidArgument: a file of the route's credentials cannot be used.
+        """
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._address = address
         self._connect_seconds = route.connect_timeout_seconds
         self._scheme = "https" if route.tls else "http"
-        self._tls: ssl.SSLContext | None = None
-        if route.tls:
-            self._tls = ssl.create_default_context(cafile=os.environ.get(ROOTS_VARIABLE))
-            self._tls.set_alpn_protocols(["h2"])
+        self._tls = tls
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+        self.authentication = RouteAuthentication(
+            route.credentials, route.tls and tls is None, os.environ.get(ROOTS_VARIABLE), "h2"
+        )
         self.max_reply_bytes = route.max_reply_bytes
         #: More than one where a server limits the calls of each.
         self._connections: list[ClientConnection] = []
@@ -138,7 +146,10 @@ class GrpcChannel:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 await loop.create_connection(
-                    lambda: connection, self._host, self._port, ssl=self._tls
+                    lambda: connection,
+                    self._host,
+                    self._port,
+                    ssl=self._tls or self.authentication.context,
                 )
                 await connection.ready
         except ProtocolError as error:
@@ -258,6 +269,8 @@ async def exchange(
             raise TimedOut
         block += literal(b"grpc-timeout", _timeout(remaining))
     channel = call.channel
+    if authorization := channel.authentication.authorization:
+        block += literal(b"authorization", authorization.encode())
     connection = channel.open() or await channel.connect()
     if channel.watching is None:
         channel.watch()

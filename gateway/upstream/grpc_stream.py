@@ -19,6 +19,7 @@ from modelport.gateway.cli.errors import missing_extra
 from modelport.gateway.errors import ModelportError, TimedOut
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
+from modelport.gateway.upstream.credentials import RouteAuthentication
 from modelport.gateway.upstream.grpc import KEEPALIVE_SECONDS, MAX_MESSAGE_BYTES, meant
 from modelport.gateway.upstream.http2 import PONG_SECONDS
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
@@ -73,7 +74,8 @@ class StreamChannel:
         except ImportError as error:
             raise missing_extra(error) from error
         self._aio = grpc.aio
-        self._credentials = grpc.ssl_channel_credentials() if route.tls else None
+        self._grpc, self._route = grpc, route
+        self._authentication = RouteAuthentication(route.credentials, tls=False)
         options = [
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", route.max_reply_bytes),
@@ -94,8 +96,12 @@ class StreamChannel:
         self._channel = self._open()
 
     def _open(self) -> grpc.aio.Channel:
-        if self._credentials is not None:
-            return self._aio.secure_channel(self._address, self._credentials, self._options)
+        if self._route.tls:
+            files = self._route.credentials
+            paths = (files.ca_file, files.client_key, files.client_cert)
+            content = [None if path is None else path.read_bytes() for path in paths]
+            credentials = self._grpc.ssl_channel_credentials(*content)
+            return self._aio.secure_channel(self._address, credentials, self._options)
         return self._aio.insecure_channel(self._address, self._options)
 
     def reset(self) -> None:
@@ -124,11 +130,10 @@ class StreamChannel:
             raise TimedOut
         content = message if isinstance(message, bytes) else b"".join(message)
         open_call: Any = self._channel.stream_stream
-        call = open_call(method)(
-            _once(content),
-            timeout=deadline.remaining(),
-            metadata=((via_header.HEADER, via_header.onward("2")),),
-        )
+        metadata = [(via_header.HEADER, via_header.onward("2"))]
+        if authorization := self._authentication.authorization:
+            metadata.append(("authorization", authorization))
+        call = open_call(method)(_once(content), timeout=deadline.remaining(), metadata=metadata)
         try:
             async for part in call:
                 yield reply(part)

@@ -18,6 +18,7 @@ from modelport.gateway.errors import ModelportError, TimedOut
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream import grpc
+from modelport.gateway.upstream.credentials import RouteAuthentication
 from modelport.gateway.upstream.http2 import PONG_SECONDS
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import via_header
@@ -98,6 +99,7 @@ class HttpSession:
 
     def __init__(self, route: ModelRoute) -> None:
         self._scheme = "https" if route.tls else "http"
+        self._authentication = RouteAuthentication(route.credentials, route.tls)
         self._max_reply_bytes = route.max_reply_bytes
         self._connect_seconds = route.connect_timeout_seconds
         self._connections: dict[str, _Connections] = {}
@@ -193,6 +195,8 @@ class HttpSession:
         url = URL(f"{self._scheme}://{address}{path}", encoded=True)
         data = io.BytesIO(body) if body is not None and len(body) > WHOLE_BYTES else body
         headers = {**(headers or {}), via_header.HEADER: via_header.onward("1.1")}
+        if authorization := self._authentication.authorization:
+            headers["authorization"] = authorization
         remaining = limit.remaining()
         if remaining is not None:
             if not remaining:  # aiohttp treats 0 as no limit
@@ -200,7 +204,13 @@ class HttpSession:
             headers[TIMEOUT_HEADER] = str(max(1, int(remaining * 1000)))
         timeout = aiohttp.ClientTimeout(total=remaining, sock_connect=self._connect_seconds)
         return session.request(
-            method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+            method,
+            url,
+            data=data,
+            headers=headers,
+            timeout=timeout,
+            allow_redirects=False,
+            ssl=self._authentication.context or True,
         )
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:

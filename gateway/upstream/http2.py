@@ -199,7 +199,10 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
 
     def close(self) -> None:
         self.closing = True
-        self.transport.close()
+        if self.transport.get_extra_info("ssl_object") is None:
+            self.transport.close()
+        else:
+            self.transport.abort()  # to close waits for the server's side
 
     # -- events -----------------------------------------------------------------------------------
 
