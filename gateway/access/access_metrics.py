@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from modelport.gateway.access.access import Access
+from modelport.gateway.access.audit import AuditLog
 from modelport.gateway.access.watched_file import FileWatcher
 
 ERRORS = "modelport_access_reload_errors"
@@ -27,3 +28,17 @@ class AccessCollector(Collector):
             family.add_metric((name,), errors)
         yield family
         yield from self._access.metrics()
+
+
+class AuditCollector(Collector):
+    """Counts the events that are missing in the audit log."""
+
+    def __init__(self, audit: AuditLog) -> None:
+        self._audit = audit
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "modelport_audit_dropped",
+            "Events that the audit log lacks, because the disk was full or slow",
+            value=self._audit.dropped,
+        )

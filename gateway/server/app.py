@@ -13,7 +13,7 @@ import structlog
 import uvloop
 
 from modelport.gateway.access.access import Access, access_of, warn_if_exposed
-from modelport.gateway.access.access_metrics import AccessCollector
+from modelport.gateway.access.access_metrics import AccessCollector, AuditCollector
 from modelport.gateway.access.guards import GuardedParts, guard
 from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.access.watched_file import FileWatcher
@@ -126,6 +126,8 @@ class GatewayServer:
             request_memory.PROCESS,
             self._alone,
         )
+        if self._access is not None and self._access.audit is not None:
+            self.registry.register(AuditCollector(self._access.audit))
         app = dialects.http
         if settings.prometheus_path:
             app = metrics.mount(app, settings.prometheus_path, self._scrape)

@@ -36,6 +36,10 @@ models = ["mine"]
 principals = ["ci"]
 operations = ["rollout"]
 
+[[rules]]
+principals = ["ops"]
+operations = ["metrics"]
+
 [groups]
 team = ["alice"]
 
@@ -137,7 +141,7 @@ async def test_refusals_and_control_operations_are_lines_of_the_audit_log(tmp_pa
 
 
 def test_workers_share_a_quota_and_the_audit_log_and_sigusr1_ends_nothing(tmp_path: Path) -> None:
-    keys = write_keys(tmp_path / "access", "ci")
+    keys = write_keys(tmp_path / "access", "ci", "ops")
     path, log = tmp_path / "access" / "access.toml", tmp_path / "audit.log"
     path.write_text(RULES.replace("burst = 3", "burst = 40") + KEYS)
     headers = {"authorization": f"Bearer {keys['ci']}"}
@@ -152,6 +156,8 @@ def test_workers_share_a_quota_and_the_audit_log_and_sigusr1_ends_nothing(tmp_pa
         assert statuses.count(429) == 20
         while len(lines(log)) < 20:  # a thread of each worker writes them
             os.sched_yield()
+        metrics = httpx.get(gateway.metrics, headers={"authorization": f"Bearer {keys['ops']}"})
+        assert "modelport_audit_dropped_total 0.0" in metrics.text
         log.rename(tmp_path / "audit.log.1")
         os.kill(gateway.process.pid, signal.SIGUSR1)
         reply = httpx.post(f"http://{gateway.http}{INFER}", json=OIP, headers=headers)
