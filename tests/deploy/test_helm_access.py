@@ -62,6 +62,7 @@ def test_rules_and_certificates_are_mounted_as_folders_that_the_group_alone_read
     assert [mount for mount in container["volumeMounts"] if "subPath" in mount] == []
     options = served_with(container["args"])
     assert not options["insecure"]
+    assert str(options["audit_log"]) == "-"
     assert served_with(pod_of(render(CHART / "values.yaml"))["containers"][0]["args"])["insecure"]
 
 
@@ -105,7 +106,8 @@ class Files:
         """The container's arguments, with this machine's paths."""
         assert container["args"][0] == "serve"
         arguments = [a for a in container["args"][1:] if not a.startswith(NOT_HERE)]
-        here = (a.replace("/etc/modelport", str(self.folder)) for a in arguments)
+        audit = {"--audit-log=-": f"--audit-log={self.folder / 'audit'}"}  # for the test to read
+        here = (audit.get(a, a).replace("/etc/modelport", str(self.folder)) for a in arguments)
         return [a.replace("0.0.0.0", "127.0.0.1") for a in here]
 
     def context(self, *certificate: str) -> ssl.SSLContext:
@@ -135,6 +137,13 @@ def wait_for_status(status: int, url: str, context: ssl.SSLContext, key: str) ->
         time.sleep(0.05)
 
 
+def wait_for_lines(file: Path, count: int) -> list[str]:
+    give_up = time.monotonic() + WAIT_SECONDS
+    while len(lines := file.read_text().splitlines()) < count:
+        assert time.monotonic() < give_up, lines
+    return lines
+
+
 def test_a_gateway_with_the_mounted_files_answers_probes_and_known_callers_alone(
     rendered: list[Manifest], tmp_path: Path
 ) -> None:
@@ -160,6 +169,11 @@ def test_a_gateway_with_the_mounted_files_answers_probes_and_known_callers_alone
         metrics = f"https://localhost:{gateway.metrics_port}/metrics"
         assert status_of(metrics, client, files.keys["prometheus"]) == 200
         assert status_of(metrics, client, files.keys["ci"]) == 403
+
+        refusals = [json.loads(line) for line in wait_for_lines(tmp_path / "audit", 5)]
+        assert {entry["outcome"] for entry in refusals} == {"refused"}
+        assert {"ci", "cert:api.payments.svc"} <= {entry["principal"] for entry in refusals}
+        assert files.keys["ci"] not in (tmp_path / "audit").read_text()
 
         files.mount_rules("second", files.rules.replace("fraud*", "*"))
         wait_for_status(200, f"{root}/v2/models/other", client, files.keys["ci"])

@@ -92,6 +92,7 @@ def test_the_drop_in_gives_the_gateway_the_credentials_that_it_names() -> None:
     assert set(loaded.values()) == {f"/etc/modelport/{name}" for name in loaded}
     assert (options["http_address"], options["metrics_address"]) == ("0.0.0.0", "127.0.0.1")
     assert not options["insecure"]
+    assert str(options["audit_log"]) == "-"
 
 
 @thorough
