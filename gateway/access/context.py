@@ -115,6 +115,14 @@ class AccessContext:
 CURRENT: ContextVar[AccessContext | None] = ContextVar("access", default=None)
 
 
+def principal_name() -> str:
+    """Return the name of the current request's caller; empty for none, and without ``--access``."""
+    context = CURRENT.get()
+    if context is None or context.principal.is_anonymous:
+        return ""
+    return context.principal.name
+
+
 def enter(operation: Operation) -> None:
     """Note the operation of the current request, as ``AccessContext.enter``, if it has one."""
     context = CURRENT.get()

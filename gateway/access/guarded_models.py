@@ -72,12 +72,6 @@ def may_see(name: str) -> bool:
     return CURRENT.get() is None or required().versions(name) is not None
 
 
-def current_name() -> str:
-    """Return the name of the current request's caller; empty without ``--access``."""
-    context = CURRENT.get()
-    return "" if context is None else context.principal.name
-
-
 class GuardedModels:
     """The part of ``models`` that the caller may see, for the operation of its request.
 

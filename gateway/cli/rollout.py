@@ -140,9 +140,9 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="For the his
     "--sticky",
     default="request",
     show_default=True,
-    metavar="request|header|parameter:NAME",
-    help="Assign each request at random, or by the key in the header x-modelport-route-key or in "
-    "a parameter.",
+    metavar="request|header|principal|parameter:NAME",
+    help="Assign each request at random, or by the key in the header x-modelport-route-key, by its "
+    "caller (with --access), or by a parameter.",
 )
 @click.option("--pair", is_flag=True, help="Have the baseline answer canary requests too.")
 @click.option("--manual", is_flag=True, help="Wait for 'promote' after each stage.")

@@ -10,6 +10,7 @@ import hashlib
 import random
 from collections.abc import Callable
 
+from modelport.gateway.access.context import principal_name
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutPlan
 from modelport.gateway.rollout.request_routing import CURRENT
 from modelport.gateway.types import InferRequest
@@ -41,9 +42,8 @@ class RequestAssignment:
             AssignmentKind.REQUEST: lambda request: b"",
             AssignmentKind.HEADER: _header,
             AssignmentKind.PARAMETER: self._parameter_value,
+            AssignmentKind.PRINCIPAL: _principal,
         }
-        if plan.assignment not in kinds:
-            raise ValueError(f"requests have no {plan.assignment.value} to assign them by")
         #: The key of a request; empty if it has none.
         self.key: KeyOf = kinds[plan.assignment]
 
@@ -54,6 +54,10 @@ class RequestAssignment:
     def _parameter_value(self, request: InferRequest) -> bytes:
         value = request.parameters.get(self._parameter)
         return b"" if value is None else str(value).encode("utf-8", "surrogatepass")
+
+
+def _principal(_: InferRequest) -> bytes:
+    return principal_name().encode("utf-8", "surrogatepass")
 
 
 def _header(_: InferRequest) -> bytes:

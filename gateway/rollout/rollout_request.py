@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+from modelport.gateway.access.context import CURRENT
 from modelport.gateway.errors import InvalidArgument, NotFound, Unsupported
 from modelport.gateway.repository.scan import MODEL_NAME, VERSION_NAME
 from modelport.gateway.rollout import checked_json
@@ -157,12 +158,12 @@ def _limits(request: RolloutRequest) -> dict[str, Any]:
 def _assignment(sticky: str) -> tuple[AssignmentKind, str]:
     if sticky.startswith(_PARAMETER):
         return AssignmentKind.PARAMETER, sticky.removeprefix(_PARAMETER)
-    if sticky == AssignmentKind.PRINCIPAL:
+    if sticky == AssignmentKind.PRINCIPAL and CURRENT.get() is None:
         raise Unsupported(
             "sticky 'principal' needs authenticated requests, which this gateway does not have; "
-            "use 'header' or 'parameter:NAME'"
+            "start it with --access, or use 'header' or 'parameter:NAME'"
         )
-    if sticky not in (AssignmentKind.REQUEST, AssignmentKind.HEADER):
+    if sticky not in (AssignmentKind.REQUEST, AssignmentKind.HEADER, AssignmentKind.PRINCIPAL):
         raise InvalidArgument(
             f"sticky '{sticky}' is none of request, header, principal and parameter:NAME"
         )

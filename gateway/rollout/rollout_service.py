@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from modelport.gateway.access.guarded_models import current_name, rollout_target
+from modelport.gateway.access.context import principal_name
+from modelport.gateway.access.guarded_models import rollout_target
 from modelport.gateway.errors import ModelportError, NotFound, Unavailable
 from modelport.gateway.rollout import checked_json, rollout_request
 from modelport.gateway.rollout.controller import RolloutController
@@ -87,7 +88,7 @@ class RolloutService:
                 for side in (plan.baseline, plan.candidate)
             ]
             plan = rollout_request.completed(plan, request, *sides)
-            state = await self._rollouts.start(plan, by=current_name() or request.by)
+            state = await self._rollouts.start(plan, by=principal_name() or request.by)
         except ModelportError:
             await self._processes.release(plan)
             raise
@@ -102,7 +103,7 @@ class RolloutService:
         """
         request = checked_json.read(CommandRequest, content or b"{}")
         state = await self._rollouts.command(
-            model, command, request.reason, current_name() or request.by
+            model, command, request.reason, principal_name() or request.by
         )
         return state.to_json()
 

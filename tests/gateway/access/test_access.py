@@ -74,6 +74,28 @@ async def test_a_rollout_diverts_no_request_of_a_caller_of_some_versions(tmp_pat
             assert "x-modelport-model-version" not in answer.headers
 
 
+async def test_a_rollout_may_be_sticky_by_the_caller(tmp_path: Path) -> None:
+    callers = [f"user{number}" for number in range(24)]
+    rules = ALL + '[[rules]]\nprincipals = ["user*"]\noperations = ["infer"]\n'
+    async with serving(tmp_path, rules, "root", *callers, versions=2) as gateway:
+        plan = {
+            "candidate": "2", "baseline": 1, "shadow": 0.0, "steps": [0.5, 1.0], "manual": True,
+            "min_requests": 10_000, "min_seconds": 600, "sticky": "principal",
+        }  # fmt: skip
+        async with client(gateway.metrics_url) as http:
+            started = await http.post(
+                "/v2/rollouts/mine", json=plan, headers=gateway.headers("root")
+            )
+            assert started.status_code == 200, started.text
+        async with client(gateway.http_url) as http:
+            answers = {
+                caller: [await infer(http, gateway, caller, "mine") for _ in range(4)]
+                for caller in callers
+            }
+        assert all(len(set(values)) == 1 for values in answers.values())
+        assert {values[0] for values in answers.values()} == {2.0, 3.0}
+
+
 async def test_a_candidate_that_the_caller_may_not_see_is_an_unknown_one(tmp_path: Path) -> None:
     rules = limited('["rollout", "infer"]', 'models = ["mine"]')
     async with serving(tmp_path, rules, "ci") as gateway, client(gateway.metrics_url) as http:

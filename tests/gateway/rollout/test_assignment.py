@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from modelport.gateway.access.context import CURRENT, AccessContext
+from modelport.gateway.access.policy import AccessPolicy
+from modelport.gateway.access.principal import ANONYMOUS, Principal
 from modelport.gateway.rollout.assignment import RequestAssignment, position
 from modelport.gateway.rollout.plan import AssignmentKind
 from modelport.gateway.types import InferRequest
@@ -46,6 +49,11 @@ def test_the_key_of_a_parameter_is_its_value(value: int | str, key: bytes) -> No
     assert assignment.key(InferRequest("m", [])) == b""
 
 
-def test_an_assignment_that_needs_identities_is_refused() -> None:
-    with pytest.raises(ValueError, match="principal"):
-        RequestAssignment(replace(PLAN, assignment=AssignmentKind.PRINCIPAL))
+def test_the_key_of_a_caller_is_its_name_and_anonymous_callers_have_none() -> None:
+    assignment = RequestAssignment(replace(PLAN, assignment=AssignmentKind.PRINCIPAL))
+    request, policy = InferRequest("m", []), AccessPolicy(())
+    assert assignment.key(request) == b""
+    for caller, key in ((Principal("jwt:zoë"), "jwt:zoë".encode()), (ANONYMOUS, b"")):
+        token = CURRENT.set(AccessContext(caller, policy.rights(caller)))
+        assert assignment.key(request) == key
+        CURRENT.reset(token)
