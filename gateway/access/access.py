@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 import structlog
 from prometheus_client.core import Metric
 
+from modelport.gateway.access import credentials
 from modelport.gateway.access.audit import AuditLog
 from modelport.gateway.access.authentication import Authenticator, AuthenticatorChain
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
@@ -30,6 +32,12 @@ _MAX_REQUEST_ID = 128
 #: The caller of a request with a wrong credential.
 UNKNOWN = Principal("")
 _NO_RIGHTS = PrincipalRights(AccessPolicy(()), UNKNOWN)
+#: A credential that was right is right for this long, unless a file changes.
+KEPT_SECONDS = 1.0
+MAX_KEPT = 1024
+_CREDENTIALS = tuple(sorted(credentials.HEADERS))
+#: The kinds of callers that these headers alone decide.
+_KEPT_METHODS = ("key", "jwt")
 
 
 class _Configured(NamedTuple):
@@ -37,6 +45,14 @@ class _Configured(NamedTuple):
 
     table: TomlTable
     authenticator: Authenticator
+
+
+class _KeptCaller(NamedTuple):
+    """A caller whose credential was right a moment ago."""
+
+    principal: Principal
+    rights: PrincipalRights
+    until: float
 
 
 class _Loaded(NamedTuple):
@@ -73,8 +89,13 @@ class Access:
         self._configured: tuple[_Configured, ...] = ()
         self._authenticators: tuple[Authenticator, ...] = ()
         self._chain = AuthenticatorChain()
+        #: Whether requests may add fields to their responses (``response_headers``).
+        self.adds_fields = False
         self.policy = AccessPolicy(())
         self.quotas = Quotas((), ledger or QuotaLedger(), self.policy.names)
+        #: Callers by the values of ``_CREDENTIALS``, for one revision of the files.
+        self._kept: dict[tuple[bytes | None, ...], _KeptCaller] = {}
+        self._kept_revision = watcher.revision
         self._watch = watcher.watch("rules", [path], self._load, self._use)
 
     def authenticate(
@@ -85,15 +106,35 @@ class Access:
         Raises:
             Unauthenticated: The credential is wrong.
         """
-        request_id = headers.get(_REQUEST_ID, b"")[:_MAX_REQUEST_ID].decode("latin-1")
+        stated = headers.get(_REQUEST_ID)
+        request_id = "" if stated is None else stated[:_MAX_REQUEST_ID].decode("latin-1")
         source = connection.address or connection.user
         try:
-            caller = self._chain.authenticate(headers, connection)
+            caller, rights = self._caller(headers, connection)
         except Unauthenticated as error:
             refused = AccessContext(UNKNOWN, _NO_RIGHTS, source, request_id, self.audit)
             refused.note_refusal(str(error))
             raise
-        return AccessContext(caller, self.policy.rights(caller), source, request_id, self.audit)
+        return AccessContext(caller, rights, source, request_id, self.audit)
+
+    def _caller(
+        self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity
+    ) -> tuple[Principal, PrincipalRights]:
+        """Return the caller and its rights; those of a right credential are kept for a moment."""
+        credential, now = tuple(map(headers.get, _CREDENTIALS)), time.monotonic()
+        if self._kept_revision != self._watcher.revision:
+            self._kept.clear()
+            self._kept_revision = self._watcher.revision
+        kept = self._kept.get(credential)
+        if kept is not None and now < kept.until:
+            return kept.principal, kept.rights
+        caller = self._chain.authenticate(headers, connection)
+        rights = self.policy.rights(caller)
+        if caller.method in _KEPT_METHODS and not self._chain.reads_more:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            self._kept[credential] = _KeptCaller(caller, rights, now + KEPT_SECONDS)
+        return caller, rights
 
     def start(self) -> None:
         """Begin the authenticators' work in the background."""
@@ -134,6 +175,8 @@ class Access:
         before, self._configured = self._configured, loaded.configured
         self.policy = loaded.policy
         self.quotas.replace(loaded.quotas, loaded.policy.names)
+        self.adds_fields = bool(loaded.quotas)
+        self._kept.clear()
         configured = (each.authenticator for each in loaded.configured)
         self._authenticators = (*configured, *ALWAYS)
         self._chain = AuthenticatorChain(self._authenticators)

@@ -81,6 +81,11 @@ class AuthenticatorChain:
             each for each in of_requests if not isinstance(each, CredentialAuthenticator)
         )
 
+    @property
+    def reads_more(self) -> bool:
+        """Whether other headers than those of ``credentials`` may decide."""
+        return bool(self._of_headers)
+
     def authenticate(
         self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity
     ) -> Principal:

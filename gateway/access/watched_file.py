@@ -59,6 +59,7 @@ class FileWatcher:
 
     Attributes:
         errors: Number of failed reloads by name of the watch, for metrics.
+        revision: Number of reloads; what was derived from files is valid for one revision.
     """
 
     def __init__(self) -> None:
@@ -67,6 +68,7 @@ class FileWatcher:
         #: One poll at a time: after it, what has changed before it is in use.
         self._polling = asyncio.Lock()
         self.errors: dict[str, int] = {}
+        self.revision = 0
 
     def watch(
         self, name: str, paths: Sequence[Path], load: Callable[[], T], use: Callable[[T], None]
@@ -117,7 +119,9 @@ class FileWatcher:
 
     async def _reload(self, watch: FileWatch) -> None:
         try:
-            watch.use(await asyncio.to_thread(watch.load))
+            loaded = await asyncio.to_thread(watch.load)
+            self.revision += 1
+            watch.use(loaded)
         except Exception as error:
             self.errors[watch.name] += 1
             reason = first_line(error)

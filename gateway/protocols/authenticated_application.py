@@ -18,11 +18,13 @@ from modelport.gateway.protocols.asgi import App, Message, Receive, Scope, Send
 
 #: Key of the ``ConnectionIdentity`` in the scope's extensions.
 CONNECTION = "modelport.connection"
+Headers = list[tuple[bytes, bytes]]
 #: Sends the response to a request that is refused.
 Refuse = Callable[[Scope, Receive, Send, ModelportError], Awaitable[None]]
-_AUTHENTICATE = b"www-authenticate"
-_CHALLENGE = b'Bearer realm="modelport"'
-_INVALID = _CHALLENGE + b', error="invalid_token"'
+#: The field of a response with status 401 (RFC 6750).
+CHALLENGE_FIELD = b"www-authenticate"
+CHALLENGE = b'Bearer realm="modelport"'
+_INVALID = CHALLENGE + b', error="invalid_token"'
 
 
 class AuthenticatedApplication:
@@ -38,36 +40,35 @@ class AuthenticatedApplication:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        response = _AccessResponse(send)
+        context = None
         try:
             headers = combined(scope["headers"])
-            response.context = self._access.authenticate(headers, _connection(scope))
-            CURRENT.set(response.context)
-            await self._app(scope, receive, response.send)
+            context = self._access.authenticate(headers, _connection(scope))
+            CURRENT.set(context)
+            adds = self._access.adds_fields
+            await self._app(scope, receive, with_fields(send, context) if adds else send)
         except (Unauthenticated, PermissionDenied, Unavailable) as error:
-            await self._refuse(scope, receive, response.send, error)
+            challenge = [(CHALLENGE_FIELD, CHALLENGE if context is not None else _INVALID)]
+            fields = challenge if isinstance(error, Unauthenticated) else []
+            await self._refuse(scope, receive, _adding(send, lambda: fields), error)
 
 
-class _AccessResponse:
-    """Adds the context's fields to a response, and the challenge to one with status 401."""
+def with_fields(send: Send, context: AccessContext) -> Send:
+    """Make a ``send`` that adds the context's fields to the response."""
+    return _adding(send, lambda: context.response_headers)
 
-    __slots__ = ("_send", "context")
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.context: AccessContext | None = None
+def _adding(send: Send, fields: Callable[[], Headers]) -> Send:
+    """Make a ``send`` that adds fields to the response; they replace those of the same name."""
 
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            added = [] if self.context is None else self.context.response_headers
-            if message["status"] == 401:
-                invalid = self.context is None
-                added = [*added, (_AUTHENTICATE, _INVALID if invalid else _CHALLENGE)]
-            if added:
-                names = {name for name, _ in added}
-                kept = (field for field in message.get("headers", ()) if field[0] not in names)
-                message = {**message, "headers": [*kept, *added]}
-        await self._send(message)
+    async def adding(message: Message) -> None:
+        if message["type"] == "http.response.start" and (added := fields()):
+            names = {name for name, _ in added}
+            kept = (field for field in message.get("headers", ()) if field[0] not in names)
+            message = {**message, "headers": [*kept, *added]}
+        await send(message)
+
+    return adding
 
 
 def _connection(scope: Scope) -> ConnectionIdentity:

@@ -21,6 +21,7 @@ from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Internal, ModelportError
 from modelport.gateway.protocols import api_pages, http_operations, rollout_headers
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.authenticated_application import CHALLENGE, CHALLENGE_FIELD
 from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.http_response import RETRY
 
@@ -179,6 +180,8 @@ class HttpApplication:
             response = dialect(request).failure(error)
             if response.status_code == 503:
                 response.headers.update(_RETRY)
+            if response.status_code == 401:
+                response.raw_headers.append((CHALLENGE_FIELD, CHALLENGE))
             return response
 
         @app.exception_handler(Exception)

@@ -57,8 +57,8 @@ class RolloutApi:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
+        enter(Operation.ROLLOUT)
         try:
-            enter(Operation.ROLLOUT)
             answer = self._handler(scope["method"], *path.split("/")[2:])
             if answer is None:
                 await refuse(send, 405, f"{scope['method']} is not a method of {path}")

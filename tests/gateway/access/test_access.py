@@ -9,6 +9,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from modelport.gateway.access import access
 from modelport.gateway.access.access_metrics import ERRORS
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.protocols.oip.http import OipHttp
@@ -194,18 +195,42 @@ async def test_a_key_that_is_revoked_ends_at_once_on_open_connections(tmp_path: 
         assert await infer(http, gateway, "root", "mine") == 401
 
 
+async def test_a_right_credential_is_checked_again_after_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "KEPT_SECONDS", 0.0)
+    async with serving(tmp_path, ALL, "root") as gateway, client(gateway.http_url) as http:
+        found = gateway.server._access
+        assert found is not None
+        checked: list[object] = []
+        recognise = found._chain.authenticate
+        monkeypatch.setattr(
+            found._chain, "authenticate", lambda *given: checked.append(0) or recognise(*given)
+        )
+        for _ in range(3):
+            assert await infer(http, gateway, "root", "mine") == 2.0
+        assert len(checked) == 3
+        monkeypatch.setattr(access, "KEPT_SECONDS", 3600.0)
+        for _ in range(3):
+            assert await infer(http, gateway, "root", "mine") == 2.0
+        assert len(checked) == 4
+        for _ in range(3):  # nothing is kept of wrong ones
+            assert await infer(http, gateway, "wrong", "mine") == 401
+        assert len(checked) == 7
+
+
 async def test_an_authenticator_whose_table_has_not_changed_stays(tmp_path: Path) -> None:
     async with serving(tmp_path, ALL, "root") as gateway:
-        access = gateway.server._access
-        assert access is not None
-        before = access._authenticators
+        found = gateway.server._access
+        assert found is not None
+        before = found._authenticators
         path = tmp_path / "access" / "access.toml"
         path.write_text(KEYS + ALL + limited('["infer"]'))
         await gateway.server._watcher.poll()
-        assert access._authenticators == before
+        assert found._authenticators == before
         path.write_text(KEYS.replace("keys.toml", "./keys.toml") + ALL)
         await gateway.server._watcher.poll()
-        assert access._authenticators[0] is not before[0]
+        assert found._authenticators[0] is not before[0]
         assert len(gateway.server._watcher._watches) == 2
 
 

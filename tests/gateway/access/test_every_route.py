@@ -16,6 +16,7 @@ from modelport.gateway.errors import Unsupported
 from modelport.gateway.models.model import VersionState
 from modelport.gateway.protocols import http_operations
 from modelport.gateway.protocols.http_operations import operation_of
+from modelport.gateway.server import app
 from tests.gateway.access.gateway import AccessGateway, client, serving
 
 #: ``right`` may do everything, ``other`` everything with another model, ``idle`` nothing.
@@ -284,19 +285,44 @@ async def test_lists_hold_only_what_the_caller_may_see(gateway: AccessGateway) -
             assert "yours" in some.text, route
 
 
-def test_a_route_without_an_operation_is_not_served() -> None:
-    app = FastAPI(openapi_url=None)
+async def test_a_refusal_has_the_form_of_its_dialect(gateway: AccessGateway) -> None:
+    message = "'idle' may not use the operation 'infer'"
+    async with client(gateway.http_url) as http:
+        caller = Caller(gateway, http)
+        for route in ("POST /v2/models/mine/infer", "POST /v1/models/mine:predict"):
+            assert (await caller.send("idle", route, Case(403))).json() == {"error": message}
+        for status, name, kind in ((403, "idle", "AccessDenied"), (401, "wrong", "InvalidKey")):
+            answer = await caller.send(name, "POST /predictions/mine", Case(status))
+            document = answer.json()
+            assert (document["code"], document["type"]) == (status, f"{kind}Exception")
+        wrong = await caller.send("wrong", "GET /v2", Case(401))
+        assert wrong.headers["www-authenticate"].endswith('error="invalid_token"')
 
-    @app.get("/declared", dependencies=http_operations.METADATA)
+
+async def test_the_check_finds_a_gateway_whose_dialects_are_not_guarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A known-bad gateway: it authenticates and knows operations, but not models."""
+    monkeypatch.setattr(app, "guard", lambda parts, _: parts)
+    async with serving(tmp_path, RULES, *CALLERS) as gateway, client(gateway.http_url) as http:
+        for route in ("POST /v2/models/{model}/infer", "GET /models/{model}", "GET /v1/models"):
+            with pytest.raises(AssertionError):
+                await check(Caller(gateway, http), route, ROUTES[route])
+
+
+def test_a_route_without_an_operation_is_not_served() -> None:
+    framework = FastAPI(openapi_url=None)
+
+    @framework.get("/declared", dependencies=http_operations.METADATA)
     async def declared() -> Response:
         return Response()
 
-    http_operations.check(app.routes)
-    assert operation_of(app.routes[0]) is Operation.METADATA
+    http_operations.check(framework.routes)
+    assert operation_of(framework.routes[0]) is Operation.METADATA
 
-    @app.get("/new")
+    @framework.get("/new")
     async def new() -> Response:
         return Response()
 
     with pytest.raises(Unsupported, match="the route '/new' declares 0 operations"):
-        http_operations.check(app.routes)
+        http_operations.check(framework.routes)
