@@ -29,6 +29,7 @@ ELSEWHERE = frozenset(
             "--check",
             "--input-data",
             "--cacert",
+            "--rollouts",
             "--ssl",
         ),
         *("--model_config_file", "--help", "--host", "--headless", "--arrival-rate", "--mix"),
