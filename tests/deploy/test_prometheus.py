@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import ssl
 import threading
 import time
 import urllib.error
@@ -22,6 +23,7 @@ import yaml
 
 from modelport.loadtests.system.processes import HOST, free_ports, running
 from tests import models
+from tests.certificates import TestAuthority
 from tests.deploy import DEPLOY, thorough, tools
 from tests.server import Gateway, serving
 from tests.upstream import fronting, table
@@ -105,10 +107,29 @@ def ask(gateway: Gateway, value: float = 1.0, names: Sequence[str] = ("x2", "the
     client.close()
 
 
-def test_every_metric_of_rules_and_dashboard_is_one_of_the_gateways(gateway: Gateway) -> None:
+@pytest.fixture(scope="module")
+def metrics_of_access(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The metrics of a gateway with TLS and rules."""
+    folder = tmp_path_factory.mktemp("access")
+    authority = TestAuthority()
+    certificate, key = authority.write(folder, "tls")
+    rules = folder / "access.toml"
+    rules.write_text('[[rules]]\nprincipals = ["anonymous"]\noperations = ["metrics"]\n')
+    flags = ("--tls-cert", str(certificate), "--tls-key", str(key), "--access", str(rules))
+    context = ssl.create_default_context(cadata=authority.pem.decode())
+    with serving(models.repository(folder / "models"), *flags) as gateway:
+        url = gateway.metrics.replace("http:", "https:")
+        with urllib.request.urlopen(url, context=context) as answer:
+            text: str = answer.read().decode()
+    return text
+
+
+def test_every_metric_of_rules_and_dashboard_is_one_of_the_gateways(
+    gateway: Gateway, metrics_of_access: str
+) -> None:
     ask(gateway)
     with urllib.request.urlopen(gateway.metrics) as answer:
-        text = answer.read().decode()
+        text = answer.read().decode() + metrics_of_access
     # By hand: prometheus_client's parser gives every counter's samples the suffix _total.
     there = NOT_THE_GATEWAYS | set(re.findall(r"^([\w:]+)(?:\{| )", text, re.MULTILINE))
     values = set(re.findall(r'(\w+)="([^"]*)"', text))
