@@ -1,4 +1,4 @@
-"""Signals of a gateway: those that ask it to stop, and SIGUSR1."""
+"""Signals of a gateway: those that ask it to stop, SIGHUP and SIGUSR1."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ def ending() -> list[signal.Signals]:
 
 
 def on_user_signal(callback: Callable[[], object]) -> None:
-    """Call ``callback`` on SIGUSR1, which would end the process otherwise.
+    """Call ``callback`` on SIGUSR1, which would end the process otherwise."""
+    _handle(signal.SIGUSR1, callback)
 
-    A gateway in a thread of another program leaves its signals alone.
-    """
+
+def on_hang_up(callback: Callable[[], object]) -> None:
+    """Call ``callback`` on SIGHUP, which then no longer asks the gateway to stop."""
+    _handle(signal.SIGHUP, callback)
+
+
+def _handle(number: signal.Signals, callback: Callable[[], object]) -> None:
+    """Handle a signal; a gateway in a thread of another program leaves its signals alone."""
     if threading.current_thread() is threading.main_thread():
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, callback)
+        asyncio.get_running_loop().add_signal_handler(number, callback)

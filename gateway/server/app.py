@@ -205,6 +205,8 @@ class GatewayServer:
                 signals.on_user_signal(self._access.audit.reopen)
         if self._certificate is not None or self._access is not None:
             self._watching = asyncio.get_running_loop().create_task(self._watcher.run())
+            if self._alone:
+                signals.on_hang_up(self._watcher.wake)
         if self._metrics is not None:
             await self._metrics.start()
         self._watchdog = Watchdog(self._report, lambda: self.manager.loading)

@@ -173,6 +173,7 @@ class WorkerSupervisor:
         await self._metrics.start()
         if self._certificate is not None or self._access is not None:
             self._in_background(self._watcher.run())
+            signals.on_hang_up(self._watcher.wake)
         await self._rollouts.begin()
         for worker in self._workers.values():
             self._in_background(self._talk(worker))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from contextlib import closing
 from http.client import HTTPConnection
@@ -63,6 +64,7 @@ def test_every_worker_and_the_parent_follow_the_rules(tmp_path: Path) -> None:
         until = time.monotonic() + SECONDS
         while statuses(gateway, {}) != {200}:
             assert time.monotonic() < until
+        os.kill(gateway.process.pid, signal.SIGHUP)  # means: look at the files
         replace(path, "[[rule]]\n")
         gateway.wait_for("access rules not reloaded")
         assert statuses(gateway, {}) == {200}
