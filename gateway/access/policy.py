@@ -18,8 +18,10 @@ from modelport.gateway.access.principal import ANONYMOUS_NAME, Grant, Principal
 #: Every principal except ``anonymous``.
 AUTHENTICATED = "authenticated"
 GROUP = "group:"
-#: Principals, and models of a principal, whose rights are kept: clients choose both names.
-KEPT = 4096
+#: Principals, and models of each operation of one, whose rights are kept: clients choose the names.
+KEPT_PRINCIPALS, KEPT_MODELS = 1024, 256
+#: No model has a longer name.
+MAX_KEPT_NAME = 128
 #: The versions of a rule that names none.
 ALL_VERSIONS: frozenset[str] = frozenset()
 
@@ -62,9 +64,11 @@ class OperationRights:
         try:
             return self._versions[model]
         except KeyError:
-            if len(self._versions) >= KEPT:
+            found = self._find(model)
+            if len(self._versions) >= KEPT_MODELS:
                 self._versions.clear()
-            found = self._versions[model] = self._find(model)
+            if len(model) <= MAX_KEPT_NAME:
+                self._versions[model] = found
             return found
 
     def _find(self, model: str) -> frozenset[str] | None:
@@ -112,7 +116,7 @@ class AccessPolicy:
         """Return the rights of ``principal``."""
         found = self._rights.get(principal)
         if found is None:
-            if len(self._rights) >= KEPT:
+            if len(self._rights) >= KEPT_PRINCIPALS:
                 self._rights.clear()
             found = self._rights[principal] = PrincipalRights(self, principal)
         return found

@@ -110,13 +110,17 @@ def test_a_key_brings_rights_of_its_own() -> None:
 
 
 def test_names_that_clients_choose_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policies, "KEPT", 16)
+    monkeypatch.setattr(policies, "KEPT_PRINCIPALS", 16)
+    monkeypatch.setattr(policies, "KEPT_MODELS", 16)
     policy = AccessPolicy([rule("authenticated", models=("fraud*",))])
     rights = policy.rights(Principal("ci")).of(INFER)
     for number in range(40):
         rights.versions(f"fraud{number}")
         policy.rights(Principal(f"jwt:{number}"))
     assert len(rights._versions) <= 16
+    rights._versions.clear()
+    assert rights.versions("fraud" * 100) == ALL_VERSIONS
+    assert not rights._versions
     assert len(policy._rights) <= 16
 
 
