@@ -1,24 +1,32 @@
-"""The cost of TLS: requests on open connections beside clear text, new connections beside nginx.
+"""The cost of access: TLS, API keys and tokens beside clear text, and new connections beside nginx.
 
 Every variant is a gateway of its own with the 4-float model, all pinned to one core; `wrk` drives
 one at a time from another core, in rounds. A saturated core answers as many requests as its CPU
 time allows, so rates are per second of the server's CPU time: neighbours on the machine disturb
 them least. The figures are medians of the ratios within each round.
+
+At last, one principal floods a gateway with 20 times its quota, while the latency of another's
+requests is measured; rounds with the flood and without alternate.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import json
+import multiprocessing
 import os
 import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from modelport.loadtests.benchmarks import tiny_model
+from modelport.loadtests.benchmarks.open_loop import OpenLoopHttpClient
 from modelport.loadtests.peers.clients import wrk_sample
 from modelport.loadtests.peers.servers.modelport import executable
 from modelport.loadtests.system import environments, script
@@ -36,6 +44,28 @@ BODY = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": 
 WRK_SCRIPT = Path(__file__).parents[1] / "peers" / "post.lua"
 CLOSE = ("Connection: close",)
 SLACK_SECONDS = 60.0
+ISSUER = "https://issuer.example.com"
+#: The quota of the principal that floods, its factor, and the rate of the other principal.
+QUOTA, FLOOD, OTHER = 50, 20, 500
+FLOOD_P99_RATIO = 1.2
+ACCESS = """
+[[rules]]
+principals = ["bench", "flood", "jwt:bench"]
+operations = ["infer"]
+
+[[quotas]]
+principals = ["flood"]
+requests_per_second = {quota}
+
+[keys]
+file = "keys.toml"
+
+[jwt]
+issuer = "{issuer}"
+audience = "modelport"
+algorithms = ["RS256"]
+jwks = "jwks.json"
+"""
 NGINX = """
 daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/nginx.log;
 events {{ worker_connections 1024; }}
@@ -93,14 +123,50 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return paths
 
 
-def gateway(name: str, flags: Sequence[str] = (), at_least: float = 0.0) -> ServerVariant:
+class AccessFiles:
+    """``access.toml``, its keys, and a token of its issuer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "access.toml"
+        self.path.write_text(ACCESS.format(quota=QUOTA, issuer=ISSUER))
+        self._keys = folder / "keys.toml"
+        self._token = _token(folder / "jwks.json")
+
+    def key(self, name: str) -> str:
+        """Make a key; return the header that has it."""
+        command = [*executable(), "key", "create", "--name", name, "--file", str(self._keys)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return f"Authorization: Bearer {done.stdout.strip()}"
+
+    @property
+    def token(self) -> str:
+        return f"Authorization: Bearer {self._token}"
+
+
+def _token(key_set: Path) -> str:
+    """Write the key set of an issuer; return a token of its."""
+    import jwt
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    private = rsa.generate_private_key(65537, 2048)
+    public = jwt.algorithms.RSAAlgorithm.to_jwk(private.public_key(), as_dict=True)
+    named = {**public, "kid": "bench", "alg": "RS256", "use": "sig"}
+    key_set.write_text(json.dumps({"keys": [named]}))
+    claims = {"iss": ISSUER, "aud": "modelport", "sub": "bench", "exp": int(time.time()) + 86_400}
+    token: str = jwt.encode(claims, private, "RS256", {"kid": "bench"})
+    return token
+
+
+def gateway(
+    name: str, flags: Sequence[str] = (), at_least: float = 0.0, headers: Sequence[str] = ()
+) -> ServerVariant:
     http, grpc, metrics = free_ports(3)
     scheme = "https" if "--tls-cert" in flags else "http"
     command = [*executable(), "serve", "--model-repository", str(tiny_model.repository())]
     command += ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
     address = f"{scheme}://{HOST}:{http}"
     ready = f"{address}/v2/health/ready"
-    return ServerVariant(name, address + PATH, ready, [*command, *flags], at_least)
+    return ServerVariant(name, address + PATH, ready, [*command, *flags], at_least, headers)
 
 
 def nginx(pair: tuple[Path, Path], folder: Path) -> ServerVariant:
@@ -182,6 +248,51 @@ class BenchmarkedServers:
             kept &= ratio >= each.at_least
         return kept
 
+    def flood(self, variant: ServerVariant, key: str, flooding: str) -> bool:
+        """Print the latency of one principal's requests without and during another's flood."""
+        address, slash, path = variant.url.removeprefix("http://").partition("/")
+        ask = functools.partial(OpenLoopHttpClient, address, slash + path, BODY)
+        client, seconds = ask([key]), self._options.seconds
+        rounds: dict[bool, list[float]] = {False: [], True: []}
+        with self.running([variant]), pinned_now(self._options.client_core):
+            client.run(OTHER, 1.0)  # warm-up
+            for number in range(2 * self._options.rounds):
+                flooded = number % 2 == (number // 2) % 2
+                with _beside(ask([flooding]), FLOOD * QUOTA, seconds if flooded else 0.0):
+                    outcomes = client.run(OTHER, seconds)
+                if outcomes.failed:
+                    raise ServerFailed(f"{len(outcomes.failed)} requests failed")
+                rounds[flooded].append(outcomes.quantile(0.99))
+        pairs = zip(rounds[True], rounds[False], strict=True)
+        ratio = statistics.median(during / without for during, without in pairs)
+        print(f"p99 of {OTHER} requests/s while another principal sends {FLOOD} times its quota")
+        for flooded, name in ((False, "without"), (True, "flooded")):
+            print(f"  {name:12} {statistics.median(rounds[flooded]) * 1e3:8.3f} ms")
+        print(f"  x {ratio:.2f}   at most {FLOOD_P99_RATIO}")
+        return ratio <= FLOOD_P99_RATIO
+
+
+@contextlib.contextmanager
+def _beside(client: OpenLoopHttpClient, rate: float, seconds: float) -> Iterator[None]:
+    """Send requests for ``seconds`` from a process of its own, whatever becomes of them."""
+    process = multiprocessing.get_context("fork").Process(target=client.run, args=(rate, seconds))
+    if seconds:
+        process.start()
+    yield
+    if seconds:
+        process.join()
+
+
+@contextlib.contextmanager
+def pinned_now(core: int) -> Iterator[None]:
+    """Run this process on one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
 
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -206,9 +317,18 @@ def main() -> int:
         tls = ["--tls-cert", str(pair[0]), "--tls-key", str(pair[1])]
         servers = BenchmarkedServers(folder, options)
         print(f"requests on {IN_FLIGHT} open connections, 4 floats, HTTP/1.1", flush=True)
-        kept = servers.compare([gateway("clear text"), gateway("TLS", tls, 0.75)], ())
+        files = AccessFiles(folder)
+        flags, key = ["--access", str(files.path)], files.key("bench")
+        variants = [
+            gateway("clear text"),
+            gateway("TLS", tls, 0.75),
+            gateway("API key", flags, 0.95, [key]),
+            gateway("cached JWT", flags, 0.92, [files.token]),
+        ]
+        kept = servers.compare(variants, ())
         print(f"requests on new TLS connections, {IN_FLIGHT} at a time", flush=True)
         kept &= servers.compare([nginx(pair, folder), gateway("TLS", tls, 0.5)], CLOSE)
+        kept &= servers.flood(gateway("flooded", flags), key, files.key("flood"))
     return 0 if kept else 1
 
 

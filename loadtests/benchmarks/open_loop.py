@@ -142,10 +142,10 @@ class _Connection(asyncio.Protocol):
 class OpenLoopHttpClient:
     """POSTs one body to one path over HTTP/1.1, on as many connections as needed."""
 
-    def __init__(self, address: str, path: str, body: bytes) -> None:
+    def __init__(self, address: str, path: str, body: bytes, headers: Sequence[str] = ()) -> None:
         self._host, _, self._port = address.partition(":")
-        head = f"POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-length: {len(body)}\r\n\r\n"
-        self._request = head.encode() + body
+        lines = [f"POST {path} HTTP/1.1", f"host: {address}", f"content-length: {len(body)}"]
+        self._request = "\r\n".join((*lines, *headers, "", "")).encode() + body
 
     def ask(self) -> bool:
         """Send one request; return whether its answer was good."""
