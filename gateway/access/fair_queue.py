@@ -32,6 +32,14 @@ class FairQueue:
         #: Waiting requests by principal; the first principal is the next in turn.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
+    def admits(self, principal: str) -> bool:
+        """Let a request in at once, if it need not wait."""
+        inside = self._inside
+        if inside >= self._room and (self._waiting or self._of.get(principal, 0) != inside):
+            return False
+        self._admit(principal)
+        return True
+
     async def enter(self, principal: str, deadline: Deadline) -> None:
         """Wait for the principal's turn; ``leave`` ends it.
 
@@ -39,9 +47,7 @@ class FairQueue:
             QueueFull: Too many requests of the principal wait.
             TimedOut: The deadline came first.
         """
-        alone = not self._waiting and self._of.get(principal, 0) == self._inside
-        if self._inside < self._room or alone:
-            self._admit(principal)
+        if self.admits(principal):
             return
         queue = self._waiting.setdefault(principal, deque())
         if len(queue) >= self._room:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from weakref import WeakKeyDictionary
 
 from modelport.gateway.access.context import CURRENT, AccessContext
 from modelport.gateway.access.fair_queue import FairQueue
@@ -15,6 +14,7 @@ from modelport.gateway.inference.service import SupportsInference
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 #: Least number of requests that a model may have at a time before its callers take turns.
@@ -33,7 +33,8 @@ class LimitedService:
     def __init__(self, service: SupportsInference, models: ModelView, quotas: Quotas) -> None:
         self._service, self._models, self._quotas = service, models, quotas
         self.splits, self.refuses = service.splits, service.refuses
-        self._queues: WeakKeyDictionary[ServedVersion, FairQueue] = WeakKeyDictionary()
+        #: By model and version, each with the configuration that it is made for.
+        self._queues: dict[tuple[str, int], tuple[ModelConfig, FairQueue]] = {}
 
     async def infer(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         """Answer ``request``, as ``InferenceService.infer``.
@@ -51,8 +52,9 @@ class LimitedService:
         if account is not None:
             _charge(quotas, account, context, request)
         try:
-            queue = self._queues.get(version) or self._queue(version)
-            await queue.enter(caller, deadline)
+            queue = self._queue(version)
+            if not queue.admits(caller):
+                await queue.enter(caller, deadline)
             try:
                 return await self._service.infer(request, deadline)
             finally:
@@ -92,9 +94,14 @@ class LimitedService:
             quotas.leave(account)
 
     def _queue(self, version: ServedVersion) -> FairQueue:
+        key = version.name, version.number
+        found = self._queues.get(key)
+        if found is not None and found[0] is version.config:
+            return found[1]
         at_a_time = max(1, version.signature.max_batch_size)
         at_a_time *= configuration.instance_count(version.config)
-        queue = self._queues[version] = FairQueue(max(LEAST_ROOM, BATCHES * at_a_time))
+        queue = FairQueue(max(LEAST_ROOM, BATCHES * at_a_time))
+        self._queues[key] = version.config, queue
         return queue
 
 

@@ -70,6 +70,8 @@ class QuotaAccount:
     """The requests of one principal for one model in this process."""
 
     quota: Quota
+    principal: Principal
+    model: str
     key: tuple[int, int]
     row: int | None = None
     in_flight: int = 0
@@ -92,7 +94,8 @@ class Quotas:
     ) -> None:
         self._quotas, self._ledger, self._matches = quotas, ledger, matches
         self._clock = clock
-        self._accounts: dict[tuple[Principal, str], QuotaAccount | None] = {}
+        #: By the caller's name, its credential's fingerprint, and the model.
+        self._accounts: dict[tuple[str, str, str], QuotaAccount | None] = {}
 
     def replace(
         self, quotas: Sequence[Quota], matches: Callable[[Sequence[str], Principal], bool]
@@ -100,17 +103,19 @@ class Quotas:
         """Use other quotas from now on; requests in flight still count."""
         self._quotas, self._matches = quotas, matches
         self._accounts = self._busy()
-        for (principal, model), account in self._accounts.items():
-            found = self._find(principal, model)
+        for account in self._accounts.values():
+            found = None if account is None else self._find(account.principal, account.model)
             if account is not None and found is not None:
                 account.quota = found.quota
 
-    def _busy(self) -> dict[tuple[Principal, str], QuotaAccount | None]:
+    def _busy(self) -> dict[tuple[str, str, str], QuotaAccount | None]:
         return {key: one for key, one in self._accounts.items() if one and one.in_flight}
 
     def account(self, principal: Principal, model: str) -> QuotaAccount | None:
         """The account of a principal for a model; None: no quota limits it."""
-        key = principal, model
+        if not self._quotas:
+            return None
+        key = principal.name, principal.fingerprint, model
         try:
             return self._accounts[key]
         except KeyError:
@@ -124,7 +129,7 @@ class Quotas:
         for quota in self._quotas:
             named = any(fnmatchcase(model, glob) for glob in quota.models)
             if named and self._matches(quota.principals, principal):
-                return QuotaAccount(quota, key_of(principal.name, model))
+                return QuotaAccount(quota, principal, model, key_of(principal.name, model))
         return None
 
     def enter(self, account: QuotaAccount, size_bytes: int) -> None:
