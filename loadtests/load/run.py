@@ -181,13 +181,13 @@ def _wait(
     # Every payload may be sent once before.
     give_up = time.monotonic() + START_SECONDS + load.timeout_seconds + longest
     seen = [[0] * len(part.targets) for part in parts]
-    while any(child.poll() is None for child in children):
+    while running := [child for child in children if child.poll() is None]:
         if time.monotonic() > give_up:
             return "Locust did not end in time; is this machine overloaded?"
         if progress is not None:
             progress(_look(parts, seen))
         with contextlib.suppress(subprocess.TimeoutExpired):
-            next(c for c in children if c.poll() is None).wait(POLL_SECONDS)
+            running[0].wait(POLL_SECONDS)
     if progress is not None:
         progress(_look(parts, seen))
     return ""

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -191,3 +192,27 @@ def test_an_overload_ends_and_what_was_never_sent_has_timed_out() -> None:
     assert found.requests == 400
     assert found.timed_out > 300
     assert next(iter(found.errors)).startswith("not sent within 0.5 s")
+
+
+class _EndsWhenLookedAt:
+    """A process that runs while it is looked at for the first time, and has ended afterwards."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def poll(self) -> int | None:
+        self.looks += 1
+        return None if self.looks == 1 else 0
+
+    def wait(self, timeout: float) -> int:
+        return 0
+
+
+def test_a_client_that_ends_between_two_looks_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    part = SimpleNamespace(
+        load=SimpleNamespace(warmup_seconds=0.0, duration_seconds=1.0, timeout_seconds=1.0),
+        targets=(),
+    )
+    assert run._wait([part], [_EndsWhenLookedAt()], None) == ""  # type: ignore[list-item]
