@@ -215,8 +215,11 @@ class Service:
     ) -> AsyncIterator[Any]:
         async for content in contents:
             try:
-                with request_memory.own_lease():
-                    message = await self._message(method, content, deadline)
+                if len(content) <= offload.INLINE_BYTES and type(content) is not Compressed:
+                    message = parse(method, content)  # reserves nothing
+                else:
+                    with request_memory.own_lease():
+                        message = await self._message(method, content, deadline)
             except ModelportError as error:
                 if isinstance(error.__cause__, DecodeError):  # no message: the stream is damaged
                     raise
