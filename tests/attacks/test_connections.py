@@ -49,7 +49,7 @@ from modelport.gateway.wire.http2.frames import (
 from tests.gateway.server.grpc_peer import MAX_MESSAGE, REQUEST, Probe, Wire, block, head, prefixed
 
 #: Allowed to a frame, to one that may open a call, to a byte, and besides.
-FRAME_SECONDS, CALL_SECONDS, BYTE_SECONDS, FREE_SECONDS = 50e-6, 500e-6, 0.3e-6, 0.02
+FRAME_SECONDS, CALL_SECONDS, BYTE_SECONDS, FREE_SECONDS = 50e-6, 500e-6, 0.4e-6, 0.02
 CALLS = 1000
 #: What is sent of each case, unless the connection is ended before.
 CASE_BYTES = 32_000
