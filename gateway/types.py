@@ -142,6 +142,13 @@ class Tensor:
     datatype: Datatype
     data: Array
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of the content; the elements of BYTES tensors are objects of their own."""
+        if self.datatype is Datatype.BYTES:
+            return sum(map(len, self.data.flat))
+        return int(self.data.nbytes)
+
 
 @dataclass(slots=True)
 class Timing:

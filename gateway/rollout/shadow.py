@@ -23,7 +23,6 @@ from modelport.gateway.rollout import request_routing
 from modelport.gateway.rollout.plan import RolloutSide
 from modelport.gateway.rollout.sides import StageTraffic, addressed
 from modelport.gateway.types import (
-    Datatype,
     Deadline,
     Infer,
     InferRequest,
@@ -59,11 +58,7 @@ class ShadowCopy:
     size_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.size_bytes = 0
-        for each in (*self.request.inputs, *self.answer):
-            # The elements of BYTES tensors are objects of their own.
-            is_bytes = each.datatype is Datatype.BYTES
-            self.size_bytes += sum(map(len, each.data.flat)) if is_bytes else each.data.nbytes
+        self.size_bytes = sum(each.size_bytes for each in (*self.request.inputs, *self.answer))
 
 
 class CopyOutcome(Enum):
