@@ -94,6 +94,14 @@ async def test_a_used_up_quota_is_429_with_the_fields_that_say_so(tmp_path: Path
             assert str(trailers["ratelimit"]).startswith('"requests";r=0;')
 
 
+async def test_bytes_of_inputs_count_against_the_quota_of_the_next_request(tmp_path: Path) -> None:
+    rules = RULES.replace("requests_per_second = 0.01\nburst = 3", "bytes_per_second = 0.001")
+    async with serving(tmp_path, rules, "ci") as gateway, client(gateway.http_url) as http:
+        replies = [await infer(gateway, "ci", http) for _ in range(2)]
+    assert [reply.status_code for reply in replies] == [200, 429]
+    assert "more than 0.001 bytes per second" in replies[1].json()["error"]
+
+
 async def test_refusals_and_control_operations_are_lines_of_the_audit_log(tmp_path: Path) -> None:
     log = tmp_path / "audit.log"
     async with serving(tmp_path, RULES, "ci", "batch", audit_log=str(log)) as gateway:
