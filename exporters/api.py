@@ -55,6 +55,7 @@ def export(
     lora: Path | str | None = None,
     inputs: Sequence[str] = (),
     output_names: Sequence[str] = (),
+    masks: Sequence[str] = (),
     max_batch_size: int = 8,
     repository: Path | Location | str = "model_repository",
     name: str | None = None,
@@ -93,6 +94,8 @@ def export(
         lora: a folder of PEFT adapters to merge into a Hugging Face checkpoint.
         inputs: ``NAME:DATATYPE[DIMS]`` of each input of a model that declares no signature.
         output_names: names of its outputs, in order.
+        masks: ``NAME[:right|left|any][=OUTPUT,...]`` of each input that says which positions hold
+            data, and the outputs that are undefined elsewhere.
         max_batch_size: rows of the largest batch.
         repository: a folder, or ``s3://``, ``gs://`` or ``az://BUCKET/PREFIX``.
         name: the model's name there; None takes the one that the model declares.
@@ -150,6 +153,7 @@ def export(
         lora=_path(lora),
         inputs=tuple(inputs),
         output_names=tuple(output_names),
+        masks=tuple(masks),
     )
     checks = Checks(
         samples=samples,

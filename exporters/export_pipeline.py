@@ -23,6 +23,7 @@ from modelport.exporters.proof.parity import ParityReport
 from modelport.exporters.proof.proof import Checks, Progress, Proof, convert, prove
 from modelport.exporters.publishing import contract, publish
 from modelport.exporters.requests import sample_requests, triton_warmup
+from modelport.exporters.requests.random_inputs import sampler, unpadded_sampler
 from modelport.exporters.sources import SourceRequest, image_metadata, reader_selection
 from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.gateway.errors import AlreadyExists, ModelportError, Unsupported
@@ -242,7 +243,7 @@ def _make(
     """Write the artifact, prove it, and write its certificate beside it."""
     started = time.perf_counter()
     row, target, path = artifact.row, artifact.target, artifact.staged / artifact.filename
-    requests = triton_warmup.requests(source.signature, source.spec.sample, checks.seed)
+    requests = triton_warmup.requests(source.signature, sampler(source.spec), checks.seed)
 
     def told(stage: str, done: int, total: int) -> None:
         progress(f"{row.name}: {stage}", done, total)
@@ -294,7 +295,7 @@ def _record(
     return sample_requests.record_version(
         version,
         source.signature,
-        source.spec.sample,
+        unpadded_sampler(source.spec),
         source.reference,
         allowed,
         count=report.samples,

@@ -54,6 +54,25 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionMask:
+    """An input that says which positions hold data: 1 where they do, 0 elsewhere.
+
+    An input whose values end at an axis (``seq_lens`` up to ``sequence``) holds the number of
+    positions with data instead.
+
+    Attributes:
+        input: positions are along its last axis; at least one of them holds data.
+        padding: the place of positions without data: ``right``, ``left`` or ``any``.
+        outputs: outputs with the same axis whose positions without data are undefined, and are not
+            compared. All others are defined everywhere.
+    """
+
+    input: str
+    padding: str = "right"
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The export and proof settings of one model.
 
@@ -62,7 +81,9 @@ class ModelSpec:
         signature: maps the module and the largest batch size to the model's signature. Inputs are
             in the order of ``forward``'s arguments, outputs in the order of its results.
         infer_kwargs: derives hyper-parameters from the state dict's shapes and the known ones.
-        sample: generates inputs for a batch size and axis sizes; None: from the signature's ranges.
+        sample: generates inputs for a batch size and axis sizes; None: from the signature's ranges
+            and the masks.
+        masks: inputs that say which positions hold data.
         atol, rtol: an output is right if ``|error| <= atol + rtol * |reference|``.
         parameters: further entries for ``config.pbtxt``.
         twin: ``module:attribute`` of the ``exporters.keras_ports.Twin`` that computes the same in
@@ -78,6 +99,7 @@ class ModelSpec:
     decision: Decision | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     twin: str | None = None
+    masks: tuple[AttentionMask, ...] = ()
 
 
 def classifies_images(module: Any, max_batch_size: int) -> ModelSignature:

@@ -76,6 +76,17 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     multiple=True,
     help="Name the model's outputs, in order.  [default: output, or output_0, ...]",
 )
+@click.option(
+    "--mask",
+    "masks",
+    multiple=True,
+    metavar="NAME[:right|left|any][=OUTPUT,...]",
+    help="An input that is 1 where there is data and 0 at padding, or the number of positions with "
+    "data ('lengths:INT64[]=1..sequence'). The proof's inputs have at least one such position, "
+    "padded on the right, on the left or anywhere. The outputs are undefined at padding and not "
+    "compared there. Repeatable.  [default: INT or BOOL inputs named mask, attention_mask, "
+    "..._attention_mask, padded anywhere; every output is compared]",
+)
 @click.option("--max-batch-size", type=click.IntRange(1, 2**31 - 1), default=8, show_default=True)
 @click.option(
     "--format",

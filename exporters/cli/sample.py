@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from modelport.exporters.model_spec import Sampler
     from modelport.gateway.types import ModelSignature
 
+#: A model's signature, its generator of requests, its answers, ``atol`` and ``rtol``.
+_Subject = tuple["ModelSignature", "Sampler", "Reference", float, float]
+
 _FILE = click.Path(path_type=Path)
 
 
@@ -89,16 +92,15 @@ def sample(
             if published:
                 if model is not None or kwargs:
                     raise UsageError(f"'{path}' is published; leave --model and --model-kwargs")
-                signature, sampler, reference, atol, rtol = _published(path, trust)
+                subject = _published(path, trust)
             else:
-                signature, sampler, reference, atol, rtol = _checkpoint(
-                    path, model, kwargs, options["max_batch_size"]
-                )
+                subject = _checkpoint(path, model, kwargs, options["max_batch_size"])
         except ImportError as error:
             raise missing_extra(error) from error
         if output is None:
-            _add(path, signature, reference, (atol, rtol), sign_key, options["seed"])
+            _add(path, subject, sign_key, options["seed"])
             return
+        signature, sampler, reference, atol, rtol = subject
         asked = list(
             sample_requests.requests(
                 signature, sampler, options["count"], options["batch_size"], options["seed"]
@@ -118,14 +120,7 @@ def sample(
     click.echo(f"{'path':<10} {output}")
 
 
-def _add(
-    path: Path,
-    signature: ModelSignature,
-    reference: Reference,
-    tolerance: tuple[float, float],
-    sign_key: Path | None,
-    seed: int,
-) -> None:
+def _add(path: Path, subject: _Subject, sign_key: Path | None, seed: int) -> None:
     """Record the answers in the version itself.
 
     Raises:
@@ -146,8 +141,9 @@ def _add(
             f"'{version}' is signed, and its certificate would change; give the key with "
             "--sign-key, or write a file of its own with --output"
         )
+    signature, sampler, reference, *tolerance = subject
     samples = sample_requests.record_version(
-        version, signature, None, reference, tolerance, seed=seed
+        version, signature, sampler, reference, (tolerance[0], tolerance[1]), seed=seed
     )
     if samples is None:
         raise UsageError(
@@ -160,9 +156,6 @@ def _add(
     click.echo(f"{'path':<10} {version / sample_requests.FILENAME}")
 
 
-_Subject = tuple["ModelSignature", "Sampler | None", "Reference", float, float]
-
-
 def _is_published(path: Path) -> bool:
     """Whether ``path`` is, or would be, the folder of a model or of a version."""
     places = (path, path.absolute().parent)
@@ -172,13 +165,14 @@ def _is_published(path: Path) -> bool:
 def _checkpoint(
     path: Path, model: str | None, kwargs: dict[str, Any], max_batch_size: int
 ) -> _Subject:
+    from modelport.exporters.requests.random_inputs import unpadded_sampler
     from modelport.exporters.sources import SourceRequest, reader_selection
 
     source = reader_selection.load(
         SourceRequest(path, model, model_kwargs=kwargs, max_batch_size=max_batch_size)
     )
     spec = source.spec
-    return source.signature, spec.sample, source.reference, spec.atol, spec.rtol
+    return source.signature, unpadded_sampler(spec), source.reference, spec.atol, spec.rtol
 
 
 def _published(path: Path, trusted: bool) -> _Subject:
@@ -190,7 +184,9 @@ def _published(path: Path, trusted: bool) -> _Subject:
         IntegrityError: its files were changed.
     """
     from modelport.exporters import formats
-    from modelport.exporters.proof import verify
+    from modelport.exporters.model_spec import ModelSpec
+    from modelport.exporters.proof import certificate, verify
+    from modelport.exporters.requests.random_inputs import unpadded_sampler
     from modelport.gateway.repository import config
 
     checked = verify.check(verify.find_version(path))
@@ -200,4 +196,6 @@ def _published(path: Path, trusted: bool) -> _Subject:
     text = (checked.path.parent / config.FILENAME).read_text()
     signature = config.signature(config.complete(config.parse(text), checked.model))
     proven = document["parity"]["tolerance"]
-    return signature, None, session, float(proven["atol"]), float(proven["rtol"])
+    spec = ModelSpec(checked.model, lambda *_: signature, masks=certificate.masks(document))
+    sampler = unpadded_sampler(spec)
+    return signature, sampler, session, float(proven["atol"]), float(proven["rtol"])

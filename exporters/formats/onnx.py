@@ -43,7 +43,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         with quiet(), inference_mode(module):
             program = torch.onnx.export(
                 module,
-                tracing.example_inputs(signature),
+                tracing.example_inputs(signature, source.spec.masks),
                 dynamo=True,
                 dynamic_shapes=tracing.dynamic_shapes(signature, module),
                 input_names=[spec.name for spec in signature.inputs],

@@ -72,7 +72,7 @@ def program(source: Source, target: ExportTarget) -> ExportedProgram:
         exported = torch.export.export(
             named,
             (),
-            dict(zip(names, tracing.example_inputs(signature), strict=True)),
+            dict(zip(names, tracing.example_inputs(signature, source.spec.masks), strict=True)),
             dynamic_shapes=dict(zip(names, shapes, strict=True)),
             strict=False,
         )

@@ -45,7 +45,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
             with inference_mode(named):
                 traced = torch.jit.trace(  # type: ignore[no-untyped-call]
                     named,
-                    tracing.example_inputs(signature),
+                    tracing.example_inputs(signature, source.spec.masks),
                     check_trace=False,  # the proof compares on more than one example
                 )
                 draft = torch.jit.freeze(traced).save_to_buffer()

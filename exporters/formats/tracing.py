@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from modelport.exporters.model_spec import AttentionMask
 from modelport.exporters.requests.random_inputs import draw, model_dims, name_axes, sizes_of
 from modelport.exporters.sources.torch_eager import Widened
 from modelport.gateway.types import NUMPY_DTYPES, Axis, ModelSignature
@@ -18,11 +20,14 @@ EXAMPLE_BATCH = 2  # torch.export treats a size of 1 as a constant
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def example_inputs(signature: ModelSignature) -> tuple[Tensor, ...]:
+def example_inputs(
+    signature: ModelSignature, masks: Sequence[AttentionMask] = ()
+) -> tuple[Tensor, ...]:
     """One batch of two, in the order of ``forward``'s arguments, with every axis at a middle
     size."""
     signature = name_axes(signature)
-    example = draw(signature, EXAMPLE_BATCH, _example_sizes(signature), np.random.default_rng(0))
+    sizes, rng = _example_sizes(signature), np.random.default_rng(0)
+    example = draw(signature, EXAMPLE_BATCH, sizes, rng, masks=masks)
     return tuple(torch.from_numpy(array) for array in example.values())
 
 

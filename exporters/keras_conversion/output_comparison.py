@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from modelport.exporters.model_spec import ModelSpec
-from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of
+from modelport.exporters.requests.random_inputs import name_axes, sampler, sizes_of
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.exporters.sources.torch_eager import TorchEager
@@ -87,7 +87,7 @@ def _batches(
     signature: ModelSignature, spec: ModelSpec, samples: int, seed: int
 ) -> Iterator[dict[str, Array]]:
     rng = np.random.default_rng(seed)
-    sample = spec.sample or draw
+    sample = sampler(spec)
     for start in range(0, samples, BATCH):
         sizes = {
             name: int(rng.integers(axis.minimum, sizes_of(axis)[-1], endpoint=True))

@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelport import __version__
+from modelport.exporters.model_spec import AttentionMask
 from modelport.gateway.repository import signed_config, signing
 from modelport.gateway.repository.manifest import files_of, sha256_of
 
@@ -91,6 +93,7 @@ def provenance(
             "max_batch_size": request.max_batch_size,
             "inputs": list(request.inputs),
             "output_names": list(request.output_names),
+            "masks": list(request.masks),
             "parameters": source.parameter_count,
         },
         "checkpoint": _origin(checkpoint),
@@ -125,6 +128,7 @@ def _parity(report: ParityReport) -> dict[str, Any]:
         "axis_sizes": {name: sorted(sizes) for name, sizes in report.axis_sizes.items()},
         "tolerance": {"atol": report.atol, "rtol": report.rtol},
         "bounds": None if report.bounds is None else asdict(report.bounds),
+        "masks": [asdict(mask) for mask in report.masks],
         "outputs": {
             name: {
                 "max_abs_error": output.max_abs_error,
@@ -143,6 +147,14 @@ def _parity(report: ParityReport) -> dict[str, Any]:
             "undecided": report.undecided,
         },
     }
+
+
+def masks(document: Mapping[str, Any]) -> tuple[AttentionMask, ...]:
+    """The masks in a certificate; older ones have none."""
+    return tuple(
+        AttentionMask(mask["input"], mask["padding"], tuple(mask["outputs"]))
+        for mask in document["parity"].get("masks", ())
+    )
 
 
 def _cpu_model() -> str:

@@ -18,6 +18,7 @@ from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import Decision
 from modelport.exporters.proof import parity
 from modelport.exporters.proof.parity import Bounds, Progress
+from modelport.exporters.requests import attention_masks
 from modelport.exporters.requests.random_inputs import model_dims
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
 from modelport.gateway.errors import ModelportError
@@ -146,17 +147,20 @@ def evaluate(
     """
     decision = source.spec.decision
     name = decision.output if decision else source.signature.outputs[0].name
-    expected, actual = [], []
+    expected, actual, defined = [], [], []
     step = min(BATCH, source.signature.max_batch_size)
     for start in range(0, len(data), step):
         batch = {key: array[start : start + step] for key, array in data.inputs.items()}
         where = f"fails on rows {start} and up of --data '{data.name}'"
         with _telling(UsageError, f"the checkpoint {where}", "leave out what it does not take"):
-            expected.append(_finite(source.reference(batch)[name]))
+            values = source.reference(batch)[name]
+            defined.append(_defined(source, name, batch, values))
+            expected.append(_finite(values, defined[-1]))
         with _telling(ParityError, f"the artifact {where}", "keep a higher precision"):
-            actual.append(_finite(session(batch)[name]))
+            actual.append(_finite(session(batch)[name], defined[-1]))
         progress(min(start + step, len(data)), len(data))
-    found = _compare(decision, np.concatenate(expected), np.concatenate(actual), data, max_drop)
+    theirs, ours, whole = (np.concatenate(parts) for parts in (expected, actual, defined))
+    found = _compare(decision, theirs, ours, whole, data, max_drop)
     _judge(found, bounds)
     return found
 
@@ -170,15 +174,31 @@ def _telling(kind: type[ModelportError], where: str, remedy: str) -> Iterator[No
         raise kind(f"{where}: {reason}; {remedy}") from error
 
 
-def _finite(values: Array) -> Array:
-    """Refuse NaN and infinity, which would pass every bound."""
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
+def _defined(source: Source, name: str, inputs: Mapping[str, Array], values: Array) -> Array:
+    """The ``values`` of output ``name`` that the masks leave defined, as bools."""
+    signature = source.signature
+    output = next(output for output in signature.outputs if output.name == name)
+    masks = source.spec.masks
+    found = attention_masks.defined(signature, masks, output, inputs, values.shape)
+    return np.ones(values.shape, bool) if found is None else found
+
+
+def _finite(values: Array, defined: Array) -> Array:
+    """``values`` with 0 where they are undefined; refuse NaN and infinity, which would pass every
+    bound."""
+    found = np.where(defined, values, np.zeros_like(values))
+    if found.dtype.kind == "f" and not np.isfinite(found).all():
         raise ValueError("the values are not finite")
-    return values
+    return found
 
 
 def _compare(
-    decision: Decision | None, expected: Array, actual: Array, data: HeldOut, max_drop: float
+    decision: Decision | None,
+    expected: Array,
+    actual: Array,
+    defined: Array,
+    data: HeldOut,
+    max_drop: float,
 ) -> Evaluation:
     error = actual.astype(np.float64) - expected.astype(np.float64)
     relative = _norm(error) / max(_norm(expected), 1e-300)
@@ -186,8 +206,9 @@ def _compare(
     if decision is None:
         return found
     decided = parity.decide(decision, expected)
+    whole = parity.defined_decisions(decision, defined)
     same = decided == parity.decide(decision, actual)
-    found = replace(found, agreement=float(same.mean()))
+    found = replace(found, agreement=float(same[whole].mean()))
     if data.labels is None:
         return found
     if data.labels.size != decided.size:
@@ -196,7 +217,7 @@ def _compare(
             f"are {list(decided.shape)}; give one label for each"
         )
     labels = data.labels.reshape(decided.shape)  # [N, 1] would compare every row with every other
-    before, after = (_metric(decision, values, labels) for values in (expected, actual))
+    before, after = (_metric(decision, values, labels, whole) for values in (expected, actual))
     metric = "accuracy" if decision.threshold is None else "AUC"
     return replace(found, metric=metric, reference=before, artifact=after)
 
@@ -205,12 +226,12 @@ def _norm(values: Array) -> float:
     return float(np.linalg.norm(values.astype(np.float64).ravel()))
 
 
-def _metric(decision: Decision, values: Array, labels: Array) -> float:
+def _metric(decision: Decision, values: Array, labels: Array, counted: Array) -> float:
     if decision.threshold is None:
-        return float((parity.decide(decision, values) == labels).mean())
+        return float((parity.decide(decision, values) == labels)[counted].mean())
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(labels.ravel(), values.ravel()))
+    return float(roc_auc_score(labels[counted], values[counted]))
 
 
 def _judge(found: Evaluation, bounds: Bounds | None) -> None:

@@ -3,6 +3,8 @@
 Both run on the same seeded inputs: every relevant batch size and axis size, the corners of every
 declared range, then random inputs. The framework's eager mode is the reference.
 
+Values at positions that the spec's masks leave undefined are not compared.
+
 In fp32 every value must lie within the tolerance and every decision must agree. Lower precisions
 change values by design, so they are held to ``Bounds`` instead: agreement of decisions or, for a
 model that declares no decision, the relative error. Anything else raises ``ParityError``.
@@ -17,8 +19,9 @@ import numpy as np
 
 from modelport.exporters.formats import ParitySession
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.model_spec import Decision, ModelSpec
+from modelport.exporters.model_spec import AttentionMask, Decision, ModelSpec
 from modelport.exporters.proof.parity_cases import ParityCase, plan
+from modelport.exporters.requests import attention_masks
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.types import NUMPY_DTYPES, Array, TensorSpec
@@ -85,6 +88,7 @@ class ParityReport:
     atol: float
     rtol: float
     bounds: Bounds | None = None
+    masks: tuple[AttentionMask, ...] = ()
     samples: int = 0
     edge_samples: int = 0
     batch_sizes: set[int] = field(default_factory=set)
@@ -139,7 +143,7 @@ def check(
     signature, spec = source.signature, source.spec
     _check_names("input", signature.inputs, session.inputs)
     _check_names("output", signature.outputs, session.outputs)
-    report = ParityReport(seed, atol, rtol, bounds, decision=spec.decision)
+    report = ParityReport(seed, atol, rtol, bounds, spec.masks, decision=spec.decision)
     report.outputs = {output.name: OutputError() for output in signature.outputs}
     if spec.decision and spec.decision.output not in report.outputs:
         raise UsageError(
@@ -157,8 +161,14 @@ def check(
                 "is converted wrongly"
             ) from error
         for output in signature.outputs:
-            _compare(output, expected[output.name], actual[output.name], case, report)
-        _count(case, expected, actual, report, spec)
+            theirs, ours = expected[output.name], actual[output.name]
+            where = attention_masks.defined(
+                signature, spec.masks, output, case.inputs, theirs.shape
+            )
+            _compare(output, theirs, ours, where, case, report)
+            if spec.decision and output.name == spec.decision.output:
+                _count_decisions(spec.decision, theirs, ours, where, report, spec)
+        _count(case, report)
         progress(min(report.samples, samples), samples)
     _judge(report)
     return report
@@ -203,19 +213,20 @@ def _declared_shape(output: TensorSpec, case: ParityCase) -> tuple[int, ...]:
 
 
 def _compare(
-    output: TensorSpec, expected: Array, actual: Array, case: ParityCase, report: ParityReport
+    output: TensorSpec,
+    expected: Array,
+    actual: Array,
+    defined: Array | None,
+    case: ParityCase,
+    report: ParityReport,
 ) -> None:
+    """Add the differences of one output to ``report``; ``defined`` None: all values are."""
     where = f"output '{output.name}' at {case}"
     for kind, array in (("the model's", expected), ("the artifact's", actual)):
         if array.dtype != NUMPY_DTYPES[output.datatype]:
             raise ParityError(
                 f"{where}: {kind} datatype is {array.dtype}, the signature says {output.datatype}; "
                 "correct the signature or cast in forward()"
-            )
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ParityError(
-                f"{where}: {kind} values are not finite; narrow the signature's ranges to valid "
-                "inputs, or correct the model"
             )
     declared = _declared_shape(output, case)
     kept = len(declared) == expected.ndim and all(
@@ -226,6 +237,14 @@ def _compare(
             f"{where}: the artifact gives {list(actual.shape)}, the model {list(expected.shape)}, "
             f"the signature {list(declared)}; a dimension is baked in or misdeclared"
         )
+    if defined is not None:
+        expected, actual = expected[defined], actual[defined]
+    for kind, array in (("the model's", expected), ("the artifact's", actual)):
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ParityError(
+                f"{where}: {kind} values are not finite; narrow the signature's ranges to valid "
+                "inputs, or correct the model"
+            )
     _tally(report, output.name, expected, actual, case)
 
 
@@ -253,13 +272,7 @@ def _tally(
     total.squared_reference += float((reference**2).sum())
 
 
-def _count(
-    case: ParityCase,
-    expected: Mapping[str, Array],
-    actual: Mapping[str, Array],
-    report: ParityReport,
-    spec: ModelSpec,
-) -> None:
+def _count(case: ParityCase, report: ParityReport) -> None:
     if case.edge:
         report.edge_samples += case.batch or 1
     else:
@@ -268,14 +281,29 @@ def _count(
         report.batch_sizes.add(case.batch)
     for name, size in case.sizes.items():
         report.axis_sizes.setdefault(name, set()).add(size)
-    decision = report.decision
-    if decision is not None:
-        reference = expected[decision.output]
-        clear = ~_undecided(decision, reference, report, spec)
-        same = decide(decision, reference) == decide(decision, actual[decision.output])
-        report.decisions += int(clear.sum())
-        report.decisions_agreeing += int((same & clear).sum())
-        report.undecided += int((~clear).sum())
+
+
+def _count_decisions(
+    decision: Decision,
+    expected: Array,
+    actual: Array,
+    defined: Array | None,
+    report: ParityReport,
+    spec: ModelSpec,
+) -> None:
+    undecided = _undecided(decision, expected, report, spec)
+    same = decide(decision, expected) == decide(decision, actual)
+    if defined is not None:
+        whole = defined_decisions(decision, defined)
+        undecided, same = undecided[whole], same[whole]
+    report.decisions += int((~undecided).sum())
+    report.decisions_agreeing += int((same & ~undecided).sum())
+    report.undecided += int(undecided.sum())
+
+
+def defined_decisions(decision: Decision, defined: Array) -> Array:
+    """The decisions whose values are all defined."""
+    return defined if decision.threshold is not None else np.asarray(defined.all(axis=-1))
 
 
 def decide(decision: Decision, values: Array) -> Array:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from modelport.exporters.model_spec import ModelSpec
-from modelport.exporters.requests.random_inputs import corners, draw, name_axes, sizes_of
+from modelport.exporters.requests.random_inputs import corners, draw, name_axes, sampler, sizes_of
 from modelport.gateway.types import Array, ModelSignature
 
 #: Batch sizes that are always tried, besides the largest.
@@ -39,7 +39,7 @@ def plan(
     """Yield the grid of batch and axis sizes, the edges, then random sizes up to ``samples``."""
     signature = name_axes(signature)
     rng = np.random.default_rng(seed)
-    sample = spec.sample or draw
+    sample = sampler(spec)
     largest = signature.max_batch_size
     batches = sorted({largest, *(b for b in BATCH_SIZES if b <= largest)}) if largest else [0]
     done = 0
@@ -49,7 +49,8 @@ def plan(
             done += batch or 1
     for sizes, fills in corners(signature):
         for batch in batches[:EDGE_BATCHES]:
-            yield ParityCase(batch, sizes, draw(signature, batch, sizes, rng, fills), edge=True)
+            inputs = draw(signature, batch, sizes, rng, fills, spec.masks)
+            yield ParityCase(batch, sizes, inputs, edge=True)
     while done < samples:
         batch = batches[int(rng.integers(len(batches)))]
         sizes = {

@@ -1,22 +1,28 @@
 """Inputs generated from a signature: seeded random values, and the corners of its ranges.
 
+In every mask at least one position holds data.
+
 Arrays have the shapes of the model itself (``reshape`` applied), batch dimension first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
 import numpy as np
 
+from modelport.exporters.model_spec import AttentionMask, ModelSpec, Sampler
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, Datatype, ModelSignature, TensorSpec
 
 DEFAULT_LONGEST = 64  # maximum of a dynamic axis without one, counted from its minimum
 DEFAULT_LARGEST = 127  # maximum of an integer input without a range
 THREE_SIGMA = 3.0  # corners of a float input without a range, which is standard normal
+
+WHOLE_ROWS = 0.25  # share of a random mask's rows without padding
 
 #: Datatypes that numpy has; a trained module accepts neither BF16 nor BYTES from it.
 DRAWABLE = frozenset(Datatype) - {Datatype.BF16, Datatype.BYTES}
@@ -73,19 +79,22 @@ def draw(
     sizes: Mapping[str, int],
     rng: np.random.Generator,
     fills: Mapping[str, Fill] | None = None,
+    masks: Sequence[AttentionMask] = (),
 ) -> dict[str, Array]:
     """Generate one batch of inputs by name.
 
     Args:
         batch: the batch size; unused if the model does not batch.
         sizes: the size of every dynamic axis.
-        fills: the fill of each input; random for an input that is not named.
+        fills: the fill of each input; random for an input that is not named. A mask is at its
+            minimum with data at one position, and at its maximum with data at all.
 
     Raises:
         Unsupported: an input's datatype cannot be drawn.
     """
     leading = (batch,) if signature.max_batch_size else ()
     inputs = {}
+    by_input = {mask.input: mask for mask in masks}
     for spec in signature.inputs:
         if spec.datatype not in DRAWABLE:
             raise Unsupported(
@@ -94,8 +103,59 @@ def draw(
             )
         dims = tuple(sizes[d] if isinstance(d, str) else d for d in model_dims(spec))
         fill = (fills or {}).get(spec.name, Fill.RANDOM)
-        inputs[spec.name] = _values(spec, leading + dims, sizes, rng, fill)
+        mask = by_input.get(spec.name)
+        if mask is None:
+            inputs[spec.name] = _values(spec, leading + dims, sizes, rng, fill)
+        elif counts_positions(spec):
+            at_least_one = replace(spec, minimum=max(1, spec.minimum or 0))
+            inputs[spec.name] = _values(at_least_one, leading + dims, sizes, rng, fill)
+        else:
+            positions = _positions(mask.padding, leading + dims, rng, fill)
+            inputs[spec.name] = positions.astype(NUMPY_DTYPES[spec.datatype])
     return inputs
+
+
+def counts_positions(spec: TensorSpec) -> bool:
+    """Whether the values of ``spec`` are lengths, which end at the size of an axis."""
+    return isinstance(spec.maximum, str)
+
+
+def _positions(padding: str, shape: tuple[int, ...], rng: np.random.Generator, fill: Fill) -> Array:
+    """The positions with data: one or more of each row, and all of every fourth row or so."""
+    *rows, size = shape
+    if fill is Fill.MAXIMUM:
+        return np.ones(shape, bool)
+    if fill is Fill.MINIMUM:
+        lengths = np.ones(rows, np.int64)
+    else:
+        whole = rng.random(rows) < WHOLE_ROWS
+        lengths = np.where(whole, size, rng.integers(1, size, rows, endpoint=True))
+    held = np.arange(size) < lengths[..., None]
+    if padding == "left":
+        return held[..., ::-1]
+    return rng.permuted(held, axis=-1) if padding == "any" else held
+
+
+def sampler(spec: ModelSpec) -> Sampler:
+    """The generator of a model's random inputs."""
+    return spec.sample or functools.partial(draw, masks=spec.masks)
+
+
+def unpadded_sampler(spec: ModelSpec) -> Sampler:
+    """A generator of inputs for which every output is defined everywhere."""
+    wanted = sampler(spec)
+
+    def sample(
+        signature: ModelSignature, batch: int, sizes: Mapping[str, int], rng: np.random.Generator
+    ) -> dict[str, Array]:
+        inputs = wanted(signature, batch, sizes, rng)
+        whole = {mask.input: Fill.MAXIMUM for mask in spec.masks if mask.outputs}
+        if whole:
+            filled = draw(signature, batch, sizes, rng, whole, spec.masks)
+            inputs |= {name: filled[name] for name in whole}
+        return inputs
+
+    return sample
 
 
 def _values(

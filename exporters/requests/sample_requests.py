@@ -32,7 +32,7 @@ import numpy as np
 
 from modelport.exporters.loaded_model import Reference
 from modelport.exporters.model_spec import Sampler
-from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of
+from modelport.exporters.requests.random_inputs import name_axes, sizes_of
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.repository import manifest, signing, signing_keys
 from modelport.gateway.types import Array, ModelSignature, TensorSpec
@@ -48,7 +48,7 @@ MARGIN = 1.5
 
 
 def requests(
-    signature: ModelSignature, sample: Sampler | None, count: int, batch: int, seed: int
+    signature: ModelSignature, sample: Sampler, count: int, batch: int, seed: int
 ) -> Iterator[dict[str, Array]]:
     """Generate ``count`` seeded requests of ``batch`` rows; dynamic axes have varying sizes.
 
@@ -69,7 +69,7 @@ def requests(
             name: int(rng.integers(axis.minimum, sizes_of(axis)[-1], endpoint=True))
             for name, axis in signature.axes.items()
         }
-        yield (sample or draw)(signature, batch, sizes, rng)
+        yield sample(signature, batch, sizes, rng)
 
 
 def record(
@@ -95,7 +95,7 @@ def record(
 def record_version(
     version: Path,
     signature: ModelSignature,
-    sample: Sampler | None,
+    sample: Sampler,
     reference: Reference,
     tolerance: tuple[float, float],
     *,

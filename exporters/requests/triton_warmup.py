@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from modelport.exporters.model_spec import Sampler
-from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of
+from modelport.exporters.requests.random_inputs import name_axes, sizes_of
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
@@ -25,9 +25,7 @@ from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorS
 FOLDER = configuration.WARMUP
 
 
-def requests(
-    signature: ModelSignature, sample: Sampler | None, seed: int
-) -> list[dict[str, Array]]:
+def requests(signature: ModelSignature, sample: Sampler, seed: int) -> list[dict[str, Array]]:
     """The largest batch with every axis at its longest, then one element at middle sizes.
 
     The largest comes first, so that a runtime's memory grows once. Arrays have the model's own
@@ -44,7 +42,7 @@ def requests(
     cases = [(max(1, signature.max_batch_size), longest)]
     if signature.max_batch_size > 1:
         cases.append((1, middle))
-    return [(sample or draw)(signature, batch, chosen, rng) for batch, chosen in cases]
+    return [sample(signature, batch, chosen, rng) for batch, chosen in cases]
 
 
 def add(config: ModelConfig, folder: Path, requests: Sequence[Mapping[str, Array]]) -> None:

@@ -23,6 +23,7 @@ class SourceRequest:
         lora: a folder of adapters to merge.
         inputs: declarations ``NAME:DATATYPE[DIMS]`` for a model without a signature.
         output_names: names of that model's outputs.
+        masks: declarations of its masks, ``NAME[:PADDING][=OUTPUT,...]``.
     """
 
     checkpoint: Path
@@ -32,3 +33,4 @@ class SourceRequest:
     lora: Path | None = None
     inputs: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
+    masks: tuple[str, ...] = ()

@@ -42,9 +42,9 @@ def load(request: SourceRequest) -> Source:
     folder = open_model(request.checkpoint)
     is_vit = folder.config.get("model_type") == "vit"
     model = request.model or ("vit" if is_vit else "causal-lm")
-    if request.inputs or request.output_names:
+    if request.inputs or request.output_names or request.masks:
         raise UsageError(
-            f"'{folder.path}' declares its own signature; leave --input and --output-name"
+            f"'{folder.path}' declares its own signature; leave --input, --output-name and --mask"
         )
     if model == "causal-lm":
         return huggingface_causal_lm.load(folder, request)

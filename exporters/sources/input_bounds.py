@@ -6,12 +6,13 @@ be; and an input as integer, without the size of its vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from modelport.exporters.loaded_model import Reference
+from modelport.exporters.model_spec import AttentionMask
 from modelport.exporters.requests.random_inputs import DEFAULT_LONGEST, Fill, draw, model_dims
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, ModelSignature, TensorSpec
@@ -27,7 +28,9 @@ BATCH = 2
 Sizes = Mapping[str, int]
 
 
-def settle(signature: ModelSignature, reference: Reference) -> ModelSignature:
+def settle(
+    signature: ModelSignature, reference: Reference, masks: Sequence[AttentionMask] = ()
+) -> ModelSignature:
     """Add names and bounds for open dimensions, and ranges for integers, to ``signature``.
 
     Dimensions at the same place of several inputs are one axis if the model runs only with equal
@@ -40,11 +43,17 @@ def settle(signature: ModelSignature, reference: Reference) -> ModelSignature:
     for shared in (False, True):
         named = _named(signature, shared)
         names = list(dict.fromkeys(d for s in named.inputs for d in s.dims if isinstance(d, str)))
-        trial = _Trial(named, reference, reasons)
+        trial = _Trial(named, reference, masks, reasons)
         sizes = next((sizes for sizes in _candidates(names, shared) if trial.runs(sizes)), None)
         if sizes is not None:
             axes = {name: _axis(name, sizes, trial) for name in names}
-            inputs = tuple(_ranged(spec, sizes, trial) for spec in named.inputs)
+            flags = {mask.input for mask in masks}
+            inputs = tuple(
+                replace(spec, minimum=0, maximum=1)
+                if spec.name in flags
+                else _ranged(spec, sizes, trial)
+                for spec in named.inputs
+            )
             return replace(named, axes=axes, inputs=inputs)
     account = " ".join(str(reasons[-1]).split())[:200]
     raise Unsupported(
@@ -57,16 +66,22 @@ class _Trial:
     """Runs a model on one batch of two; integers default to 0, which every model accepts."""
 
     def __init__(
-        self, signature: ModelSignature, reference: Reference, reasons: list[Exception]
+        self,
+        signature: ModelSignature,
+        reference: Reference,
+        masks: Sequence[AttentionMask],
+        reasons: list[Exception],
     ) -> None:
         self._signature = signature
+        self._masks = masks
         self._reference = reference
         self._reasons = reasons
         self._fills = {s.name: Fill.MINIMUM for s in signature.inputs if _is_integer(s)}
 
     def runs(self, sizes: Sizes, values: Mapping[str, int] | None = None) -> bool:
         """Whether every output has its declared shape and finite values."""
-        inputs = draw(self._signature, BATCH, sizes, np.random.default_rng(0), self._fills)
+        rng = np.random.default_rng(0)
+        inputs = draw(self._signature, BATCH, sizes, rng, self._fills, self._masks)
         for name, value in (values or {}).items():
             inputs[name] = np.full_like(inputs[name], value)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import nn
 
 from modelport.exporters import model_spec as spec
 from modelport.exporters.loaded_model import Framework, Origin, Source
-from modelport.exporters.model_spec import BFLOAT16_STEP, ModelSpec
+from modelport.exporters.model_spec import BFLOAT16_STEP, AttentionMask, ModelSpec
+from modelport.exporters.requests import attention_masks
 from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of
 from modelport.exporters.sources import SourceRequest, checkpoint, signature_inference
 from modelport.exporters.sources.torch_eager import (
@@ -46,6 +47,8 @@ def load(request: SourceRequest) -> Source:
     widen_weights(module)
     if declared is not None and request.output_names and not request.inputs:
         raise UsageError(f"--model '{request.model}' names its own outputs; leave --output-name")
+    if declared is not None and request.masks and not request.inputs:
+        raise UsageError(f"--model '{request.model}' declares its own masks; leave --mask")
     if declared is None or request.inputs:
         declared = signature_inference.spec(module, request, declared)
     signature = declared.signature(module, request.max_batch_size)
@@ -61,7 +64,8 @@ def source(
     labels: tuple[str, ...] = (),
 ) -> Source:
     """A ``Source`` of ``module``, whose weights are loaded."""
-    if _gives_bfloat16(module, signature):
+    attention_masks.check(signature, spec.masks)
+    if _gives_bfloat16(module, signature, spec.masks):
         module = Widened(module)
         spec = replace(spec, rtol=max(spec.rtol, BFLOAT16_STEP))
     return Source(
@@ -77,7 +81,9 @@ def source(
     )
 
 
-def _gives_bfloat16(module: nn.Module, signature: ModelSignature) -> bool:
+def _gives_bfloat16(
+    module: nn.Module, signature: ModelSignature, masks: Sequence[AttentionMask]
+) -> bool:
     """Whether the module returns bfloat16 for its smallest inputs.
 
     A module that fails on them fails in the proof.
@@ -85,7 +91,7 @@ def _gives_bfloat16(module: nn.Module, signature: ModelSignature) -> bool:
     signature = name_axes(signature)
     sizes = {name: sizes_of(axis)[0] for name, axis in signature.axes.items()}
     try:
-        inputs = draw(signature, 1, sizes, np.random.default_rng(0))
+        inputs = draw(signature, 1, sizes, np.random.default_rng(0), masks=masks)
         with inference_mode(module):
             results = as_tensors(
                 module(*(torch.from_numpy(inputs[s.name]) for s in signature.inputs))

@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters.model_spec import ModelSpec
-from modelport.exporters.requests.random_inputs import draw, sizes_of
+from modelport.exporters.model_spec import AttentionMask, ModelSpec
+from modelport.exporters.requests import attention_masks
+from modelport.exporters.requests.random_inputs import counts_positions, draw, sizes_of
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.tensor_flags import DEFAULT_LONGEST, parse_tensors
 from modelport.exporters.sources.torch_eager import as_tensors, datatype_of, inference_mode
@@ -46,16 +47,26 @@ def spec(module: nn.Module, request: SourceRequest, declared: ModelSpec | None) 
         UsageError: the inputs cannot be inferred, or the module does not run on them.
     """
     inputs, axes = _inputs(module, request)
+    masks = attention_masks.parse(request.masks) or attention_masks.infer(inputs)
+    inputs = [_bounded(spec, masks) for spec in inputs]
 
     def signature(module: Any, max_batch_size: int) -> ModelSignature:
         taken = ModelSignature(tuple(inputs), (), max_batch_size, axes)
-        outputs = _outputs(module, taken, request.output_names)
+        outputs = _outputs(module, taken, masks, request.output_names)
         return ModelSignature(tuple(inputs), outputs, max_batch_size, axes)
 
     if declared is not None:
-        return replace(declared, signature=signature)
+        return replace(declared, signature=signature, masks=masks)
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(module).__name__).lower()
-    return ModelSpec(name=name, signature=signature)
+    return ModelSpec(name=name, signature=signature, masks=masks)
+
+
+def _bounded(spec: TensorSpec, masks: Sequence[AttentionMask]) -> TensorSpec:
+    """``spec`` with the range of a mask, if it is one that declares none."""
+    is_mask = any(mask.input == spec.name for mask in masks)
+    if not is_mask or counts_positions(spec) or spec.datatype is Datatype.BOOL:
+        return spec
+    return replace(spec, minimum=0, maximum=1)
 
 
 def _inputs(module: nn.Module, request: SourceRequest) -> Declared:
@@ -88,7 +99,7 @@ def _from_example(module: nn.Module, example: Any, attribute: str) -> Declared:
         dims = tuple(value.shape[1:])
         datatype = datatype_of(name, value)
         if dims and not value.is_floating_point():
-            specs.append(TensorSpec(name, datatype, dims, 0, _largest_id(module, value)))
+            specs.append(TensorSpec(name, datatype, dims, 0, _largest_id(module, name, value)))
         elif dims:
             specs.append(TensorSpec(name, datatype, dims))
         else:
@@ -97,9 +108,11 @@ def _from_example(module: nn.Module, example: Any, attribute: str) -> Declared:
     return specs, {}
 
 
-def _largest_id(module: nn.Module, example: Tensor) -> int:
+def _largest_id(module: nn.Module, name: str, example: Tensor) -> int:
     """The largest id of the first embedding that the example fits, or the example's own."""
     largest = int(example.max())
+    if largest <= 1 and attention_masks.has_mask_name(name):
+        return 1
     tables = (m.num_embeddings - 1 for m in module.modules() if isinstance(m, nn.Embedding))
     return next((table for table in tables if table >= largest), largest)
 
@@ -131,16 +144,19 @@ def _from_first_layer(module: nn.Module, request: SourceRequest) -> Declared:
 
 
 def _outputs(
-    module: nn.Module, taken: ModelSignature, names: tuple[str, ...]
+    module: nn.Module,
+    taken: ModelSignature,
+    masks: Sequence[AttentionMask],
+    names: tuple[str, ...],
 ) -> tuple[TensorSpec, ...]:
     """The module's outputs, with dimensions named after the axes that they follow."""
     base = {name: sizes_of(axis)[0] for name, axis in taken.axes.items()}
     batch = 2 if taken.max_batch_size else 0
-    first = _run(module, taken, batch, base)
+    first = _run(module, taken, masks, batch, base)
     varied = {}
     for name, axis in taken.axes.items():
         other = {**base, name: sizes_of(axis)[-1]}
-        varied[name] = _run(module, taken, batch, other) if other != base else first
+        varied[name] = _run(module, taken, masks, batch, other) if other != base else first
     if names and len(names) != len(first):
         raise UsageError(
             f"--output-name is given {len(names)} times, the model has {len(first)} outputs"
@@ -169,9 +185,13 @@ def _outputs(
 
 
 def _run(
-    module: nn.Module, taken: ModelSignature, batch: int, sizes: Mapping[str, int]
+    module: nn.Module,
+    taken: ModelSignature,
+    masks: Sequence[AttentionMask],
+    batch: int,
+    sizes: Mapping[str, int],
 ) -> list[Tensor]:
-    inputs = draw(taken, batch, sizes, np.random.default_rng(0))
+    inputs = draw(taken, batch, sizes, np.random.default_rng(0), masks=masks)
     shapes = ", ".join(f"{spec.name} {list(inputs[spec.name].shape)}" for spec in taken.inputs)
     try:
         with inference_mode(module):

@@ -11,6 +11,7 @@ from typing import Any
 
 from modelport.exporters.loaded_model import Framework, Origin, Source, digest_of
 from modelport.exporters.model_spec import BFLOAT16_STEP, DEFAULT_RTOL, ModelSpec
+from modelport.exporters.requests import attention_masks
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.exporters.sources import SourceRequest, input_bounds, keras_guard
@@ -86,12 +87,16 @@ def load(request: SourceRequest) -> Source:
         loaded = _widened(_load_saved_model(path) if path.is_dir() else _load_keras(path))
     signature = _signature(loaded, request.max_batch_size)
     reference = TensorFlowEager(loaded.model)
-    signature = input_bounds.settle(signature, reference)
+    masks = attention_masks.parse(request.masks) or attention_masks.infer(signature.inputs)
+    attention_masks.check(signature, masks)
+    signature = input_bounds.settle(signature, reference, masks)
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.resolve().stem).lstrip("._-")[:128] or "model"
     return Source(
         framework=Framework.TENSORFLOW,
         model=loaded.model,
-        spec=ModelSpec(name, lambda model, max_batch_size: signature, rtol=loaded.rtol),
+        spec=ModelSpec(
+            name, lambda model, max_batch_size: signature, rtol=loaded.rtol, masks=masks
+        ),
         signature=signature,
         reference=reference,
         parameter_count=loaded.parameter_count,

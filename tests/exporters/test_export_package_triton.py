@@ -14,6 +14,7 @@ from modelport.exporters.formats import FORMATS
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.requests import triton_warmup
+from modelport.exporters.requests.random_inputs import draw
 from modelport.exporters.sources import pytorch
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import onnxruntime
@@ -139,19 +140,19 @@ def fraud_source(module: nn.Module) -> Source:
 
 def test_warm_up_requests_are_seeded_and_of_the_largest_batch_and_one(fraud: nn.Module) -> None:
     signature = fraud_source(fraud).signature
-    first, second = triton_warmup.requests(signature, None, 7)
+    first, second = triton_warmup.requests(signature, draw, 7)
     assert (first["tokens"].shape, first["seq_lens"].shape) == ((8, 12), (8,))
     assert (second["tokens"].shape, second["seq_lens"].shape) == ((1, 6), (1,))
-    again = triton_warmup.requests(signature, None, 7)
+    again = triton_warmup.requests(signature, draw, 7)
     assert all(
         (a == b).all()
         for x, y in zip(again, [first, second], strict=True)
         for a, b in zip(x.values(), y.values(), strict=True)
     )
-    other = triton_warmup.requests(signature, None, 8)[0]
+    other = triton_warmup.requests(signature, draw, 8)[0]
     assert (other["tokens"] != first["tokens"]).any()
     unbatched = ModelSignature((X,), PLAIN.outputs, 0)
-    assert [r["x"].shape for r in triton_warmup.requests(unbatched, None, 0)] == [(4,)]
+    assert [r["x"].shape for r in triton_warmup.requests(unbatched, draw, 0)] == [(4,)]
 
 
 def test_warm_up_files_are_one_element_each_in_the_shape_of_the_wire(
@@ -159,7 +160,7 @@ def test_warm_up_files_are_one_element_each_in_the_shape_of_the_wire(
 ) -> None:
     signature = fraud_source(fraud).signature
     wanted = config.build("fraud", FORMATS["onnx"].platform, signature)
-    requests = triton_warmup.requests(signature, None, 0)
+    requests = triton_warmup.requests(signature, draw, 0)
     triton_warmup.add(wanted, tmp_path, requests)
     assert [(w.name, w.batch_size, w.count) for w in wanted.model_warmup] == [
         ("batch_8", 8, 1),
@@ -180,7 +181,7 @@ def test_warm_up_of_a_model_without_batches_and_with_odd_names_is_whole(tmp_path
     odd = TensorSpec("serving/x:0 ../y", Datatype.FP32, (2, "rows", 3), reshape=(-1, 6))
     signature = ModelSignature((odd,), PLAIN.outputs, 0, {"rows": Axis("rows", 1, 5)})
     wanted = config.build("m", FORMATS["onnx"].platform, signature)
-    triton_warmup.add(wanted, tmp_path, triton_warmup.requests(signature, None, 0))
+    triton_warmup.add(wanted, tmp_path, triton_warmup.requests(signature, draw, 0))
     (warmup,) = wanted.model_warmup
     assert (warmup.batch_size, list(warmup.inputs[odd.name].dims)) == (1, [2, 5, 3])
     (file,) = (tmp_path / "warmup").iterdir()
@@ -194,7 +195,7 @@ def test_the_gateway_and_a_package_take_a_model_with_warm_up_as_it_is(
     models.multiply(folder / "model.onnx")
     manifest.write(folder)
     wanted = config.build("m", FORMATS["onnx"].platform, PLAIN)
-    triton_warmup.add(wanted, folder.parent, triton_warmup.requests(PLAIN, None, 0))
+    triton_warmup.add(wanted, folder.parent, triton_warmup.requests(PLAIN, draw, 0))
     (folder.parent / config.FILENAME).write_text(config.to_text(wanted))
     for place in (repository, packaged(repository, "triton", tmp_path / "out")):
         entry = scan([place])["m"]

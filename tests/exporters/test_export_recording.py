@@ -16,6 +16,7 @@ from torch import nn
 from modelport.exporters.cli.keygen import keygen
 from modelport.exporters.cli.sample import sample
 from modelport.exporters.requests import sample_requests
+from modelport.exporters.requests.random_inputs import draw
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import manifest, signing, signing_keys
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
@@ -87,7 +88,7 @@ def test_the_size_of_a_record_is_bounded(tmp_path: Path) -> None:
         return sample_requests.record_version(
             tmp_path,
             WIDE,
-            None,
+            draw,
             lambda inputs: {"y": inputs["x"].sum(axis=1, keepdims=True)},
             (1e-6, 1e-5),
             most_bytes=most_bytes,

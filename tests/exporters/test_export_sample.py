@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from modelport.exporters.cli.sample import sample
 from modelport.exporters.requests import sample_requests
+from modelport.exporters.requests.random_inputs import draw
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from modelport.loadtests.load import payloads
@@ -34,7 +35,7 @@ def score(inputs: Any) -> dict[str, Any]:
 
 
 def recorded(count: int = 20, batch: int = 2, seed: int = 0) -> dict[str, Any]:
-    asked = list(sample_requests.requests(SIGNATURE, None, count, batch, seed))
+    asked = list(sample_requests.requests(SIGNATURE, draw, count, batch, seed))
     return sample_requests.record(SIGNATURE, asked, score, 1e-6, 1e-5)
 
 
@@ -60,7 +61,7 @@ def test_the_same_seed_makes_the_same_file_and_another_another() -> None:
 
 def test_a_batch_that_the_model_does_not_take_is_refused() -> None:
     with pytest.raises(UsageError, match="--batch-size 5 is above the model's max_batch_size 4"):
-        list(sample_requests.requests(SIGNATURE, None, 1, 5, 0))
+        list(sample_requests.requests(SIGNATURE, draw, 1, 5, 0))
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
 from modelport.exporters.requests import triton_warmup
+from modelport.exporters.requests.random_inputs import sampler
 from modelport.exporters.sources import pytorch
 from modelport.gateway.repository import config, manifest
 from modelport.loadtests.system import environments
@@ -69,7 +70,7 @@ def publish(
     folder.mkdir(parents=True)
     row.export(source, folder / row.platform.default_filename, ExportTarget())
     wanted = config.build(name, row.platform, source.signature)
-    requests = triton_warmup.requests(source.signature, source.spec.sample, seed=0)
+    requests = triton_warmup.requests(source.signature, sampler(source.spec), seed=0)
     triton_warmup.add(wanted, folder.parent, requests)
     (folder.parent / config.FILENAME).write_text(config.to_text(wanted))
     manifest.write(folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from modelport.exporters.requests import sample_requests
+from modelport.exporters.requests.random_inputs import draw
 from modelport.gateway.repository import config, manifest
 from tests import models
 
@@ -47,7 +48,7 @@ def version(
         samples = sample_requests.record_version(
             path,
             config.signature(config.complete(config.parse(text), folder.name)),
-            None,
+            draw,
             lambda inputs: {"y": inputs["x"] * np.float32(answers)},
             TOLERANCE,
         )
