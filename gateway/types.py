@@ -182,6 +182,7 @@ class InferRequest:
         label: The version label by which the client chose ``model_version``; empty if it chose
             none, and the version is the default one. None if it named the version by number.
         unclassified: The outputs before their ``classification``; the service sets it.
+        caller: The name of the caller, with whom others take turns (``--access``); empty for none.
     """
 
     model_name: str
@@ -197,6 +198,7 @@ class InferRequest:
     via: str = ""
     label: str | None = None
     unclassified: list[Tensor] | None = None
+    caller: str = ""
 
 
 @dataclass(slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +12,9 @@ from prometheus_client.core import Metric
 
 from modelport.gateway.access import credentials
 from modelport.gateway.access.audit import AuditLog
-from modelport.gateway.access.authentication import Authenticator, AuthenticatorChain
+from modelport.gateway.access.authentication import Authenticator, AuthenticatorChain, combined
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
-from modelport.gateway.access.context import AccessContext
+from modelport.gateway.access.context import AccessContext, Fields
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.policy import AccessPolicy, PrincipalRights
 from modelport.gateway.access.principal import ConnectionIdentity, Principal
@@ -27,15 +27,11 @@ from modelport.gateway.settings import Settings, is_loopback, requires_certifica
 
 log = structlog.get_logger("modelport.access")
 
-_REQUEST_ID = b"x-request-id"
-_MAX_REQUEST_ID = 128
 #: The caller of a request with a wrong credential.
-UNKNOWN = Principal("")
-_NO_RIGHTS = PrincipalRights(AccessPolicy(()), UNKNOWN)
-#: A credential that was right is right for this long, unless a file changes.
+_STRANGER = PrincipalRights(AccessPolicy(()), Principal(""))
+#: A credential that was right is right for at most this long, unless a file changes.
 KEPT_SECONDS = 1.0
 MAX_KEPT = 1024
-_CREDENTIALS = tuple(sorted(credentials.HEADERS))
 #: The kinds of callers that these headers alone decide.
 _KEPT_METHODS = ("key", "jwt")
 
@@ -45,14 +41,6 @@ class _Configured(NamedTuple):
 
     table: TomlTable
     authenticator: Authenticator
-
-
-class _KeptCaller(NamedTuple):
-    """A caller whose credential was right a moment ago."""
-
-    principal: Principal
-    rights: PrincipalRights
-    until: float
 
 
 class _Loaded(NamedTuple):
@@ -89,52 +77,48 @@ class Access:
         self._configured: tuple[_Configured, ...] = ()
         self._authenticators: tuple[Authenticator, ...] = ()
         self._chain = AuthenticatorChain()
-        #: Whether requests may add fields to their responses (``response_headers``).
-        self.adds_fields = False
         self.policy = AccessPolicy(())
         self.quotas = Quotas((), ledger or QuotaLedger(), self.policy.names)
-        #: Callers by the values of ``_CREDENTIALS``, for one revision of the files.
-        self._kept: dict[tuple[bytes | None, ...], _KeptCaller] = {}
-        self._kept_revision = watcher.revision
+        #: Callers whose credentials were right a moment ago, by ``credentials.fields``. A look-up
+        #: compares hashes first, so its time says nothing about a part of a credential.
+        self._kept: dict[tuple[bytes, ...], PrincipalRights] = {}
+        watcher.reloaded.append(self._kept.clear)
         self._watch = watcher.watch("rules", [path], self._load, self._use)
 
-    def authenticate(
-        self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity
-    ) -> AccessContext:
+    def authenticate(self, headers: Fields, connection: ConnectionIdentity) -> AccessContext:
         """Return the context of a request by its credential.
 
         Raises:
             Unauthenticated: The credential is wrong.
         """
-        stated = headers.get(_REQUEST_ID)
-        request_id = "" if stated is None else stated[:_MAX_REQUEST_ID].decode("latin-1")
-        source = connection.address or connection.user
+        credential = credentials.fields(headers)
+        caller = self._kept.get(credential)
+        if caller is None:
+            caller = self._recognise(credential, headers, connection)
+        return AccessContext(caller, connection, headers, self.audit)
+
+    def _recognise(
+        self, credential: tuple[bytes, ...], headers: Fields, connection: ConnectionIdentity
+    ) -> PrincipalRights:
+        """Return the caller by its credential, and keep a right one for a moment."""
         try:
-            caller, rights = self._caller(headers, connection)
+            principal = self._chain.authenticate(combined(headers), connection)
         except Unauthenticated as error:
-            refused = AccessContext(UNKNOWN, _NO_RIGHTS, source, request_id, self.audit)
+            refused = AccessContext(_STRANGER, connection, headers, self.audit)
             refused.note_refusal(str(error))
             raise
-        return AccessContext(caller, rights, source, request_id, self.audit)
-
-    def _caller(
-        self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity
-    ) -> tuple[Principal, PrincipalRights]:
-        """Return the caller and its rights; those of a right credential are kept for a moment."""
-        credential, now = tuple(map(headers.get, _CREDENTIALS)), time.monotonic()
-        if self._kept_revision != self._watcher.revision:
-            self._kept.clear()
-            self._kept_revision = self._watcher.revision
-        kept = self._kept.get(credential)
-        if kept is not None and now < kept.until:
-            return kept.principal, kept.rights
-        caller = self._chain.authenticate(headers, connection)
-        rights = self.policy.rights(caller)
-        if caller.method in _KEPT_METHODS and not self._chain.reads_more:
-            if len(self._kept) >= MAX_KEPT:
+        caller = self.policy.rights(principal)
+        size = sum(map(len, credential))
+        if (
+            principal.method in _KEPT_METHODS
+            and not self._chain.reads_more
+            and size <= credentials.MAX_CREDENTIAL_BYTES
+        ):
+            if not self._kept or len(self._kept) >= MAX_KEPT:
                 self._kept.clear()
-            self._kept[credential] = _KeptCaller(caller, rights, now + KEPT_SECONDS)
-        return caller, rights
+                asyncio.get_running_loop().call_later(KEPT_SECONDS, self._kept.clear)
+            self._kept[credential] = caller
+        return caller
 
     def start(self) -> None:
         """Begin the authenticators' work in the background."""
@@ -145,6 +129,7 @@ class Access:
     def close(self) -> None:
         """End the work in the background, and watch no file any longer."""
         self._watcher.forget(self._watch)
+        self._watcher.reloaded.remove(self._kept.clear)
         for authenticator in self._authenticators:
             authenticator.close()
         if self.audit is not None:
@@ -175,8 +160,6 @@ class Access:
         before, self._configured = self._configured, loaded.configured
         self.policy = loaded.policy
         self.quotas.replace(loaded.quotas, loaded.policy.names)
-        self.adds_fields = bool(loaded.quotas)
-        self._kept.clear()
         configured = (each.authenticator for each in loaded.configured)
         self._authenticators = (*configured, *ALWAYS)
         self._chain = AuthenticatorChain(self._authenticators)

@@ -6,16 +6,21 @@ method then enters the declared operation, before the request is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from modelport.gateway.access.audit import AuditEvent, AuditLog
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import OperationRights, PrincipalRights
-from modelport.gateway.access.principal import Principal
+from modelport.gateway.access.principal import UNKNOWN_CONNECTION, ConnectionIdentity, Principal
 from modelport.gateway.errors import ModelportError, PermissionDenied, Unauthenticated
 
+#: The fields of a request's head, names in lower case.
+Fields = Iterable[tuple[bytes, bytes]]
+_REQUEST_ID = b"x-request-id"
+_MAX_REQUEST_ID = 128
+_NOT_ENTERED = OperationRights(None, ())
 NO_CREDENTIAL = (
     "the request has no credential; send 'authorization: Bearer KEY', or what this gateway accepts"
 )
@@ -25,39 +30,43 @@ class AccessContext:
     """The caller of a request, and its operation.
 
     Attributes:
-        source: Address of the client, for the audit log.
-        request_id: The client's ``x-request-id``, or empty.
-        rights: The caller's rights to the operation; None before it is entered.
+        caller: The caller, with all its rights.
+        rights: The caller's rights to the operation; none before it is entered.
         response_headers: Fields that the transport adds to the response, or to the trailing
             metadata over gRPC. They replace fields of the same name.
     """
 
     __slots__ = (
-        "_all_rights", "_audit", "_is_refused", "principal", "request_id", "response_headers",
-        "rights", "source",
+        "_audit", "_connection", "_headers", "_is_refused", "caller", "response_headers", "rights",
     )  # fmt: skip
 
     def __init__(
         self,
-        principal: Principal,
-        rights: PrincipalRights,
-        source: str = "",
-        request_id: str = "",
+        caller: PrincipalRights,
+        connection: ConnectionIdentity = UNKNOWN_CONNECTION,
+        headers: Fields = (),
         audit: AuditLog | None = None,
     ) -> None:
-        self.principal = principal
-        self.source = source
-        self.request_id = request_id
-        self.rights: OperationRights | None = None
-        self.response_headers: list[tuple[bytes, bytes]] = []
-        self._all_rights = rights
+        self.caller = caller
+        self.rights = _NOT_ENTERED
+        self.response_headers: Sequence[tuple[bytes, bytes]] = ()
+        self._connection = connection
+        self._headers = headers
         self._audit = audit
         self._is_refused = False
 
     @property
+    def principal(self) -> Principal:
+        return self.caller.principal
+
+    @property
     def operation(self) -> Operation | None:
         """The operation that was entered."""
-        return None if self.rights is None else self.rights.operation
+        return self.rights.operation
+
+    def add_fields(self, *fields: tuple[bytes, bytes]) -> None:
+        """Have the transport add fields to the response."""
+        self.response_headers = (*self.response_headers, *fields)
 
     def enter(self, operation: Operation) -> None:
         """Note the request's operation.
@@ -66,7 +75,7 @@ class AccessContext:
             Unauthenticated: It needs a credential, and the request has none.
             PermissionDenied: The caller may not perform it on any model.
         """
-        rights = self._all_rights.of(operation)
+        rights = self.caller.by_operation[operation]
         if not rights.permitted:
             raise self.refusal(operation)
         self.rights = rights
@@ -94,13 +103,18 @@ class AccessContext:
     ) -> None:
         """Write an event of the request to the audit log, if there is one."""
         if self._audit is not None:
-            caller = self.principal
+            caller, source = self.principal, self._connection.address or self._connection.user
             self._audit.write(
                 AuditEvent(
-                    caller.name, caller.fingerprint, self.source, self.operation or "", action,
-                    model, version, outcome, reason, self.request_id,
+                    caller.name, caller.fingerprint, source, self.operation or "", action,
+                    model, version, outcome, reason, self._request_id(),
                 )
             )  # fmt: skip
+
+    def _request_id(self) -> str:
+        """The client's id of the request, or an empty string."""
+        found = next((value for name, value in self._headers if name == _REQUEST_ID), b"")
+        return found[:_MAX_REQUEST_ID].decode("latin-1")
 
     @property
     def is_refused(self) -> bool:
@@ -109,7 +123,7 @@ class AccessContext:
 
     def may(self, operation: Operation) -> bool:
         """Whether the caller may perform an operation on some model."""
-        return self._all_rights.of(operation).permitted
+        return self.caller.of(operation).permitted
 
 
 CURRENT: ContextVar[AccessContext | None] = ContextVar("access", default=None)
@@ -142,12 +156,8 @@ def required(*operations: Operation) -> OperationRights:
     if context is None:
         raise Unauthenticated(NO_CREDENTIAL)
     rights = context.rights
-    if (
-        rights is None
-        or not rights.has_models
-        or (operations and rights.operation not in operations)
-    ):
-        wanted = rights.operation if rights is not None else Operation.METADATA
+    if not rights.has_models or (operations and rights.operation not in operations):
+        wanted = rights.operation or Operation.METADATA
         raise context.refusal(operations[0] if operations else wanted)
     return rights
 

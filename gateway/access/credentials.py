@@ -8,7 +8,7 @@ They come in ``Authorization: Bearer`` (also TorchServe's), ``x-api-key``, ``x-g
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from modelport.gateway.errors import Unauthenticated
@@ -23,6 +23,15 @@ _SAGEMAKER_KEY = re.compile(rb"(?:^|[;,])\s*x-api-key=([^;,\s]*)", re.IGNORECASE
 HEADERS = frozenset({b"authorization", *_KEY_HEADERS, _SAGEMAKER_ATTRIBUTES})
 #: AWS clients sign each request, which says nothing to anyone but AWS.
 _AWS_SIGNATURE = b"aws4-"
+
+
+def fields(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
+    """Return the names and values of the fields of a request's head that may have a credential."""
+    found: tuple[bytes, ...] = ()
+    for name, value in headers:
+        if name in HEADERS:
+            found += (name, value)
+    return found
 
 
 def presented(headers: Mapping[bytes, bytes]) -> bytes | None:

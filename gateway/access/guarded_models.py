@@ -48,7 +48,7 @@ def whole_target(operation: Operation, name: str) -> AllowedTarget:
     Raises:
         PermissionDenied: The caller may change some versions only.
     """
-    versions = required(operation).versions(name)
+    versions = required(operation).versions[name]
     if versions:
         raise denied(
             f"the operation '{operation}' is allowed on some versions of '{name}' only; this "
@@ -69,7 +69,7 @@ def rollout_target(name: str) -> AllowedTarget:
 
 def may_see(name: str) -> bool:
     """Whether the current request's caller may see a model; everybody may without ``--access``."""
-    return CURRENT.get() is None or required().versions(name) is not None
+    return CURRENT.get() is None or required().versions[name] is not None
 
 
 class GuardedModels:
@@ -92,7 +92,7 @@ class GuardedModels:
 
     def target(self, name: str, number: int = 0) -> AllowedTarget:
         """Return what to look up for version ``number``, or for the default version if it is 0."""
-        versions = required().versions(name)
+        versions = required().versions[name]
         if versions is ALL_VERSIONS:
             return AllowedTarget(name, number, name, number)
         if versions is None:
@@ -115,7 +115,7 @@ class GuardedModels:
 
     def shows(self, name: str, version: str = "") -> bool:
         """Whether the caller may see the model, or this version of it."""
-        versions = required().versions(name)
+        versions = required().versions[name]
         if versions is None or versions is ALL_VERSIONS or not version:
             return versions is not None
         return version in versions or int(version) in self._allowed(name, versions)
@@ -130,8 +130,9 @@ class GuardedModels:
     # -- the models ---------------------------------------------------------------------------
 
     def get(self, name: str, number: int = 0) -> ServedVersion:
-        if required().versions(name) is ALL_VERSIONS:  # most requests: a ``with`` costs 5 us
-            return self._models.get(name, number)
+        context = CURRENT.get()
+        if context is not None and context.rights.versions[name] is ALL_VERSIONS:
+            return self._models.get(name, number)  # most requests
         target = self.target(name, number)
         with target.stated():
             return self._models.get(target.name, target.number)
@@ -141,10 +142,10 @@ class GuardedModels:
 
     def names(self) -> list[str]:
         rights = required()
-        return [name for name in self._models.names() if rights.versions(name) is not None]
+        return [name for name in self._models.names() if rights.versions[name] is not None]
 
     def versions(self, name: str) -> list[int]:
-        versions = required().versions(name)
+        versions = required().versions[name]
         if versions is None:
             return self._models.versions(UNKNOWN_MODEL)
         return self._allowed(name, versions) if versions else self._models.versions(name)

@@ -6,26 +6,30 @@ gateway's own requests (steps of ensembles, copies of a rollout) use the objects
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Mapping
-from contextlib import aclosing
+import math
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import Any, NamedTuple
 
-from modelport.gateway.access.context import audited, required
+from modelport.gateway.access.context import CURRENT, AccessContext, audited, required
 from modelport.gateway.access.guarded_models import (
     AllowedTarget,
     GuardedModels,
     denied,
     whole_target,
 )
-from modelport.gateway.access.limited_service import LimitedService
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import ALL_VERSIONS
-from modelport.gateway.access.quotas import Quotas
+from modelport.gateway.access.quotas import QuotaAccount, Quotas
+from modelport.gateway.errors import QuotaExceeded
 from modelport.gateway.inference.service import SupportsInference
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
+
+#: A look-up of an enum's member calls a function.
+_INFER = Operation.INFER
 
 
 class GuardedParts(NamedTuple):
@@ -39,49 +43,104 @@ class GuardedParts(NamedTuple):
 def guard(parts: GuardedParts, quotas: Quotas) -> GuardedParts:
     """Guard the parts that dialects use."""
     service, models, control = parts
-    guarded, limited = GuardedModels(models), LimitedService(service, models, quotas)
-    return GuardedParts(GuardedService(limited, guarded), guarded, GuardedControl(control, guarded))
+    guarded = GuardedModels(models)
+    return GuardedParts(
+        GuardedService(service, models, guarded, quotas), guarded, GuardedControl(control, guarded)
+    )
 
 
 class GuardedService:
-    """The inference service, for requests that the caller may infer."""
+    """The inference service, for requests that the caller may infer, within its quotas."""
 
-    def __init__(self, service: SupportsInference, models: GuardedModels) -> None:
+    def __init__(
+        self, service: SupportsInference, models: ModelView, guarded: GuardedModels, quotas: Quotas
+    ) -> None:
         self._service = service
-        self._models = models
+        self._models, self._guarded = models, guarded
+        self._quotas = quotas
         self.splits = service.splits
 
     def infer(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
-        """Answer ``request``, as ``InferenceService.infer``."""
-        if required(Operation.INFER).versions(request.model_name) is ALL_VERSIONS:
-            return self._service.infer(request, deadline)
-        return self._restricted(request, deadline)
+        """Answer ``request``, as ``InferenceService.infer``.
 
-    async def _restricted(self, request: InferRequest, deadline: Deadline) -> InferResponse:
-        with self._restrict(request).stated():
+        Raises:
+            QuotaExceeded: The caller's quota for the model is used up.
+        """
+        context = CURRENT.get()
+        if (
+            context is None
+            or context.caller.has_quota
+            or context.rights.operation is not _INFER
+            or context.rights.versions[request.model_name] is not ALL_VERSIONS
+        ):
+            return self._checked(request, deadline)
+        request.caller = context.caller.principal.name
+        return self._service.infer(request, deadline)
+
+    async def _checked(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        with self._restrict(request).stated(), self._charged(request):
             return await self._service.infer(request, deadline)
 
     async def stream(
         self, request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[InferResponse, None]:
-        """Yield the responses to ``request``, as ``InferenceService.stream``."""
-        required(Operation.INFER)
-        with self._restrict(request).stated():
+        """Yield the responses to ``request``, as ``InferenceService.stream``; raise as ``infer``.
+
+        A stream of a decoupled model takes no turn: its client decides how long it lasts.
+        """
+        with self._restrict(request).stated(), self._charged(request):
             async with aclosing(self._service.stream(request, deadline)) as responses:
                 async for response in responses:
                     yield response
 
     def _restrict(self, request: InferRequest) -> AllowedTarget:
         """Set the version of a caller that may not use all, so that no rollout chooses another."""
-        target = self._models.target(request.model_name, request.model_version)
-        if required().versions(request.model_name) is not ALL_VERSIONS:
+        rights = required(Operation.INFER)
+        target = self._guarded.target(request.model_name, request.model_version)
+        if rights.versions[request.model_name] is not ALL_VERSIONS:
             request.model_name, request.model_version = target.name, target.number
             request.label = None
         return target
 
+    @contextmanager
+    def _charged(self, request: InferRequest) -> Iterator[None]:
+        """Charge a request to its caller, whose turn it then is."""
+        context = CURRENT.get()
+        version = self._models.find(request.model_name, request.model_version)
+        if context is None or version is None:
+            yield  # the service has the error
+            return
+        request.caller = context.principal.name
+        account = self._quotas.account(context.principal, version.name)
+        if account is None:
+            yield
+            return
+        _charge(self._quotas, account, context, request)
+        try:
+            yield
+        finally:
+            self._quotas.leave(account)
+
     def refuses(self, name: str, number: int) -> bool:
-        target = self._models.target(name, number)
+        target = self._guarded.target(name, number)
         return self._service.refuses(target.name, target.number)
+
+
+def _charge(
+    quotas: Quotas, account: QuotaAccount, context: AccessContext, request: InferRequest
+) -> None:
+    counted = account.quota.bytes_per_second is not None
+    size = sum(tensor.size_bytes for tensor in request.inputs) if counted else 0
+    try:
+        quotas.enter(account, size)
+    except QuotaExceeded as error:
+        version = str(request.model_version or "")
+        context.note_refusal(str(error), "", request.model_name, version)
+        seconds = max(1, math.ceil(error.retry_after_seconds))
+        context.add_fields((b"retry-after", b"%d" % seconds))
+        raise
+    finally:
+        context.add_fields(*quotas.headers(account))
 
 
 class GuardedControl:

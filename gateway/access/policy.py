@@ -45,10 +45,34 @@ class RuleVerdict(NamedTuple):
     objection: str
 
 
+class AllowedVersions(dict[str, frozenset[str] | None]):
+    """The allowed versions and labels by model; None if the model is forbidden.
+
+    Each model is judged when it is first looked up.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        super().__init__()
+        self._rules = [(_any_of(rule.models), rule.versions) for rule in rules]
+
+    def __missing__(self, model: str) -> frozenset[str] | None:
+        found = [versions for matches, versions in self._rules if matches(model)]
+        allowed = None
+        if found:
+            allowed = ALL_VERSIONS if ALL_VERSIONS in found else frozenset().union(*found)
+        if len(self) >= KEPT_MODELS:
+            self.clear()
+        if len(model) <= MAX_KEPT_NAME:
+            self[model] = allowed
+        return allowed
+
+
 class OperationRights:
     """The rights of one principal to one operation."""
 
-    def __init__(self, operation: Operation, rules: Sequence[Rule], is_open: bool = False) -> None:
+    def __init__(
+        self, operation: Operation | None, rules: Sequence[Rule], is_open: bool = False
+    ) -> None:
         self.operation = operation
         #: Whether the operation is allowed at all; the model may still be forbidden.
         self.permitted = bool(rules) or is_open
@@ -56,36 +80,24 @@ class OperationRights:
         self.has_models = bool(rules)
         #: Whether every model and version is allowed, whichever there may be.
         self.unrestricted = any("*" in rule.models and not rule.versions for rule in rules)
-        self._models = [(_any_of(rule.models), rule.versions) for rule in rules]
-        self._versions: dict[str, frozenset[str] | None] = {}
-
-    def versions(self, model: str) -> frozenset[str] | None:
-        """Return the allowed versions and labels of a model, or None if it is forbidden."""
-        try:
-            return self._versions[model]
-        except KeyError:
-            found = self._find(model)
-            if len(self._versions) >= KEPT_MODELS:
-                self._versions.clear()
-            if len(model) <= MAX_KEPT_NAME:
-                self._versions[model] = found
-            return found
-
-    def _find(self, model: str) -> frozenset[str] | None:
-        found = [versions for matches, versions in self._models if matches(model)]
-        if not found:
-            return None
-        return ALL_VERSIONS if ALL_VERSIONS in found else frozenset().union(*found)
+        self.versions = AllowedVersions(rules)
 
 
 class PrincipalRights:
-    """The rights of one principal, by operation."""
+    """A principal and its rights, by operation.
+
+    Attributes:
+        by_operation: The rights to each operation.
+        has_quota: Whether a quota limits its use of some model.
+    """
 
     def __init__(self, policy: AccessPolicy, principal: Principal) -> None:
+        self.principal = principal
+        self.has_quota = any(policy.names(each, principal) for each in policy.limited)
         rules = [rule for rule in policy.rules if policy.applies(rule, principal)]
         if principal.grant is not None:
             rules.append(granted(principal, principal.grant))
-        self._by_operation = {
+        self.by_operation = {
             operation: OperationRights(
                 operation,
                 [rule for rule in rules if operation in rule.operations],
@@ -95,7 +107,7 @@ class PrincipalRights:
         }
 
     def of(self, operation: Operation) -> OperationRights:
-        return self._by_operation[operation]
+        return self.by_operation[operation]
 
 
 @dataclass(frozen=True)
@@ -105,11 +117,13 @@ class AccessPolicy:
     Attributes:
         groups: Names and globs of members.
         health_open: Whether probes of the server need no rule. Probes of a model always do.
+        limited: The principals of each quota.
     """
 
     rules: Sequence[Rule]
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     health_open: bool = True
+    limited: Sequence[Sequence[str]] = ()
     _rights: dict[Principal, PrincipalRights] = field(default_factory=dict, compare=False)
 
     def rights(self, principal: Principal) -> PrincipalRights:

@@ -104,7 +104,8 @@ def read_access_file(path: Path) -> AccessFile:
     is_open = health is None or health.read(_HealthTable).open
     tables = [table for name in AUTHENTICATORS.names() if (table := file.one(name)) is not None]
     quotas = [_read_quota(table, groups) for table in file.tables.get(_QUOTAS, ())]
-    return AccessFile(AccessPolicy(rules, groups, is_open), tables, quotas)
+    limited = [quota.principals for quota in quotas]
+    return AccessFile(AccessPolicy(rules, groups, is_open, limited), tables, quotas)
 
 
 def _check_names(file: TomlFile) -> None:

@@ -59,7 +59,7 @@ class FileWatcher:
 
     Attributes:
         errors: Number of failed reloads by name of the watch, for metrics.
-        revision: Number of reloads; what was derived from files is valid for one revision.
+        reloaded: Called after each reload, to drop what was derived from files.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class FileWatcher:
         #: One poll at a time: after it, what has changed before it is in use.
         self._polling = asyncio.Lock()
         self.errors: dict[str, int] = {}
-        self.revision = 0
+        self.reloaded: list[Callable[[], None]] = []
 
     def watch(
         self, name: str, paths: Sequence[Path], load: Callable[[], T], use: Callable[[T], None]
@@ -120,8 +120,11 @@ class FileWatcher:
     async def _reload(self, watch: FileWatch) -> None:
         try:
             loaded = await asyncio.to_thread(watch.load)
-            self.revision += 1
-            watch.use(loaded)
+            try:
+                watch.use(loaded)
+            finally:
+                for drop in self.reloaded:
+                    drop()
         except Exception as error:
             self.errors[watch.name] += 1
             reason = first_line(error)

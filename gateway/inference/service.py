@@ -92,6 +92,8 @@ class InferenceService:
         version = self._manager.acquire(request.model_name, request.model_version)
         request.via = via_header.CURRENT.get()
         with _Counted(version, request, started, self._verbose):
+            if request.caller and version.statistics.pending > version.turns.free:
+                return await self._run_in_turn(version, request, deadline, started)
             return await self._run(version, request, deadline, started)
 
     async def infer_copy(self, request: InferRequest, deadline: Deadline) -> InferResponse:
@@ -200,6 +202,20 @@ class InferenceService:
                 index += 1
                 asked = time.perf_counter_ns()
         statistics.succeeded(batch, time.perf_counter_ns() - started, timing, streamed=True)
+
+    async def _run_in_turn(
+        self, version: ServedVersion, request: InferRequest, deadline: Deadline, started: int
+    ) -> InferResponse:
+        """As ``_run``, when it is the turn of the request's caller."""
+        turns, caller = version.turns, request.caller
+        await turns.enter(caller, deadline.earliest(self._max_seconds))
+        try:
+            waited = time.perf_counter_ns() - started
+            request.timing.queue_ns += waited
+            request.timing.compute_input_ns -= waited  # ``_run`` counts all time until now
+            return await self._run(version, request, deadline, started)
+        finally:
+            turns.leave(caller)
 
     async def _run(
         self, version: ServedVersion, request: InferRequest, deadline: Deadline, started: int

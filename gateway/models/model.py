@@ -13,6 +13,7 @@ from modelport.gateway.backends.base import Backend
 from modelport.gateway.backends.capabilities import BackgroundBackend, LabelledBackend
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference import pipeline
+from modelport.gateway.inference.admission.fair_queue import FairQueue
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.models.model_config import read_config, version_labels
@@ -75,6 +76,9 @@ class ServedVersion:
         self.in_background: Infer = backend
         if isinstance(backend, BackgroundBackend):
             self.in_background = backend.in_background
+        #: The turns of callers; requests of the gateway itself take none.
+        instances = configuration.instance_count(backend.config)
+        self.turns = FairQueue(self.signature.max_batch_size, instances)
         self.in_flight = 0
         self._drained: asyncio.Event | None = None
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from modelport.gateway.access.access import Access
-from modelport.gateway.access.authentication import combined
 from modelport.gateway.access.context import CURRENT, AccessContext
 from modelport.gateway.access.principal import ConnectionIdentity
 from modelport.gateway.errors import (
@@ -18,7 +17,7 @@ from modelport.gateway.protocols.asgi import App, Message, Receive, Scope, Send
 
 #: Key of the ``ConnectionIdentity`` in the scope's extensions.
 CONNECTION = "modelport.connection"
-Headers = list[tuple[bytes, bytes]]
+Headers = Sequence[tuple[bytes, bytes]]
 #: Sends the response to a request that is refused.
 Refuse = Callable[[Scope, Receive, Send, ModelportError], Awaitable[None]]
 #: The field of a response with status 401 (RFC 6750).
@@ -42,11 +41,11 @@ class AuthenticatedApplication:
             return
         context = None
         try:
-            headers = combined(scope["headers"])
-            context = self._access.authenticate(headers, _connection(scope))
+            context = self._access.authenticate(scope["headers"], _connection(scope))
             CURRENT.set(context)
-            adds = self._access.adds_fields
-            await self._app(scope, receive, with_fields(send, context) if adds else send)
+            if context.caller.has_quota:
+                send = with_fields(send, context)
+            await self._app(scope, receive, send)
         except (Unauthenticated, PermissionDenied, Unavailable) as error:
             challenge = [(CHALLENGE_FIELD, CHALLENGE if context is not None else _INVALID)]
             fields = challenge if isinstance(error, Unauthenticated) else []
@@ -72,8 +71,9 @@ def _adding(send: Send, fields: Callable[[], Headers]) -> Send:
 
 
 def _connection(scope: Scope) -> ConnectionIdentity:
-    found = scope.get("extensions", {}).get(CONNECTION)
-    if isinstance(found, ConnectionIdentity):
-        return found
-    client = scope.get("client")
-    return ConnectionIdentity(client[0] if client else "")
+    try:
+        found: ConnectionIdentity = scope["extensions"][CONNECTION]
+    except KeyError:  # another server than the gateway's own
+        client = scope.get("client")
+        found = ConnectionIdentity(client[0] if client else "")
+    return found

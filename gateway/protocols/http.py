@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
 from modelport import __version__
-from modelport.gateway.access.context import enter
+from modelport.gateway.access.context import CURRENT
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Internal, ModelportError
 from modelport.gateway.protocols import api_pages, http_operations, rollout_headers
@@ -72,9 +72,10 @@ class GuardedDialect:
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         answer = self._dialect.serve(scope, receive, send)
-        if answer is not None:
+        context = CURRENT.get()
+        if answer is not None and context is not None:
             try:
-                enter(self._dialect.operation(scope))
+                context.enter(self.operation(scope))
             except ModelportError:
                 if isinstance(answer, Coroutine):
                     answer.close()

@@ -47,6 +47,8 @@ _RAW_PREFIX, _RAW_SUFFIX, _RAW_VERSIONS = (text.encode() for text in (_PREFIX, _
 _HEADER_LENGTH = b"inference-header-content-length"
 #: Longer version numbers are left to ``parse_version``.
 _DIGITS = 18
+#: A look-up of an enum's member calls a function.
+_HEALTH, _INFER = Operation.HEALTH, Operation.INFER
 _LIVE, _READY = "/v2/health/live", "/v2/health/ready"
 #: Bodies of the Open Inference Protocol; Triton sends none.
 _PROBES = {
@@ -87,7 +89,7 @@ class OipInfer(OipErrors):
         return None
 
     def operation(self, scope: Scope) -> Operation:
-        return Operation.HEALTH if scope["path"] in (_LIVE, _READY) else Operation.INFER
+        return _HEALTH if scope["path"] in (_LIVE, _READY) else _INFER
 
     def refuses(self, raw_path: bytes) -> bool:
         """Ask ``InferenceService.refuses`` for a plain path of ``infer``."""

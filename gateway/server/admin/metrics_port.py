@@ -81,13 +81,13 @@ async def _answer_metrics(send: Send, scrape: Scrape) -> None:
 def _visible(content: bytes) -> bytes:
     """Remove the samples of models that the caller may not see."""
     context = CURRENT.get()
-    rights = None if context is None else context.rights
-    if rights is None or rights.unrestricted:
+    if context is None or context.rights.unrestricted:
         return content
+    rights = context.rights
     return b"".join(
         line
         for line in content.splitlines(keepends=True)
-        if (found := _MODEL.search(line)) is None or rights.versions(found[1].decode()) is not None
+        if (found := _MODEL.search(line)) is None or rights.versions[found[1].decode()] is not None
     )
 
 

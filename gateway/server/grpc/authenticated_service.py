@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from modelport.gateway.access import context as access_context
 from modelport.gateway.access.access import Access
-from modelport.gateway.access.authentication import combined
+from modelport.gateway.access.context import CURRENT, AccessContext, Fields
 from modelport.gateway.access.principal import ConnectionIdentity
 from modelport.gateway.errors import ModelportError
+from modelport.gateway.protocols.grpc_method import Method
 from modelport.gateway.server.grpc.service import CallTarget, Ending, Service
 from modelport.gateway.server.grpc.status import status
 
@@ -24,25 +23,16 @@ class AuthenticatedService(Service):
         super().__init__(*arguments)
         self._access = access
 
-    def mapping(self, fields: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-        """Make the headers of a call, repeated ones joined."""
-        return combined(fields)
-
-    def target(self, path: bytes, headers: Mapping[bytes, bytes]) -> CallTarget:
-        """Interpret ``headers`` but their credential: calls with equal headers share the result."""
-        target = super().target(path, headers)
-        return target if target.method is None else target._replace(headers=headers)
-
-    def admit(self, target: CallTarget, connection: ConnectionIdentity) -> CallTarget:
-        """Return the target of a call that has just begun, or of its refusal."""
-        if target.method is None or target.headers is None:
-            return target
+    def admit(
+        self, method: Method, headers: Fields, connection: ConnectionIdentity
+    ) -> AccessContext | Ending:
+        """Return the context of a call that has just begun, or its refusal."""
         try:
-            context = self._access.authenticate(target.headers, connection)
-            context.enter(target.method.operation)
+            context = self._access.authenticate(headers, connection)
+            context.enter(method.operation)
         except ModelportError as error:
-            return CallTarget(refusal=Ending(status(target.method, error), str(error)))
-        return target._replace(headers=None, access=context)
+            return Ending(status(method, error), str(error))
+        return context
 
     def refuses(self, target: CallTarget, body: bytes | memoryview) -> bool:
         """Refuse nothing unread: ``serve`` refuses it under overload, and knows the caller."""
@@ -50,5 +40,5 @@ class AuthenticatedService(Service):
 
     async def serve(self, target: CallTarget, call: GrpcStream) -> None:
         """Answer ``call`` for its caller."""
-        access_context.CURRENT.set(target.access)
+        CURRENT.set(call.access)
         await super().serve(target, call)

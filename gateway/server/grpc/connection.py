@@ -8,9 +8,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from modelport.gateway.access.context import AccessContext, Fields
 from modelport.gateway.server.connection_identity import identity_of
 from modelport.gateway.server.grpc.authenticated_service import AuthenticatedService
-from modelport.gateway.server.grpc.service import BUSY, CROWDED, CallTarget, Service
+from modelport.gateway.server.grpc.service import (
+    BUSY,
+    CROWDED,
+    CallTarget,
+    Ending,
+    Service,
+)
 from modelport.gateway.server.grpc.stream import GrpcStream
 from modelport.gateway.server.http2.connection import ServerConnection
 from modelport.gateway.server.listener import Listener, ServerState
@@ -27,26 +34,33 @@ _NO_HTTP1 = (
 
 
 class GrpcHead(NamedTuple):
-    """The head of a call. ``http_status``: the answer to a request that is no gRPC."""
+    """The head of a call.
+
+    Attributes:
+        http_status: The answer to a request that is no gRPC.
+        headers: The fields that are not pseudo-headers.
+    """
 
     target: CallTarget
     malformed: bool = False
     valid_trailers: bool = False
     content_length: int | None = None
     http_status: int | None = None
+    headers: Fields = ()
 
 
 def read_head(service: Service, section: FieldSection) -> GrpcHead:
     if not section.valid_request:
         return GrpcHead(CallTarget(), True, section.valid_trailers)
-    headers = service.mapping(section.regular)
+    headers = dict(section.regular)
     http_status = None
     if section.pseudo[b":method"] != b"POST":
         http_status = 405
     elif not headers.get(b"content-type", b"").startswith(b"application/grpc"):
         http_status = 415
     target = service.target(section.pseudo[b":path"], headers)
-    return GrpcHead(target, False, False, section.content_length, http_status)
+    length = section.content_length
+    return GrpcHead(target, False, False, length, http_status, section.regular)
 
 
 class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
@@ -64,9 +78,12 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
     def refuse_preface(self, data: bytes) -> bytes:
         return _NO_HTTP1 if b" HTTP/1." in data else super().refuse_preface(data)
 
-    def open(self, number: int, head: GrpcHead, ends: bool) -> None:
+    def open(
+        self, number: int, head: GrpcHead, ends: bool, access: AccessContext | None = None
+    ) -> None:
         target = head.target
         call = GrpcStream(self, number, target, head.content_length, head.http_status)
+        call.access = access
         call.remote_closed = ends
         self.streams[number] = call
         self.state.requests.add(call)
@@ -107,10 +124,17 @@ class AuthenticatedGrpcConnection(GrpcConnection):
         super().connection_made(transport)
         self._identity = identity_of(transport)
 
-    def open(self, number: int, head: GrpcHead, ends: bool) -> None:
-        if head.http_status is None:
-            head = head._replace(target=self.service.admit(head.target, self._identity))
-        super().open(number, head, ends)
+    def open(
+        self, number: int, head: GrpcHead, ends: bool, access: AccessContext | None = None
+    ) -> None:
+        method = head.target.method
+        if method is not None and head.http_status is None:
+            admitted = self.service.admit(method, head.headers, self._identity)
+            if isinstance(admitted, Ending):
+                head = head._replace(target=CallTarget(refusal=admitted))
+            else:
+                access = admitted
+        super().open(number, head, ends, access)
 
 
 class GrpcListener(Listener):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 from google.protobuf.message import DecodeError
 
-from modelport.gateway.access import context as access_context
-from modelport.gateway.access.context import AccessContext
+from modelport.gateway.access.context import CURRENT
 from modelport.gateway.errors import InvalidArgument, ModelportError, QueueFull
 from modelport.gateway.protocols.grpc_method import Method, Methods, RefusedMessage
 from modelport.gateway.rollout import request_routing
@@ -86,9 +85,6 @@ class CallTarget(NamedTuple):
     refusal: Ending = NO_METHOD
     via: str = ""
     route_key: bytes = b""
-    #: The headers of a call that ``AuthenticatedService`` has not admitted yet.
-    headers: Mapping[bytes, bytes] | None = None
-    access: AccessContext | None = None
 
 
 class Service:
@@ -112,10 +108,6 @@ class Service:
         for service, rows in methods.items():
             for name, row in rows.items():
                 self._methods[f"/{service}/{name}".encode()] = row
-
-    def mapping(self, fields: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-        """Make the headers of a call from its header fields."""
-        return dict(fields)
 
     def target(self, path: bytes, headers: Mapping[bytes, bytes]) -> CallTarget:
         """Interpret ``headers``, whose names are in lower case."""
@@ -257,7 +249,7 @@ class Service:
 def _trailers(routing: RequestRouting | None) -> Headers:
     """Trailing metadata: the version that answered, if a rollout assigned the request, and what
     access adds."""
-    context = access_context.CURRENT.get()
+    context = CURRENT.get()
     fields = () if context is None else tuple(context.response_headers)
     if routing is None or not routing.answered:
         return fields

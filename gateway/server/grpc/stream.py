@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
 
+from modelport.gateway.access.context import AccessContext
 from modelport.gateway.errors import MemoryExhausted
 from modelport.gateway.runtime.request_memory import CURRENT, ConnectionMemory, Lease
 from modelport.gateway.runtime.timer_wheel import Timer
@@ -83,7 +84,7 @@ class GrpcStream(ServerStream):
 
     __slots__ = (
         "_body", "_expired", "_frames", "_gathered", "_http_status", "_method", "_running",
-        "_timer", "_waiter", "deadline", "lease", "stalled", "target", "task",
+        "_timer", "_waiter", "access", "deadline", "lease", "stalled", "target", "task",
     )  # fmt: skip
     connection: CallMultiplexer
 
@@ -97,6 +98,8 @@ class GrpcStream(ServerStream):
     ) -> None:
         super().__init__(connection, number, STREAM_WINDOW_BYTES, content_length)
         self.target = target
+        #: The caller, with ``--access``.
+        self.access: AccessContext | None = None
         self._method = target.method
         self._http_status = http_status
         self.deadline: Deadline = NO_DEADLINE

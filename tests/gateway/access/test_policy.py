@@ -22,16 +22,16 @@ def rule(*principals: str, models: tuple[str, ...] = ("*",), versions: str = "")
 
 
 def versions(policy: AccessPolicy, caller: Principal, model: str = "m") -> frozenset[str] | None:
-    return policy.rights(caller).of(INFER).versions(model)
+    return policy.rights(caller).of(INFER).versions[model]
 
 
 def test_what_no_rule_allows_is_denied() -> None:
     rights = AccessPolicy([rule("ci", models=("fraud*",))]).rights(Principal("ci"))
     assert rights.of(INFER).permitted
-    assert rights.of(INFER).versions("fraud-2") == ALL_VERSIONS
-    assert rights.of(INFER).versions("other") is None
+    assert rights.of(INFER).versions["fraud-2"] == ALL_VERSIONS
+    assert rights.of(INFER).versions["other"] is None
     assert not rights.of(METADATA).permitted
-    assert rights.of(METADATA).versions("fraud-2") is None
+    assert rights.of(METADATA).versions["fraud-2"] is None
     assert not AccessPolicy(()).rights(Principal("ci")).of(INFER).permitted
 
 
@@ -115,12 +115,12 @@ def test_names_that_clients_choose_do_not_fill_memory(monkeypatch: pytest.Monkey
     policy = AccessPolicy([rule("authenticated", models=("fraud*",))])
     rights = policy.rights(Principal("ci")).of(INFER)
     for number in range(40):
-        rights.versions(f"fraud{number}")
+        rights.versions[f"fraud{number}"]
         policy.rights(Principal(f"jwt:{number}"))
-    assert len(rights._versions) <= 16
-    rights._versions.clear()
-    assert rights.versions("fraud" * 100) == ALL_VERSIONS
-    assert not rights._versions
+    assert len(rights.versions) <= 16
+    rights.versions.clear()
+    assert rights.versions["fraud" * 100] == ALL_VERSIONS
+    assert not rights.versions
     assert len(policy._rights) <= 16
 
 

@@ -44,7 +44,7 @@ def test_a_file_is_read_with_defaults(tmp_path: Path) -> None:
     assert (second.operations, second.models) == (frozenset(Operation), ("*",))
     assert not policy.health_open
     alice = policy.rights(Principal("alice")).of(Operation.INFER)
-    assert alice.versions("fraud") == {"1", "stable"}
+    assert alice.versions["fraud"] == {"1", "stable"}
 
 
 def test_an_empty_file_allows_probes_and_nothing_else(tmp_path: Path) -> None:

@@ -214,3 +214,39 @@ async def test_classification_is_given_in_place_of_the_output_it_is_asked_for(
     served = await serve(echo)
     response = await served.ask(1, 2, classification={"y": 1})
     assert response.outputs[0].data.tolist() == [[b"1.000000:1:dog"]]
+
+
+async def test_another_caller_waits_for_one_request_of_a_flood_and_not_for_all(
+    serve: Serve,
+) -> None:
+    going: list[asyncio.Future[None]] = []
+
+    async def held(request: InferRequest) -> InferResponse:
+        going.append(asyncio.get_running_loop().create_future())
+        await going[-1]
+        return await echo(request)
+
+    served = await serve(held)
+
+    def asked(caller: str) -> asyncio.Task[Any]:
+        return asyncio.create_task(served.ask(1, 2, caller=caller))
+
+    turns = served.version.turns
+    flood = [asked("flood") for _ in range(turns.free + turns.room + 5)]
+    await asyncio.sleep(0)
+    assert len(going) == len(flood), "a caller that is alone does not wait"
+    waiting = [asked("other"), *(asked("flood") for _ in range(5)), asked("other")]
+    own = asked("")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(going) == len(flood) + 1, "the gateway's own requests take no turns"
+    for number in range(len(flood) + 1 + len(waiting)):
+        going[number].set_result(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+    await asyncio.gather(*flood, own, *waiting)
+    order = [request.caller for request in served.backend.asked[len(flood) + 1 :]]
+    assert order == ["other", "flood", "other", *["flood"] * 4]
+    assert served.statistics.success.count == len(going)
+    assert served.statistics.queue.ns > 0
+    nothing_is_left(served)

@@ -54,6 +54,6 @@ def test_the_key_of_a_caller_is_its_name_and_anonymous_callers_have_none() -> No
     request, policy = InferRequest("m", []), AccessPolicy(())
     assert assignment.key(request) == b""
     for caller, key in ((Principal("jwt:zoë"), "jwt:zoë".encode()), (ANONYMOUS, b"")):
-        token = CURRENT.set(AccessContext(caller, policy.rights(caller)))
+        token = CURRENT.set(AccessContext(policy.rights(caller)))
         assert assignment.key(request) == key
         CURRENT.reset(token)

@@ -1,4 +1,4 @@
-"""Fair queueing of principals at a model."""
+"""Fair queueing of callers at a model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ import random
 
 import pytest
 
-from modelport.gateway.access.fair_queue import FairQueue
 from modelport.gateway.errors import QueueFull, TimedOut
+from modelport.gateway.inference.admission.fair_queue import FairQueue
 from modelport.gateway.types import NO_DEADLINE, Deadline
+
+
+def queue(room: int) -> FairQueue:
+    found = FairQueue(1, 1)
+    found.room = room
+    return found
 
 
 async def turns() -> None:
@@ -19,17 +25,17 @@ async def turns() -> None:
 
 
 class Visits:
-    """Requests of principals that stay inside until they are let go."""
+    """Requests of callers that stay inside until they are let go."""
 
     def __init__(self, queue: FairQueue) -> None:
         self.queue = queue
         self.inside: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
 
-    def come(self, principal: str, deadline: Deadline = NO_DEADLINE) -> asyncio.Task[None]:
+    def come(self, caller: str, deadline: Deadline = NO_DEADLINE) -> asyncio.Task[None]:
         async def visit() -> None:
-            await self.queue.enter(principal, deadline)
-            self.inside.append(principal)
+            await self.queue.enter(caller, deadline)
+            self.inside.append(caller)
 
         task = asyncio.get_running_loop().create_task(visit())
         self.tasks.append(task)
@@ -43,7 +49,7 @@ class Visits:
 
 
 async def test_a_flood_waits_behind_itself_and_others_behind_one_of_its_requests() -> None:
-    visits = Visits(FairQueue(2))
+    visits = Visits(queue(2))
     visits.come("other")
     for _ in range(3):
         visits.come("flood")
@@ -56,8 +62,8 @@ async def test_a_flood_waits_behind_itself_and_others_behind_one_of_its_requests
     assert not visits.inside
 
 
-async def test_a_principal_that_is_alone_never_waits() -> None:
-    visits = Visits(FairQueue(2))
+async def test_a_caller_that_is_alone_never_waits() -> None:
+    visits = Visits(queue(2))
     for _ in range(50):
         visits.come("only")
     await turns()
@@ -70,8 +76,8 @@ async def test_a_principal_that_is_alone_never_waits() -> None:
     assert late.done()
 
 
-async def test_requests_past_the_room_are_refused_for_their_principal_only() -> None:
-    visits = Visits(FairQueue(2))
+async def test_requests_past_the_room_are_refused_for_their_caller_only() -> None:
+    visits = Visits(queue(2))
     visits.come("other")
     flood = [visits.come("flood") for _ in range(4)]
     await turns()
@@ -87,7 +93,7 @@ async def test_requests_past_the_room_are_refused_for_their_principal_only() -> 
 
 
 async def test_a_request_waits_no_longer_than_its_deadline() -> None:
-    visits = Visits(FairQueue(1))
+    visits = Visits(queue(1))
     visits.come("a")
     await turns()
     with pytest.raises(TimedOut):
@@ -101,7 +107,7 @@ async def test_a_request_waits_no_longer_than_its_deadline() -> None:
 async def test_whatever_is_cancelled_no_place_is_lost() -> None:
     randomness = random.Random(2)
     for _ in range(200):
-        visits = Visits(FairQueue(randomness.randint(1, 3)))
+        visits = Visits(queue(randomness.randint(1, 3)))
         for _ in range(randomness.randint(5, 40)):
             act = randomness.random()
             if act < 0.5:
