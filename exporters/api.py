@@ -86,8 +86,8 @@ def export(
     Args:
         checkpoint: a ``.pt``, ``.pth`` or ``.safetensors`` file, a Hugging Face folder, a Keras
             file or a SavedModel.
-        formats: ``onnx``, ``torchscript``, ``savedmodel``, ``tflite``, ``pt2``, ``aoti``, or
-            ``all`` for the first four; one or several.
+        formats: ``onnx``, ``torchscript``, ``savedmodel``, ``tflite``, ``openvino``, ``pt2``,
+            ``aoti``, or ``all`` for the first four; one or several.
         model: a registered name or ``package.module:factory``; Keras files and SavedModels need
             none.
         model_kwargs: hyper-parameters; they take precedence over the checkpoint's.

@@ -45,6 +45,7 @@ EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.extensions",
     "modelport.gateway.inference.images",
     "modelport.gateway.repository",
+    "modelport.gateway.runtime.openvino_import",
     "modelport.gateway.cli.errors",
     "modelport.gateway.cli.tables",
 )

@@ -184,6 +184,18 @@ FORMATS: dict[str, Format] = {
                 _TF: ExportRoute("tflite", ("fp32", "fp16", "int8"), _LITE),
             },
         ),
+        _builtin(
+            "openvino",
+            "openvino_session",
+            {
+                _TORCH: ExportRoute(
+                    "openvino", ("fp32", "fp16"), ("torch", "onnx", "onnxscript", "openvino")
+                ),
+                _TF: ExportRoute(
+                    "openvino", ("fp32", "fp16"), (*_KERAS, "tf2onnx", "onnx", "openvino")
+                ),
+            },
+        ),
         _builtin("pt2", "pt2", _traced("pt2")),
         _builtin("aoti", "aoti", _traced("aoti")),
     )

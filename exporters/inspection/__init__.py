@@ -34,7 +34,14 @@ SAVED_MODEL = "saved_model.pb"
 CERTIFICATE = "certificate.json"
 
 #: Formats by suffix. The content of torch's archives tells them apart.
-FILES = {".onnx": "onnx", ".pt": "", ".pth": "", ".pt2": "", ".tflite": "tflite"}
+FILES = {
+    ".onnx": "onnx",
+    ".pt": "",
+    ".pth": "",
+    ".pt2": "",
+    ".tflite": "tflite",
+    ".xml": "openvino",
+}
 
 #: Integer types of at most 8 bits, used for quantised weights; booleans are masks.
 NARROW = frozenset({"INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2"})

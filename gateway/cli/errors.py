@@ -71,6 +71,7 @@ _EXTRAS = {
     "tf2onnx": "tensorflow",
     "h5py": "tensorflow",
     "ai_edge_litert": "litert",
+    "openvino": "openvino",
     "transformers": "huggingface",
     "peft": "huggingface",
     "PIL": "images",

@@ -129,6 +129,23 @@ _BUILTIN = (
             Library("tflite-runtime", "only if ai-edge-litert is not available"),
         ),
     ),
+    BackendDescriptor(
+        "openvino",
+        f"{_PACKAGE}.embedded.openvino",
+        "OpenVINO",
+        (Platform("openvino", "", "openvino", "model.xml", ("triton",)),),
+        (
+            Library(
+                "openvino",
+                "pip install 'modelport[openvino]'",
+                (
+                    *("libopenvino.so*", "libopenvino_ir_frontend.so*"),
+                    *("libopenvino_intel_cpu_plugin.so*", "libtbb.so*", "libhwloc.so*"),
+                ),
+                "https://docs.openvino.ai/2026/openvino-workflow/running-inference.html",
+            ),
+        ),
+    ),
     BackendDescriptor("ensemble", f"{_PACKAGE}.ensemble", "Ensemble"),
     BackendDescriptor("triton", f"{_PACKAGE}.remote.triton", "Triton"),
     BackendDescriptor("tfserving", f"{_PACKAGE}.remote.tfserving", "TensorFlow Serving"),

@@ -24,7 +24,16 @@ from modelport.loadtests.system.modelport_command import (
 )
 
 #: A new version of one of these libraries requires new artifacts.
-LIBRARIES = ("modelport", "torch", "onnx", "onnxruntime", "tensorflow", "keras", "ai-edge-litert")
+LIBRARIES = (
+    "modelport",
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "tensorflow",
+    "keras",
+    "ai-edge-litert",
+    "openvino",
+)
 
 
 @dataclass(frozen=True)

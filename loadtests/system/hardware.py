@@ -11,7 +11,15 @@ from pathlib import Path
 
 import psutil
 
-DISTRIBUTIONS = ("modelport", "onnxruntime", "torch", "tensorflow", "ai-edge-litert", "locust")
+DISTRIBUTIONS = (
+    "modelport",
+    "onnxruntime",
+    "torch",
+    "tensorflow",
+    "ai-edge-litert",
+    "openvino",
+    "locust",
+)
 GIB = 1 << 30
 
 

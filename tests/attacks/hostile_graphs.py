@@ -1,4 +1,4 @@
-"""SavedModels, TensorFlow Lite and ONNX files that want to do more than compute."""
+"""SavedModels, TensorFlow Lite, ONNX and OpenVINO files that want to do more than compute."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from modelport.exporters.runtime.tensorflow_runtime import tf
 
 TENSORFLOW = 'backend: "tensorflow" platform: "tensorflow_savedmodel"\n'
 LITE = 'backend: "tflite"\n'
+OPENVINO = 'backend: "openvino"\n'
 ONNX = 'backend: "onnxruntime" platform: "onnxruntime_onnx"\n'
 
 Fill = Callable[[Any, Any], str]
@@ -265,6 +266,73 @@ def lites() -> dict[str, tuple[bytes, str]]:
         "runs a custom operator": (model(custom("Evil")), "Evil"),
         "brings a delegate": (model(delegate), "not TensorFlow Lite's own"),
         "keeps weights elsewhere": (model(custom("Mfcc"), external=True), "in other files"),
+    }
+
+
+def intermediate_representation(constant: str = "", extra: str = "", before: str = "") -> str:
+    """The XML of ``y = x + w`` over one OpenVINO constant of 16 bytes."""
+    constant = constant or 'element_type="f32" shape="4" offset="0" size="16"'
+
+    def layer(number: int, kind: str, data: str, inputs: int, outputs: str, more: str = "") -> str:
+        port = '<port id="{}" precision="FP32" {}><dim>4</dim></port>'
+        taken = "".join(port.format(index, "") for index in range(inputs))
+        given = f"<output>{port.format(inputs, outputs)}</output>" if kind != "Result" else ""
+        ports = (f"<input>{taken}</input>" if inputs else "") + given
+        return (
+            f'<layer id="{number}" name="{kind}{number}" type="{kind}" version="opset1" {more}>'
+            f"<data {data}/>{ports}</layer>"
+        )
+
+    layers = (
+        layer(0, "Parameter", 'shape="4" element_type="f32"', 0, 'names="x"')
+        + layer(1, "Const", constant, 0, "")
+        + layer(2, "Add", 'auto_broadcast="numpy"', 2, 'names="y"')
+        + layer(3, "Result", "", 1, "", 'output_names="y"')
+    )
+    edges = "".join(
+        f'<edge from-layer="{a}" from-port="{b}" to-layer="{c}" to-port="{d}"/>'
+        for a, b, c, d in ((0, 0, 2, 0), (1, 0, 2, 1), (2, 2, 3, 0))
+    )
+    return (
+        f'<?xml version="1.0"?>{before}<net name="m" version="11"><layers>{layers}{extra}</layers>'
+        f"<edges>{edges}</edges></net>"
+    )
+
+
+def openvinos() -> dict[str, tuple[bytes, str]]:
+    """OpenVINO IRs beside a constant of 16 bytes, and what the refusal names."""
+    graph = intermediate_representation
+
+    def constant(offset: str, size: str) -> str:
+        return graph(f'element_type="f32" shape="4" offset="{offset}" size="{size}"')
+
+    entity = '<!DOCTYPE net [<!ENTITY a SYSTEM "file:///etc/passwd">]>'
+    bomb = '<!DOCTYPE net [<!ENTITY a "aaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]>'
+    foreign = '<layer id="9" name="e" type="Evil" version="extension"/>'
+    body = f'<layer id="8" name="l" type="Loop" version="opset5"><body>{foreign}</body></layer>'
+    copy = (
+        '<layer id="7" name="c" type="Const" version="opset1"><data offset="0" size="16"/></layer>'
+    )
+    cases = {
+        "names another file as an entity": (graph(before=entity), "declares a document type"),
+        "defines entities of entities": (graph(before=bomb), "declares a document type"),
+        "uses an operation of an extension": (graph(extra=foreign), "'Evil' of 'extension'"),
+        "uses an extension in a loop": (graph(extra=body), "'Evil' of 'extension'"),
+        "takes a constant beyond its file": (constant("8", "16"), "beyond the end"),
+        "takes a constant before its file": (constant("-8", "16"), "has no place"),
+        "takes a constant whose end wraps": (constant("8", str(2**64 - 8)), "has no place"),
+        "nests without end": (graph(extra="<body>" * 100 + "</body>" * 100), "levels deep"),
+        "takes a size that is no number": (
+            graph().replace("<dim>4</dim>", "<dim>4x</dim>", 1),
+            "'4x' is no size",
+        ),
+        "is another document": ("<html></html>", "begins with 'html'"),
+        "is in another encoding": (graph().encode("utf-16"), "does not load"),
+        "repeats its constant": (graph(extra=copy * 8), "constants of"),
+    }
+    return {
+        what: (text if isinstance(text, bytes) else text.encode(), reason)
+        for what, (text, reason) in cases.items()
     }
 
 

@@ -42,6 +42,7 @@ from modelport.gateway.models.model_config import read_config
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import manifest, scan, signed_config, signing, signing_keys
 from modelport.gateway.repository.artifact_checks import (
+    openvino_guard,
     pt2_guard,
     saved_model_guard,
     torchscript_guard,
@@ -419,6 +420,23 @@ def test_an_onnx_model_that_uses_other_code_or_files_is_not_opened(
             refused(lambda: repository.prove(monkeypatch), reason, what=what)
 
 
+def test_an_openvino_model_that_uses_other_code_or_files_is_not_opened(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino_guard, "CONSTANT_ALLOWANCE", 0)
+    for what, (content, reason) in hostile_graphs.openvinos().items():
+        path = repository.put("model.xml", content, hostile_graphs.OPENVINO)
+        (repository.version / "model.bin").write_bytes(bytes(16))
+        refused(repository.serve, reason, what=what)
+        inspect(path)
+        repository.certify("openvino")
+        refused(lambda: repository.prove(monkeypatch), reason, what=what)
+    harmless = hostile_graphs.intermediate_representation().encode()
+    repository.put("model.xml", harmless, hostile_graphs.OPENVINO)
+    (repository.version / "model.bin").write_bytes(bytes(16))
+    assert [tensor.name for tensor in repository.serve().config.output] == ["y"]
+
+
 # -- checkpoints and data -------------------------------------------------------------------------
 
 
@@ -778,6 +796,7 @@ def test_every_attack_is_listed_with_its_verdict(mark: Path, tmp_path: Path) -> 
         "SavedModel": hostile_graphs.graphs(mark),
         "TensorFlow Lite": hostile_graphs.lites(),
         "ONNX": hostile_graphs.onnxes(tmp_path),
+        "OpenVINO": hostile_graphs.openvinos(),
         "Keras": KERAS,
         "configuration": RECONFIGURED,
         "certificate": CERTIFICATES,

@@ -38,6 +38,8 @@ GATED = {
     "modelport.gateway.backends.embedded.pytorch": "torch",
     "modelport.gateway.backends.embedded.tensorflow": "tensorflow",
     "modelport.gateway.backends.embedded.tflite": "litert",
+    "modelport.gateway.backends.embedded.openvino": "openvino",
+    "modelport.gateway.runtime.openvino_import": "openvino",
 }
 
 
@@ -118,6 +120,7 @@ NEEDS = [
             ("pytorch", "torch"),
             ("tensorflow", "tensorflow"),
             ("tflite", "litert"),
+            ("openvino", "openvino"),
         )
     ),
     *(

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from modelport.exporters.formats import FORMATS, ExportTarget
+from modelport.exporters.formats.openvino import from_onnx
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
@@ -39,7 +40,7 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "vit": (VisionTransformer, VIT_KWARGS),
 }
 #: Formats that take seconds to write, not minutes.
-QUICK = ("onnx", "torchscript", "pt2", "savedmodel", "tflite")
+QUICK = ("onnx", "torchscript", "pt2", "savedmodel", "tflite", "openvino")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,12 @@ def publish(repository: Path, name: str, model: Source, format_name: str) -> Pat
     row = FORMATS[format_name]
     folder = repository / name / "1"
     folder.mkdir(parents=True)
-    row.export(model, folder / row.platform.default_filename, ExportTarget())
+    target = folder / row.platform.default_filename
+    draft = repository / name.replace("openvino", "onnx") / "1" / "model.onnx"
+    if format_name == "openvino" and draft.exists():  # which an export would write again
+        from_onnx(draft, target, half=False)
+    else:
+        row.export(model, target, ExportTarget())
     wanted = config.build(name, row.platform, model.signature)
     (folder.parent / config.FILENAME).write_text(config.to_text(wanted))
     manifest.write(folder)

@@ -208,12 +208,14 @@ def _body(source: Source, case: Case) -> dict[str, Any]:
 # -- the library is not there ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["pytorch", "tensorflow", "tflite"])
+@pytest.mark.parametrize("backend", ["pytorch", "tensorflow", "tflite", "openvino"])
 def test_a_missing_library_is_named_by_the_extra_that_brings_it(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for library in ("torch", "tensorflow", "ai_edge_litert.interpreter", "tflite_runtime"):
+    libraries = ("torch", "tensorflow", "ai_edge_litert.interpreter", "tflite_runtime", "openvino")
+    for library in libraries:
         monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, "modelport.gateway.runtime.openvino_import", raising=False)
     monkeypatch.delitem(sys.modules, BACKENDS.builtin[backend].module, raising=False)
     with pytest.raises(Unsupported) as caught:
         find(backend)
@@ -311,7 +313,7 @@ def test_importing_the_seam_imports_no_runtime() -> None:
     code = (
         "import sys, modelport.gateway.backends.ensemble; "
         "import modelport.gateway.backends.embedded.runtime; "
-        "print([m for m in ('torch', 'tensorflow', 'onnxruntime', 'ai_edge_litert') "
+        "print([m for m in ('torch', 'tensorflow', 'onnxruntime', 'ai_edge_litert', 'openvino') "
         "if m in sys.modules])"
     )
     done = subprocess.run(
