@@ -56,6 +56,17 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
 
 def program(source: Source, target: ExportTarget) -> ExportedProgram:
     """Export ``source`` as a graph without traces of the exporting machine."""
+    exported = traced_program(source, target)
+    # Every node records the source file and line it stems from.
+    for graph in exported.graph_module.modules():
+        if isinstance(graph, fx.GraphModule):
+            for node in graph.graph.nodes:
+                node.meta.pop("stack_trace", None)
+    return exported
+
+
+def traced_program(source: Source, target: ExportTarget) -> ExportedProgram:
+    """Export ``source`` as a graph whose nodes know the lines of code they stem from."""
     signature = source.signature
     names = arguments(signature)
     outputs = [spec.name for spec in signature.outputs]
@@ -69,19 +80,13 @@ def program(source: Source, target: ExportTarget) -> ExportedProgram:
     # torch would unroll a recurrent layer to the example's length.
     recurrent = register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition()
     with inference_mode(named), recurrent[0], recurrent[1]:
-        exported = torch.export.export(
+        return torch.export.export(
             named,
             (),
             dict(zip(names, tracing.example_inputs(signature, source.spec.masks), strict=True)),
             dynamic_shapes=dict(zip(names, shapes, strict=True)),
             strict=False,
         )
-    # Every node records the source file and line it stems from.
-    for graph in exported.graph_module.modules():
-        if isinstance(graph, fx.GraphModule):
-            for node in graph.graph.nodes:
-                node.meta.pop("stack_trace", None)
-    return exported
 
 
 def open_session(path: Path, trusted: bool = False) -> TorchParitySession:

@@ -1,0 +1,286 @@
+"""Elementwise arithmetic, with PyTorch's promotion of datatypes and rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from modelport.exporters.lowering.datatypes import cast, floating, is_tensor, promoted
+from modelport.exporters.lowering.registry import lowers
+from modelport.exporters.runtime.tensorflow_runtime import tf
+
+
+def _scaled(x: Any, alpha: Any) -> Any:
+    return x if not is_tensor(alpha) and alpha == 1 else x * cast(alpha, x.dtype)
+
+
+@lowers("add.Tensor", "add.Scalar")
+def add(x: Any, other: Any, alpha: Any = 1) -> Any:
+    x, other = promoted(x, other)
+    if x.dtype == tf.bool:
+        return tf.logical_or(x, other) if alpha else tf.identity(x)
+    return x + _scaled(other, alpha)
+
+
+@lowers("sub.Tensor", "sub.Scalar")
+def sub(x: Any, other: Any, alpha: Any = 1) -> Any:
+    x, other = promoted(x, other)
+    return x - _scaled(other, alpha)
+
+
+@lowers("rsub.Tensor", "rsub.Scalar")
+def rsub(x: Any, other: Any, alpha: Any = 1) -> Any:
+    x, other = promoted(x, other)
+    return other - _scaled(x, alpha)
+
+
+@lowers("mul.Tensor", "mul.Scalar")
+def mul(x: Any, other: Any) -> Any:
+    x, other = promoted(x, other)
+    return tf.logical_and(x, other) if x.dtype == tf.bool else x * other
+
+
+@lowers("div.Tensor", "div.Scalar")
+def div(x: Any, other: Any) -> Any:
+    x, other = promoted(x, other)
+    return floating(x) / floating(other)
+
+
+@lowers("div.Tensor_mode", "div.Scalar_mode")
+def div_mode(x: Any, other: Any, rounding_mode: str | None = None) -> Any:
+    if rounding_mode is None:
+        return div(x, other)
+    x, other = promoted(x, other)
+    if rounding_mode == "floor":
+        return tf.math.floordiv(x, other) if x.dtype.is_integer else _floored(x, other)
+    return tf.truncatediv(x, other) if x.dtype.is_integer else truncated(x / other)
+
+
+def _floored(x: Any, other: Any) -> Any:
+    """The floor of the exact quotient, which a rounded one may exceed: 4.2 / 0.7."""
+    exact = tf.round((x - tf.math.floormod(x, other)) / other)
+    return tf.where(tf.equal(other, 0), x / other, exact)
+
+
+@lowers("floor_divide")
+def floor_divide(x: Any, other: Any) -> Any:
+    return div_mode(x, other, "floor")
+
+
+@lowers("remainder.Tensor", "remainder.Scalar")
+def remainder(x: Any, other: Any) -> Any:
+    """The remainder with the sign of the divisor."""
+    x, other = promoted(x, other)
+    return tf.math.floormod(x, other)
+
+
+@lowers("fmod.Tensor", "fmod.Scalar")
+def fmod(x: Any, other: Any) -> Any:
+    """The remainder with the sign of the dividend."""
+    x, other = promoted(x, other)
+    return x - tf.truncatediv(x, other) * other if x.dtype.is_integer else _float_fmod(x, other)
+
+
+def _float_fmod(x: Any, other: Any) -> Any:
+    result = tf.math.floormod(tf.abs(x), tf.abs(other))
+    return tf.where(x < 0, -result, result)
+
+
+def larger(x: Any, other: Any) -> Any:
+    """The larger of two tensors of one datatype; NaN if either is."""
+    return tf.logical_or(x, other) if x.dtype == tf.bool else tf.maximum(x, other)
+
+
+def smaller(x: Any, other: Any) -> Any:
+    """The smaller of two tensors of one datatype; NaN if either is."""
+    return tf.logical_and(x, other) if x.dtype == tf.bool else tf.minimum(x, other)
+
+
+@lowers("maximum")
+def maximum(x: Any, other: Any) -> Any:
+    return larger(*promoted(x, other))
+
+
+@lowers("minimum")
+def minimum(x: Any, other: Any) -> Any:
+    return smaller(*promoted(x, other))
+
+
+@lowers("atan2")
+def atan2(x: Any, other: Any) -> Any:
+    x, other = promoted(x, other)
+    return tf.atan2(floating(x), floating(other))
+
+
+@lowers("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
+def power(x: Any, exponent: Any) -> Any:
+    simple = None if is_tensor(exponent) or isinstance(exponent, complex) else exponent
+    x, exponent = promoted(x, exponent)
+    if x.dtype.is_integer:
+        return _integer_power(x, exponent)
+    if simple == 2:
+        return x * x
+    if simple == 3:
+        return x * x * x
+    if simple == 0.5 and x.dtype.is_floating:
+        return tf.sqrt(x)
+    if simple == -0.5 and x.dtype.is_floating:
+        return tf.math.rsqrt(x)
+    return tf.pow(x, exponent)
+
+
+def _integer_power(x: Any, exponent: Any) -> Any:
+    """A power of integers; a negative exponent gives 0 except for 1 and -1."""
+    natural = tf.pow(x, tf.abs(exponent)) if not exponent.dtype.is_unsigned else None
+    if natural is None:
+        return tf.pow(x, exponent)
+    return tf.where((exponent < 0) & (tf.abs(x) != 1), tf.zeros_like(natural), natural)
+
+
+@lowers("clamp", "clamp.Tensor")
+def clamp(x: Any, minimum: Any = None, maximum: Any = None) -> Any:
+    bounds = [each for each in (minimum, maximum) if each is not None]
+    x, *found = promoted(x, *bounds)
+    if minimum is not None:
+        x = larger(x, found[0])
+    return x if maximum is None else smaller(x, found[-1])
+
+
+@lowers("clamp_min", "clamp_min.Tensor")
+def clamp_min(x: Any, minimum: Any) -> Any:
+    return clamp(x, minimum)
+
+
+@lowers("clamp_max", "clamp_max.Tensor")
+def clamp_max(x: Any, maximum: Any) -> Any:
+    return clamp(x, None, maximum)
+
+
+@lowers("abs")
+def absolute(x: Any) -> Any:
+    if x.dtype.is_unsigned or x.dtype == tf.bool:
+        return tf.identity(x)
+    # TensorFlow Lite's kernel takes no int64.
+    return tf.maximum(x, -x) if x.dtype.is_integer else tf.abs(x)
+
+
+@lowers("neg")
+def negative(x: Any) -> Any:
+    return tf.negative(x)
+
+
+@lowers("sign", "sgn")
+def sign(x: Any) -> Any:
+    if x.dtype == tf.bool or x.dtype.is_complex:
+        return tf.identity(x) if x.dtype == tf.bool else tf.sign(x)
+    zero = tf.zeros([], x.dtype)
+    return tf.cast(x > zero, x.dtype) - tf.cast(x < zero, x.dtype)
+
+
+def truncated(x: Any) -> Any:
+    """``x`` without its fraction."""
+    return tf.where(x < 0, tf.math.ceil(x), tf.floor(x))
+
+
+def _rounding(name: str, function: Callable[[Any], Any]) -> None:
+    """Register a rounding, which leaves integers as they are."""
+    lowers(name)(lambda x: tf.identity(x) if x.dtype.is_integer else function(x))
+
+
+_rounding("floor", tf.floor)
+_rounding("ceil", tf.math.ceil)
+_rounding("round", tf.round)
+_rounding("trunc", truncated)
+
+
+@lowers("round.decimals")
+def round_decimals(x: Any, decimals: int = 0) -> Any:
+    if x.dtype.is_integer:
+        return tf.identity(x)
+    scale = cast(10.0 ** abs(decimals), x.dtype)
+    return tf.round(x * scale) / scale if decimals >= 0 else tf.round(x / scale) * scale
+
+
+@lowers("frac")
+def frac(x: Any) -> Any:
+    return x - truncated(x)
+
+
+def _log_base(base: float) -> Callable[[Any], Any]:
+    return lambda x: tf.math.log(x) / cast(math.log(base), x.dtype)
+
+
+#: Functions of one floating-point argument; integers are converted first.
+_FLOATING: dict[str, Callable[[Any], Any]] = {
+    "acos": tf.acos,
+    "acosh": tf.acosh,
+    "asin": tf.asin,
+    "asinh": tf.asinh,
+    "atan": tf.atan,
+    "atanh": tf.atanh,
+    "cos": tf.cos,
+    "cosh": tf.cosh,
+    "erf": tf.math.erf,
+    "erfc": tf.math.erfc,
+    "erfinv": tf.math.erfinv,
+    "exp": tf.exp,
+    "exp2": lambda x: tf.exp(x * cast(math.log(2), x.dtype)),
+    "expm1": tf.math.expm1,
+    "lgamma": tf.math.lgamma,
+    "log": tf.math.log,
+    "log10": _log_base(10),
+    "log1p": tf.math.log1p,
+    "log2": _log_base(2),
+    "reciprocal": lambda x: 1 / x,
+    "rsqrt": tf.math.rsqrt,
+    "sigmoid": tf.sigmoid,
+    "sin": tf.sin,
+    "sinh": tf.sinh,
+    "sqrt": tf.sqrt,
+    "tan": tf.tan,
+    "tanh": tf.tanh,
+}
+
+
+def _register_floating(name: str, function: Callable[[Any], Any]) -> None:
+    lowers(name)(lambda x: function(floating(x)))
+
+
+for _name, _function in _FLOATING.items():
+    _register_floating(_name, _function)
+
+
+@lowers("bitwise_and.Tensor", "bitwise_and.Scalar", "bitwise_and.Scalar_Tensor")
+def bitwise_and(x: Any, other: Any) -> Any:
+    x, other = promoted(x, other)
+    return tf.logical_and(x, other) if x.dtype == tf.bool else tf.bitwise.bitwise_and(x, other)
+
+
+@lowers("bitwise_or.Tensor", "bitwise_or.Scalar", "bitwise_or.Scalar_Tensor")
+def bitwise_or(x: Any, other: Any) -> Any:
+    x, other = promoted(x, other)
+    return tf.logical_or(x, other) if x.dtype == tf.bool else tf.bitwise.bitwise_or(x, other)
+
+
+@lowers("bitwise_xor.Tensor", "bitwise_xor.Scalar", "bitwise_xor.Scalar_Tensor")
+def bitwise_xor(x: Any, other: Any) -> Any:
+    x, other = promoted(x, other)
+    return tf.not_equal(x, other) if x.dtype == tf.bool else tf.bitwise.bitwise_xor(x, other)
+
+
+@lowers("bitwise_not")
+def bitwise_not(x: Any) -> Any:
+    return tf.logical_not(x) if x.dtype == tf.bool else tf.bitwise.invert(x)
+
+
+@lowers("bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar")
+def bitwise_left_shift(x: Any, other: Any) -> Any:
+    x, other = promoted(x, other)
+    return tf.bitwise.left_shift(x, other)
+
+
+@lowers("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar")
+def bitwise_right_shift(x: Any, other: Any) -> Any:
+    x, other = promoted(x, other)
+    return tf.bitwise.right_shift(x, other)

@@ -1,0 +1,104 @@
+"""The program of a module in operators of the table: exported by PyTorch, decomposed, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+
+from modelport.exporters.formats import ExportTarget
+from modelport.exporters.formats.pt2 import traced_program
+from modelport.exporters.loaded_model import Source
+from modelport.exporters.lowering.operators import OPERATORS
+from modelport.exporters.lowering.registry import name_of
+from modelport.exporters.sources.torch_eager import inference_mode
+from modelport.gateway.errors import Unsupported
+
+#: Checks of sizes and values; the gateway checks requests before they reach the model.
+ASSERTIONS = frozenset(
+    (
+        "_assert_async",
+        "_assert_async.msg",
+        "_assert_scalar",
+        "_assert_tensor_metadata",
+        "sym_constrain_range",
+        "sym_constrain_range_for_size",
+    )
+)
+
+
+def lowerable_program(source: Source, target: ExportTarget) -> ExportedProgram:
+    """The program of ``source`` with operators of the table alone.
+
+    Raises:
+        Unsupported: an operator is missing; the message names it and the line it stems from.
+    """
+    traced = traced_program(source, target)
+    with inference_mode(source.model):
+        program: ExportedProgram = traced.run_decompositions(decompositions())
+    for graph in graphs(program):
+        _drop_assertions(graph)
+    check_operators(program)
+    return program
+
+
+def decompositions() -> Any:
+    """PyTorch's decompositions into core operators, except of what the table has whole."""
+    table = torch.export.default_decompositions()
+    for operator in list(table):
+        if name_of(operator) in OPERATORS:
+            del table[operator]
+    return table
+
+
+def graphs(program: ExportedProgram) -> Iterator[fx.Graph]:
+    """The graph of ``program`` and those of its branches and loops."""
+    for module in program.graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            yield module.graph
+
+
+def _drop_assertions(graph: fx.Graph) -> None:
+    """Remove checks, and the arithmetic that served them alone."""
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and name_of(node.target) in ASSERTIONS:
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def check_operators(program: ExportedProgram) -> None:
+    """Raise ``Unsupported`` if the table lacks an operator of ``program``."""
+    missing: dict[str, fx.Node] = {}
+    for graph in graphs(program):
+        for node in graph.nodes:
+            if node.op == "call_function" and name_of(node.target) not in OPERATORS:
+                missing.setdefault(name_of(node.target), node)
+    if missing:
+        name, node = next(iter(missing.items()))
+        others = f" (and {', '.join(list(missing)[1:])})" if len(missing) > 1 else ""
+        raise Unsupported(
+            f"operator '{name}'{others} of {origin(node)} has no equivalent in TensorFlow; use "
+            "--format onnx or torchscript"
+        )
+
+
+def origin(node: fx.Node) -> str:
+    """The submodule and the line of code that ``node`` stems from."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path, kind = stack[-1] if stack else ("", "")
+    path = path.removeprefix("module.").removeprefix("module")
+    kind = kind if isinstance(kind, str) else kind.__name__
+    place = f"'{path}' ({kind.rpartition('.')[2]})" if path else "forward()"
+    frames = [
+        line.strip()
+        for line in (node.meta.get("stack_trace") or "").splitlines()
+        if line.strip().startswith("File ")
+    ]
+    if not frames:
+        return place
+    file, _, rest = frames[-1].removeprefix('File "').partition('", line ')
+    return f"{place}, {Path(file).name} line {rest.partition(',')[0]}"

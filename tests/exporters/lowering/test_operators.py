@@ -1,0 +1,44 @@
+"""Every operator of the table computes what PyTorch computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from modelport.exporters.lowering.operators import OPERATORS
+from tests.exporters.lowering.oracle import DynamicRun, eager_difference, recorded_calls
+from tests.exporters.lowering.own_calls import OWN_CALLS, STATIC_DIMS, SYMBOLIC, TESTED_ELSEWHERE
+
+#: Calls that are traced with unknown sizes.
+TRACED = 3
+
+
+def calls(name: str):  # type: ignore[no-untyped-def]
+    return [*recorded_calls().get(name, ()), *OWN_CALLS.get(name, ())]
+
+
+ATEN = sorted(
+    name
+    for name in OPERATORS
+    if name.partition(".")[0] in dir(torch.ops.aten) and name not in TESTED_ELSEWHERE
+)
+
+
+@pytest.mark.parametrize("name", ATEN)
+def test_an_operator_computes_what_torch_computes(name: str) -> None:
+    assert calls(name), f"no sample calls {name}; add a call to OWN_CALLS"
+    assert [found for call in calls(name) if (found := eager_difference(call))] == []
+
+
+@pytest.mark.parametrize("name", ATEN)
+def test_an_operator_needs_no_static_sizes(name: str) -> None:
+    static = STATIC_DIMS.get(name, {})
+    symbolic = name in SYMBOLIC
+    # those with the most dimensions say most
+    found = sorted(calls(name), key=lambda call: -largest_rank(call))[:TRACED]
+    assert DynamicRun(found, static, symbolic).differences() == []
+
+
+def largest_rank(call) -> int:  # type: ignore[no-untyped-def]
+    leaves = torch.utils._pytree.tree_leaves((call.args, dict(call.kwargs)))
+    return max((x.ndim for x in leaves if isinstance(x, torch.Tensor)), default=0)
