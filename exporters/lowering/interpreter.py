@@ -19,7 +19,7 @@ from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.cli.errors import first_line
 from modelport.gateway.errors import Unsupported
 
-#: Results of weights alone, of at most so many bytes, are computed at export.
+#: Largest result in bytes that is always computed at export if it depends on weights alone.
 FOLDED_BYTES = 4096
 
 SubGraph = Callable[..., list[Any]]
