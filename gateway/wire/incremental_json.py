@@ -3,14 +3,14 @@
 orjson holds the interpreter lock while it parses, and its lists take ten times the memory of the
 text. So the text is cut at commas. A piece such as ``3],[4`` of ``{"data":[[1,2,3],[4]]}`` gets the
 brackets that are open at its start and at its end, ``{"":[[3],[4]]}``, and its value continues
-those of the pieces before it. Depth, keys and containers are limited on the way.
+those of the pieces before it. A long string is decoded in slices, and the piece has a mark in its
+place. Depth, keys and containers are limited on the way.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,8 @@ import orjson
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.runtime import offload
+from modelport.gateway.wire import json_window
+from modelport.gateway.wire.json_window import MARK, JsonWindow, without_escapes
 from modelport.gateway.wire.long_array import LongArray
 
 #: Length from which a text is cut, and of a piece; strings may make a piece longer.
@@ -27,9 +29,10 @@ PIECE_BYTES = 64 * 1024
 MAX_TOKEN_BYTES = 256 * 1024
 #: Arrays of up to this many values become lists.
 SMALL = 4096
-_MARK = os.urandom(16).hex()
-#: Key of a member that continues; its random name cannot occur in a request.
-_CONTINUED = b'"%b":' % _MARK.encode()
+#: Limit of the elements of other lists: of objects, of rows of different lengths, of mixed types.
+MAX_PLAIN = 500_000
+#: Key of a member that continues.
+_CONTINUED = b'"%b":' % MARK.encode()
 _QUOTE, _COMMA, _COLON, _OBJECT = b'",:{'
 _SPACE = b" \t\r\n"
 _CLOSING = {ord("["): b"]", ord("{"): b"}"}
@@ -54,8 +57,13 @@ class _Open(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """The end of a piece, the levels open there, and how many of them were open at its start."""
+    """A piece with the places of its long strings by their marks.
 
+    ``spine`` lists the levels open at its ``end``; the first ``kept`` were open at its start.
+    """
+
+    piece: bytes
+    strings: Mapping[str, tuple[int, int]]
     end: int
     spine: list[_Open]
     kept: int
@@ -76,8 +84,17 @@ class _Array:
                 return
             if len(self._long.shape) > 1 and len(self._long) > SMALL:
                 raise InvalidArgument("the rows of an array have different lengths or types")
+            self._check_size(len(self._long) + len(items))
             self._plain, self._long = self._long.tolist(), LongArray()
+        self._check_size(len(self._plain) + len(items))
         self._plain += items
+
+    def _check_size(self, size: int) -> None:
+        if size > MAX_PLAIN:
+            raise InvalidArgument(
+                f"an array of more than {MAX_PLAIN} elements must hold only numbers, only strings, "
+                "only booleans or rows of one shape"
+            )
 
     def close(self, _: str | None, value: Any) -> None:
         """Add the element that was open."""
@@ -153,7 +170,7 @@ class _Reader:
                 if type(value) is list:
                     rests[level], value = value[1:], value[0]
                 else:
-                    value = value.pop(_MARK)
+                    value = value.pop(MARK)
         return rests
 
     def _last(self, rest: Any, opened: _Open) -> Any:
@@ -173,10 +190,10 @@ def loads(text: bytes, limits: JsonLimits, parse: Callable[[bytes], Any]) -> Any
     try:
         while start <= len(text):
             cut = scanner.cut(start, spine)
-            piece = b"".join((_opening(spine), text[start : cut.end], _closing(cut.spine)))
+            piece = b"".join((_opening(spine), cut.piece, _closing(cut.spine)))
             if start == 0 and not cut.spine:
-                return parse(piece)
-            value = reader.take(parse(piece), cut)
+                return _value(text, piece, cut, parse)
+            value = reader.take(_value(text, piece, cut, parse), cut)
             start, spine = cut.end + 1, cut.spine
             offload.checkpoint()
     except BaseException:
@@ -200,6 +217,29 @@ def discard(value: Any) -> None:
             discard(item)
 
 
+def _value(text: bytes, piece: bytes, cut: _Cut, parse: Callable[[bytes], Any]) -> Any:
+    """Parse a piece and the long strings of ``text`` in it."""
+    value = parse(piece)
+    if not cut.strings:
+        return value
+    places = cut.strings.items()
+    strings = {mark: json_window.string(text, *place, parse) for mark, place in places}
+    return _with_strings(value, strings)
+
+
+def _with_strings(value: Any, strings: Mapping[str, str]) -> Any:
+    """Replace the marks of ``strings`` in the value of a piece."""
+    if type(value) is str:
+        return strings.get(value, value)
+    if type(value) is list:
+        return [_with_strings(item, strings) for item in value]
+    if type(value) is dict:
+        if not strings.keys().isdisjoint(value):
+            raise InvalidArgument("a key of the request JSON is too long")
+        return {key: _with_strings(member, strings) for key, member in value.items()}
+    return value
+
+
 def _opening(spine: list[_Open]) -> bytes:
     parts = []
     for level, opened in enumerate(spine):
@@ -213,27 +253,6 @@ def _closing(spine: list[_Open]) -> bytes:
     return b"".join(_CLOSING[opened.bracket] for opened in reversed(spine))
 
 
-class _Window:
-    """The text from ``start`` to ``end`` without the contents of long strings and long white space.
-
-    ``gaps`` are the offsets and lengths of what is left out.
-    """
-
-    def __init__(self, start: int) -> None:
-        self.start = self.end = start
-        self.text = b""
-        self.gaps: list[tuple[int, int]] = []
-
-    def place(self, offset: int) -> int:
-        """Convert an offset in the window to one in the whole text."""
-        return self.start + offset + sum(size for at, size in self.gaps if at <= offset)
-
-    def cut_out(self, offset: int, end: int) -> None:
-        """Leave out the text from ``offset`` to ``end``, an offset in the whole text."""
-        self.gaps.append((offset, end - self.place(offset)))
-        self.text, self.end = self.text[:offset], end
-
-
 class _Scanner:
     """Finds the commas at which to cut, and enforces the limits."""
 
@@ -243,7 +262,7 @@ class _Scanner:
 
     def cut(self, start: int, spine: list[_Open]) -> _Cut:
         """Find the end of the piece that begins at ``start``, where ``spine`` is open."""
-        window = _Window(start)
+        window = JsonWindow(start)
         while True:
             window.text += self._text[window.end : window.end + PIECE_BYTES]
             window.end = min(window.end + PIECE_BYTES, len(self._text))
@@ -252,22 +271,22 @@ class _Scanner:
                 return found
             self._pass_over(window)
 
-    def _pass_over(self, window: _Window) -> None:
+    def _pass_over(self, window: JsonWindow) -> None:
         """Leave out the string or the white space at the end of ``window``, which has no comma."""
-        clean = _without_escapes(window.text)
+        clean = without_escapes(window.text)
         space = len(clean) - len(clean.rstrip(_SPACE))
         if clean.count(b'"') % 2:
             quote = clean.rfind(b'"')
-            window.cut_out(quote + 1, self._string_end(window.place(quote) + 1))
+            window.cut_out(quote + 1, self._string_end(window.place(quote) + 1), True)
         elif space:
-            window.cut_out(len(clean) - space, window.end)
+            window.cut_out(len(clean) - space, window.end, False)
         elif len(clean) > MAX_TOKEN_BYTES:
             raise InvalidArgument("failed to parse the request JSON buffer: no comma is found")
 
     def _string_end(self, place: int) -> int:
         """Find the closing quote of the string that contains ``place``."""
         while place < len(self._text):
-            part = _without_escapes(self._text[place : place + PIECE_BYTES])
+            part = without_escapes(self._text[place : place + PIECE_BYTES])
             quote = part.find(b'"')
             if quote >= 0:
                 return place + quote
@@ -276,8 +295,8 @@ class _Scanner:
             offload.checkpoint()
         return len(self._text)
 
-    def _try(self, window: _Window, spine: list[_Open], last: bool) -> _Cut | None:
-        piece = _without_escapes(window.text)
+    def _try(self, window: JsonWindow, spine: list[_Open], last: bool) -> _Cut | None:
+        piece = without_escapes(window.text)
         letters = np.frombuffer(piece, np.uint8)
         outside = (np.cumsum(letters == _QUOTE, dtype=np.int32) & 1) == 0
         steps = np.where(outside, _STEPS[letters], 0)
@@ -296,7 +315,7 @@ class _Scanner:
         if window.start and piece[:end].lstrip(_SPACE)[:1] in (b"", b"]", b"}"):
             raise _unexpected(piece[:end].lstrip(_SPACE)[:1], window.start)
         if last:
-            return _Cut(window.place(end), [], 0)
+            return _Cut(*window.piece(end), window.place(end), [], 0)
         depth = int(depths[-1]) if end else len(spine)
         kept = min(len(spine), int(depths.min())) if end else depth
         before = piece[:end].rstrip(_SPACE)[-1:]
@@ -308,7 +327,7 @@ class _Scanner:
             place = int(openings[depths[openings] == level + 1][-1])
             is_member = bool(opened) and opened[-1].bracket == _OBJECT
             opened.append(_Open(piece[place], _key(window, piece, place) if is_member else None))
-        return _Cut(window.place(end), opened, kept)
+        return _Cut(*window.piece(end), window.place(end), opened, kept)
 
     def _bound(self, letters: Any, outside: Any, steps: Any, depths: Any) -> None:
         limits = self._limits
@@ -326,19 +345,12 @@ class _Scanner:
             )
 
 
-def _without_escapes(text: bytes) -> bytes:
-    """Mask escaped quotes and backslashes, without changing the length."""
-    if b"\\" in text:  # pairs first: the last backslash of an odd run escapes a quote
-        return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-    return text
-
-
-def _key(window: _Window, piece: bytes, place: int) -> str:
+def _key(window: JsonWindow, piece: bytes, place: int) -> str:
     """Read the key of the member whose value begins at ``place``."""
     head = piece[:place].rstrip(_SPACE)
     end = head[:-1].rstrip(_SPACE).rfind(b'"') if head.endswith(b":") else -1
     begin = piece.rfind(b'"', 0, max(0, end))
-    if begin >= 0 and all(at != begin + 1 for at, _ in window.gaps):
+    if begin >= 0 and all(gap.offset != begin + 1 for gap in window.gaps):
         with contextlib.suppress(orjson.JSONDecodeError):
             return str(orjson.loads(window.text[begin : end + 1]))
     raise InvalidArgument(

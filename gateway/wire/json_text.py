@@ -10,7 +10,7 @@ import gc
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,10 @@ import numpy as np
 import orjson
 
 from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.runtime import offload
 from modelport.gateway.types import Array
 from modelport.gateway.wire import incremental_json
+from modelport.gateway.wire.json_window import without_escapes
 from modelport.gateway.wire.long_array import LongArray
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -31,7 +33,7 @@ MAX_CONTAINERS = 4_000_000
 #: From this many containers on, the garbage collector is off during parsing: its runs would visit
 #: every container built so far, and take four fifths of the time.
 _MANY = 10_000
-_CHUNK_BYTES = 1 << 16
+_FIRST_BYTES, _CHUNK_BYTES = 1 << 10, 1 << 16
 _STRUCTURE = b'"[]{}:'
 _FILLING = bytes(set(range(256)) - set(_STRUCTURE))
 _QUOTE, _COLON = b'":'
@@ -57,6 +59,12 @@ def loads(text: Buffer, max_keys: int = MAX_KEYS) -> Any:
     if containers > MAX_DEPTH or text.count(b":") > max_keys:
         _check_size(text, max_keys)
     return _parse(text) if containers <= _MANY else _uncollected(_parse, text)
+
+
+def discard(document: Any, size: int) -> None:
+    """Empty a ``document`` of ``size`` bytes, if to free it at once would take long."""
+    if size > incremental_json.LONG_BYTES:
+        incremental_json.discard(document)
 
 
 def is_array(value: Any) -> bool:
@@ -94,12 +102,11 @@ def count_keys(text: bytes) -> int:
 
 def _check_size(text: bytes, max_keys: int) -> int:
     """Enforce the limits in linear passes, and return the number of keys."""
-    if b"\\" in text:  # pairs first: the last backslash of an odd run escapes a quote
-        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    text = text.translate(None, _FILLING)
     depth = containers = keys = inside = 0
-    for start in range(0, len(text), _CHUNK_BYTES):
-        letters = np.frombuffer(text[start : start + _CHUNK_BYTES], np.uint8)
+    for piece in _pieces(text, _CHUNK_BYTES):
+        letters = np.frombuffer(piece.translate(None, _FILLING), np.uint8)
+        if not letters.size:
+            continue
         quotes = np.cumsum(letters == _QUOTE, dtype=np.int32) + inside
         outside = (quotes & 1) == 0
         steps = np.where(outside, _DEPTH_STEP[letters], 0)
@@ -118,6 +125,36 @@ def _check_size(text: bytes, max_keys: int) -> int:
         depth += int(depths[-1])
         inside = int(quotes[-1]) & 1
     return keys
+
+
+def end(text: bytes) -> int | None:
+    """Find the end of the array or object at the start of ``text``, without parsing it."""
+    depth = inside = start = 0
+    for piece in _pieces(text, _FIRST_BYTES):  # a short value may have a long text behind it
+        letters = np.frombuffer(piece, np.uint8)
+        quotes = np.cumsum(letters == _QUOTE, dtype=np.int32) + inside
+        steps = np.where((quotes & 1) == 0, _DEPTH_STEP[letters], 0)
+        depths = np.cumsum(steps, dtype=np.int32) + depth
+        ends = np.flatnonzero((depths <= 0) & (steps < 0))
+        if len(ends):
+            return start + int(ends[0]) + 1
+        if int(depths.max()) > MAX_DEPTH:
+            return None
+        depth, inside = int(depths[-1]), int(quotes[-1]) & 1
+        start += len(piece)
+    return None
+
+
+def _pieces(text: bytes, size: int) -> Iterator[bytes]:
+    """Split ``text``, with escaped quotes and backslashes masked; the first has ``size`` bytes."""
+    start = 0
+    while start < len(text):
+        piece = without_escapes(text[start : start + size])
+        if piece.endswith(b"\\") and len(piece) > 1:  # the next piece begins with the escape
+            piece = piece[:-1]
+        yield piece
+        start, size = start + len(piece), min(2 * size, _CHUNK_BYTES)
+        offload.checkpoint()
 
 
 def dumps(value: Any) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -104,13 +104,15 @@ class LongArray:
 
     def tolist(self, most: int | None = None) -> list[Any]:
         """Convert to lists, with at most ``most`` elements of each part."""
-        found: list[Any] = []
+        return list(itertools.chain.from_iterable(self.pieces(most)))
+
+    def pieces(self, most: int | None = None) -> Iterator[list[Any]]:
+        """Convert each part to lists, with at most ``most`` elements of it."""
         for part in self._parts:
             array: Any = part.array[:most]
             if part.kind == "strings":
                 array = np.frompyfunc(bytes.decode, 1, 1)(array)
-            found += array.tolist()
-        return found
+            yield array.tolist()
 
 
 def _check_range(array: Array, dtype: np.dtype[Any]) -> None:

@@ -1,6 +1,6 @@
 """The cost of every request: CPU, memory and the event loop's longest stall, against one rule.
 
-    python -m tests.attacks.cost [--requests N] [--seed N]
+    python -m tests.attacks.cost [--requests N] [--seed N] [--sizes N,N] [--match PATTERN]
 
 Routes come from the server's own OpenAPI document and methods from its table of gRPC methods, so a
 new one is tried without being listed. Their bodies are made of what is known to be dear to somebody
@@ -19,11 +19,12 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,13 +169,16 @@ class Probe:
 
     def __init__(self, gateway: Gateway) -> None:
         context = multiprocessing.get_context("spawn")
-        self._longest = context.Value("d", 0.0)
-        self._process = context.Process(
-            target=_probe, args=(gateway.process.pid, gateway.http_port, self._longest), daemon=True
-        )
+        self._longest, self._answers = context.Value("d", 0.0), context.Semaphore(0)
+        arguments = (gateway.process.pid, gateway.http_port, self._longest, self._answers)
+        self._process = context.Process(target=_probe, args=arguments, daemon=True)
         self._process.start()
 
     def take(self) -> float:
+        """Return the longest since the last call, with that of the request now in flight."""
+        while self._answers.acquire(block=False):
+            pass
+        assert self._answers.acquire(timeout=SECONDS), "nobody answers the probe"
         with self._longest.get_lock():
             longest, self._longest.value = self._longest.value, 0.0
         return float(longest)
@@ -184,7 +188,7 @@ class Probe:
         self._process.join()
 
 
-def _probe(pid: int, port: int, longest: Any) -> None:
+def _probe(pid: int, port: int, longest: Any, answers: Any) -> None:
     server, own = Meter(pid), Meter(os.getpid())
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     with contextlib.suppress(OSError, http.client.HTTPException):  # the server has ended
@@ -198,6 +202,7 @@ def _probe(pid: int, port: int, longest: Any) -> None:
             late = elapsed - (server.waited_seconds() + own.waited_seconds() - waited)
             with longest.get_lock():
                 longest.value = max(longest.value, min(late, used))
+            answers.release()
             time.sleep(0.002)
 
 
@@ -253,7 +258,7 @@ class _NoControl:
         """Nobody asks."""
 
 
-def http_attacks(gateway: Gateway) -> Iterator[Attack]:
+def http_attacks(gateway: Gateway, sizes: Sequence[int] = SIZES) -> Iterator[Attack]:
     """Without end of combinations: a sample of them is taken."""
     for (method, path), model, place in itertools.product(routes(gateway), MODELS, PLACES):
         if "{model}" not in path and model != MODELS[0]:
@@ -262,7 +267,7 @@ def http_attacks(gateway: Gateway) -> Iterator[Attack]:
         if "{" in target:
             target = target.replace("{region}", "r").replace("{", "").replace("}", "")
         for (name, filling), size, coding in itertools.product(
-            fillings(place).items(), SIZES, ("identity", "gzip", "deflate", "chunked")
+            fillings(place).items(), sizes, ("identity", "gzip", "deflate", "chunked")
         ):
             yield _http(gateway, method, target, place, name, filling, size, coding)
 
@@ -296,12 +301,12 @@ def _http(
     return Attack(title, fair_bytes(sent, plain), send)
 
 
-def grpc_attacks(gateway: Gateway) -> Iterator[Attack]:
+def grpc_attacks(gateway: Gateway, sizes: Sequence[int] = SIZES) -> Iterator[Attack]:
     for (service, name, row), model in itertools.product(methods(), MODELS):
         if row.health or name == "ServerMetadata":
             continue
         for field, size, packed in itertools.product(
-            field_paths(row.request.DESCRIPTOR), SIZES, (False, True)
+            field_paths(row.request.DESCRIPTOR), sizes, (False, True)
         ):
             yield _grpc(gateway, service, name, row, model, field, size, packed)
 
@@ -418,10 +423,16 @@ def repository(root: Path) -> Path:
 
 
 def findings(
-    gateway: Gateway, requests: int | None, seed: int, tell: Callable[[str], None] = print
+    gateway: Gateway,
+    requests: int | None,
+    seed: int,
+    tell: Callable[[str], None] = print,
+    sizes: Sequence[int] = SIZES,
+    match: str = "",
 ) -> tuple[int, list[str]]:
     """Send the attacks; return the number of requests and those that exceeded a limit."""
-    attacks = [*http_attacks(gateway), *grpc_attacks(gateway)]
+    attacks = [*http_attacks(gateway, sizes), *grpc_attacks(gateway, sizes)]
+    attacks = [attack for attack in attacks if re.search(match, attack.name)]
     random.Random(seed).shuffle(attacks)
     meter, found = Meter(gateway.process.pid), []
     probe = Probe(gateway)
@@ -443,11 +454,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, help="a sample of so many  [default: all]")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--sizes", default=",".join(map(str, SIZES)), help="of the bodies, in bytes"
+    )
+    parser.add_argument("--match", default="", metavar="PATTERN", help="only attacks of such names")
     arguments = parser.parse_args()
+    sizes = tuple(map(int, arguments.sizes.split(",")))
     with tempfile.TemporaryDirectory() as folder:
         root = repository(Path(folder) / "models")
         with serving(root, "--http-max-input-size", str(MAX_INPUT_BYTES)) as gateway:
-            sent, found = findings(gateway, arguments.requests, arguments.seed)
+            sent, found = findings(
+                gateway, arguments.requests, arguments.seed, print, sizes, arguments.match
+            )
     print(f"{sent} requests, {len(found)} broke the rule")
     return 1 if found else 0
 

@@ -28,9 +28,16 @@ def decode(body: Buffer, served: ServedVersion, model_version: int) -> InferRequ
         InvalidArgument: A member is invalid; the message names it.
     """
     document = json_text.loads(body) if len(body) else {}
-    if type(document) is not dict:
-        raise InvalidArgument("the request must be a JSON object")
-    _check_unique(bytes(body), document)
+    try:
+        if type(document) is not dict:
+            raise InvalidArgument("the request must be a JSON object")
+        _check_unique(bytes(body), document)
+        return _request(document, served, model_version)
+    finally:
+        json_text.discard(document, len(body))
+
+
+def _request(document: dict[str, Any], served: ServedVersion, model_version: int) -> InferRequest:
     batch = (-1,) if served.signature.max_batch_size else ()
     specs = {spec.name: spec for spec in served.signature.inputs}
     tensors: dict[str, Tensor] = {}

@@ -53,7 +53,10 @@ def decode(
     """
     part = body if header_length == len(body) else memoryview(body)[:header_length]
     document = json_text.loads(part)
-    return decode_document(document, body, header_length, model_name, model_version, shared)
+    try:
+        return decode_document(document, body, header_length, model_name, model_version, shared)
+    finally:
+        json_text.discard(document, header_length)
 
 
 def decode_document(

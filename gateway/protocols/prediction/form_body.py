@@ -20,6 +20,8 @@ MAX_FIELDS = 100
 #: Size limits of an encoded field name, of a boundary (RFC 2046) and the spaces after it, and of
 #: the headers of a part.
 MAX_NAME, MAX_BOUNDARY, MAX_PADDING, MAX_PART_HEADERS = 64, 70, 64, 8192
+#: Bytes that are searched at once.
+_SEARCHED_BYTES = 256 * 1024
 #: A header's name (RFC 9110, 5.6.2).
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 #: Value of each hexadecimal digit by its character, -1 for other characters.
@@ -108,7 +110,7 @@ def _multipart(body: bytes, header: bytes) -> dict[str, FormField]:
     if len(boundary) > MAX_BOUNDARY:
         raise InvalidArgument(f"the boundary of the form is longer than {MAX_BOUNDARY} bytes")
     delimiter = b"\r\n--" + boundary
-    at = 0 if body.startswith(delimiter[2:]) else body.find(delimiter) + 2
+    at = 0 if body.startswith(delimiter[2:]) else _find(body, delimiter, 0) + 2
     if at == 1:
         raise InvalidArgument("the body is not valid multipart/form-data")
     fields: dict[str, FormField] = {}
@@ -119,7 +121,7 @@ def _multipart(body: bytes, header: bytes) -> dict[str, FormField]:
         line = body.find(b"\r\n", at, at + MAX_PADDING + 2)
         if line < 0 or body[at:line].strip(b" \t"):
             raise InvalidArgument("the body is not valid multipart/form-data")
-        end = body.find(delimiter, line)
+        end = _find(body, delimiter, line)
         if end < 0:
             raise InvalidArgument("the multipart/form-data body is cut short")
         name, found = _part(body, line + 2, end)
@@ -128,6 +130,17 @@ def _multipart(body: bytes, header: bytes) -> dict[str, FormField]:
         at = end + len(delimiter)
         offload.checkpoint()
     raise InvalidArgument(f"the form has more than {MAX_FIELDS} fields")
+
+
+def _find(body: bytes, delimiter: bytes, start: int) -> int:
+    """Find ``delimiter`` in pieces, or return -1: one search of a long body takes too long."""
+    while start < len(body):
+        found = body.find(delimiter, start, start + _SEARCHED_BYTES + len(delimiter) - 1)
+        if found >= 0:
+            return found
+        start += _SEARCHED_BYTES
+        offload.checkpoint()
+    return -1
 
 
 def _part(body: bytes, start: int, end: int) -> tuple[str, FormField]:

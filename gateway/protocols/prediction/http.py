@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import orjson
@@ -28,6 +29,8 @@ from modelport.gateway.protocols.prediction.predictor import (
     PredictionReply,
     PredictStream,
 )
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import Deadline
 
 log = structlog.get_logger("modelport.http")
 
@@ -98,7 +101,7 @@ class PredictionHandler:
             name, version, _ = selected = find(headers)
             bound = self.bound(name, version)
             body = await request_body.read(receive, headers, self.max_input_bytes, deadline, bound)
-            call = self._call(selected, body, headers)
+            call = await self._call(selected, body, headers, deadline)
             if self.streaming is not None and self.streaming.applies(name, version):
                 await self._stream(self.streaming.stream(call, deadline), headers, send)
                 return
@@ -115,15 +118,17 @@ class PredictionHandler:
         else:
             await reply(send, 200, answer.body, self.dialect.headers(answer, headers))
 
-    def _call(
-        self, selected: PredictionTarget, body: bytes, headers: RequestHeaders
+    async def _call(
+        self, selected: PredictionTarget, body: bytes, headers: RequestHeaders, deadline: Deadline
     ) -> PredictionCall:
         header = headers.get(b"content-type", b"")
         content_type = form_body.media_type(header)
         trace = headers.get(TRACE, b"")[:MAX_TRACE].decode("latin-1")
         length = None
         if form_body.is_form(content_type):
-            field = form_body.data_field(body, header)
+            find = partial(form_body.data_field, body, header)
+            long = len(body) > offload.INLINE_BYTES
+            field = await offload.run(find, deadline) if long else find()
             body, content_type = field.content, field.content_type
         else:
             length = self.dialect.header_length(headers, len(body))

@@ -13,7 +13,6 @@ an image or bytes has the classes (``top_classes``), or the outputs of that one 
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -51,11 +50,6 @@ JSON, BINARY = b"application/json", b"application/octet-stream"
 _SPACE = b" \t\r\n"
 _IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 _MEMBER = re.compile(rb'"(?:inputs|instances|data)"\s*:')
-#: A string or a bracket. An unclosed string matches up to the end, so that no character is scanned
-#: twice.
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[][{}]', re.DOTALL)
-#: Limit of the tokens scanned for the end of a JSON part, in hundredths of a second.
-MAX_TOKENS = 200_000
 #: Bytes at both ends of a body from which its kind is detected.
 _GLANCE_BYTES = 1 << 16
 
@@ -187,6 +181,15 @@ class _BodyDecoder:
                 "the Open Inference Protocol"
             )
         document, end = _leading_json(call.body)
+        try:
+            return self._document(call, document, end)
+        finally:
+            json_text.discard(document, end)
+
+    def _document(
+        self, call: PredictionCall, document: Any, end: int
+    ) -> tuple[InferRequest, Encode]:
+        """Decode a body that is JSON up to ``end``."""
         if type(document) is dict and "inputs" in document:
             request, form = oip_json.decode_document(
                 document, call.body, end, call.model, call.version
@@ -286,30 +289,14 @@ def _leading_json(body: bytes) -> tuple[Any, int]:
         try:
             return json_text.loads(body), len(body)
         except InvalidArgument:
-            end = _end(body)
+            end = json_text.end(body)
             if end is None or not body[end:].strip(_SPACE):
                 raise
     else:
-        end = _end(body)
+        end = json_text.end(body)
         if end is None:
             raise InvalidArgument(
                 "the end of the body's JSON value is not found; Inference-Header-Content-Length "
                 "says where it is"
             )
     return json_text.loads(body[:end]), end
-
-
-def _end(body: bytes) -> int | None:
-    """Find the end of the array or object at the start of ``body`` without parsing it."""
-    depth = 0
-    for token in itertools.islice(_TOKEN.finditer(body), MAX_TOKENS):
-        mark = body[token.start()]
-        if mark in b"[{":
-            depth += 1
-            if depth > json_text.MAX_DEPTH:
-                return None
-        elif mark in b"]}":
-            depth -= 1
-            if depth <= 0:
-                return token.end()
-    return None

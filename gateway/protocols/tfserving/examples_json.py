@@ -5,12 +5,14 @@ Specification: TensorFlow Serving's ``util/json_tensor.cc``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols.tfserving import json as tfserving_json
 from modelport.gateway.protocols.tfserving.json_value import is_base64, json_name, unescape, wrong
 from modelport.gateway.runtime import offload
+from modelport.gateway.wire import json_text
 from modelport.gateway.wire.long_array import LongArray
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.proto import tensorflow_pb2
@@ -37,6 +39,13 @@ def decode(body: bytes) -> tuple[pb.Input, str]:
         InvalidArgument: The request is invalid, in TensorFlow Serving's words.
     """
     document = tfserving_json.parse(body, MAX_FEATURES)
+    try:
+        return _input(document), document.get("signature_name", "")
+    finally:
+        json_text.discard(document, len(body))
+
+
+def _input(document: dict[str, Any]) -> pb.Input:
     message = pb.Input()
     context = "context" in document
     if context:
@@ -57,23 +66,26 @@ def decode(body: bytes) -> tuple[pb.Input, str]:
     into = message.example_list_with_context if context else message.example_list
     for example in examples:
         _example(example, into.examples.add())
-    return message, document.get("signature_name", "")
+    return message
 
 
 def _example(value: Any, example: tensorflow_pb2.Example) -> None:
     if type(value) is not dict:
         raise InvalidArgument(f"Example must be JSON object but got JSON {json_name(value)}")
     for name, content in value.items():
-        feature, values = example.features.feature[name], _listed(content)
-        for start in range(0, len(values), PIECE):
-            _extend(feature, name, values[start : start + PIECE])
+        feature = example.features.feature[name]
+        for values in _pieces(content):
+            _extend(feature, name, values)
             offload.checkpoint()
 
 
-def _listed(content: Any) -> list[Any]:
+def _pieces(content: Any) -> Iterator[list[Any]]:
     if type(content) is LongArray:
-        return content.tolist()
-    return content if type(content) is list else [content]
+        yield from content.pieces()
+        return
+    values = content if type(content) is list else [content]
+    for start in range(0, len(values), PIECE):
+        yield values[start : start + PIECE]
 
 
 def _extend(feature: tensorflow_pb2.Feature, name: str, values: list[Any]) -> None:

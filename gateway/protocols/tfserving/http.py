@@ -154,7 +154,7 @@ class TfServingHttp:
         decoded, outputs = await self._inference.predict(
             call,
             lambda version: tfserving_json.decode(body, version),
-            images=image_decoding.in_json(body),
+            images=len(body) <= offload.INLINE_BYTES and image_decoding.in_json(body),
             size=len(body),
         )
         work = partial(tfserving_json.encode, outputs, decoded.by_row, rows)

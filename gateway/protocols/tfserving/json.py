@@ -35,7 +35,7 @@ from modelport.gateway.protocols.tfserving.servable_signatures import (
 )
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from modelport.gateway.wire import incremental_json, json_text, json_writer, raw_tensors
+from modelport.gateway.wire import json_text, json_writer, raw_tensors
 from modelport.gateway.wire.long_array import LongArray
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -78,8 +78,7 @@ def decode(body: bytes, version: ServableVersion) -> Decoded:
     try:
         return _decoded(document, version)
     finally:
-        if len(body) > incremental_json.LONG_BYTES:
-            incremental_json.discard(document)
+        json_text.discard(document, len(body))
 
 
 def _decoded(document: dict[str, Any], version: ServableVersion) -> Decoded:

@@ -14,12 +14,12 @@ import pytest
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.types import Datatype
-from modelport.gateway.wire import incremental_json, json_data, json_text
+from modelport.gateway.wire import incremental_json, json_data, json_text, json_window
 from modelport.gateway.wire.long_array import LongArray
 
 LIMITS = incremental_json.JsonLimits(100, 10**9, 10**9)
 #: What is refused only because pieces of this test are so small.
-TINY = ("the rows of an array", "or a long one")
+TINY = ("the rows of an array", "or a long one", "is too long")
 
 
 def plain(value: Any) -> Any:
@@ -79,6 +79,7 @@ def test_pieces_give_what_the_whole_gives_or_refuse_it(
     for number in range(1500):
         chance = random.Random(f"pieces {number}")
         monkeypatch.setattr(incremental_json, "PIECE_BYTES", chance.randrange(1, 40))
+        monkeypatch.setattr(json_window, "SLICE_BYTES", chance.randrange(16, 40))
         separators = chance.choice([(",", ":"), (", ", ": "), (" ,\n", " :\t")])
         ascii_only = chance.random() < 0.5
         good = json.dumps(some(chance), ensure_ascii=ascii_only, separators=separators).encode()
@@ -215,3 +216,49 @@ def test_a_large_document_is_emptied_in_pieces_and_a_small_one_is_left() -> None
     incremental_json.discard({"instances": rows, "signature_name": "a", "few": [1, inner]})
     assert len(rows) <= incremental_json.SMALL
     assert len(inner) <= incremental_json.SMALL
+
+
+def test_a_long_string_in_slices_is_the_whole_string_or_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chars = ["a", '"', "\\", "\n", "é", "€", "\U0001d11e", "\\u", "u00e9"]
+    refused = 0
+    for number in range(3000):
+        chance = random.Random(f"slices {number}")
+        monkeypatch.setattr(json_window, "SLICE_BYTES", chance.randrange(13, 40))
+        halves = ["\ud83d", "\ude00"] if chance.random() < 0.2 else []
+        text = "".join(chance.choices(chars + halves, k=chance.randrange(60)))
+        surrogates = any("\ud800" <= char <= "\udfff" for char in text)
+        content = json.dumps(text, ensure_ascii=surrogates or chance.random() < 0.5).encode()[1:-1]
+        if chance.random() < 0.3:
+            content = mutated(chance, content or b"x")
+        try:
+            expected = orjson.loads(b'"%b"' % content)
+        except orjson.JSONDecodeError:
+            refused += 1
+            with pytest.raises(orjson.JSONDecodeError):
+                json_window.string(content, 0, len(content), orjson.loads)
+        else:
+            assert json_window.string(content, 0, len(content), orjson.loads) == expected
+    assert 500 < refused < 2500
+
+
+def test_a_long_key_and_a_long_array_of_mixed_types_are_refused() -> None:
+    key = b'{"' + b"k" * incremental_json.LONG_BYTES + b'":1}'
+    with pytest.raises(InvalidArgument, match="a key of the request JSON is too long"):
+        json_text.loads(key)
+    mixed = b"[" + b'"ab",' * (incremental_json.MAX_PLAIN + 1) + b"0]"
+    with pytest.raises(InvalidArgument, match="of more than 500000 elements must hold only"):
+        json_text.loads(mixed)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_end_of_a_value_is_found_without_parsing_it(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(f"end {seed}")
+    monkeypatch.setattr(json_text, "_FIRST_BYTES", chance.randrange(1, 9))
+    monkeypatch.setattr(json_text, "_CHUNK_BYTES", chance.randrange(1, 30))
+    text = json.dumps([some(chance)], ensure_ascii=False).encode()
+    assert json_text.end(text + chance.choice([b"", b'"]', b"\x00\\", b"]}"])) == len(text)
+    assert json_text.end(text[:-1]) is None

@@ -1,0 +1,77 @@
+"""No large body keeps the interpreter lock: each is decoded in pieces of a millisecond.
+
+Every case has the module constant without which its work is one piece, as the known-bad variant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.protocols.prediction import form_body, predictor
+from modelport.gateway.wire import json_text, json_window
+from tests.attacks import holds
+
+SIZE = 8_000_000
+HOLD_SECONDS = 0.004
+EVERYTHING = 1 << 40
+
+
+class Case(NamedTuple):
+    work: Callable[[bytes], object]
+    body: bytes
+    #: The size of a piece.
+    module: ModuleType
+    constant: str
+
+
+def form(body: bytes) -> object:
+    return form_body.data_field(body, b"multipart/form-data; boundary=b")
+
+
+def whole(begin: bytes, filling: bytes, end: bytes) -> bytes:
+    return begin + filling * (SIZE // len(filling)) + end
+
+
+PART = b'--b\r\nContent-Disposition: form-data; name="data"\r\n\r\n'
+CASES = {
+    "a long string of escapes": Case(
+        json_text.loads, whole(b'["', b"\\ud83d\\ude00", b'"]'), json_window, "SLICE_BYTES"
+    ),
+    "an invalid long string": Case(
+        json_text.loads, whole(b'{"a":"', b"\r\n", b'"}'), json_window, "SLICE_BYTES"
+    ),
+    "an invalid long key": Case(
+        json_text.loads, whole(b'{"', b"\x02\0\0\0ab", b'":1}'), json_window, "SLICE_BYTES"
+    ),
+    "bytes after an invalid value": Case(
+        predictor._leading_json, whole(b'{"a":"', b'\\"', b" x"), json_text, "_CHUNK_BYTES"
+    ),
+    "duplicate keys": Case(
+        json_text.count_keys, whole(b'{"a":"', b'\\":', b'"}'), json_text, "_CHUNK_BYTES"
+    ),
+    "a part that looks like its delimiter": Case(
+        form, whole(PART, b"\r\n--", b"\r\n--b--\r\n"), form_body, "_SEARCHED_BYTES"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_large_body_never_keeps_the_interpreter_lock(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES[name]
+
+    def work() -> None:
+        with contextlib.suppress(InvalidArgument):
+            case.work(case.body)
+
+    seconds, line = holds.longest(work)
+    assert seconds < HOLD_SECONDS, line
+    monkeypatch.setattr(case.module, case.constant, EVERYTHING)
+    assert holds.longest(work)[0] > HOLD_SECONDS, "the known-bad variant is caught"
