@@ -93,10 +93,10 @@ def export(
         model_kwargs: hyper-parameters; they take precedence over the checkpoint's.
         lora: a folder of PEFT adapters to merge into a Hugging Face checkpoint.
         inputs: ``NAME:DATATYPE[DIMS]`` of each input of a model that declares no signature.
-        output_names: names of its outputs, in order.
+        output_names: names of its outputs, in order, or some of its own names.
         masks: ``NAME[:right|left|any][=OUTPUT,...]`` of each input that says which positions hold
             data, and the outputs that are undefined elsewhere.
-        max_batch_size: rows of the largest batch.
+        max_batch_size: rows of the largest batch; 0: shapes have no batch dimension.
         repository: a folder, or ``s3://``, ``gs://`` or ``az://BUCKET/PREFIX``.
         name: the model's name there; None takes the one that the model declares.
         name_template: of ``{name}``, ``{format}`` and ``{precision}``, for several formats.
@@ -129,7 +129,7 @@ def export(
         IntegrityError: the checkpoint is damaged or wants to run code.
     """
     bounds: dict[str, tuple[float | None, float]] = {
-        "max_batch_size": (max_batch_size, 1),
+        "max_batch_size": (max_batch_size, 0),
         "samples": (samples, 1),
         "seed": (seed, 0),
         "atol": (atol, 0),

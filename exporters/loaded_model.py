@@ -41,6 +41,14 @@ def digest_of(folder: Path, files: Iterable[Path]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightPrecision:
+    """The datatype that most weights are stored in, and the one that the reference computes in."""
+
+    stored: str = "float32"
+    computed: str = "float32"
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """A model with its trained weights.
 
@@ -62,3 +70,4 @@ class Source:
     origins: tuple[Origin, ...]
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    weights: WeightPrecision = WeightPrecision()

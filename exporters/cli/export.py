@@ -74,7 +74,8 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     "--output-name",
     "output_names",
     multiple=True,
-    help="Name the model's outputs, in order.  [default: output, or output_0, ...]",
+    help="Name the model's outputs, in order, or choose some of its own names.  [default: its own, "
+    "such as logits; output, or output_0, ...]",
 )
 @click.option(
     "--mask",
@@ -87,7 +88,13 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     "compared there. Repeatable.  [default: INT or BOOL inputs named mask, attention_mask, "
     "..._attention_mask, padded anywhere; every output is compared]",
 )
-@click.option("--max-batch-size", type=click.IntRange(1, 2**31 - 1), default=8, show_default=True)
+@click.option(
+    "--max-batch-size",
+    type=click.IntRange(0, 2**31 - 1),
+    default=8,
+    show_default=True,
+    help="0: no input or output has a batch dimension (graphs, detectors).",
+)
 @click.option(
     "--format",
     "formats",

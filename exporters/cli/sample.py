@@ -35,7 +35,7 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--model-kwargs", metavar="JSON", help="Hyper-parameters; they override the checkpoint's."
 )
-@click.option("--max-batch-size", type=click.IntRange(1, 2**31 - 1), default=8, show_default=True)
+@click.option("--max-batch-size", type=click.IntRange(0, 2**31 - 1), default=8, show_default=True)
 @click.option("--count", type=click.IntRange(1), default=256, show_default=True, help="Requests.")
 @click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)

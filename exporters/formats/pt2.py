@@ -77,6 +77,8 @@ def traced_program(source: Source, target: ExportTarget) -> ExportedProgram:
     module = tracing.at_precision(source.model, target.dtype, signature)
     named = Named(module, signature, pack).eval()
     shapes = tracing.dynamic_shapes(signature, named)
+    # What earlier exports compiled, while loops above all, would fix sizes of this one.
+    torch.compiler.reset()
     # torch would unroll a recurrent layer to the example's length.
     recurrent = register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition()
     with inference_mode(named), recurrent[0], recurrent[1]:

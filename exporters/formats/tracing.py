@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from modelport.exporters.model_spec import AttentionMask
 from modelport.exporters.requests.random_inputs import draw, model_dims, name_axes, sizes_of
-from modelport.exporters.sources.torch_eager import Widened
+from modelport.exporters.sources.torch_eager import Adapted, as_tensors
 from modelport.gateway.types import NUMPY_DTYPES, Axis, ModelSignature
 
 EXAMPLE_BATCH = 2  # torch.export treats a size of 1 as a constant
@@ -49,7 +49,8 @@ def dynamic_shapes(signature: ModelSignature, module: nn.Module) -> tuple[Any, .
     There is one entry for each of ``module``'s arguments.
     """
     signature = name_axes(signature)
-    batch = torch.export.Dim("batch", min=1, max=max(EXAMPLE_BATCH, signature.max_batch_size))
+    name = "batch" if "batch" not in signature.axes else "batch_size"
+    batch = torch.export.Dim(name, min=1, max=max(EXAMPLE_BATCH, signature.max_batch_size))
     axes = {name: _dim(axis) for name, axis in signature.axes.items()}
     offset = 1 if signature.max_batch_size else 0
     shapes = []
@@ -58,7 +59,7 @@ def dynamic_shapes(signature: ModelSignature, module: nn.Module) -> tuple[Any, .
         shape = {i: axes[dim] for i, dim in dims if isinstance(dim, str) and axes[dim] is not None}
         shapes.append({0: batch, **shape} if offset else shape)
     # These take all their inputs as one variadic argument.
-    return (tuple(shapes),) if isinstance(module, Recast | Widened) else tuple(shapes)
+    return (tuple(shapes),) if isinstance(module, Recast | Adapted) else tuple(shapes)
 
 
 def _dim(axis: Axis) -> Any:
@@ -79,8 +80,7 @@ class Recast(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         cast = (x.to(self._dtype) if x.is_floating_point() else x for x in inputs)
-        result = self.module(*cast)
-        results = (result,) if isinstance(result, Tensor) else tuple(result)
+        results = as_tensors(self.module(*cast))
         return tuple(x.to(dtype) for x, dtype in zip(results, self._outputs, strict=True))
 
 

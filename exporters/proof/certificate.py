@@ -95,6 +95,7 @@ def provenance(
             "output_names": list(request.output_names),
             "masks": list(request.masks),
             "parameters": source.parameter_count,
+            "weights": asdict(source.weights),
         },
         "checkpoint": _origin(checkpoint),
         "adapters": [_origin(adapter) for adapter in adapters],

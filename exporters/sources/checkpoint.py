@@ -176,7 +176,7 @@ def _refused(path: Path, error: pickle.UnpicklingError) -> IntegrityError:
 
 
 def _unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    stripped = dict(state)
+    stripped = {key.replace("._orig_mod.", "."): value for key, value in state.items()}
     while True:
         common = (p for p in WRAPPER_PREFIXES if all(key.startswith(p) for key in stripped))
         prefix = next(common, None)

@@ -28,7 +28,13 @@ from modelport.exporters.requests import attention_masks
 from modelport.exporters.requests.random_inputs import counts_positions, draw, sizes_of
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.tensor_flags import DEFAULT_LONGEST, parse_tensors
-from modelport.exporters.sources.torch_eager import as_tensors, datatype_of, inference_mode
+from modelport.exporters.sources.torch_eager import (
+    call,
+    datatype_of,
+    inference_mode,
+    keywords_of,
+    named_tensors,
+)
 from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
@@ -157,22 +163,23 @@ def _outputs(
     for name, axis in taken.axes.items():
         other = {**base, name: sizes_of(axis)[-1]}
         varied[name] = _run(module, taken, masks, batch, other) if other != base else first
-    if names and len(names) != len(first):
-        raise UsageError(
-            f"--output-name is given {len(names)} times, the model has {len(first)} outputs"
-        )
-    several = len(first) > 1
     specs = []
-    for index, value in enumerate(first):
-        name = names[index] if names else f"output_{index}" if several else "output"
+    for name, key in _named(names, list(first)).items():
+        value = first[key]
         dims: list[int | str] = list(value.shape[1:] if batch else value.shape)
         if batch and (not value.dim() or value.shape[0] != batch):
             raise UsageError(
                 f"output '{name}' has shape {list(value.shape)} for a batch of {batch}: its first "
-                "dimension is not the batch; declare a signature that says so"
+                "dimension is not the batch; choose other outputs with --output-name, or export "
+                "without batches: --max-batch-size 0, whole shapes in --input"
+            )
+        if 0 in dims:
+            raise UsageError(
+                f"output '{name}' is empty, {list(value.shape)} for a batch of {batch}; choose "
+                "other outputs with --output-name, or larger inputs with --input"
             )
         for axis_name, values in varied.items():
-            for position, size in enumerate(values[index].shape[1 if batch else 0 :]):
+            for position, size in enumerate(values[key].shape[1 if batch else 0 :]):
                 if dims[position] != size and not isinstance(dims[position], str):
                     follows = size == sizes_of(taken.axes[axis_name])[-1]
                     same = dims[position] == base[axis_name]
@@ -184,22 +191,38 @@ def _outputs(
     return tuple(specs)
 
 
+def _named(wanted: Sequence[str], found: Sequence[str]) -> dict[str, str]:
+    """The model's own names of the outputs by the names to publish: ``wanted`` chooses from the
+    model's own names, or renames all outputs."""
+    if not wanted:
+        return {name: name for name in found}
+    if set(wanted) <= set(found):
+        return {name: name for name in wanted}
+    if len(wanted) != len(found):
+        raise UsageError(
+            f"--output-name is given {len(wanted)} times, the model has {len(found)} outputs: "
+            f"{', '.join(found)}; name some of these, or give every one a name"
+        )
+    return dict(zip(wanted, found, strict=True))
+
+
 def _run(
     module: nn.Module,
     taken: ModelSignature,
     masks: Sequence[AttentionMask],
     batch: int,
     sizes: Mapping[str, int],
-) -> list[Tensor]:
+) -> dict[str, Tensor]:
     inputs = draw(taken, batch, sizes, np.random.default_rng(0), masks=masks)
     shapes = ", ".join(f"{spec.name} {list(inputs[spec.name].shape)}" for spec in taken.inputs)
     try:
         with inference_mode(module):
-            result = module(*(torch.from_numpy(inputs[spec.name]) for spec in taken.inputs))
+            tensors = [torch.from_numpy(inputs[spec.name]) for spec in taken.inputs]
+            result = call(module, tensors, keywords_of(module, list(inputs)))
     except Exception as error:
         reason = first_line(error)
         raise UsageError(
             f"the model does not run on the inputs taken for it ({shapes}): {reason}; declare each "
             "with --input, or all with 'modelport_spec' on the factory"
         ) from error
-    return list(as_tensors(result))
+    return named_tensors(result)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature
@@ -23,16 +27,22 @@ DATATYPES: Mapping[torch.dtype, Datatype] = {
     },
 }
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
 
 @contextlib.contextmanager
 def inference_mode(module: nn.Module) -> Iterator[None]:
-    """``eval()``, no gradients, and no fused encoder path, which no format has."""
+    """``eval()``, no gradients, no fused encoder path, which no format has, and no output of the
+    module's own."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     module.eval()
     try:
-        with torch.no_grad():
+        with quiet(), torch.no_grad():
             yield
+    except SystemExit as error:
+        raise RuntimeError(f"the model ends the process, exit({error.code})") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
@@ -61,23 +71,76 @@ class TorchEager:
         return {name: x.numpy() for name, x in zip(self._outputs, results, strict=True)}
 
 
-class Widened(nn.Module):
-    """A module with bfloat16 results as float32, which holds all of their values."""
+class Adapted(nn.Module):
+    """A module that takes its inputs in order and returns a flat tuple, as every format does.
 
-    def __init__(self, module: nn.Module) -> None:
+    bfloat16 results are returned as float32, which holds all of their values.
+
+    Args:
+        keywords: names of the arguments to pass the inputs as; None: in order.
+        outputs: names of the results to return, as ``named_tensors`` gives them; None: all.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        keywords: Sequence[str] | None = None,
+        outputs: Sequence[str] | None = None,
+    ) -> None:
         super().__init__()
         self.module = module
+        self._keywords = None if keywords is None else tuple(keywords)
+        self._chosen = None if outputs is None else tuple(outputs)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        results = as_tensors(self.module(*inputs))
+        found = named_tensors(call(self.module, inputs, self._keywords))
+        results = found.values() if self._chosen is None else [found[n] for n in self._chosen]
         return tuple(x.float() if x.dtype is torch.bfloat16 else x for x in results)
 
 
-def widen_weights(module: nn.Module) -> None:
-    """Convert bfloat16 weights to float32; ``--dtype`` sets the artifact's precision."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.dtype is torch.bfloat16:
+def call(module: nn.Module, inputs: Sequence[Tensor], keywords: Sequence[str] | None) -> Any:
+    """Call ``module`` with ``inputs`` in order, or by ``keywords``."""
+    if keywords is None:
+        return module(*inputs)
+    return module(**dict(zip(keywords, inputs, strict=True)))
+
+
+def keywords_of(module: nn.Module, names: Sequence[str]) -> Sequence[str] | None:
+    """``names`` if the inputs must be passed by these names; None if their order is enough.
+
+    Inputs are passed by name where ``forward`` has an argument of each one's name.
+    """
+    try:
+        parameters = list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    in_order = [p.name for p in parameters if p.kind in _POSITIONAL]
+    known = {p.name for p in parameters if p.kind in _NAMED}
+    takes_any = not in_order and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    takes_any &= all(p.kind is not inspect.Parameter.VAR_POSITIONAL for p in parameters)
+    by_name = takes_any or set(names) <= known
+    return list(names) if by_name and in_order[: len(names)] != list(names) else None
+
+
+def widen_weights(module: nn.Module, *dtypes: torch.dtype) -> dict[str, torch.dtype]:
+    """Convert weights of ``dtypes`` to float32; ``--dtype`` sets the artifact's precision.
+
+    Returns:
+        The former datatypes, for ``narrow_weights``.
+    """
+    widened = {}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.dtype in dtypes:
+            widened[name] = tensor.dtype
             tensor.data = tensor.data.float()
+    return widened
+
+
+def narrow_weights(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Undo ``widen_weights``, without a loss."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if name in dtypes:
+            tensor.data = tensor.data.to(dtypes[name])
 
 
 def datatype_of(name: str, value: Tensor) -> Datatype:
@@ -95,18 +158,71 @@ def datatype_of(name: str, value: Tensor) -> Datatype:
     return DATATYPES[value.dtype]
 
 
-def as_tensors(result: object) -> Sequence[torch.Tensor]:
-    """The result of ``forward`` as a sequence.
+def as_tensors(result: object) -> Sequence[Tensor]:
+    """The tensors in the result of ``forward``, in order.
 
     Raises:
-        Unsupported: it is neither a tensor nor a sequence of tensors.
+        Unsupported: it holds something else.
     """
-    results = (result,) if isinstance(result, torch.Tensor) else result
-    if not isinstance(results, tuple | list) or not all(
-        isinstance(value, torch.Tensor) for value in results
-    ):
-        raise Unsupported(
-            f"forward() returns a {type(result).__name__}; return a tensor, or a tuple of tensors "
-            "in the order of the signature's outputs"
-        )
-    return results
+    return list(named_tensors(result).values())
+
+
+def named_tensors(result: object) -> dict[str, Tensor]:
+    """The tensors in the result of ``forward`` by name, in order; None is left out.
+
+    Keys of dicts, fields of dataclasses and named tuples, and places in lists make the names:
+    ``logits``, ``past_key_values.0.key``. A single tensor is ``output``; the members of a tuple are
+    ``output_0``, ``output_1``.
+
+    Raises:
+        Unsupported: something in it is no tensor.
+    """
+    if isinstance(result, Tensor):
+        return {"output": result}
+    members = _members(result)
+    if members is None:
+        raise _no_tensor("", result)
+    if isinstance(result, tuple | list) and not hasattr(result, "_fields"):
+        single = len(members) == 1 and isinstance(members[0][1], Tensor)
+        members = [("output" if single else f"output_{key}", value) for key, value in members]
+    found: dict[str, Tensor] = {}
+    for key, member in members:
+        for name, value in _leaves(key, member):
+            while name in found:
+                name += "_"
+            found[name] = value
+    if not found:
+        raise Unsupported("forward() returns no tensor; return a tensor, or a dict of tensors")
+    return found
+
+
+def _leaves(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    members = [] if value is None or isinstance(value, Tensor) else _members(value)
+    if isinstance(value, Tensor):
+        yield name, value
+    if members is None:
+        raise _no_tensor(f" as '{name}'", value)
+    for key, member in members:
+        yield from _leaves(f"{name}.{key}", member)
+
+
+def _no_tensor(where: str, value: object) -> Unsupported:
+    return Unsupported(
+        f"forward() returns {type(value).__name__}{where}; return tensors, alone or in tuples, "
+        "dicts and dataclasses"
+    )
+
+
+def _members(value: object) -> list[tuple[str, Any]] | None:
+    """The members of a container by name; None if ``value`` is none."""
+    if isinstance(value, Mapping):
+        return [(str(key), member) for key, member in value.items()]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if isinstance(value, tuple | list):
+        names = getattr(value, "_fields", None) or map(str, range(len(value)))
+        return list(zip(names, value, strict=True))
+    layers = getattr(value, "layers", None)  # a key-value cache of transformers
+    if isinstance(layers, list) and all(hasattr(x, "keys") for x in layers):
+        return [(str(i), {"key": x.keys, "value": x.values}) for i, x in enumerate(layers)]
+    return None

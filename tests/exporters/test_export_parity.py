@@ -221,7 +221,7 @@ def test_a_signature_that_misdeclares_the_output_is_caught() -> None:
 @pytest.mark.parametrize(
     ("result", "error", "said"),
     [
-        (lambda x: {"y": x}, Unsupported, "returns a dict"),
+        (lambda x: [x, "y"], Unsupported, "returns str as 'output_1'"),
         (lambda x: (x, x), UsageError, "returns 2 tensors"),
         (lambda x: x.reshape(7, 7, 7), ParityError, "the model itself fails at batch 1, n 1"),
     ],

@@ -1,0 +1,195 @@
+"""Variants of a module that rounding alone could give, to judge how exact its answers are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from modelport.exporters.loaded_model import Reference
+from modelport.exporters.sources.torch_eager import TorchEager, as_tensors, inference_mode
+from modelport.gateway.types import Array, ModelSignature
+
+aten = torch.ops.aten
+
+#: Operators that select along a dimension: the dimension of a call from its arguments.
+SELECTIONS: Mapping[Any, Callable[..., int | None]] = {
+    aten.topk.default: lambda x, k, dim=-1, *_, **__: dim,
+    aten.sort.default: lambda x, dim=-1, *_, **__: dim,
+    aten.sort.stable: lambda x, *, stable, dim=-1, descending=False: dim,
+    aten.max.dim: lambda x, dim, *_, **__: dim,
+    aten.min.dim: lambda x, dim, *_, **__: dim,
+    aten.kthvalue.default: lambda x, k, dim=-1, *_, **__: dim,
+    aten.median.dim: lambda x, dim, *_, **__: dim,
+    aten.argmax.default: lambda x, dim=None, *_, **__: dim,
+    aten.argmin.default: lambda x, dim=None, *_, **__: dim,
+}
+#: Operators whose result jumps where their first argument passes a number.
+THRESHOLDS = frozenset(
+    getattr(getattr(aten, name), overload)
+    for name, overloads in {
+        **dict.fromkeys(("gt", "ge", "lt", "le"), ("Scalar", "Tensor")),
+        **dict.fromkeys(("round", "floor", "ceil", "trunc", "sign"), ("default",)),
+    }.items()
+    for overload in overloads
+)
+RANDOM_SHIFTS = 6
+ULP_VARIANTS = 4
+
+
+class TorchDiagnostics:
+    """The variants of one module."""
+
+    def __init__(self, module: nn.Module, signature: ModelSignature) -> None:
+        self._module = module
+        self._signature = signature
+
+    def other_branches(
+        self, inputs: Mapping[str, Array], atol: float, rtol: float
+    ) -> Iterator[dict[str, Array]]:
+        """Answers to ``inputs`` if the values that a branch is taken by move within a tolerance:
+        towards the first of equal values, the last, and at random."""
+        run = TorchEager(self._module, self._signature)
+        for shift in (_first, _last, *map(_random, range(RANDOM_SHIFTS))):
+            with torch.random.fork_rng(devices=[]), ShiftedBranches(shift, atol, rtol):
+                yield run(inputs)
+
+    def selections(self, inputs: Mapping[str, Array]) -> list[tuple[Array, Array, int]]:
+        """The values, indices and dimension of each operator that selects, indices with that
+        dimension."""
+        with RecordedSelections() as recorder:
+            TorchEager(self._module, self._signature)(inputs)
+        return list(recorder.found)
+
+    def rounded_otherwise(self) -> Iterator[tuple[str, Reference]]:
+        """The module in float64, and with every weight moved by one unit in the last place.
+
+        A variant that cannot run is left out by the caller.
+        """
+        yield "float64", _InFloat64(self._module, self._signature)
+        for seed in range(ULP_VARIANTS):
+            moved = copy.deepcopy(self._module)
+            generator = torch.Generator().manual_seed(seed)
+            with torch.no_grad():
+                for tensor in (*moved.parameters(), *moved.buffers()):
+                    if tensor.is_floating_point():
+                        tensor.copy_(_moved(tensor, generator))
+            yield "weights moved by one ulp", TorchEager(moved, self._signature)
+
+
+class _InFloat64:
+    """A module that computes in float64, called with arrays by name."""
+
+    def __init__(self, module: nn.Module, signature: ModelSignature) -> None:
+        self._module = copy.deepcopy(module).double()
+        self._inputs = [spec.name for spec in signature.inputs]
+        self._outputs = [spec.name for spec in signature.outputs]
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        tensors = [torch.tensor(inputs[name]) for name in self._inputs]
+        wide = [x.double() if x.is_floating_point() else x for x in tensors]
+        with inference_mode(self._module):
+            results = as_tensors(self._module(*wide))
+        return {name: x.numpy() for name, x in zip(self._outputs, results, strict=True)}
+
+
+def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """``tensor`` with each value but 0 moved up or down by one unit in the last place."""
+    step = torch.finfo(tensor.dtype).eps / 2
+    signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
+    wide = tensor.double()
+    _, exponents = torch.frexp(wide)
+    moved = wide + signs * torch.ldexp(torch.full_like(wide, 2 * step), exponents - 1)
+    return torch.where(tensor == 0, tensor, moved.to(tensor.dtype))
+
+
+Shift = Callable[[Tensor, int | None], Tensor]
+
+
+def _first(x: Tensor, dim: int | None) -> Tensor:
+    return -_last(x, dim)
+
+
+def _last(x: Tensor, dim: int | None) -> Tensor:
+    """-1 at the first index of ``dim`` to 1 at the last."""
+    flat = x if dim is not None else x.reshape(-1)
+    size = flat.shape[dim or 0] if flat.dim() else 1
+    places = torch.linspace(-1, 1, size, dtype=x.dtype) if size > 1 else torch.ones(1)
+    if dim is None:
+        return places.reshape(x.shape)
+    around = [1] * x.dim()
+    around[dim] = size
+    return places.to(x.dtype).reshape(around) if x.dim() else places.reshape(())
+
+
+def _random(seed: int) -> Shift:
+    generator = torch.Generator().manual_seed(seed)
+
+    def shift(x: Tensor, dim: int | None) -> Tensor:
+        return (torch.rand(x.shape, generator=generator) * 2 - 1).to(x.dtype)
+
+    return shift
+
+
+class ShiftedBranches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Moves the values that a branch is taken by, each by at most its tolerance."""
+
+    def __init__(self, shift: Shift, atol: float, rtol: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._shift, self._atol, self._rtol = shift, atol, rtol
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        selects = func in SELECTIONS
+        floats = args and isinstance(args[0], Tensor) and args[0].is_floating_point()
+        if not (floats and (selects or func in THRESHOLDS)):
+            return func(*args, **kwargs)
+        x, rest = args[0], args[1:]
+        dim = SELECTIONS[func](*args, **kwargs) if selects else None
+        moved = x + self._shift(x, dim) * (self._atol + self._rtol * x.abs())
+        result = func(moved, *rest, **kwargs)
+        if selects and isinstance(result, tuple | list):  # the values are x's own
+            indices = result[1]
+            return _taken(x, indices, dim or 0), indices
+        return result
+
+
+def _taken(x: Tensor, indices: Tensor, dim: int) -> Tensor:
+    if indices.dim() == x.dim():
+        return torch.gather(x, dim, indices)
+    return torch.gather(x, dim, indices.unsqueeze(dim)).squeeze(dim)
+
+
+class RecordedSelections(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the values and the indices of operators that select."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[tuple[Array, Array, int]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in SELECTIONS and args[0].is_floating_point() and args[0].dim():
+            dim = SELECTIONS[func](*args, **(kwargs or {}))
+            values = args[0] if dim is not None else args[0].reshape(-1)
+            indices = result[1] if isinstance(result, tuple | list) else result
+            if dim is None or indices.dim() < values.dim():
+                indices = indices.reshape(-1) if dim is None else indices.unsqueeze(dim)
+            self.found.append((values.numpy(), indices.numpy(), dim or 0))
+        return result
