@@ -51,6 +51,7 @@ def export(
     *,
     formats: str | Sequence[str] = "onnx",
     model: str | None = None,
+    task: str | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
     lora: Path | str | None = None,
     inputs: Sequence[str] = (),
@@ -88,8 +89,10 @@ def export(
             file or a SavedModel.
         formats: ``onnx``, ``torchscript``, ``savedmodel``, ``tflite``, ``openvino``, ``pt2``,
             ``aoti``, or ``all`` for the first four; one or several.
-        model: a registered name or ``package.module:factory``; Keras files and SavedModels need
-            none.
+        model: a registered name or ``package.module:factory``; Hugging Face folders, Keras files
+            and SavedModels need none.
+        task: Hugging Face's name of the task to export a folder for; None takes its
+            architecture's.
         model_kwargs: hyper-parameters; they take precedence over the checkpoint's.
         lora: a folder of PEFT adapters to merge into a Hugging Face checkpoint.
         inputs: ``NAME:DATATYPE[DIMS]`` of each input of a model that declares no signature.
@@ -154,6 +157,7 @@ def export(
         inputs=tuple(inputs),
         output_names=tuple(output_names),
         masks=tuple(masks),
+        task=task,
     )
     checks = Checks(
         samples=samples,

@@ -51,7 +51,13 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     "--model",
     metavar="NAME|package.module:factory",
     help=f"A registered model ({', '.join(REGISTRY)}, or a plug-in's), or any factory of an "
-    "nn.Module. Keras files and SavedModels need none.",
+    "nn.Module. Hugging Face folders, Keras files and SavedModels need none.",
+)
+@click.option(
+    "--task",
+    metavar="TASK",
+    help="The task to export a Hugging Face folder for: text-classification, feature-extraction, "
+    "text-generation-with-past, ...  [default: its architecture's]",
 )
 @click.option(
     "--model-kwargs", metavar="JSON", help="Hyper-parameters; they override the checkpoint's."

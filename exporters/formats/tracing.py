@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from modelport.exporters.model_spec import AttentionMask
 from modelport.exporters.requests.random_inputs import draw, model_dims, name_axes, sizes_of
-from modelport.exporters.sources.torch_eager import Adapted, as_tensors
+from modelport.exporters.sources.torch_eager import as_tensors
 from modelport.gateway.types import NUMPY_DTYPES, Axis, ModelSignature
 
 EXAMPLE_BATCH = 2  # torch.export treats a size of 1 as a constant
@@ -58,8 +59,15 @@ def dynamic_shapes(signature: ModelSignature, module: nn.Module) -> tuple[Any, .
         dims = enumerate(model_dims(spec), start=offset)
         shape = {i: axes[dim] for i, dim in dims if isinstance(dim, str) and axes[dim] is not None}
         shapes.append({0: batch, **shape} if offset else shape)
-    # These take all their inputs as one variadic argument.
-    return (tuple(shapes),) if isinstance(module, Recast | Adapted) else tuple(shapes)
+    single = _positional(module)
+    return tuple(shapes) if single is None else (*shapes[:single], tuple(shapes[single:]))
+
+
+def _positional(module: nn.Module) -> int | None:
+    """The number of ``forward``'s arguments before its variadic one; None: it has none."""
+    kinds = [a.kind for a in inspect.signature(module.forward).parameters.values()]
+    variadic = inspect.Parameter.VAR_POSITIONAL
+    return kinds.index(variadic) if variadic in kinds else None
 
 
 def _dim(axis: Axis) -> Any:

@@ -89,6 +89,7 @@ def provenance(
         "model": {
             "name": model,
             "factory": request.model,
+            "task": request.task,
             "model_kwargs": dict(source.model_kwargs),
             "max_batch_size": request.max_batch_size,
             "inputs": list(request.inputs),

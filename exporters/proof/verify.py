@@ -202,11 +202,15 @@ def _claim(document: Mapping[str, Any]) -> Claim:
             inputs=tuple(model["inputs"]),
             output_names=tuple(model["output_names"]),
             masks=tuple(model.get("masks", ())),
+            task=model.get("task"),
         )
         if source.checkpoint.name != str(source.checkpoint):  # it is searched for by this name
             raise ValueError(source.checkpoint)
         names = (source.checkpoint.name, *source.inputs, *source.output_names, *source.masks)
-        if not isinstance(source.model, str | None) or not all(isinstance(n, str) for n in names):
+        optional = (source.model, source.task)
+        if not all(isinstance(n, str | None) for n in optional) or not all(
+            isinstance(n, str) for n in names
+        ):
             raise TypeError(source.model)
         if not 1 <= source.max_batch_size < 2**31 and source.max_batch_size != 0:
             raise ValueError(source.max_batch_size)

@@ -24,6 +24,7 @@ class SourceRequest:
         inputs: declarations ``NAME:DATATYPE[DIMS]`` for a model without a signature.
         output_names: names of that model's outputs.
         masks: declarations of its masks, ``NAME[:PADDING][=OUTPUT,...]``.
+        task: the task to export a Hugging Face folder for; None: its architecture's.
     """
 
     checkpoint: Path
@@ -34,3 +35,4 @@ class SourceRequest:
     inputs: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
     masks: tuple[str, ...] = ()
+    task: str | None = None

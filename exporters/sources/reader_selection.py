@@ -28,6 +28,8 @@ def load(request: SourceRequest) -> Source:
     reader = _reader(path)
     if request.lora is not None and reader != "huggingface":
         raise UsageError(f"--lora needs a Hugging Face folder as checkpoint, not '{path}'")
+    if request.task is not None and reader != "huggingface":
+        raise UsageError(f"--task needs a Hugging Face folder as checkpoint, not '{path}'")
     if reader == "tensorflow" and (request.inputs or request.output_names):
         raise UsageError(f"'{path}' declares its own signature; leave --input and --output-name")
     try:

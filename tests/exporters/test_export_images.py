@@ -15,7 +15,7 @@ from click.testing import Result
 from PIL import Image
 from torch import Tensor, nn
 
-from modelport.exporters.sources import huggingface_vit
+from modelport.exporters.sources.huggingface import vit
 from modelport.gateway.errors import IntegrityError, InvalidArgument
 from modelport.gateway.inference import images
 from modelport.gateway.repository import config
@@ -156,7 +156,7 @@ def test_a_model_without_an_image_takes_no_image_flags(export: Callable[..., Res
 def test_a_preprocessor_says_how_pictures_get_their_size(
     processor: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    found = huggingface_vit.image_parameters(processor, 3, Path("preprocessor_config.json"))
+    found = vit.image_parameters(processor, 3, Path("preprocessor_config.json"))
     plain = {"image.layout": "CHW", "image.mean": "0.5", "image.std": "0.5"}
     assert found == {**plain, **expected}
 
@@ -173,4 +173,4 @@ def test_a_damaged_preprocessor_is_named(processor: dict[str, Any]) -> None:
     with pytest.raises(
         IntegrityError, match=r"'preprocessor_config.json': (resample|size|crop_size) is"
     ):
-        huggingface_vit.image_parameters(processor, 3, Path("preprocessor_config.json"))
+        vit.image_parameters(processor, 3, Path("preprocessor_config.json"))

@@ -83,7 +83,10 @@ def kwargs(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         )
     activation = config.get("hidden_act", "gelu")
     if activation != "gelu":
-        raise Unsupported(f"'{folder}' uses the activation '{activation}'; --model vit has gelu")
+        raise Unsupported(
+            f"'{folder}' uses the activation '{activation}'; --model vit has gelu, and "
+            "--task image-classification exports it"
+        )
     epsilon = config.get("layer_norm_eps", 0)
     if not isinstance(epsilon, int | float) or not 0 <= epsilon < 1:
         raise IntegrityError(f"'{folder}': layer_norm_eps is {epsilon!r}; copy the folder again")
@@ -91,7 +94,10 @@ def kwargs(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     for key in ("image_size", "patch_size"):
         sides = found[key] if isinstance(found[key], list) else [found[key]]
         if len(set(map(str, sides))) != 1:
-            raise Unsupported(f"'{folder}' has a {key} of {sides}; --model vit takes squares")
+            raise Unsupported(
+                f"'{folder}' has a {key} of {sides}; --model vit takes squares, and "
+                "--task image-classification exports it"
+            )
         found[key] = sides[0]
     return found
 

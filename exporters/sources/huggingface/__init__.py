@@ -2,6 +2,7 @@
 
     ViTForImageClassification   read by this module, into ``modelport.exporters.models.vit``
     causal language models      built by ``transformers``, LoRA adapters merged by ``peft``
+    every other architecture    built by ``transformers``, for the tasks of ``tasks.TASKS``
 
 No code in a folder is run, and nothing is fetched from a network.
 """
@@ -13,14 +14,10 @@ from dataclasses import replace
 from modelport.exporters import model_spec
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.sources import (
-    SourceRequest,
-    checkpoint,
-    huggingface_causal_lm,
-    huggingface_vit,
-)
+from modelport.exporters.sources import SourceRequest, checkpoint
 from modelport.exporters.sources.checkpoint import Checkpoint
-from modelport.exporters.sources.huggingface_folder import (
+from modelport.exporters.sources.huggingface import causal_lm, pretrained, tasks, transformer, vit
+from modelport.exporters.sources.huggingface.folder import (
     CONFIG,
     PREPROCESSOR,
     Folder,
@@ -35,33 +32,48 @@ def load(request: SourceRequest) -> Source:
     """Load the model in the folder ``request.checkpoint``; its ``config.json`` names the type.
 
     Raises:
-        UsageError: the folder lacks something, or does not fit ``request.model``.
+        UsageError: the folder lacks something, or does not fit ``request.model`` or its task.
         Unsupported: models of this type cannot be exported, or a library is missing.
         IntegrityError: a file is damaged, or wants to run code.
     """
+    tasks.check(request.task)
     folder = open_model(request.checkpoint)
-    is_vit = folder.config.get("model_type") == "vit"
-    model = request.model or ("vit" if is_vit else "causal-lm")
     if request.inputs or request.output_names or request.masks:
         raise UsageError(
             f"'{folder.path}' declares its own signature; leave --input, --output-name and --mask"
         )
-    if model == "causal-lm":
-        return huggingface_causal_lm.load(folder, request)
-    if model != "vit":
+    if request.model not in (None, "vit", "causal-lm"):
         raise UsageError(
-            f"--model '{model}' is not read from a Hugging Face folder such as '{folder.path}'; "
-            "use vit or causal-lm, or give a checkpoint file"
+            f"--model '{request.model}' is not read from a Hugging Face folder such as "
+            f"'{folder.path}'; use vit or causal-lm, or give a checkpoint file"
         )
-    if request.lora is not None:
-        raise UsageError("--lora is for --model causal-lm; leave it, or merge the adapters first")
-    return _load_vit(folder, request)
+    if request.model is not None and request.task is not None:
+        raise UsageError("--model and --task exclude each other for a Hugging Face folder")
+    if request.model == "vit" or (request.model is None and _is_plain_vit(folder, request)):
+        if request.lora is not None:
+            raise UsageError(
+                "--lora is for --model causal-lm; leave it, or merge the adapters first"
+            )
+        return _load_vit(folder, request)
+    if request.model == "causal-lm":
+        return causal_lm.load(folder, request)
+    pretrained.check_known(folder)
+    choice = tasks.choose(folder, request.task)
+    if choice.task.mappings == tasks.CAUSAL:
+        return causal_lm.load(folder, request, choice.task.name == tasks.WITH_PAST)
+    return transformer.load(folder, request, choice)
+
+
+def _is_plain_vit(folder: Folder, request: SourceRequest) -> bool:
+    """Whether the folder is an image classifier that needs no library to be read."""
+    kind, architecture = folder.config.get("model_type"), tasks.architecture_of(folder)
+    return request.task is None and (kind, architecture) == ("vit", vit.ARCHITECTURE)
 
 
 def _load_vit(folder: Folder, request: SourceRequest) -> Source:
     config = folder.config
-    declared = huggingface_vit.kwargs(config, folder.path)
-    state = huggingface_vit.rename(folder.state(), bool(config.get("qkv_bias", True)))
+    declared = vit.kwargs(config, folder.path)
+    state = vit.rename(folder.state(), bool(config.get("qkv_bias", True)))
     origin = folder.origin
     read = Checkpoint(origin.name, origin.sha256, state, declared)
     infer = VisionTransformer.modelport_spec.infer_kwargs
@@ -80,8 +92,8 @@ def _load_vit(folder: Folder, request: SourceRequest) -> Source:
     parameters = dict(found.parameters)
     if (folder.path / PREPROCESSOR).is_file():
         path = folder.path / PREPROCESSOR
-        parameters |= huggingface_vit.image_parameters(read_json(path), kwargs["in_channels"], path)
+        parameters |= vit.image_parameters(read_json(path), kwargs["in_channels"], path)
     found = replace(found, parameters=parameters)
-    labels = huggingface_vit.labels(config, kwargs["num_classes"], folder.path)
+    labels = vit.labels(config, kwargs["num_classes"], folder.path)
     signature = found.signature(module, request.max_batch_size)
     return source(module, found, signature, (origin,), kwargs, labels)
