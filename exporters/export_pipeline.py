@@ -140,7 +140,7 @@ def export(
             if key is not None:
                 signing.sign(artifact.staged, key)
         progress("publishing", 0, 0)
-        return [_deliver(request, artifact) for artifact in artifacts]
+        return [_deliver(request, source, artifact) for artifact in artifacts]
 
 
 def _check_free(request: ExportRequest, source: Source, artifact: _Artifact) -> None:
@@ -261,6 +261,9 @@ def _make(
 
             tensorflow_serving_warmup.write(path, artifact.config.name, requests)
         artifact.proof = Proof(report, found, usage)
+        if request.output is None:
+            for name, data in source.companions.items():
+                (artifact.staged / name).write_bytes(data)
         told("recording the checkpoint's answers", 0, 0)
         samples = _record(request, source, artifact.staged, report)
         content = certificate.certify(
@@ -334,8 +337,9 @@ def _furnish(source: Source, artifact: _Artifact, requests: Sequence[Mapping[str
     triton_warmup.add(artifact.config, model, requests)
 
 
-def _deliver(request: ExportRequest, artifact: _Artifact) -> ExportResult:
-    names = [name for name in files_of(artifact.staged) if name != sample_requests.FILENAME]
+def _deliver(request: ExportRequest, source: Source, artifact: _Artifact) -> ExportResult:
+    others = {sample_requests.FILENAME, *source.companions}
+    names = [name for name in files_of(artifact.staged) if name not in others]
     size = sum((artifact.staged / name).stat().st_size for name in names)
     with _writing_to(artifact.folder):
         if request.output is None:

@@ -59,6 +59,8 @@ class Source:
         origins: the files it was read from: the checkpoint, then adapters.
         model_kwargs: the hyper-parameters passed to the factory.
         labels: class names of the decision's output, if the checkpoint has them.
+        companions: contents of files that are published with the artifact, by name, such as a
+            tokenizer's.
     """
 
     framework: Framework
@@ -70,4 +72,5 @@ class Source:
     origins: tuple[Origin, ...]
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
+    companions: Mapping[str, bytes] = field(default_factory=dict)
     weights: WeightPrecision = WeightPrecision()

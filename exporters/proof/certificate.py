@@ -60,7 +60,9 @@ def certify(
         "adapters": known["adapters"],
         "artifact": {
             **known["artifact"],
-            "size_bytes": sum((artifact / name).stat().st_size for name in files),
+            "size_bytes": sum(
+                (artifact / name).stat().st_size for name in files if name not in source.companions
+            ),
             "files": {name: {"sha256": sha256_of(artifact / name)} for name in files},
         },
         "parity": _parity(proof.report),

@@ -11,7 +11,7 @@ from modelport.gateway.cli.errors import UsageError, missing_extra
 
 KERAS_SUFFIXES = frozenset({".keras", ".h5", ".hdf5"})
 SAVED_MODEL = "saved_model.pb"
-HUGGING_FACE = "config.json"
+HUGGING_FACE = ("config.json", "modules.json")
 
 
 def load(request: SourceRequest) -> Source:
@@ -43,11 +43,11 @@ def load(request: SourceRequest) -> Source:
 def _reader(path: Path) -> str:
     if path.suffix.lower() in KERAS_SUFFIXES or (path / SAVED_MODEL).is_file():
         return "tensorflow"
-    if (path / HUGGING_FACE).is_file():
+    if any((path / name).is_file() for name in HUGGING_FACE):
         return "huggingface"
     if path.is_dir():
         raise UsageError(
-            f"checkpoint '{path}' is a folder with neither {HUGGING_FACE} (Hugging Face) nor "
+            f"checkpoint '{path}' is a folder with neither {HUGGING_FACE[0]} (Hugging Face) nor "
             f"{SAVED_MODEL} (TensorFlow) in it; give the path of a trained model"
         )
     return "pytorch"

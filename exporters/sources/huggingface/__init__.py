@@ -3,6 +3,7 @@
     ViTForImageClassification   read by this module, into ``modelport.exporters.models.vit``
     causal language models      built by ``transformers``, LoRA adapters merged by ``peft``
     every other architecture    built by ``transformers``, for the tasks of ``tasks.TASKS``
+    sentence embeddings         the folders of ``sentence_transformers``
 
 No code in a folder is run, and nothing is fetched from a network.
 """
@@ -16,7 +17,15 @@ from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.vit import VisionTransformer
 from modelport.exporters.sources import SourceRequest, checkpoint
 from modelport.exporters.sources.checkpoint import Checkpoint
-from modelport.exporters.sources.huggingface import causal_lm, pretrained, tasks, transformer, vit
+from modelport.exporters.sources.huggingface import (
+    causal_lm,
+    companions,
+    pretrained,
+    sentence,
+    tasks,
+    transformer,
+    vit,
+)
 from modelport.exporters.sources.huggingface.folder import (
     CONFIG,
     PREPROCESSOR,
@@ -31,17 +40,31 @@ from modelport.gateway.cli.errors import UsageError
 def load(request: SourceRequest) -> Source:
     """Load the model in the folder ``request.checkpoint``; its ``config.json`` names the type.
 
+    Its tokenizer and preprocessor files are the source's companions.
+
     Raises:
         UsageError: the folder lacks something, or does not fit ``request.model`` or its task.
         Unsupported: models of this type cannot be exported, or a library is missing.
         IntegrityError: a file is damaged, or wants to run code.
     """
+    found = _load(request)
+    return replace(found, companions=companions.read(request.checkpoint))
+
+
+def _load(request: SourceRequest) -> Source:
     tasks.check(request.task)
+    if request.model is None and request.task in sentence.OUTPUTS:
+        if sentence.is_sentence_model(request.checkpoint):
+            _check_undeclared(request)
+            return sentence.load(request.checkpoint, request)
+        if request.task == tasks.SENTENCE_SIMILARITY:
+            raise UsageError(
+                f"--task {request.task} needs the pooling of a sentence_transformers folder "
+                f"({sentence.MODULES}), which '{request.checkpoint}' lacks; use --task "
+                "feature-extraction"
+            )
     folder = open_model(request.checkpoint)
-    if request.inputs or request.output_names or request.masks:
-        raise UsageError(
-            f"'{folder.path}' declares its own signature; leave --input, --output-name and --mask"
-        )
+    _check_undeclared(request)
     if request.model not in (None, "vit", "causal-lm"):
         raise UsageError(
             f"--model '{request.model}' is not read from a Hugging Face folder such as "
@@ -62,6 +85,14 @@ def load(request: SourceRequest) -> Source:
     if choice.task.mappings == tasks.CAUSAL:
         return causal_lm.load(folder, request, choice.task.name == tasks.WITH_PAST)
     return transformer.load(folder, request, choice)
+
+
+def _check_undeclared(request: SourceRequest) -> None:
+    if request.inputs or request.output_names or request.masks:
+        raise UsageError(
+            f"'{request.checkpoint}' declares its own signature; leave --input, --output-name and "
+            "--mask"
+        )
 
 
 def _is_plain_vit(folder: Folder, request: SourceRequest) -> bool:

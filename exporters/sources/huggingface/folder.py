@@ -69,7 +69,7 @@ def open_model(path: Path) -> Folder:
         raise Unsupported(
             f"'{path}' is quantized already; export the model it was made from, and use --quantize"
         )
-    weights, indexes = _weights(path, MODEL_WEIGHTS)
+    weights, indexes = weight_files(path, MODEL_WEIGHTS)
     extra = [file for file in (path / PREPROCESSOR,) if file.is_file()]
     return Folder(path, config, weights, (path / CONFIG, *indexes, *weights, *extra))
 
@@ -81,7 +81,7 @@ def open_adapters(path: Path) -> Folder:
             f"--lora '{path}' holds no {ADAPTER_CONFIG}; give a folder that PEFT's "
             "save_pretrained() wrote"
         )
-    weights, indexes = _weights(path, ADAPTER_WEIGHTS)
+    weights, indexes = weight_files(path, ADAPTER_WEIGHTS)
     config = read_json(path / ADAPTER_CONFIG)
     return Folder(path, config, weights, (path / ADAPTER_CONFIG, *indexes, *weights))
 
@@ -104,7 +104,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _weights(folder: Path, names: tuple[str, ...]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+def weight_files(
+    folder: Path, names: tuple[str, ...] = MODEL_WEIGHTS
+) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """The weight files of the first name that exists, and the index that lists them."""
     for name in names:
         index = folder / f"{name}{INDEX_SUFFIX}"

@@ -61,13 +61,20 @@ class _Model:
         """The longest sequence to serve: the model's own, ``max_positions``, or the default."""
         limit = _attribute(self.text, "max_position_embeddings")
         longest = limit if isinstance(limit, int) and limit > 0 else None
-        wanted = self.kwargs.get("max_positions", min(longest or 1 << 30, DEFAULT_MAX_POSITIONS))
+        default = min(longest or 1 << 30, self._tokenizer_length(), DEFAULT_MAX_POSITIONS)
+        wanted = self.kwargs.get("max_positions", default)
         if type(wanted) is not int or not 1 <= wanted <= (longest or 1 << 30):
             raise UsageError(
                 f"--model-kwargs: max_positions is {wanted!r}; '{self.folder.path}' takes "
                 f"{f'1 to {longest}' if longest else 'a positive number'}"
             )
         return wanted
+
+    def _tokenizer_length(self) -> int:
+        """The length to which the tokenizer cuts; a huge number stands for none."""
+        path = self.folder.path / TOKENIZER_CONFIG
+        length = read_json(path).get("model_max_length") if path.is_file() else None
+        return length if type(length) is int and length > 0 else 1 << 30
 
 
 def inputs_for(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from modelport.exporters.loaded_model import Source
+from modelport.exporters.loaded_model import Origin, Source
 from modelport.exporters.model_spec import AttentionMask, Decision, ModelSpec
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.huggingface import pretrained, tasks, vit
@@ -23,12 +24,24 @@ from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
 from modelport.gateway.types import ModelSignature, TensorSpec
 
+Maker = Callable[[Any, Part, Sequence[str], Sequence[str]], TaskModel]
+
 #: Optimum's tolerance for hidden states, whose values are larger than probabilities.
 ATOL = 1e-4
 
 
-def load(folder: Folder, request: SourceRequest, choice: Choice) -> Source:
+def load(
+    folder: Folder,
+    request: SourceRequest,
+    choice: Choice,
+    make: Maker = TaskModel,
+    origin: Origin | None = None,
+) -> Source:
     """Load the model in ``folder`` for the chosen task.
+
+    Args:
+        make: wraps the model, with the part to run, its inputs and its outputs.
+        origin: None is the folder's own.
 
     Raises:
         UsageError: weights, hyper-parameters and configuration do not fit together.
@@ -48,28 +61,27 @@ def load(folder: Folder, request: SourceRequest, choice: Choice) -> Source:
     found = pretrained.load(folder, config, getattr(transformers, choice.class_name))
     _check_unexpected(folder, found)
     task = _part_of(choice.task, found.model)
-    module, inputs, signature = _signature(folder, found, task, request)
+    module, inputs, signature = _signature(folder, found, task, request, make)
     labels = _labels(folder, task, signature)
     spec = ModelSpec(
-        name=model_name(folder),
+        name=model_name(folder.path, str(folder.config.get("model_type"))),
         signature=lambda *_: signature,
         atol=ATOL,
         decision=_decision(task, config, signature),
         parameters=_image_parameters(folder, signature),
         masks=_masks(inputs.masks, signature),
     )
-    return source(module, spec, signature, (folder.origin,), request.model_kwargs, labels)
+    return source(module, spec, signature, (origin or folder.origin,), request.model_kwargs, labels)
 
 
-def model_name(folder: Folder) -> str:
+def model_name(path: Path, otherwise: str) -> str:
     """The folder's name as a model's name."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.path.resolve().name).lstrip("._-")
-    return name[:128] or str(folder.config.get("model_type"))
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).lstrip("._-")[:128] or otherwise
 
 
 def _part_of(task: ExportTask, model: Any) -> ExportTask:
     """Features of a model with several parts are those of its text tower, or its encoder."""
-    if task.name != "feature-extraction":
+    if task.name not in ("feature-extraction", tasks.SENTENCE_SIMILARITY):
         return task
     if hasattr(model, "get_text_features") and hasattr(model, "get_image_features"):
         return replace(task, part=Part.TEXT)
@@ -104,7 +116,7 @@ def _check_unexpected(folder: Folder, found: Pretrained) -> None:
 
 
 def _signature(
-    folder: Folder, found: Pretrained, task: ExportTask, request: SourceRequest
+    folder: Folder, found: Pretrained, task: ExportTask, request: SourceRequest, make: Maker
 ) -> tuple[TaskModel, TaskInputs, ModelSignature]:
     """The module, its inputs and its signature, at the first inputs that the model accepts.
 
@@ -119,7 +131,7 @@ def _signature(
     avoided = getattr(found.model.config.get_text_config(), "pad_token_id", None)
     for inputs in inputs_for(folder, found.model, task.part, request.model_kwargs):
         names = [spec.name for spec in inputs.specs]
-        module = TaskModel(found.model, task.part, names, task.outputs)
+        module = make(found.model, task.part, names, task.outputs)
         finder = SignatureFinder(
             module, inputs, request.max_batch_size, -1 if avoided is None else avoided
         )

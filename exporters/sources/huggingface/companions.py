@@ -1,0 +1,87 @@
+"""Tokenizer and preprocessor files that travel with an artifact.
+
+Only files of these names are copied, and only data: nothing that names code (``auto_map``) or holds
+some (``chat_template``, a Jinja program), and no link out of the folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from modelport.exporters.sources.huggingface.folder import CONFIG, PREPROCESSOR, read_json
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError
+
+JSON = (
+    CONFIG,
+    PREPROCESSOR,
+    "added_tokens.json",
+    "generation_config.json",
+    "processor_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+TEXT = ("merges.txt", "vocab.txt")
+#: SentencePiece's protocol buffers.
+BINARY = ("sentencepiece.bpe.model", "source.spm", "spiece.model", "target.spm", "tokenizer.model")
+
+LEFT_OUT = frozenset({"auto_map", "chat_template", "custom_pipelines"})
+MOST_BYTES = 1 << 26
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    """The files of ``folder`` that travel, by name.
+
+    Raises:
+        IntegrityError: a file is no JSON, no text, too large, or a link to somewhere else.
+        UsageError: a file cannot be read.
+    """
+    return {path.name: _content(path) for path in _present(folder)}
+
+
+def _present(folder: Path) -> Iterator[Path]:
+    inside = folder.resolve()
+    # In the cache of huggingface_hub, snapshots/COMMIT/FILE links to blobs/DIGEST.
+    allowed = (inside, *(parent / "blobs" for parent in inside.parents[1:2]))
+    for name in (*JSON, *TEXT, *BINARY):
+        path = folder / name
+        if not path.is_file():
+            continue
+        if path.resolve().parent not in allowed:
+            raise IntegrityError(
+                f"'{path}' is a link out of its folder, and would be published; copy the file"
+            )
+        yield path
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise IntegrityError(
+                f"'{path}' has more than {MOST_BYTES >> 20} MiB, which no tokenizer has; remove it"
+            )
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read: {error.strerror}") from error
+    if path.name in TEXT:
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            raise IntegrityError(f"'{path}' is no text; copy the folder again") from error
+    if path.name in JSON:
+        document = read_json(path)
+        kept = _without_code(document)
+        if kept != document:
+            content = (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode()
+    return content
+
+
+def _without_code(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_code(v) for k, v in value.items() if k not in LEFT_OUT}
+    return [_without_code(v) for v in value] if isinstance(value, list) else value
