@@ -25,7 +25,12 @@ def axis(x: Any, dim: int, extra: int = 0) -> int:
 
 
 def axes(x: Any, dims: int | Sequence[int] | None) -> list[int]:
-    """``dims`` counted from the front; all of them if it is None or empty."""
+    """``dims`` counted from the front; all of them if it is None or empty.
+
+    A scalar has none, though PyTorch lets one name its first or last.
+    """
+    if rank(x) == 0:
+        return []
     if isinstance(dims, int):
         dims = [dims]
     return [axis(x, dim) for dim in dims] if dims else list(range(rank(x)))

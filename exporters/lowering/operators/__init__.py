@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from modelport.exporters.lowering.operators import arithmetic, symbolic
+from modelport.exporters.lowering.operators import (
+    arithmetic,
+    comparison,
+    creation,
+    padding,
+    products,
+    reductions,
+    shapes,
+    symbolic,
+)
 from modelport.exporters.lowering.registry import OPERATORS
 
-__all__ = ["OPERATORS", "arithmetic", "symbolic"]
+__all__ = [
+    "OPERATORS",
+    "arithmetic",
+    "comparison",
+    "creation",
+    "padding",
+    "products",
+    "reductions",
+    "shapes",
+    "symbolic",
+]

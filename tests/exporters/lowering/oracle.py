@@ -34,7 +34,9 @@ CALLS_KEPT = 8
 LARGEST_TENSOR = 20_000
 
 #: Operators whose values are not defined, or not asked for.
-UNDEFINED_VALUES = frozenset(("empty.memory_format", "empty_like", "empty_strided", "new_empty"))
+UNDEFINED_VALUES = frozenset(
+    ("empty.memory_format", "empty_like", "empty_permuted", "empty_strided", "new_empty")
+)
 
 
 @dataclass(frozen=True, slots=True)

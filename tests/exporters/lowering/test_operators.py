@@ -7,14 +7,21 @@ import torch
 
 from modelport.exporters.lowering.operators import OPERATORS
 from tests.exporters.lowering.oracle import DynamicRun, eager_difference, recorded_calls
-from tests.exporters.lowering.own_calls import OWN_CALLS, STATIC_DIMS, SYMBOLIC, TESTED_ELSEWHERE
+from tests.exporters.lowering.own_calls import (
+    OWN_CALLS,
+    OWN_ONLY,
+    STATIC_DIMS,
+    SYMBOLIC,
+    TESTED_ELSEWHERE,
+)
 
 #: Calls that are traced with unknown sizes.
 TRACED = 3
 
 
 def calls(name: str):  # type: ignore[no-untyped-def]
-    return [*recorded_calls().get(name, ()), *OWN_CALLS.get(name, ())]
+    recorded = () if name in OWN_ONLY else recorded_calls().get(name, ())
+    return [*recorded, *OWN_CALLS.get(name, ())]
 
 
 ATEN = sorted(
