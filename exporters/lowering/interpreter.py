@@ -100,8 +100,6 @@ def _compute(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     args: Any = fx.node.map_arg(node.args, values.__getitem__)
     kwargs: Any = fx.node.map_arg(node.kwargs, values.__getitem__)
     name = name_of(node.target)
-    if name == "operator.getitem":
-        return args[0][args[1]]
     try:
         if (folded := _folded(node, name, args, kwargs)) is not None:
             return folded

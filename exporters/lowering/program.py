@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.lowering.registry import name_of
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.errors import Unsupported
+
+#: A frame in the stack trace of a node: the file and the line.
+FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+TORCH = Path(torch.__file__).parent
 
 #: Checks of sizes and values; the gateway checks requests before they reach the model.
 ASSERTIONS = frozenset(
@@ -93,12 +98,7 @@ def origin(node: fx.Node) -> str:
     path = path.removeprefix("module.").removeprefix("module")
     kind = kind if isinstance(kind, str) else kind.__name__
     place = f"'{path}' ({kind.rpartition('.')[2]})" if path else "forward()"
-    frames = [
-        line.strip()
-        for line in (node.meta.get("stack_trace") or "").splitlines()
-        if line.strip().startswith("File ")
-    ]
-    if not frames:
-        return place
-    file, _, rest = frames[-1].removeprefix('File "').partition('", line ')
-    return f"{place}, {Path(file).name} line {rest.partition(',')[0]}"
+    for file, line in reversed(FRAME.findall(node.meta.get("stack_trace") or "")):
+        if not Path(file).is_relative_to(TORCH):
+            return f"{place}, {Path(file).name} line {line}"
+    return place

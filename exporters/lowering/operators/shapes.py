@@ -203,7 +203,8 @@ def split(x: Any, length: int, dim: int = 0) -> list[Any]:
 
 @lowers("unbind.int")
 def unbind(x: Any, dim: int = 0) -> list[Any]:
-    return list(tf.unstack(x, axis=axis(x, dim)))
+    parts: list[Any] = tf.unstack(x, axis=axis(x, dim))
+    return parts
 
 
 @lowers("flip")

@@ -18,6 +18,9 @@ from modelport.exporters.runtime.tensorflow_runtime import tf
 Function = Callable[..., Any]
 
 
+lowers("operator.getitem")(operator.getitem)
+
+
 def _common(*numbers: Any) -> list[Any]:
     """Numbers as scalars of one datatype: float32 if one is floating, else int32."""
     if all(isinstance(x, bool) or (is_tensor(x) and x.dtype == tf.bool) for x in numbers):
