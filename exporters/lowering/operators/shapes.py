@@ -193,7 +193,7 @@ def split_with_sizes(x: Any, lengths: Sequence[Size], dim: int = 0) -> list[Any]
 
 
 @lowers("split.Tensor")
-def split(x: Any, length: int, dim: int = 0) -> list[Any]:
+def split(x: Any, length: int, dim: int = 0) -> Any:
     total = size(x, dim)
     if not isinstance(total, int):
         raise ValueError(f"the number of parts depends on the size of dimension {dim}")
