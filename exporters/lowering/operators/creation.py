@@ -12,7 +12,7 @@ from modelport.exporters.lowering.registry import lowers
 from modelport.exporters.lowering.sizes import Size, is_static, shape, sizes, static_shape
 from modelport.exporters.runtime.tensorflow_runtime import tf
 
-#: Sequences of at most so many numbers become constants.
+#: Longest sequence of numbers that becomes a constant.
 LONGEST_CONSTANT = 4096
 
 
