@@ -17,7 +17,8 @@ import click
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 TOKEN_VARIABLE = "MODELPORT_TOKEN"
 _META = "modelport.server_credentials"
-_OPTIONS = {
+#: Help of each option; the order is that of ``ServerCredentials``.
+CREDENTIAL_HELP = {
     "token_file": f"File with an API key or a JSON Web Token.  [default: ${TOKEN_VARIABLE}]",
     "ca_file": "Authorities of the server's certificate (PEM), instead of the system's.",
     "client_cert": "Client certificate and its chain (PEM), for mutual TLS.",
@@ -32,6 +33,10 @@ class ServerCredentials(NamedTuple):
     ca_file: Path | None = None
     client_cert: Path | None = None
     client_key: Path | None = None
+
+    def absolute(self) -> ServerCredentials:
+        """Return the same files, for a process in another folder."""
+        return ServerCredentials(*(None if path is None else path.absolute() for path in self))
 
     @property
     def needs_tls(self) -> bool:
@@ -65,7 +70,7 @@ class ServerCredentials(NamedTuple):
 
 def credential_options(command: CommandT) -> CommandT:
     """Add the options to a command; ``current`` returns their values."""
-    for name, help_text in reversed(_OPTIONS.items()):
+    for name, help_text in reversed(CREDENTIAL_HELP.items()):
         command = click.option(
             f"--{name.replace('_', '-')}",
             metavar="FILE",

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from modelport.loadtests.benchmarks import tiny_model
 from modelport.loadtests.benchmarks.open_loop import OpenLoopHttpClient
+from modelport.loadtests.benchmarks.server_certificate import certificate
 from modelport.loadtests.peers.clients import wrk_sample
 from modelport.loadtests.peers.servers.modelport import executable
 from modelport.loadtests.system import environments, script
@@ -105,22 +106,6 @@ class CpuRate:
 
     per_cpu_second: float
     per_second: float
-
-
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for loopback, which this process trusts from now on."""
-    openssl = environments.debian_program("openssl", "openssl")
-    paths = folder / "tls.crt", folder / "tls.key"
-    command = [
-        *(openssl, "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
-        *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-        *("-addext", f"subjectAltName=IP:{HOST}"),
-        *("-out", str(paths[0]), "-keyout", str(paths[1])),
-    ]
-    subprocess.run(command, check=True, capture_output=True)
-    paths[1].chmod(0o600)
-    os.environ["SSL_CERT_FILE"] = str(paths[0])
-    return paths
 
 
 class AccessFiles:

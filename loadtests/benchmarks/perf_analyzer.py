@@ -1,6 +1,7 @@
 """A gateway under NVIDIA's perf_analyzer, unmodified.
 
-Without `--url-http` and `--url-grpc` it starts `modelport serve` on free ports with a tiny model.
+Without `--url-http` and `--url-grpc` it starts `modelport serve` on free ports with a tiny model,
+and again with mutual TLS.
 Every run must end with exit status 0 and without error messages; this script's exit status says
 whether all did.
 """
@@ -16,11 +17,12 @@ import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from modelport.loadtests.benchmarks import tiny_model
+from modelport.loadtests.benchmarks.server_certificate import certificate
 from modelport.loadtests.peers.servers import modelport
 from modelport.loadtests.peers.servers.base import PeerLaunch
 from modelport.loadtests.system import environments
@@ -83,20 +85,53 @@ CASES = (
 )
 
 
+TLS_CASES = (
+    AnalyzerCase("HTTP binary, mutual TLS", "http"),
+    AnalyzerCase("gRPC, mutual TLS", "grpc"),
+)
+
+
+def tls_options(protocol: str, pair: tuple[Path, Path]) -> tuple[str, ...]:
+    """The options for a certificate that is its own authority, and the client's too."""
+    certificate, key = map(str, pair)
+    if protocol == "grpc":
+        return (
+            "--ssl-grpc-use-ssl",
+            *("--ssl-grpc-root-certifications-file", certificate),
+            *("--ssl-grpc-certificate-chain-file", certificate),
+            *("--ssl-grpc-private-key-file", key),
+        )
+    return (
+        *("--ssl-https-verify-peer", "1", "--ssl-https-verify-host", "2"),
+        *("--ssl-https-ca-certificates-file", certificate),
+        *("--ssl-https-client-certificate-file", certificate),
+        *("--ssl-https-client-certificate-type", "PEM"),
+        *("--ssl-https-private-key-file", key, "--ssl-https-private-key-type", "PEM"),
+    )
+
+
 @dataclass(frozen=True)
 class AnalyzedGateway:
-    """A gateway under test."""
+    """A gateway under test; ``tls`` is its certificate and key."""
 
     url_http: str
     url_grpc: str
+    tls: tuple[Path, Path] | None = None
 
     def url(self, protocol: str) -> str:
-        return self.url_grpc if protocol == "grpc" else self.url_http
+        if protocol == "grpc":
+            return self.url_grpc
+        return self.url_http if self.tls is None else f"https://{self.url_http}"
+
+    def options(self, protocol: str) -> tuple[str, ...]:
+        return () if self.tls is None else tls_options(protocol, self.tls)
 
     def has(self, extension: str) -> bool:
         """Whether ``/v2`` lists the extension; perf_analyzer does not check."""
+        if not extension:
+            return True
         with urllib.request.urlopen(f"http://{self.url_http}/v2") as reply:
-            return not extension or extension in json.load(reply)["extensions"]
+            return extension in json.load(reply)["extensions"]
 
 
 @dataclass(frozen=True)
@@ -158,8 +193,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def gateway(options: argparse.Namespace) -> Iterator[AnalyzedGateway]:
-    """The gateway named on the command line, or a new one."""
+def gateway(
+    options: argparse.Namespace, tls: tuple[Path, Path] | None = None
+) -> Iterator[AnalyzedGateway]:
+    """The gateway named on the command line, or a new one, perhaps with mutual TLS."""
     if options.url_http:
         wait_ready(f"http://{options.url_http}/v2/health/ready", None, None)
         yield AnalyzedGateway(options.url_http, options.url_grpc)
@@ -168,10 +205,16 @@ def gateway(options: argparse.Namespace) -> Iterator[AnalyzedGateway]:
     work = environments.folder("work/perf_analyzer")
     command = modelport.command(PeerLaunch(tiny_model.repository(), work, http, grpc, metrics))
     log = environments.folder("logs") / "perf_analyzer-gateway.log"
-    ready = f"http://{HOST}:{http}/v2/health/ready"
     arguments = [*command.arguments, "--allow-client-shm", "true"]
+    ready = f"http://{HOST}:{http}/v2/health/ready"
+    if tls is not None:
+        certificate, key = map(str, tls)
+        arguments += ["--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", certificate]
+        # the probe has no certificate
+        arguments += ["--tls-client-auth", "optional"]
+        ready = f"https://{HOST}:{http}/v2/health/ready"
     with running(arguments, log=log, ready=ready, cwd=command.cwd):
-        yield AnalyzedGateway(f"{HOST}:{http}", f"{HOST}:{grpc}")
+        yield AnalyzedGateway(f"{HOST}:{http}", f"{HOST}:{grpc}", tls)
 
 
 def measure(
@@ -188,6 +231,7 @@ def measure(
     arguments += ["--concurrency-range", str(concurrency), "-p", str(options.window_ms)]
     # Accept any three windows: a shared machine never steadies within the default 10 percent.
     arguments += ["-s", "999", "--percentile", "99", *case.options, *options.extra]
+    arguments += target.options(case.protocol)
     if case.uploads:
         arguments += ["--input-data", str(upload(home))]
     try:
@@ -233,24 +277,39 @@ def trouble(text: str, counted: bool = True) -> list[str]:
     return found
 
 
+def analyze(
+    analyzer: Analyzer,
+    target: AnalyzedGateway,
+    cases: Sequence[AnalyzerCase],
+    options: argparse.Namespace,
+) -> int:
+    """Print a line for each case; return the number of failures."""
+    failures = 0
+    for case in cases:
+        if not target.has(case.extension):
+            print(f"| {case.name} | | not allowed there | | |")
+            continue
+        for concurrency in options.concurrency:
+            got = measure(analyzer, target, case, concurrency, options)
+            failures += bool(got.problems)
+            figures = f"{got.requests_per_second:,.0f} | {got.p50_ms:.2f}"
+            print(f"| {case.name} | {concurrency} | {figures} | {got.p99_ms:.2f} |")
+            for problem in got.problems:
+                print(f"  FAILED: {problem}")
+            sys.stdout.flush()
+    return failures
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    failures = 0
     analyzer = Analyzer.installed()
+    print("| client | in flight | inferences/s | p50 ms | p99 ms |\n|---|---|---|---|---|")
     with gateway(options) as target:
-        print("| client | in flight | inferences/s | p50 ms | p99 ms |\n|---|---|---|---|---|")
-        for case in CASES:
-            if not target.has(case.extension):
-                print(f"| {case.name} | | not allowed there | | |")
-                continue
-            for concurrency in options.concurrency:
-                got = measure(analyzer, target, case, concurrency, options)
-                failures += bool(got.problems)
-                figures = f"{got.requests_per_second:,.0f} | {got.p50_ms:.2f}"
-                print(f"| {case.name} | {concurrency} | {figures} | {got.p99_ms:.2f} |")
-                for problem in got.problems:
-                    print(f"  FAILED: {problem}")
-                sys.stdout.flush()
+        failures = analyze(analyzer, target, CASES, options)
+    if not options.url_http:
+        folder = environments.folder("work/perf_analyzer")
+        with gateway(options, certificate(folder)) as target:
+            failures += analyze(analyzer, target, TLS_CASES, options)
     print(f"perf_analyzer {VERSION}: {failures} failed" if failures else "perf_analyzer: no error")
     return 1 if failures else 0
 

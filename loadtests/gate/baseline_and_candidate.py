@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests.cli_options import authenticated
 from modelport.loadtests.load import target
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving.gateway import newest_version
@@ -16,7 +17,7 @@ from modelport.loadtests.users.signature import RequestSignature, SignatureUnkno
 FORMS = (
     "give a published version (model_repository/fraud/2), a model's folder, either of them in "
     "object storage (s3://BUCKET/PREFIX/fraud/2), http://HOST:PORT/v2/models/NAME[/versions/V] or "
-    "grpc://HOST:PORT/NAME[/V]"
+    "grpc://HOST:PORT/NAME[/V]; over TLS https:// or grpcs://"
 )
 #: URL schemes of object storage.
 STORAGES = ("s3", "gs", "az")
@@ -50,22 +51,23 @@ class Running:
     """A server that is running already."""
 
     given: str
-    address: str
-    model: str
-    version: str
-    is_grpc: bool
+    #: Its model in the Open Inference Protocol.
+    named: LoadTestTarget
 
     @property
     def title(self) -> str:
         return self.given
 
+    @property
+    def is_grpc(self) -> bool:
+        return self.named.protocol.is_grpc
+
     def target(self, protocol: LoadTestProtocol) -> LoadTestTarget:
-        return LoadTestTarget(protocol, self.address, self.model, self.version)
+        return replace(self.named, protocol=protocol)
 
     def signature(self) -> RequestSignature:
         """The model's signature; raises ``SignatureUnknown``."""
-        protocol = LoadTestProtocol.OIP_GRPC if self.is_grpc else LoadTestProtocol.OIP_HTTP
-        return signature.ask(self.target(protocol))
+        return signature.ask(self.named)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def _running(given: str, scheme: str) -> Running:
         found = target.parse(given)
     except ValueError as error:
         raise UsageError(f"{error}; {FORMS}") from error
-    return Running(given, found.address, found.model, found.version, scheme == "grpc")
+    return Running(given, authenticated(found, given))
 
 
 def protocol(

@@ -19,6 +19,7 @@ from modelport.gateway.cli.errors import (
     annotate,
     require_extra,
 )
+from modelport.gateway.cli.server_credentials import credential_options
 from modelport.loadtests.cli_options import (
     DurationParam,
     PositiveParam,
@@ -99,12 +100,14 @@ class GateCommand(OneLineCommand):
     "--html", "html_file", type=_FILE, help="Write the decision as one HTML page with plots."
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@credential_options
 def gate(baseline: str, candidate: str, slo_file: Path, quiet: bool, **options: Any) -> None:
     """Decide whether CANDIDATE may replace BASELINE.
 
     Each is a published version (model_repository/fraud/2) or a model's folder (its newest version),
     here or in object storage (s3://BUCKET/PREFIX/fraud/2, gs://, az://); or the URL of a model on a
-    running server: http://HOST:PORT/v2/models/NAME[/versions/V] or grpc://HOST:PORT/NAME[/V].
+    running server: http://HOST:PORT/v2/models/NAME[/versions/V] or grpc://HOST:PORT/NAME[/V], over
+    TLS https:// or grpcs://. The token and the files for TLS are for running servers.
 
     A candidate in a folder is first checked: manifest, certificate, signature. Then both are asked
     the same in turn, in rounds, each round with new processes, until every limit of the SLO file is

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from modelport.gateway.cli.server_credentials import CREDENTIAL_HELP, ServerCredentials
 from modelport.loadtests.load import load_shapes
 from modelport.loadtests.load.samples import LoadProfile
-from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget, address, parse
+from modelport.loadtests.load.target import (
+    LoadTestProtocol,
+    LoadTestTarget,
+    address,
+    is_tls,
+    parse,
+)
 
 #: Duration if no end is set: longer than anyone watches the web page.
 ENDLESS_SECONDS = 3600.0
@@ -38,6 +45,12 @@ class Plan:
     #: This process' share of the load: the i-th of n.
     part: tuple[int, int] = (0, 1)
 
+    @property
+    def credentials(self) -> ServerCredentials | None:
+        """The credentials of the targets that a command was given; all of them have the same."""
+        found = (target.credentials for target, _ in self.targets)
+        return next((each for each in found if each is not None), None)
+
     def arguments(self) -> list[str]:
         """Arguments for ``locust``, besides ``-f`` and ``--headless``."""
         load = self.load
@@ -45,6 +58,9 @@ class Plan:
         found += [f"--data={path}" for path in self.data]
         if self.config is not None:
             found.append(f"--signature={self.config}")
+        for name, path in (self.credentials or ServerCredentials())._asdict().items():
+            if path is not None:
+                found.append(f"--{name.replace('_', '-')}={path}")
         if self.samples_to is not None:
             found.append(f"--samples-to={self.samples_to}")
         if load.rate is not None:
@@ -111,6 +127,15 @@ def add_arguments(parser: Any) -> None:
         help="the model's config.pbtxt, for servers without metadata",
         include_in_web_ui=False,
     )
+    for name, help_text in CREDENTIAL_HELP.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=Path,
+            default=None,
+            metavar="FILE",
+            help=help_text,
+            include_in_web_ui=False,
+        )
     parser.add_argument(
         "--samples-to", default=None, help="folder for the raw samples", include_in_web_ui=False
     )
@@ -149,8 +174,10 @@ def read(options: Namespace, host: str | None, protocols: Sequence[LoadTestProto
         if not options.model:
             raise ValueError("--model is missing: the name of the model to ask")
         where, name, version = address(host), options.model, options.model_version
-        spoken = protocols or [LoadTestProtocol(options.protocol)]
-        targets = [(LoadTestTarget(one, where, name, version), 1) for one in spoken]
+        spoken, tls = protocols or [LoadTestProtocol(options.protocol)], is_tls(host.split(":")[0])
+        targets = [(LoadTestTarget(one, where, name, version, tls), 1) for one in spoken]
+    credentials = ServerCredentials(*(getattr(options, name) for name in CREDENTIAL_HELP))
+    targets = [(replace(target, credentials=credentials), weight) for target, weight in targets]
     check_mix(load, len(targets))
     if options.data and len(options.data) not in (1, len(targets)):
         raise ValueError(f"--data: {len(options.data)} files for {len(targets)} targets")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from modelport.gateway.cli.server_credentials import TOKEN_VARIABLE
 from modelport.loadtests.load import locust_arguments as plans
 from modelport.loadtests.load import sample_recording
 from modelport.loadtests.load.locust_arguments import Plan
@@ -253,6 +254,8 @@ def _locust(part: Plan, core: int | None) -> Iterator[subprocess.Popen[bytes]]:
     arguments = ["--headless", "--only-summary", "--skip-log-setup", "--exit-code-on-error=0"]
     # Locust reads settings from the environment and from files of the current folder.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LOCUST_")}
+    if part.credentials is None:
+        environment.pop(TOKEN_VARIABLE, None)
     if part.load.users <= SELECT_USERS:
         # libev's timers have millisecond resolution with epoll, and microseconds with select.
         environment["GEVENT_BACKEND"] = "select"

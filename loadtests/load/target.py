@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
+from modelport.gateway.cli.server_credentials import ServerCredentials
+
 
 class LoadTestProtocol(StrEnum):
     """The protocols of a load; the values are those of ``--protocol``."""
@@ -25,30 +27,58 @@ class LoadTestProtocol(StrEnum):
     def is_grpc(self) -> bool:
         return self.value.endswith("-grpc")
 
+    @property
+    def secure(self) -> str:
+        """The URL scheme of the protocol over TLS: ``oip-https-binary``, ``oip-grpcs``."""
+        return self.value.replace("http", "https").replace("grpc", "grpcs")
+
 
 @dataclass(frozen=True)
 class LoadTestTarget:
-    """One model at one address, host:port, in one protocol."""
+    """One model at one address, host:port, in one protocol.
+
+    Attributes:
+        tls: Whether connections are encrypted.
+        credentials: Files of the token, of authorities and of the client certificate. None for a
+            command's own servers, which get no token.
+    """
 
     protocol: LoadTestProtocol
     address: str
     model: str
     #: Empty: the server's default version.
     version: str = ""
+    tls: bool = False
+    credentials: ServerCredentials | None = None
 
     @property
     def url(self) -> str:
-        """The target in one line: ``oip-http://127.0.0.1:8000/fraud/1``."""
+        """The target in one line: ``oip-http://127.0.0.1:8000/fraud/1``; never its credentials."""
         path = [self.model, self.version] if self.version else [self.model]
-        return f"{self.protocol}://{self.address}/" + "/".join(quote(p, safe="") for p in path)
+        scheme = self.protocol.secure if self.tls else self.protocol.value
+        return f"{scheme}://{self.address}/" + "/".join(quote(p, safe="") for p in path)
 
 
 #: Open Inference Protocol by URL scheme, for schemes that leave the protocol open.
-SCHEMES = {"http": LoadTestProtocol.OIP_HTTP, "grpc": LoadTestProtocol.OIP_GRPC}
+SCHEMES = {
+    "http": LoadTestProtocol.OIP_HTTP,
+    "grpc": LoadTestProtocol.OIP_GRPC,
+    "https": LoadTestProtocol.OIP_HTTP,
+    "grpcs": LoadTestProtocol.OIP_GRPC,
+}
+#: Schemes that name their protocol, in clear text and over TLS.
+PROTOCOL_SCHEMES = {one.value: one for one in LoadTestProtocol} | {
+    one.secure: one for one in LoadTestProtocol
+}
 FORMS = (
     "PROTOCOL://HOST:PORT/MODEL[/VERSION], http://HOST:PORT/v2/models/MODEL[/versions/VERSION] or "
-    "grpc://HOST:PORT/MODEL[/VERSION]"
+    "grpc://HOST:PORT/MODEL[/VERSION]; over TLS https:// and grpcs://"
 )
+
+
+def is_tls(scheme: str) -> bool:
+    """Whether a URL's scheme means TLS."""
+    return scheme in ("https", "grpcs") or scheme in {one.secure for one in LoadTestProtocol}
 
 
 def parse(url: str) -> LoadTestTarget:
@@ -58,20 +88,17 @@ def parse(url: str) -> LoadTestTarget:
         ValueError: it has none of the ``FORMS``; the message says what is missing.
     """
     parts = _split(url, url)
-    protocol = SCHEMES.get(parts.scheme, parts.scheme)
-    if parts.scheme in ("https", "grpcs"):
-        raise ValueError(f"'{url}': TLS is not supported")
-    if protocol not in list(LoadTestProtocol):
+    protocol = SCHEMES.get(parts.scheme) or PROTOCOL_SCHEMES.get(parts.scheme)
+    if protocol is None:
         begin = ", ".join([*SCHEMES, *LoadTestProtocol])
         raise ValueError(f"'{url}' does not begin with one of {begin} and ://")
     path = [unquote(part) for part in parts.path.split("/") if part]
-    if parts.scheme == "http":
+    if parts.scheme in ("http", "https"):
         path = _of_v2(path)
     if not 1 <= len(path) <= 2 or parts.query or parts.fragment:
         raise ValueError(f"'{url}' names no model; write {FORMS}")
-    return LoadTestTarget(
-        LoadTestProtocol(protocol), address(parts.netloc), path[0], "".join(path[1:])
-    )
+    where, tls = address(parts.netloc), is_tls(parts.scheme)
+    return LoadTestTarget(protocol, where, path[0], "".join(path[1:]), tls)
 
 
 def _of_v2(path: list[str]) -> list[str]:
@@ -88,11 +115,11 @@ def address(text: str) -> str:
     """Extract ``host:port`` from ``host:port`` or ``http://host:port``.
 
     Raises:
-        ValueError: no host, or no port between 1 and 65535; TLS.
+        ValueError: no host, or no port between 1 and 65535.
     """
     scheme, separator, rest = text.rpartition("://")
-    if separator and scheme not in ("http", "grpc"):
-        raise ValueError(f"'{text}': give HOST:PORT or http://HOST:PORT; TLS is not supported")
+    if separator and scheme not in SCHEMES:
+        raise ValueError(f"'{text}': give HOST:PORT, http://HOST:PORT or https://HOST:PORT")
     parts = _split(text, f"//{rest}")
     try:
         port = parts.port

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,11 @@ from modelport.gateway.cli.errors import (
     annotate,
     require_extra,
 )
+from modelport.gateway.cli.server_credentials import credential_options
 from modelport.loadtests.cli_options import (
     DurationParam,
     PositiveParam,
+    authenticated,
     check_writable,
     interruptible,
 )
@@ -26,10 +29,12 @@ from modelport.loadtests.load import load_shapes, locust_arguments, payloads
 from modelport.loadtests.load.run import INTERRUPTED, NotMeasured, measure_mix
 from modelport.loadtests.load.samples import LoadProfile, LoadRun
 from modelport.loadtests.load.target import (
+    PROTOCOL_SCHEMES,
     SCHEMES,
     LoadTestProtocol,
     LoadTestTarget,
     address,
+    is_tls,
     parse,
 )
 from modelport.loadtests.loadtest import objectives
@@ -139,11 +144,13 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
     "--samples", "samples_file", type=WRITTEN, help="Write every request's times as .npy."
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@credential_options
 def loadtest(target_url: str, **options: Any) -> None:
     """Put a load on a model server and measure its latencies.
 
     TARGET_URL is HOST:PORT, or includes the rest: oip-grpc://HOST:PORT/MODEL[/VERSION] (any
     protocol), http://HOST:PORT/v2/models/MODEL[/versions/VERSION] or grpc://HOST:PORT/MODEL[/VERSION].
+    Over TLS it begins with https://, grpcs://, oip-grpcs:// and so on.
 
     \b
     modelport loadtest localhost:8000 --model fraud --users 8
@@ -170,10 +177,11 @@ def _target(url: str, options: dict[str, Any]) -> LoadTestTarget:
     """The target from ``TARGET_URL``, with or without the model in it, and the options."""
     scheme, _, rest = url.rpartition("://")
     try:
-        if scheme in list(LoadTestProtocol) or "/" in rest.strip("/"):
+        if scheme in PROTOCOL_SCHEMES or "/" in rest.strip("/"):
             found = parse(url)
         else:
-            found = LoadTestTarget(SCHEMES.get(scheme, LoadTestProtocol.OIP_HTTP), address(url), "")
+            spoken = SCHEMES.get(scheme, LoadTestProtocol.OIP_HTTP)
+            found = LoadTestTarget(spoken, address(url), "", tls=is_tls(scheme))
     except ValueError as error:
         raise UsageError(f"TARGET_URL: {error}") from error
     protocol = _protocol(url, scheme, found, options["protocol"])
@@ -186,7 +194,8 @@ def _target(url: str, options: dict[str, Any]) -> LoadTestTarget:
     model = found.model or options["model"]
     if not model:
         raise UsageError("--model is missing: the name of the model to ask")
-    return LoadTestTarget(protocol, found.address, model, found.version or options["model_version"])
+    version = found.version or options["model_version"]
+    return authenticated(replace(found, protocol=protocol, model=model, version=version), url)
 
 
 def _protocol(url: str, scheme: str, found: LoadTestTarget, given: str | None) -> LoadTestProtocol:
@@ -194,10 +203,11 @@ def _protocol(url: str, scheme: str, found: LoadTestTarget, given: str | None) -
     if given is None:
         return found.protocol
     wanted = LoadTestProtocol(given)
-    if scheme in list(LoadTestProtocol):
+    if scheme in PROTOCOL_SCHEMES:
         fits = wanted is found.protocol
     else:
-        fits = wanted.is_grpc == found.protocol.is_grpc or (scheme != "grpc" and not found.model)
+        is_open = scheme not in ("grpc", "grpcs") and not found.model
+        fits = wanted.is_grpc == found.protocol.is_grpc or is_open
     if not fits:
         raise UsageError(f"--protocol {given} contradicts '{url}'; give one of them")
     return wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def document(
         "command": command,
         "began_at": run.began_at,
         "complete": run.complete,
-        "target": asdict(run.target) | {"url": run.target.url},
+        "target": asdict(replace(run.target, credentials=None)) | {"url": run.target.url},
         "load": asdict(run.load),
         "summary": asdict(summary),
         "curve": curve(histogram(latencies(run.samples))),

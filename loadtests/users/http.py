@@ -11,12 +11,11 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import quote
 
-from gevent.select import select
 from geventhttpclient.response import HTTPResponse
 
 from modelport.loadtests.load.samples import Outcome
 from modelport.loadtests.load.target import LoadTestTarget
-from modelport.loadtests.users import sockets
+from modelport.loadtests.users import authentication, sockets
 from modelport.loadtests.users.client import Unanswered
 
 RECEIVE_BYTES = 1 << 18
@@ -31,7 +30,8 @@ SAID_BYTES = 200
 def request(target: LoadTestTarget, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
     """Head and body of a POST, ready for the socket."""
     lines = [f"POST {path} HTTP/1.1", f"host: {target.address}", f"content-length: {len(body)}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
+    given = {**headers, **authentication.headers(target)}
+    lines += [f"{name}: {value}" for name, value in given.items()]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
@@ -47,17 +47,18 @@ class HttpClient:
         self.sent = self.first_byte = self.done = 0.0
         self._address = sockets.address(target.address)
         self._timeout_seconds = timeout_seconds
+        self._tls = authentication.context(target)
         self._socket: Any = None
 
     def connect(self) -> None:
         try:
-            self._socket = sockets.connect(self._address, self._timeout_seconds)
+            self._socket = sockets.connect(self._address, self._timeout_seconds, self._tls)
         except OSError as error:
             raise Unanswered(Outcome.FAILED, f"cannot connect: {reason(error)}") from error
 
     def ask(self, request: bytes) -> tuple[bytes, int | None]:
         idle = perf_counter() - self.done > IDLE_SECONDS
-        if self._socket is not None and idle and select([self._socket], [], [], 0)[0]:
+        if self._socket is not None and idle and sockets.readable(self._socket):
             self.close()  # the server may have closed the idle connection
         self.sent = perf_counter()
         if self._socket is None:

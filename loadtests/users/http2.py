@@ -12,12 +12,11 @@ import math
 import struct
 from time import perf_counter
 
-from gevent.select import select
 from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError
 
 from modelport.loadtests.load.target import LoadTestTarget
-from modelport.loadtests.users import sockets
+from modelport.loadtests.users import authentication, sockets
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING = 0, 1, 3, 4, 6
@@ -58,7 +57,8 @@ class GrpcUnaryConnection:
     def __init__(self, target: LoadTestTarget, method: str, timeout_seconds: float) -> None:
         self.sent = self.first_byte = self.done = 0.0
         self._timeout_seconds = timeout_seconds
-        self._socket = sockets.connect(sockets.address(target.address), timeout_seconds)
+        tls = authentication.context(target, authentication.GRPC)
+        self._socket = sockets.connect(sockets.address(target.address), timeout_seconds, tls)
         self._buffer = bytearray()
         self._stream = -1
         self._frame_size, self._window, self._stream_window = DEFAULT_FRAME, DEFAULT_WINDOW, 0
@@ -72,13 +72,14 @@ class GrpcUnaryConnection:
                 (name, value, True)  # never indexed: every request's block is the same
                 for name, value in (
                     (":method", "POST"),
-                    (":scheme", "http"),
+                    (":scheme", "http" if tls is None else "https"),
                     (":path", method),
                     (":authority", target.address),
                     ("content-type", "application/grpc"),
                     ("te", "trailers"),
                     ("user-agent", "modelport-loadtest"),
                     ("grpc-timeout", f"{max(1, round(timeout_seconds * 1000))}m"),
+                    *authentication.headers(target).items(),
                 )
             ],
             huffman=False,
@@ -107,7 +108,7 @@ class GrpcUnaryConnection:
     def alive(self) -> bool:
         """Whether the peer has kept an idle connection open; its pings are answered."""
         try:
-            while select([self._socket], [], [], 0)[0]:
+            while sockets.readable(self._socket):
                 self._receive(None, math.inf)
         except Exception:  # errors of the socket, and of unreadable frames
             return False

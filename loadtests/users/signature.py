@@ -16,6 +16,7 @@ from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from modelport.loadtests.load.target import LoadTestTarget
+from modelport.loadtests.users import authentication
 
 METADATA_SECONDS = 10.0
 MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"
@@ -98,7 +99,8 @@ def ask(target: LoadTestTarget) -> RequestSignature:
     """
     if target.protocol.is_grpc:
         return _ask_grpc(target)
-    base, model = f"http://{target.address}", quote(target.model, safe="")
+    scheme, model = "https" if target.tls else "http", quote(target.model, safe="")
+    tls, base = authentication.context(target), f"{scheme}://{target.address}"
     version = f"/versions/{quote(target.version, safe='')}" if target.version else ""
     tried = []
     for path, read in (
@@ -107,7 +109,10 @@ def ask(target: LoadTestTarget) -> RequestSignature:
         (f"/v1/models/{model}{version}/metadata", _of_tensorflow),
     ):
         try:
-            with urllib.request.urlopen(base + path, timeout=METADATA_SECONDS) as reply:
+            request = urllib.request.Request(base + path)
+            for name, value in authentication.headers(target).items():
+                request.add_unredirected_header(name, value)  # no other server gets it
+            with urllib.request.urlopen(request, timeout=METADATA_SECONDS, context=tls) as reply:
                 return read(json.load(reply))
         except urllib.error.HTTPError as error:
             said = error.read()[:200].decode(errors="replace")
@@ -135,19 +140,26 @@ def _untold(target: LoadTestTarget, said: str) -> str:
 
 def _ask_grpc(target: LoadTestTarget) -> RequestSignature:
     request = service_pb2.ModelConfigRequest(name=target.model, version=target.version)
-    with grpc.insecure_channel(target.address) as channel:
+    with _channel(target) as channel:
         call = channel.unary_unary(
             MODEL_CONFIG,
             request_serializer=service_pb2.ModelConfigRequest.SerializeToString,
             response_deserializer=service_pb2.ModelConfigResponse.FromString,
         )
         try:
-            return of_config(call(request, timeout=METADATA_SECONDS).config)
+            metadata = tuple(authentication.headers(target).items())
+            return of_config(call(request, timeout=METADATA_SECONDS, metadata=metadata).config)
         except grpc.RpcError as error:
             said = f"{error.code().name}: {error.details()}"
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise SignatureUnknown(unreachable(target, said)) from error
             raise SignatureUnknown(_untold(target, said)) from error
+
+
+def _channel(target: LoadTestTarget) -> grpc.Channel:
+    if not target.tls:
+        return grpc.insecure_channel(target.address)
+    return grpc.secure_channel(target.address, authentication.grpc_credentials(target))
 
 
 def _of_config_json(document: Any) -> RequestSignature:

@@ -6,14 +6,23 @@ gevent's loop saves microseconds per answer that are not the server's.
 
 from __future__ import annotations
 
+import contextlib
 import socket as plain_socket
+import ssl
 import struct
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from gevent import monkey, socket
+from gevent.select import select
+
+T = TypeVar("T")
 
 #: (host, port)
 Address = tuple[str, int]
+#: More than the largest TLS record.
+RECORD_BYTES = 1 << 15
 
 
 class Sockets:
@@ -28,15 +37,92 @@ def address(text: str) -> Address:
     return host.strip("[]"), int(port)
 
 
-def connect(where: Address, timeout_seconds: float) -> Any:
+class TlsSocket:
+    """A TLS connection over a connected socket, under gevent or not.
+
+    What ``readable`` reads ahead is what ``recv`` returns next.
+    """
+
+    def __init__(self, connected: Any, host: str, tls: ssl.SSLContext) -> None:
+        self._socket, self.close = connected, connected.close
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = tls.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._ahead: bytes | None = None
+        self._until(self._tls.do_handshake)
+        self._flush()
+
+    def recv(self, size: int) -> bytes:
+        if self._ahead is None:
+            return self._until(partial(self._read, size))
+        ahead, self._ahead = self._ahead, None
+        return ahead
+
+    def sendall(self, data: bytes) -> None:
+        self._tls.write(data)
+        self._flush()
+
+    def readable(self) -> bool:
+        """Whether data or the end has come; session tickets are neither."""
+        while self._ahead is None and select([self._socket], [], [], 0)[0]:
+            self._fill()
+            with contextlib.suppress(ssl.SSLWantReadError):
+                self._ahead = self._read(RECORD_BYTES)
+        return self._ahead is not None
+
+    def _read(self, size: int) -> bytes:
+        try:
+            return self._tls.read(size)
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return b""
+
+    def _until(self, step: Callable[[], T]) -> T:
+        """Repeat ``step`` until the peer has sent enough for it."""
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                self._flush()
+                self._fill()
+
+    def _fill(self) -> None:
+        data = self._socket.recv(RECORD_BYTES)
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+
+    def _flush(self) -> None:
+        data = self._outgoing.read()
+        if data:
+            self._socket.sendall(data)
+
+
+def readable(connection: Any) -> bool:
+    """Whether ``recv`` of an idle connection would return at once."""
+    if isinstance(connection, TlsSocket):
+        return connection.readable()
+    return bool(select([connection], [], [], 0)[0])
+
+
+def connect(where: Address, timeout_seconds: float, tls: ssl.SSLContext | None = None) -> Any:
     """Connect a socket whose ``recv`` and ``sendall`` time out after ``timeout_seconds``.
 
     They raise ``TimeoutError`` or ``BlockingIOError``.
     """
     made = socket.create_connection(where, timeout_seconds)
     made.setsockopt(plain_socket.IPPROTO_TCP, plain_socket.TCP_NODELAY, 1)
-    if not Sockets.lone:
+    if Sockets.lone:
+        made = _outside_gevent(made, timeout_seconds)
+    if tls is None:
         return made
+    try:
+        return TlsSocket(made, where[0], tls)
+    except BaseException:
+        made.close()
+        raise
+
+
+def _outside_gevent(made: Any, timeout_seconds: float) -> Any:
     own = monkey.get_original("socket", "socket")(fileno=made.detach())
     own.setblocking(True)
     # The kernel's time-out: Python's own costs a poll() before every call.

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 from modelport.loadtests.load.payloads import Payloads
 from modelport.loadtests.load.samples import Outcome
 from modelport.loadtests.load.target import LoadTestTarget
-from modelport.loadtests.users import oip
+from modelport.loadtests.users import authentication, oip
 from modelport.loadtests.users.client import Unanswered
 from modelport.loadtests.users.protocol_table import Dialect
 
@@ -50,13 +50,14 @@ def _prepare(
 class _TritonClient:
     """Base of both clients; the answer is converted to one bytes object for the check."""
 
-    def __init__(self, client: Any, **options: Any) -> None:
+    def __init__(self, client: Any, target: LoadTestTarget, **options: Any) -> None:
         self.sent = self.first_byte = self.done = 0.0
-        self._client, self._options = client, options
+        self._client, self._headers = client, authentication.headers(target)
+        self._options = {**options, "headers": self._headers}
 
     def connect(self) -> None:
         try:
-            self._client.is_server_live()
+            self._client.is_server_live(headers=self._headers)
         except InferenceServerException as error:
             raise Unanswered(Outcome.FAILED, f"cannot connect: {error.message()}") from error
         except OSError as error:
@@ -100,10 +101,17 @@ class TritonHttp(_TritonClient):
     """The HTTP client."""
 
     def __init__(self, target: LoadTestTarget, timeout_seconds: float) -> None:
+        context = authentication.context(target)
+        tls: dict[str, Any] = {}
+        if context is not None:
+            tls = {"ssl": True, "ssl_options": {}, "ssl_context_factory": lambda: context}
         client = tritonclient.http.InferenceServerClient(
-            target.address, connection_timeout=timeout_seconds, network_timeout=timeout_seconds
+            target.address,
+            connection_timeout=timeout_seconds,
+            network_timeout=timeout_seconds,
+            **tls,
         )
-        super().__init__(client)
+        super().__init__(client, target)
 
     def _answer(self, result: Any) -> tuple[bytes, int | None]:
         """Rebuild the binary answer that the library decoded."""
@@ -120,8 +128,14 @@ class TritonGrpc(_TritonClient):
     """The gRPC client."""
 
     def __init__(self, target: LoadTestTarget, timeout_seconds: float) -> None:
-        client = tritonclient.grpc.InferenceServerClient(target.address, channel_args=list(OPTIONS))
-        super().__init__(client, client_timeout=timeout_seconds)
+        tls: dict[str, Any] = {}
+        if target.tls:
+            files = authentication.grpc_files(target).items()
+            tls = {"ssl": True} | {name: str(path) for name, path in files if path is not None}
+        client = tritonclient.grpc.InferenceServerClient(
+            target.address, channel_args=list(OPTIONS), **tls
+        )
+        super().__init__(client, target, client_timeout=timeout_seconds)
 
     def _answer(self, result: Any) -> tuple[bytes, int | None]:
         return bytes(result.get_response().SerializeToString()), None

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from xml.etree import ElementTree
@@ -24,7 +24,7 @@ from click.testing import CliRunner
 
 from modelport.gateway.repository import manifest
 from modelport.loadtests.gate import baseline_and_candidate, cli
-from modelport.loadtests.load.target import LoadTestProtocol
+from modelport.loadtests.load.target import LoadTestProtocol, parse
 from modelport.loadtests.serving.gateway import MODELPORT
 from modelport.loadtests.system.environments import ROOT
 from tests.loadtests.gating.models import published
@@ -99,7 +99,7 @@ def test_what_cannot_be_compared_is_a_usage_error_that_names_it(
             (tmp_path, model, "no published version"),
             (model / "7", model, "'{model}/7' is not a folder"),
             (model, f"{url}/v2/models/tiny", "HTTP 404"),
-            (model, "https://127.0.0.1:1/v2/models/tiny", "does not begin with http://"),
+            (model, "ftp://127.0.0.1:1/v2/models/tiny", "does not begin with http://"),
             ("s3://KEY:SECRET@b/tiny/1", model, "baseline cannot be fetched: Invalid value"),
             (model, "s3://", "the s3:// URL has no bucket"),
             (model, "http://127.0.0.1:1/v1/models/tiny", "names no model"),
@@ -305,20 +305,25 @@ def _servers(pid: int) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize(
-    ("given", "address", "name", "version", "is_grpc"),
+    ("given", "address", "name", "version", "scheme"),
     [
-        ("http://h:8000/v2/models/a%20b", "h:8000", "a b", "", False),
-        ("http://h:8000/v2/models/a/versions/3", "h:8000", "a", "3", False),
-        ("grpc://h:8001/a", "h:8001", "a", "", True),
-        ("grpc://h:8001/a/3", "h:8001", "a", "3", True),
+        ("http://h:8000/v2/models/a%20b", "h:8000", "a b", "", "oip-http"),
+        ("http://h:8000/v2/models/a/versions/3", "h:8000", "a", "3", "oip-http"),
+        ("https://h:8000/v2/models/a", "h:8000", "a", "", "oip-https"),
+        ("grpc://h:8001/a", "h:8001", "a", "", "oip-grpc"),
+        ("grpc://h:8001/a/3", "h:8001", "a", "3", "oip-grpc"),
+        ("grpcs://h:8001/a/3", "h:8001", "a", "3", "oip-grpcs"),
     ],
 )
 def test_urls_name_a_model_and_perhaps_a_version(
-    given: str, address: str, name: str, version: str, is_grpc: bool
+    given: str, address: str, name: str, version: str, scheme: str
 ) -> None:
-    assert baseline_and_candidate.side(given) == baseline_and_candidate.Running(
-        given, address, name, version, is_grpc
-    )
+    found = baseline_and_candidate.side(given)
+    assert isinstance(found, baseline_and_candidate.Running)
+    named = found.named
+    assert (named.address, named.model, named.version) == (address, name, version)
+    assert named.url.partition("://")[0] == scheme
+    assert parse(named.url) == replace(named, credentials=None)
 
 
 def test_a_folder_is_its_newest_version(model: Path) -> None:

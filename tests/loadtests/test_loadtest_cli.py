@@ -123,7 +123,10 @@ def test_where_nothing_can_be_asked_there_is_one_line_and_no_report(tmp_path: Pa
     [
         (["localhost:1"], "--model is missing"),
         (["localhost", "-m", "x"], "'localhost' is not HOST:PORT"),
-        (["https://localhost:1", "-m", "x"], "TLS is not supported"),
+        (
+            ["httpss://localhost:1", "-m", "x"],
+            "give HOST:PORT, http://HOST:PORT or https://HOST:PORT",
+        ),
         (["localhost:1", "-m", "x", "--slo", "p42=1ms"], "'p42=1ms' is not an objective"),
         (["localhost:1", "-m", "x", "--duration", "soon"], "'soon' is not a duration"),
         (["localhost:1", "-m", "x", "--duration", "0s"], "duration: 0.0 is not above 0"),

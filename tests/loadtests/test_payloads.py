@@ -264,7 +264,7 @@ def test_a_target_is_written_and_read_in_one_line() -> None:
     target = LoadTestTarget(LoadTestProtocol.TFSERVING_GRPC, "[::1]:8500", "a/b", "3")
     assert parse(target.url) == target
     assert address("http://localhost:8000/") == "localhost:8000"
-    for bad in ("localhost", "https://h:1", "h:0", "h:99999", "http://h:1/v2"):
+    for bad in ("localhost", "ftp://h:1", "h:0", "h:99999", "http://h:1/v2"):
         with pytest.raises(ValueError, match=bad.partition("://")[0]):
             address(bad)
     with pytest.raises(ValueError, match="MODEL"):
@@ -277,6 +277,10 @@ def test_the_open_inference_protocols_own_urls_name_a_target_too() -> None:
         "http://[::1]:8000/v2/models/m/versions/3/": "oip-http://[::1]:8000/m/3",
         "grpc://h:1/m": "oip-grpc://h:1/m",
         "grpc://h:1/m/3": "oip-grpc://h:1/m/3",
+        "https://h:1/v2/models/m": "oip-https://h:1/m",
+        "grpcs://h:1/m": "oip-grpcs://h:1/m",
+        "oip-https-binary://h:1/m": "oip-https-binary://h:1/m",
+        "tfserving-grpcs://h:1/m": "tfserving-grpcs://h:1/m",
     }.items():
         assert parse(url).url == told
     for bad in (
@@ -285,11 +289,10 @@ def test_the_open_inference_protocols_own_urls_name_a_target_too() -> None:
         "grpc://h:1",
         "h:1/m",
         "http://[:1",
+        "wss://h:1/m",
     ):
         with pytest.raises(ValueError, match=re.escape(bad)):
             parse(bad)
-    with pytest.raises(ValueError, match="TLS is not supported"):
-        parse("https://h:1/v2/models/m")
 
 
 def test_texts_and_whole_numbers_have_no_tolerance_and_a_number_must_be_finite() -> None:

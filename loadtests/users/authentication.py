@@ -1,0 +1,72 @@
+"""Credentials of the users: the token in their requests, and the context of TLS connections."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from modelport.gateway.cli.server_credentials import ServerCredentials
+from modelport.loadtests.load.target import LoadTestTarget
+
+HTTP, GRPC = "http/1.1", "h2"
+
+
+@lru_cache
+def _token(credentials: ServerCredentials) -> str:
+    return credentials.token()
+
+
+@lru_cache
+def _context(credentials: ServerCredentials, protocol: str) -> ssl.SSLContext:
+    context = credentials.context()
+    context.set_alpn_protocols([protocol])
+    return context
+
+
+def headers(target: LoadTestTarget) -> dict[str, str]:
+    """Return the header with the token, if there is one. The file is read once.
+
+    Raises:
+        InvalidArgument: The token file cannot be read, or holds no token.
+    """
+    token = "" if target.credentials is None else _token(target.credentials)
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
+def context(target: LoadTestTarget, protocol: str = HTTP) -> ssl.SSLContext | None:
+    """Return the context of connections to ``target``; None for clear text.
+
+    Args:
+        protocol: The protocol that the handshake chooses (ALPN).
+
+    Raises:
+        InvalidArgument: A file cannot be used.
+    """
+    return _context(target.credentials or ServerCredentials(), protocol) if target.tls else None
+
+
+def grpc_files(target: LoadTestTarget) -> dict[str, Path | None]:
+    """Return the files of a TLS channel of grpcio's, by the names of its arguments.
+
+    grpcio does not use the system's authorities by itself.
+    """
+    given = target.credentials or ServerCredentials()
+    system = os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
+    return {
+        "root_certificates": given.ca_file or (Path(system) if system else None),
+        "private_key": given.client_key,
+        "certificate_chain": given.client_cert,
+    }
+
+
+def grpc_credentials(target: LoadTestTarget) -> Any:
+    """Return the credentials of a TLS channel of grpcio's."""
+    import grpc
+
+    files = grpc_files(target)
+    return grpc.ssl_channel_credentials(
+        **{name: None if path is None else path.read_bytes() for name, path in files.items()}
+    )
