@@ -19,7 +19,7 @@ from modelport.exporters import formats, inspection
 from modelport.exporters.formats import ExportTarget, Format, ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import certificate, evaluation
-from modelport.exporters.proof.parity import ParityReport
+from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.proof.proof import Checks, Progress, Proof, convert, prove
 from modelport.exporters.publishing import contract, publish
 from modelport.exporters.requests import sample_requests, triton_warmup
@@ -293,7 +293,10 @@ def _record(
     if request.output is not None:
         return None
     allowed = sample_requests.tolerance(
-        report.atol, report.rtol, report.bounds is not None, report.max_abs_error
+        report.atol,
+        report.rtol,
+        report.bounds is not None or bool(report.conditioning),
+        report.max_abs_error,
     )
     return sample_requests.record_version(
         version,

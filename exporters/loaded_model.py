@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from modelport.exporters.model_spec import ModelSpec
 from modelport.gateway.repository.manifest import sha256_of
@@ -48,6 +48,18 @@ class WeightPrecision:
     computed: str = "float32"
 
 
+class Diagnostics(Protocol):
+    """Variants of a model that rounding alone could give; see ``TorchDiagnostics``."""
+
+    def other_branches(
+        self, inputs: Mapping[str, Array], atol: float, rtol: float
+    ) -> Iterator[dict[str, Array]]: ...
+
+    def selections(self, inputs: Mapping[str, Array]) -> list[tuple[Array, Array, int]]: ...
+
+    def rounded_otherwise(self) -> Iterator[tuple[str, Reference]]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A model with its trained weights.
@@ -58,6 +70,8 @@ class Source:
         parameter_count: trained values, buffers excluded.
         origins: the files it was read from: the checkpoint, then adapters.
         model_kwargs: the hyper-parameters passed to the factory.
+        weights: the precision of the weights.
+        diagnostics: variants of the model, for a difference that rounding may have made.
         labels: class names of the decision's output, if the checkpoint has them.
         companions: contents of files that are published with the artifact, by name, such as a
             tokenizer's.
@@ -74,3 +88,4 @@ class Source:
     labels: tuple[str, ...] = ()
     companions: Mapping[str, bytes] = field(default_factory=dict)
     weights: WeightPrecision = WeightPrecision()
+    diagnostics: Diagnostics | None = None

@@ -239,6 +239,9 @@ def _document(result: ExportResult) -> dict[str, Any]:
         "samples": report.samples + report.edge_samples,
         "max_abs_error": report.max_abs_error,
         "tolerance": {"atol": report.atol, "rtol": report.rtol},
+        "conditioning": {
+            name: dataclasses.asdict(one) for name, one in report.conditioning.items()
+        },
         "agreement": report.agreement,
         "evaluation": None if found is None else dataclasses.asdict(found),
         "seconds": round(result.seconds, 3),
@@ -265,6 +268,11 @@ def _print(results: Sequence[ExportResult]) -> None:
             f"{report.samples + report.edge_samples} samples)",
             "agreement": agreement,
         }
+        for name, one in report.conditioning.items():
+            rows["sensitive"] = (
+                f"output '{name}': rounding alone moves it by {one.worst:.3g} times the tolerance, "
+                f"{one.tolerance:.3g} times are accepted"
+            )
         if found is not None:
             rows["held out"] = _evaluated(found)
         usage = result.proof.usage

@@ -22,7 +22,7 @@ from modelport.gateway.repository.manifest import files_of, sha256_of
 if TYPE_CHECKING:
     from modelport.exporters.formats import ExportTarget, Format
     from modelport.exporters.loaded_model import Origin, Source
-    from modelport.exporters.proof.parity import ParityReport
+    from modelport.exporters.proof.parity_report import ParityReport
     from modelport.exporters.proof.proof import Proof
     from modelport.exporters.sources import SourceRequest
 
@@ -132,6 +132,8 @@ def _parity(report: ParityReport) -> dict[str, Any]:
         "axis_sizes": {name: sorted(sizes) for name, sizes in report.axis_sizes.items()},
         "tolerance": {"atol": report.atol, "rtol": report.rtol},
         "bounds": None if report.bounds is None else asdict(report.bounds),
+        "conditioning": {name: asdict(one) for name, one in report.conditioning.items()},
+        "branched_samples": report.branched_samples,
         "masks": [asdict(mask) for mask in report.masks],
         "outputs": {
             name: {

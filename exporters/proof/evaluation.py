@@ -16,8 +16,9 @@ import numpy as np
 from modelport.exporters.formats import ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import Decision
-from modelport.exporters.proof import parity
-from modelport.exporters.proof.parity import Bounds, Progress
+from modelport.exporters.proof import decisions
+from modelport.exporters.proof.parity import Progress
+from modelport.exporters.proof.parity_report import Bounds
 from modelport.exporters.requests import attention_masks
 from modelport.exporters.requests.random_inputs import model_dims
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
@@ -205,9 +206,9 @@ def _compare(
     found = Evaluation(data.name, data.sha256, len(expected), None, relative, max_drop)
     if decision is None:
         return found
-    decided = parity.decide(decision, expected)
-    whole = parity.defined_decisions(decision, defined)
-    same = decided == parity.decide(decision, actual)
+    decided = decisions.decide(decision, expected)
+    whole = decisions.defined_decisions(decision, defined)
+    same = decided == decisions.decide(decision, actual)
     found = replace(found, agreement=float(same[whole].mean()))
     if data.labels is None:
         return found
@@ -228,7 +229,7 @@ def _norm(values: Array) -> float:
 
 def _metric(decision: Decision, values: Array, labels: Array, counted: Array) -> float:
     if decision.threshold is None:
-        return float((parity.decide(decision, values) == labels)[counted].mean())
+        return float((decisions.decide(decision, values) == labels)[counted].mean())
     from sklearn.metrics import roc_auc_score
 
     return float(roc_auc_score(labels[counted], values[counted]))

@@ -12,15 +12,17 @@ model that declares no decision, the relative error. Anything else raises ``Pari
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from modelport.exporters.formats import ParitySession
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.model_spec import AttentionMask, Decision, ModelSpec
+from modelport.exporters.proof import branch_points, conditioning, decisions
 from modelport.exporters.proof.parity_cases import ParityCase, plan
+from modelport.exporters.proof.parity_report import Bounds, OutputError, ParityReport
+from modelport.exporters.proof.tolerance import Tolerance
 from modelport.exporters.requests import attention_masks
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
 from modelport.gateway.errors import ModelportError
@@ -30,87 +32,10 @@ from modelport.gateway.types import NUMPY_DTYPES, Array, TensorSpec
 #: The first row that is large enough is used.
 DEFAULT_SAMPLES = ((5_000_000, 1000), (200_000_000, 64))
 FEWEST_SAMPLES = 16
+#: Batches whose differences no branch point explains, after which no more are looked into.
+MOST_UNEXPLAINED = 10
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Limits for an artifact in a precision below fp32.
-
-    Attributes:
-        agreement: fraction of decisions that must equal the checkpoint's.
-        relative_error: largest ``|error| / |reference|`` over all of an output's values (ratio of
-            L2 norms), for a model that declares no decision.
-    """
-
-    agreement: float
-    relative_error: float
-
-
-#: Limits by precision. fp32 has a tolerance instead.
-BOUNDS: Mapping[str, Bounds] = {
-    "fp16": Bounds(agreement=0.995, relative_error=0.01),
-    "bf16": Bounds(agreement=0.98, relative_error=0.05),
-    "int8": Bounds(agreement=0.97, relative_error=0.1),
-}
-
-
-@dataclass(slots=True)
-class OutputError:
-    """Difference between one output and its reference, over every value compared."""
-
-    max_abs_error: float = 0.0
-    mean_abs_error: float = 0.0
-    values: int = 0
-    values_outside: int = 0
-    worst_case: str = ""
-    squared_error: float = 0.0
-    squared_reference: float = 0.0
-
-    @property
-    def relative_error(self) -> float:
-        """The L2 norm of the error over that of the reference."""
-        if not self.squared_error:
-            return 0.0
-        return float(np.sqrt(self.squared_error / max(self.squared_reference, 1e-300)))
-
-
-@dataclass(slots=True)
-class ParityReport:
-    """The inputs that were tried and the differences that were found.
-
-    ``undecided`` counts decisions so close that both answers lie within the tolerance: they are
-    neither agreement nor disagreement.
-    """
-
-    seed: int
-    atol: float
-    rtol: float
-    bounds: Bounds | None = None
-    masks: tuple[AttentionMask, ...] = ()
-    samples: int = 0
-    edge_samples: int = 0
-    batch_sizes: set[int] = field(default_factory=set)
-    axis_sizes: dict[str, set[int]] = field(default_factory=dict)
-    outputs: dict[str, OutputError] = field(default_factory=dict)
-    decision: Decision | None = None
-    decisions: int = 0
-    decisions_agreeing: int = 0
-    undecided: int = 0
-
-    @property
-    def agreement(self) -> float | None:
-        """Fraction of decisions on which both agree; None where nothing is decided."""
-        return self.decisions_agreeing / self.decisions if self.decisions else None
-
-    @property
-    def max_abs_error(self) -> float:
-        return max((output.max_abs_error for output in self.outputs.values()), default=0.0)
-
-    @property
-    def mean_abs_error(self) -> float:
-        return max((output.mean_abs_error for output in self.outputs.values()), default=0.0)
 
 
 def default_samples(parameter_count: int) -> int:
@@ -150,28 +75,113 @@ def check(
             f"the decision of model '{spec.name}' names output '{spec.decision.output}', "
             "which its signature lacks; correct its ModelSpec"
         )
+    worst = _WorstCases()
     for case in plan(signature, spec, samples, seed):
-        expected = _reference(source, case)
-        try:
-            actual = session(case.inputs)
-        except Exception as error:
-            reason = first_line(error)
-            raise ParityError(
-                f"the artifact fails at {case}: {reason}; a dimension is baked in or an operator "
-                "is converted wrongly"
-            ) from error
-        for output in signature.outputs:
-            theirs, ours = expected[output.name], actual[output.name]
-            where = attention_masks.defined(
-                signature, spec.masks, output, case.inputs, theirs.shape
-            )
-            _compare(output, theirs, ours, where, case, report)
-            if spec.decision and output.name == spec.decision.output:
-                _count_decisions(spec.decision, theirs, ours, where, report, spec)
-        _count(case, report)
+        _check_case(source, session, case, report, worst)
         progress(min(report.samples, samples), samples)
+    if bounds is None:
+        _condition(source, report, worst, plan(signature, spec, 0, seed))
     _judge(report)
     return report
+
+
+class _WorstCases(dict[str, ParityCase]):
+    """For each output, the case with the largest error; and the number of unexplained batches."""
+
+    unexplained = 0
+
+
+def _check_case(
+    source: Source,
+    session: ParitySession,
+    case: ParityCase,
+    report: ParityReport,
+    worst: _WorstCases,
+) -> None:
+    """Run the model and the artifact on one batch, and add their differences to ``report``."""
+    signature, spec = source.signature, source.spec
+    expected = _reference(source, case)
+    actual = _answer(session, case)
+    compared: dict[str, Array | None] = {}
+    for output in signature.outputs:
+        _check_form(output, expected[output.name], actual[output.name], case)
+        compared[output.name] = attention_masks.defined(
+            signature, spec.masks, output, case.inputs, expected[output.name].shape
+        )
+    if report.bounds is None:
+        _leave_out_branches(source, case, expected, actual, compared, report, worst)
+    for output in signature.outputs:
+        name = output.name
+        before = report.outputs[name].worst_ratio
+        _compare(output, expected[name], actual[name], compared[name], case, report)
+        if report.outputs[name].worst_ratio > before:
+            worst[name] = case
+        if spec.decision and name == spec.decision.output:
+            decisions.count(
+                spec.decision, expected[name], actual[name], compared[name], report, spec
+            )
+    _count(case, report)
+
+
+def _leave_out_branches(
+    source: Source,
+    case: ParityCase,
+    expected: Mapping[str, Array],
+    actual: Mapping[str, Array],
+    compared: dict[str, Array | None],
+    report: ParityReport,
+    worst: _WorstCases,
+) -> None:
+    """Take values out of ``compared`` that differ because a tie or a threshold went the other way.
+
+    A tolerance widened on the command line does not widen ties.
+    """
+    tolerance, spec = _tolerance(report), source.spec
+    outside = {
+        name: tolerance.outside(expected[name], actual[name]) & (True if c is None else c)
+        for name, c in compared.items()
+    }
+    differs = any(where.any() for where in outside.values())
+    if not differs or source.diagnostics is None or worst.unexplained >= MOST_UNEXPLAINED:
+        return
+    right = branch_points.accepted(
+        source.diagnostics,
+        tolerance,
+        Tolerance(min(report.atol, spec.atol), min(report.rtol, spec.rtol)),
+        case.inputs,
+        expected,
+        actual,
+        outside,
+        case.batch,
+    )
+    worst.unexplained += any(where.any() for where in outside.values())
+    report.branched_samples += _rows(right, case.batch)
+    for name, where in right.items():
+        if where.any():
+            c = compared[name]
+            compared[name] = ~where if c is None else c & ~where
+
+
+def _rows(right: Mapping[str, Array], batch: int) -> int:
+    """The rows of a batch with a value that is right because of a branch point."""
+    if not batch:
+        return int(any(where.any() for where in right.values()))
+    return int(sum(any(where[row].any() for where in right.values()) for row in range(batch)))
+
+
+def _tolerance(report: ParityReport) -> Tolerance:
+    return Tolerance(report.atol, report.rtol)
+
+
+def _answer(session: ParitySession, case: ParityCase) -> dict[str, Array]:
+    try:
+        return session(case.inputs)
+    except Exception as error:
+        reason = first_line(error)
+        raise ParityError(
+            f"the artifact fails at {case}: {reason}; a dimension is baked in or an operator "
+            "is converted wrongly"
+        ) from error
 
 
 def rehearse(source: Source, seed: int) -> None:
@@ -212,15 +222,8 @@ def _declared_shape(output: TensorSpec, case: ParityCase) -> tuple[int, ...]:
     return (case.batch, *shape) if case.batch else shape
 
 
-def _compare(
-    output: TensorSpec,
-    expected: Array,
-    actual: Array,
-    defined: Array | None,
-    case: ParityCase,
-    report: ParityReport,
-) -> None:
-    """Add the differences of one output to ``report``; ``defined`` None: all values are."""
+def _check_form(output: TensorSpec, expected: Array, actual: Array, case: ParityCase) -> None:
+    """Refuse another datatype or shape than the signature's."""
     where = f"output '{output.name}' at {case}"
     for kind, array in (("the model's", expected), ("the artifact's", actual)):
         if array.dtype != NUMPY_DTYPES[output.datatype]:
@@ -237,39 +240,45 @@ def _compare(
             f"{where}: the artifact gives {list(actual.shape)}, the model {list(expected.shape)}, "
             f"the signature {list(declared)}; a dimension is baked in or misdeclared"
         )
-    if defined is not None:
-        expected, actual = expected[defined], actual[defined]
+
+
+def _compare(
+    output: TensorSpec,
+    expected: Array,
+    actual: Array,
+    compared: Array | None,
+    case: ParityCase,
+    report: ParityReport,
+) -> None:
+    """Add the differences of one output to ``report``; ``compared`` None: all values count."""
+    if compared is not None:
+        expected, actual = expected[compared], actual[compared]
     for kind, array in (("the model's", expected), ("the artifact's", actual)):
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ParityError(
-                f"{where}: {kind} values are not finite; narrow the signature's ranges to valid "
-                "inputs, or correct the model"
+                f"output '{output.name}' at {case}: {kind} values are not finite; narrow the "
+                "signature's ranges to valid inputs, or correct the model"
             )
-    _tally(report, output.name, expected, actual, case)
+    if expected.size:
+        _tally(report.outputs[output.name], expected, actual, case, _tolerance(report))
 
 
 def _tally(
-    report: ParityReport, name: str, expected: Array, actual: Array, case: ParityCase
+    total: OutputError, expected: Array, actual: Array, case: ParityCase, tolerance: Tolerance
 ) -> None:
-    if not expected.size:
-        return
-    total = report.outputs[name]
     reference = expected.astype(np.float64)
     error = np.abs(actual.astype(np.float64) - reference)
-    if expected.dtype.kind == "f":
-        # Another runtime may round to the neighbouring half-precision number.
-        coarse = float(np.finfo(expected.dtype).eps) if expected.dtype.itemsize < 4 else 0.0
-        outside = error > report.atol + max(report.rtol, coarse) * np.abs(reference)
-    else:
-        outside = actual != expected
+    ratio = tolerance.ratio(expected, actual)
     worst = float(error.max())
     if worst > total.max_abs_error:
         total.max_abs_error, total.worst_case = worst, str(case)
     total.values += error.size
     total.mean_abs_error += (float(error.mean()) - total.mean_abs_error) * error.size / total.values
-    total.values_outside += int(outside.sum())
+    total.values_outside += int((ratio > 1).sum())
     total.squared_error += float((error**2).sum())
     total.squared_reference += float((reference**2).sum())
+    total.worst_ratio = max(total.worst_ratio, float(ratio.max()))
+    total.squared_ratio += float((ratio**2).sum())
 
 
 def _count(case: ParityCase, report: ParityReport) -> None:
@@ -283,54 +292,22 @@ def _count(case: ParityCase, report: ParityReport) -> None:
         report.axis_sizes.setdefault(name, set()).add(size)
 
 
-def _count_decisions(
-    decision: Decision,
-    expected: Array,
-    actual: Array,
-    defined: Array | None,
+def _condition(
+    source: Source,
     report: ParityReport,
-    spec: ModelSpec,
+    worst: Mapping[str, ParityCase],
+    cases: Iterator[ParityCase],
 ) -> None:
-    undecided = _undecided(decision, expected, report, spec)
-    same = decide(decision, expected) == decide(decision, actual)
-    if defined is not None:
-        whole = defined_decisions(decision, defined)
-        undecided, same = undecided[whole], same[whole]
-    report.decisions += int((~undecided).sum())
-    report.decisions_agreeing += int((same & ~undecided).sum())
-    report.undecided += int(undecided.sum())
-
-
-def defined_decisions(decision: Decision, defined: Array) -> Array:
-    """The decisions whose values are all defined."""
-    return defined if decision.threshold is not None else np.asarray(defined.all(axis=-1))
-
-
-def decide(decision: Decision, values: Array) -> Array:
-    """The decisions that ``values`` lead to: bool, or the index of the largest."""
-    if decision.threshold is not None:
-        return np.asarray(values >= decision.threshold)
-    return np.asarray(values.argmax(axis=-1))
-
-
-def _undecided(
-    decision: Decision, reference: Array, report: ParityReport, spec: ModelSpec
-) -> Array:
-    """Mask of decisions that another value within tolerance would reverse; fp32 only.
-
-    A tolerance widened on the command line does not widen this one.
-    """
-    if report.bounds is not None:
-        return np.zeros(decide(decision, reference).shape, bool)
-    if decision.threshold is not None:
-        margin, size = np.abs(reference - decision.threshold), np.abs(reference)
-    elif reference.shape[-1] < 2:
-        return np.zeros(reference.shape[:-1], bool)
-    else:
-        second, first = np.moveaxis(np.partition(reference, -2, axis=-1)[..., -2:], -1, 0)
-        margin, size = (first - second) / 2, np.maximum(np.abs(first), np.abs(second))
-    atol, rtol = min(report.atol, spec.atol), min(report.rtol, spec.rtol)
-    return np.asarray(margin <= atol + rtol * size)
+    """Widen the tolerance of outputs in which rounding alone makes the difference."""
+    wrong = {name for name, total in report.outputs.items() if total.values_outside}
+    if not wrong:
+        return
+    chosen = itertools.chain((worst[name] for name in wrong if name in worst), cases)
+    report.conditioning = {
+        name: found
+        for name, found in conditioning.measure(source, chosen, _tolerance(report)).items()
+        if name in wrong and found.worst > 1
+    }
 
 
 def _judge(report: ParityReport) -> None:
@@ -355,15 +332,23 @@ def _judge(report: ParityReport) -> None:
 
 
 def _judge_values(report: ParityReport) -> None:
-    tolerance = f"{report.atol:g} + {report.rtol:g} * |reference|"
     for name, total in report.outputs.items():
-        if total.values_outside:
-            raise ParityError(
-                f"output '{name}' differs from the checkpoint's by up to {total.max_abs_error:.3g} "
-                f"({total.worst_case}), tolerance {tolerance}, {total.values_outside} of "
-                f"{total.values} values outside; correct the model, or "
-                "widen --atol and --rtol if that is acceptable"
+        found = report.conditioning.get(name)
+        if not total.values_outside or conditioning.excuses(found, total):
+            continue
+        sensitive = ""
+        if found is not None:
+            sensitive = (
+                f"; rounding alone ({found.measured}) moves the model by {found.worst:.3g} times "
+                f"that, at most {found.tolerance:.3g} times are accepted, and the artifact is off "
+                f"by {total.worst_ratio:.3g} times"
             )
+        raise ParityError(
+            f"output '{name}' differs from the checkpoint's by up to {total.max_abs_error:.3g} "
+            f"({total.worst_case}), tolerance {_tolerance(report)}, {total.values_outside} of "
+            f"{total.values} values outside{sensitive}; correct the model, or widen --atol and "
+            "--rtol if that is acceptable"
+        )
 
 
 def _judge_relative_error(report: ParityReport, most: float) -> None:

@@ -10,7 +10,7 @@ from modelport.exporters.formats import ExportTarget, Format, ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import evaluation, parity
 from modelport.exporters.proof.evaluation import Evaluation, HeldOut
-from modelport.exporters.proof.parity import BOUNDS, Bounds, ParityReport
+from modelport.exporters.proof.parity_report import BOUNDS, Bounds, ParityReport
 from modelport.exporters.proof.resource_usage import Usage, measured
 from modelport.gateway.errors import Unsupported
 
@@ -23,7 +23,7 @@ class Checks:
     """Limits that an artifact is held to; None uses the default of the spec or the precision.
 
     Attributes:
-        agreement, relative_error: replace ``parity.BOUNDS`` below fp32.
+        agreement, relative_error: replace ``parity_report.BOUNDS`` below fp32.
         max_drop: accepted loss of accuracy or AUC on ``data``.
     """
 

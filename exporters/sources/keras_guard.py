@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 import h5py
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, ModelportError
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
 from modelport.gateway.repository.artifact_checks import zip_guard
 
 CONFIG = "config.json"
@@ -114,8 +115,17 @@ def hdf5_refusal(path: Path) -> UsageError:
     )
 
 
-def damaged(path: Path, error: BaseException) -> IntegrityError:
-    """The error about a damaged file, in one line."""
+#: Keras' words for a class that it neither has nor was told of.
+_UNKNOWN_CLASS = re.compile(r"Could not locate (?:class|function) '?(?P<name>[\w.>]+)'?")
+
+
+def damaged(path: Path, error: BaseException) -> ModelportError:
+    """The error about a file that Keras cannot load, in one line."""
+    if unknown := _UNKNOWN_CLASS.search(str(error)):
+        return Unsupported(
+            f"'{path.name}' has the class '{unknown['name']}', which is not Keras' own, and code of "
+            "a file is never run; save a SavedModel with model.export(folder), and export that"
+        )
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return IntegrityError(f"'{path.name}' is damaged ({reason}); save or copy it again")
 

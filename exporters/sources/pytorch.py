@@ -24,6 +24,7 @@ from modelport.exporters.sources import (
     randomness,
     signature_inference,
 )
+from modelport.exporters.sources.torch_diagnostics import TorchDiagnostics
 from modelport.exporters.sources.torch_eager import (
     Adapted,
     TorchEager,
@@ -136,6 +137,7 @@ def source(
         spec=spec,
         signature=signature,
         reference=TorchEager(module, signature),
+        diagnostics=TorchDiagnostics(module, signature),
         parameter_count=sum(p.numel() for p in module.parameters()),
         origins=origins,
         model_kwargs=dict(model_kwargs or {}),

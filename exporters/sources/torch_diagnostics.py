@@ -107,23 +107,22 @@ def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(tensor == 0, tensor, moved.to(tensor.dtype))
 
 
+#: Shifts of values by their tolerance, -1 to 1, along the dimension that an operator selects in;
+#: None for thresholds.
 Shift = Callable[[Tensor, int | None], Tensor]
 
 
 def _first(x: Tensor, dim: int | None) -> Tensor:
-    return -_last(x, dim)
+    """1 at the first index to -1 at the last."""
+    if dim is None or not x.dim():
+        return torch.ones_like(x)
+    around = [1] * x.dim()
+    around[dim] = x.shape[dim]
+    return torch.linspace(1, -1, x.shape[dim], dtype=x.dtype).reshape(around)
 
 
 def _last(x: Tensor, dim: int | None) -> Tensor:
-    """-1 at the first index of ``dim`` to 1 at the last."""
-    flat = x if dim is not None else x.reshape(-1)
-    size = flat.shape[dim or 0] if flat.dim() else 1
-    places = torch.linspace(-1, 1, size, dtype=x.dtype) if size > 1 else torch.ones(1)
-    if dim is None:
-        return places.reshape(x.shape)
-    around = [1] * x.dim()
-    around[dim] = size
-    return places.to(x.dtype).reshape(around) if x.dim() else places.reshape(())
+    return -_first(x, dim)
 
 
 def _random(seed: int) -> Shift:
@@ -156,7 +155,11 @@ class ShiftedBranches(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         x, rest = args[0], args[1:]
         dim = SELECTIONS[func](*args, **kwargs) if selects else None
-        moved = x + self._shift(x, dim) * (self._atol + self._rtol * x.abs())
+        if selects and dim is None:  # among all values
+            shift = self._shift(x.reshape(-1), 0).reshape(x.shape)
+        else:
+            shift = self._shift(x, dim)
+        moved = x + shift * (self._atol + self._rtol * x.abs())
         result = func(moved, *rest, **kwargs)
         if selects and isinstance(result, tuple | list):  # the values are x's own
             indices = result[1]

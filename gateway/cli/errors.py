@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import IO, Any, NoReturn
 
@@ -115,9 +116,22 @@ def suggestion(wrong: str, known: Iterable[str], before: str = "") -> str:
     return f"{before}did you mean '{found}'?" if found else ""
 
 
+_ONNX_RUNTIME = re.compile(
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+\.(?:cc|h):\d+ [^()]*\([^()]*\) ?"
+)
+
+
 def first_line(error: Exception, most: int = 200) -> str:
-    """The first line of a library's message; without a message, the error's type."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:most]
+    """The first line of a library's message; without a message, the error's type.
+
+    ONNX Runtime's prefix and source files are left out, and its indices, which follow on lines of
+    their own, are kept.
+    """
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    if lines[0].startswith("[ONNXRuntimeError]"):
+        said = " ".join(line.strip() for line in lines if "Please fix either" not in line)
+        return _ONNX_RUNTIME.sub("", said)[:most]
+    return lines[0][:most]
 
 
 def converter_refused(error: Exception, tool: str) -> Unsupported:

@@ -13,9 +13,11 @@ import pytest
 import torch
 from click.testing import Result
 
+from modelport.exporters import api
 from modelport.exporters.formats import FORMATS
 from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of
 from modelport.exporters.sources.torch_eager import inference_mode, named_tensors
+from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository import config
 from tests.exporters import odd_modules
 
@@ -131,3 +133,18 @@ def test_outputs_keep_the_names_that_the_model_gives_them() -> None:
     assert names(functions["nested"]) == ["output_0", "output_1.0", "output_1.1.0"]
     assert names(functions["one_of_a_tuple"]) == names(functions["argmax"]) == ["output"]
     assert names(lambda m, x: {1: x, "1": x}) == ["1", "1_"], "no two have one name"
+
+
+def test_a_keras_class_of_the_users_own_is_named_and_not_called_damage(tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras")
+
+    class Scaled(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        """Twice its input."""
+
+        def call(self, x: Any) -> Any:
+            return x * 2
+
+    given = keras.Input((3,))
+    keras.Model(given, Scaled()(given)).save(tmp_path / "own.keras")
+    with pytest.raises(Unsupported, match=r"'own.keras' has the class 'Scaled'.*model.export"):
+        api.export(tmp_path / "own.keras", repository=tmp_path / "repository")

@@ -17,9 +17,10 @@ from torch import nn
 
 from modelport.exporters.model_spec import Decision, ModelSpec
 from modelport.exporters.proof import parity
+from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.sources.torch_eager import inference_mode
-from modelport.gateway.cli.errors import ParityError, UsageError
+from modelport.gateway.cli.errors import ParityError, UsageError, first_line
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 
@@ -50,7 +51,7 @@ class Twin:
 
 def check(
     module: nn.Module, session: Any, signature: ModelSignature | None = None, **overrides: Any
-) -> parity.ParityReport:
+) -> ParityReport:
     spec: ModelSpec = overrides.pop("spec", None) or module.modelport_spec
     options = {"samples": 60, "seed": 0, "atol": spec.atol, "rtol": spec.rtol, **overrides}
     signature = signature or spec.signature(module, 4)
@@ -173,6 +174,24 @@ def test_a_dimension_that_the_runtime_refuses_is_caught_with_its_size(fraud: nn.
 
     with pytest.raises(ParityError, match="the artifact fails at batch 1, sequence 1: Got"):
         check(fraud, Baked(session.module, session.signature))
+
+
+def test_onnx_runtimes_message_keeps_its_indices() -> None:
+    error = RuntimeError(
+        "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions for input: x for the "
+        "following indices\n index: 0 Got: 3 Expected: 2\n Please fix either the inputs/outputs "
+        "or the model."
+    )
+    assert first_line(error) == (
+        "Got invalid dimensions for input: x for the following indices index: 0 Got: 3 Expected: 2"
+    )
+    error = RuntimeError(
+        "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Gather node. "
+        "Name:'g' Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/tensor/gather.cc:"
+        "152 virtual onnxruntime::common::Status onnxruntime::GatherBase::Prepare(onnxruntime::"
+        "OpKernelContext*) const indices element out of data bounds, idx=12"
+    )
+    assert first_line(error).endswith("idx=12")
 
 
 def test_a_batch_that_comes_out_baked_in_is_caught(vit: nn.Module) -> None:

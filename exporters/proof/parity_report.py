@@ -1,0 +1,123 @@
+"""The result of a parity proof."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from modelport.exporters.model_spec import AttentionMask, Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits for an artifact in a precision below fp32.
+
+    Attributes:
+        agreement: fraction of decisions that must equal the checkpoint's.
+        relative_error: largest ``|error| / |reference|`` over all of an output's values (ratio of
+            L2 norms), for a model that declares no decision.
+    """
+
+    agreement: float
+    relative_error: float
+
+
+#: Limits by precision. fp32 has a tolerance instead.
+BOUNDS: Mapping[str, Bounds] = {
+    "fp16": Bounds(agreement=0.995, relative_error=0.01),
+    "bf16": Bounds(agreement=0.98, relative_error=0.05),
+    "int8": Bounds(agreement=0.97, relative_error=0.1),
+}
+
+
+@dataclass(slots=True)
+class OutputError:
+    """Difference between one output and its reference, over every value compared.
+
+    ``worst_ratio`` and ``squared_ratio`` are in units of the tolerance at each value.
+    """
+
+    max_abs_error: float = 0.0
+    mean_abs_error: float = 0.0
+    values: int = 0
+    values_outside: int = 0
+    worst_case: str = ""
+    squared_error: float = 0.0
+    squared_reference: float = 0.0
+    worst_ratio: float = 0.0
+    squared_ratio: float = 0.0
+
+    @property
+    def relative_error(self) -> float:
+        """The L2 norm of the error over that of the reference."""
+        if not self.squared_error:
+            return 0.0
+        return float(np.sqrt(self.squared_error / max(self.squared_reference, 1e-300)))
+
+    @property
+    def typical_ratio(self) -> float:
+        """The root mean square of the error, in units of the tolerance."""
+        return float(np.sqrt(self.squared_ratio / max(self.values, 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Conditioning:
+    """The error that rounding alone causes in an output, in units of the tolerance.
+
+    Attributes:
+        measured: the variants of the model that were compared with it.
+        worst, typical: the largest deviation of a variant, and its root mean square.
+        factor: the artifact may deviate by this factor more than the variants.
+        tolerance: the resulting factor on ``atol`` and ``rtol``.
+        cap: the largest factor that is granted.
+    """
+
+    measured: str
+    worst: float
+    typical: float
+    factor: float
+    tolerance: float
+    cap: float
+
+
+@dataclass(slots=True)
+class ParityReport:
+    """The inputs that were tried and the differences that were found.
+
+    ``undecided`` counts decisions so close that both answers lie within the tolerance: they are
+    neither agreement nor disagreement. ``branched_samples`` counts samples that are right if the
+    values that the model branches by move within the tolerance. ``conditioning`` has the outputs of
+    a sensitive model whose tolerance is wider.
+    """
+
+    seed: int
+    atol: float
+    rtol: float
+    bounds: Bounds | None = None
+    masks: tuple[AttentionMask, ...] = ()
+    samples: int = 0
+    edge_samples: int = 0
+    batch_sizes: set[int] = field(default_factory=set)
+    axis_sizes: dict[str, set[int]] = field(default_factory=dict)
+    outputs: dict[str, OutputError] = field(default_factory=dict)
+    decision: Decision | None = None
+    decisions: int = 0
+    decisions_agreeing: int = 0
+    undecided: int = 0
+    branched_samples: int = 0
+    conditioning: dict[str, Conditioning] = field(default_factory=dict)
+
+    @property
+    def agreement(self) -> float | None:
+        """Fraction of decisions on which both agree; None where nothing is decided."""
+        return self.decisions_agreeing / self.decisions if self.decisions else None
+
+    @property
+    def max_abs_error(self) -> float:
+        return max((output.max_abs_error for output in self.outputs.values()), default=0.0)
+
+    @property
+    def mean_abs_error(self) -> float:
+        return max((output.mean_abs_error for output in self.outputs.values()), default=0.0)
