@@ -123,7 +123,7 @@ def damaged(path: Path, error: BaseException) -> ModelportError:
     """The error about a file that Keras cannot load, in one line."""
     if unknown := _UNKNOWN_CLASS.search(str(error)):
         return Unsupported(
-            f"'{path.name}' has the class '{unknown['name']}', which is not Keras' own, and code of "
+            f"'{path.name}' has the class '{unknown['name']}', which Keras lacks, and code of "
             "a file is never run; save a SavedModel with model.export(folder), and export that"
         )
     reason = " ".join(str(error).split())[:200] or type(error).__name__

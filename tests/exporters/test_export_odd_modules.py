@@ -144,6 +144,7 @@ def test_a_keras_class_of_the_users_own_is_named_and_not_called_damage(tmp_path:
         def call(self, x: Any) -> Any:
             return x * 2
 
+    Scaled.__module__ = "__main__"  # as in a training script
     given = keras.Input((3,))
     keras.Model(given, Scaled()(given)).save(tmp_path / "own.keras")
     with pytest.raises(Unsupported, match=r"'own.keras' has the class 'Scaled'.*model.export"):
