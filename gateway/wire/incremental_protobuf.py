@@ -8,11 +8,13 @@ are merged in pieces, and large fields are split further.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
+from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.runtime import offload
 from modelport.gateway.wire.protobuf import read_varint, varint
 from modelport.gateway.wire.raw_tensors import Buffer
@@ -26,8 +28,34 @@ _VARINTS = frozenset(
         FieldDescriptor.TYPE_SINT32, FieldDescriptor.TYPE_SINT64,
     }
 )  # fmt: skip
+_STRINGS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 _KEY = 1
 _MAX_VARINT = 10
+#: Limit of the messages in a request: each takes dozens of times the memory of its two bytes.
+MAX_MESSAGES = 100_000
+#: Limits of the values of a repeated field, which are held in 8 bytes and in 16. Large tensors are
+#: read by ``repeated_values`` instead.
+MAX_NUMBERS, MAX_STRINGS = 1 << 21, 1 << 20
+
+
+class _RepeatedFields(NamedTuple):
+    """The tags of a message's fields that hold messages, and its repeated fields with limits."""
+
+    messages: frozenset[int]
+    limits: tuple[tuple[str, int], ...]
+
+
+@lru_cache(256)
+def _repeated(kind: Any) -> _RepeatedFields:
+    messages, limits = set(), []
+    for field in kind.fields:
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            messages.add(field.number << 3 | _DELIMITED)
+        elif field.is_repeated and field.type in _STRINGS:
+            limits.append((field.name, MAX_STRINGS))
+        elif field.is_repeated and field.type in _VARINTS:
+            limits.append((field.name, MAX_NUMBERS))
+    return _RepeatedFields(frozenset(messages), tuple(limits))
 
 
 class ProtobufField(NamedTuple):
@@ -94,23 +122,37 @@ def parse(kind: Any, content: Buffer) -> Any:
 
     Raises:
         DecodeError: ``content`` is not a message of this class.
+        InvalidArgument: As ``merge``.
     """
     message = kind()
     merge(message, memoryview(content))
     return message
 
 
-def merge(message: Any, content: memoryview) -> None:
+class _Budget:
+    """The number of messages that may still be read."""
+
+    def __init__(self) -> None:
+        self.messages = MAX_MESSAGES
+
+
+def merge(message: Any, content: memoryview, budget: _Budget | None = None) -> None:
     """Merge ``content`` into ``message``, as ``message.MergeFromString``.
 
     Raises:
         DecodeError: ``content`` is not a message of this class.
+        InvalidArgument: It has more than ``MAX_MESSAGES`` messages, or too many values.
     """
-    begin = 0
+    begin, repeated = 0, _repeated(message.DESCRIPTOR)
+    budget = budget or _Budget()
     for field in fields(content):
+        if field.tag in repeated.messages:
+            budget.messages -= 1
+            if budget.messages < 0:
+                raise InvalidArgument(f"the request has more than {MAX_MESSAGES} items")
         if field.end - field.start > PIECE_BYTES:
             _merge_piece(message, content[begin : field.begin])
-            _large(message, field, content)
+            _large(message, field, content, budget)
             begin = field.end
         elif field.end - begin > PIECE_BYTES:
             _merge_piece(message, content[begin : field.end])
@@ -118,49 +160,63 @@ def merge(message: Any, content: memoryview) -> None:
     _merge_piece(message, content[begin:])
 
 
-def _merge_piece(message: Any, content: memoryview) -> None:
+def _merge_piece(message: Any, content: Buffer) -> None:
     if len(content):
         message.MergeFromString(content)
+        _check_lengths(message)
         offload.checkpoint()
 
 
-def _large(message: Any, field: ProtobufField, content: memoryview) -> None:
+def _check_lengths(message: Any) -> None:
+    for name, most in _repeated(message.DESCRIPTOR).limits:
+        if len(getattr(message, name)) > most:
+            raise InvalidArgument(f"'{name}' of the request has more than {most} values")
+
+
+def _large(message: Any, field: ProtobufField, content: memoryview, budget: _Budget) -> None:
     known = message.DESCRIPTOR.fields_by_number.get(field.tag >> 3)
     value = content[field.start : field.end]
     if known is None:
         return
     if known.type == FieldDescriptor.TYPE_MESSAGE:
         if known.message_type.GetOptions().map_entry:
-            _entry(getattr(message, known.name), known.message_type, value)
+            key, content = entry(known.message_type, value)
+            _add(getattr(message, known.name), known.message_type, key, content, budget)
         elif known.is_repeated:
-            merge(getattr(message, known.name).add(), value)
+            merge(getattr(message, known.name).add(), value, budget)
         else:
             child = getattr(message, known.name)
             child.SetInParent()
-            merge(child, value)
-    elif known.is_repeated and known.type not in (
-        FieldDescriptor.TYPE_STRING,
-        FieldDescriptor.TYPE_BYTES,
-    ):
-        _packed(message, field.tag, value, known.type in _VARINTS)
+            merge(child, value, budget)
+    elif known.is_repeated and known.type not in _STRINGS:
+        for piece in packed_pieces(known, value, PIECE_BYTES):
+            _merge_piece(message, piece)
     else:
         message.MergeFromString(content[field.begin : field.end])
 
 
-def _entry(container: Any, entry: Any, value: memoryview) -> None:
-    """Add a map entry whose value is large."""
-    key: Any = entry.fields_by_number[_KEY].default_value
-    large = entry.fields_by_name["value"].type == FieldDescriptor.TYPE_MESSAGE
-    content: memoryview = value[:0]
-    for field in fields(value):
+def entry(kind: Any, content: memoryview) -> tuple[Any, memoryview]:
+    """Return the key and the value of a map entry.
+
+    Raises:
+        DecodeError: ``content`` is not an entry.
+    """
+    key: Any = kind.fields_by_number[_KEY].default_value
+    value = content[:0]
+    for field in fields(content):
         if field.tag >> 3 == _KEY:
-            key = _text(value[field.start : field.end])
+            key = _text(content[field.start : field.end])
         else:
-            content = value[field.start : field.end]
-    if large:
-        merge(container[key], content)
+            value = content[field.start : field.end]
+    return key, value
+
+
+def _add(container: Any, kind: Any, key: Any, value: memoryview, budget: _Budget) -> None:
+    """Add a map entry whose value is large."""
+    if kind.fields_by_name["value"].type == FieldDescriptor.TYPE_MESSAGE:
+        merge(container[key], value, budget)
     else:
-        container[key] = bytes(content)
+        container[key] = bytes(value)
 
 
 def _text(value: memoryview) -> str:
@@ -170,15 +226,19 @@ def _text(value: memoryview) -> str:
         raise DecodeError("Error parsing message") from error
 
 
-def _packed(message: Any, tag: int, value: memoryview, varints: bool) -> None:
-    start = 0
+def packed_pieces(known: FieldDescriptor, value: memoryview, size: int) -> Iterator[bytes]:
+    """Split the packed ``value`` of a field into messages with about ``size`` bytes of it each.
+
+    Raises:
+        DecodeError: ``value`` is not packed.
+    """
+    tag, varints, start = varint(known.number << 3 | _DELIMITED), known.type in _VARINTS, 0
     while start < len(value):
-        end = min(start + PIECE_BYTES, len(value))
+        end = min(start + size, len(value))
         while varints and end < len(value) and value[end - 1] > 0x7F:
             end += 1
-            if end - start > PIECE_BYTES + _MAX_VARINT:
+            if end - start > size + _MAX_VARINT:
                 raise DecodeError("Error parsing message")
         piece = value[start:end]
-        message.MergeFromString(varint(tag) + varint(len(piece)) + bytes(piece))
-        offload.checkpoint()
+        yield tag + varint(len(piece)) + bytes(piece)
         start = end

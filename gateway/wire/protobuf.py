@@ -112,7 +112,7 @@ def split(
                 return None
             elif field == identity and not id_end:
                 id_at, id_end, id_text = offset, stop, str(content[start:stop], "utf-8")
-            elif field not in head:
+            elif field not in head or offset > max_head_bytes:
                 return None
             offset = stop
     except (IndexError, UnicodeDecodeError):

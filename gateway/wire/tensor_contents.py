@@ -10,11 +10,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.runtime import offload
+from modelport.gateway.runtime import offload, request_memory
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype
-from modelport.gateway.wire import incremental_protobuf, raw_tensors
+from modelport.gateway.wire import raw_tensors, repeated_values
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
-from modelport.gateway.wire.protobuf import tag
 from modelport.gateway.wire.raw_tensors import Buffer
 
 #: The field of each datatype; FP16 and BF16 are carried by ``raw_input_contents`` only.
@@ -33,7 +32,8 @@ FIELDS = {
     Datatype.BYTES: "bytes_contents",
 }
 
-_BYTES = tag(pb.InferTensorContents, "bytes_contents")
+#: A short string as an element of an array: the reference and the object.
+STRING_BYTES = 8 + 40
 #: Elements between two checkpoints.
 _PIECE = 8192
 
@@ -45,15 +45,10 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], contents: Any)
         InvalidArgument: The number or the range of its values does not fit datatype and shape.
     """
     if datatype not in FIELDS:
-        raise InvalidArgument(
-            f"input '{name}' is {datatype}, which is carried by raw_input_contents only"
-        )
+        raise _raw_only(name, datatype)
     values: Sequence[Any] = getattr(contents, FIELDS[datatype])
     if len(values) != math.prod(shape):
-        raise InvalidArgument(
-            f"unexpected number of elements for input '{name}': shape {list(shape)} needs "
-            f"{math.prod(shape)} in {FIELDS[datatype]}, got {len(values)}"
-        )
+        raise _other_count(name, shape, FIELDS[datatype], str(len(values)))
     if datatype is Datatype.BYTES:
         return raw_tensors.object_array(list(values), shape)
     dtype = NUMPY_DTYPES[datatype]
@@ -75,31 +70,37 @@ def decode_bytes(name: str, datatype: Datatype, shape: tuple[int, ...], content:
     Raises:
         InvalidArgument: As ``decode``, or ``content`` is not a valid message.
     """
+    field, count, given = FIELDS.get(datatype), math.prod(shape), 0
+    if field is None:
+        raise _raw_only(name, datatype)
+    if count > len(content):  # an element takes at least one byte
+        raise _other_count(name, shape, field, "fewer")
+    dtype = NUMPY_DTYPES[datatype]
+    request_memory.reserve(count * (STRING_BYTES if datatype is Datatype.BYTES else dtype.itemsize))
+    array = np.empty(count, dtype)
     try:
-        if datatype is Datatype.BYTES:
-            return _elements(name, shape, content)
-        return decode(
-            name, datatype, shape, incremental_protobuf.parse(pb.InferTensorContents, content)
-        )
+        for values in repeated_values.pieces(pb.InferTensorContents, field, memoryview(content)):
+            given += len(values)
+            if given > count:
+                break
+            array[given - len(values) : given] = values
     except DecodeError as error:
         raise InvalidArgument(f"the contents of input '{name}' are not a valid message") from error
+    except OverflowError:
+        raise InvalidArgument(f"a value of input '{name}' does not fit {datatype}") from None
+    if given != count:
+        raise _other_count(name, shape, field, str(given) if given < count else "more")
+    return array.reshape(shape)
 
 
-def _elements(name: str, shape: tuple[int, ...], content: Buffer) -> Array:
-    items: list[bytes] = []
-    count = math.prod(shape)
-    for field in incremental_protobuf.fields(content):
-        if field.tag != _BYTES:
-            continue
-        items.append(bytes(content[field.start : field.end]))
-        if len(items) > count:
-            break
-        if not len(items) % _PIECE:
-            offload.checkpoint()
-    if len(items) != count:
-        given = len(items) if len(items) < count else "more"
-        raise InvalidArgument(
-            f"unexpected number of elements for input '{name}': shape {list(shape)} needs "
-            f"{count} in bytes_contents, got {given}"
-        )
-    return raw_tensors.object_array(items, shape)
+def _raw_only(name: str, datatype: Datatype) -> InvalidArgument:
+    return InvalidArgument(
+        f"input '{name}' is {datatype}, which is carried by raw_input_contents only"
+    )
+
+
+def _other_count(name: str, shape: tuple[int, ...], field: str, given: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"unexpected number of elements for input '{name}': shape {list(shape)} needs "
+        f"{math.prod(shape)} in {field}, got {given}"
+    )

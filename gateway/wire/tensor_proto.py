@@ -9,16 +9,17 @@ and so is a tensor that a few values would fill beyond the limit of ``inflation`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.runtime import offload
+from modelport.gateway.runtime import offload, request_memory
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from modelport.gateway.wire import inflation, raw_tensors
+from modelport.gateway.wire import incremental_protobuf, inflation, raw_tensors, repeated_values
 from modelport.gateway.wire.proto import tensorflow_pb2 as pb
 from modelport.gateway.wire.protobuf import nested, tag, varint
 from modelport.gateway.wire.raw_tensors import Buffer
@@ -41,8 +42,8 @@ DATATYPES = {
 }
 DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 
-#: Size of a reference to a string.
-_ITEM_BYTES = 8
+#: Size of a reference to a string, and of one with a short string.
+_ITEM_BYTES, _STRING_BYTES = 8, 48
 #: The ``*_val`` field of each datatype, and the dtype of that field.
 _VALUES = {
     Datatype.BOOL: ("bool_val", np.dtype("?")),
@@ -61,7 +62,14 @@ _VALUES = {
 }
 #: Tags of the fields whose packed encoding equals the array's memory.
 _PACKED = {Datatype.FP32: b"\x2a", Datatype.FP64: b"\x32", Datatype.BOOL: b"\x5a"}
-_CONTENT = bytes((tag(pb.TensorProto, "tensor_content"),))
+_CONTENT_TAG = tag(pb.TensorProto, "tensor_content")
+_CONTENT = bytes((_CONTENT_TAG,))
+#: Numbers of the fields that serializers write before the values.
+_HEAD_FIELDS = frozenset(
+    pb.TensorProto.DESCRIPTOR.fields_by_name[field].number
+    for field in ("dtype", "tensor_shape", "version_number")
+)
+_NOT_VALUES = _HEAD_FIELDS | {_CONTENT_TAG >> 3}
 #: Tags of key and value in a map entry.
 _KEY, _VALUE = b"\x0a", b"\x12"
 #: Number of cached headers, each of some ten bytes.
@@ -76,12 +84,7 @@ def decode(name: str, message: pb.TensorProto) -> Tensor:
         InvalidArgument: The type is not supported, the shape is incomplete or too large, or the
             values do not fit type and shape. The message names the input.
     """
-    datatype = DATATYPES.get(message.dtype)
-    if datatype is None:
-        raise InvalidArgument(
-            f"input '{name}' has dtype {_word(message.dtype)}, which is no tensor"
-        )
-    shape = _shape(name, message.tensor_shape)
+    datatype, shape = _datatype(name, message), _shape(name, message.tensor_shape)
     content = message.tensor_content
     if datatype is Datatype.BYTES:
         items = _strings(name, shape, content) if content else message.string_val
@@ -93,9 +96,39 @@ def decode(name: str, message: pb.TensorProto) -> Tensor:
     return Tensor(name, datatype, data)
 
 
-def _word(dtype: int) -> str:
-    word: str = pb.DataType.Name(dtype) if dtype in pb.DataType.values() else str(dtype)
-    return word
+def decode_large(name: str, content: memoryview) -> Tensor:
+    """Decode a serialized ``TensorProto`` in pieces.
+
+    Raises:
+        InvalidArgument: As ``decode``, or dtype and shape are not its first fields.
+    """
+    try:
+        start = len(content)
+        for field in incremental_protobuf.fields(content):
+            if field.tag >> 3 not in _HEAD_FIELDS:
+                start = field.begin
+                break
+        head = incremental_protobuf.parse(pb.TensorProto, content[:start])
+        datatype, shape = _datatype(name, head), _shape(name, head.tensor_shape)
+        if start < len(content) and field.tag == _CONTENT_TAG:
+            found = content[field.start : field.end]
+            if datatype is Datatype.BYTES:
+                items = _strings(name, shape, bytes(found))
+                return Tensor(name, datatype, raw_tensors.object_array(items, shape))
+            return Tensor(name, datatype, raw_tensors.decode(name, datatype, shape, found))
+        return Tensor(name, datatype, _from_pieces(name, datatype, shape, content[start:]))
+    except DecodeError as error:
+        raise InvalidArgument(
+            f"input '{name}' is not a valid TensorProto, whose values follow its dtype and shape"
+        ) from error
+
+
+def _datatype(name: str, message: pb.TensorProto) -> Datatype:
+    dtype = message.dtype
+    if dtype not in DATATYPES:
+        word = pb.DataType.Name(dtype) if dtype in pb.DataType.values() else str(dtype)
+        raise InvalidArgument(f"input '{name}' has dtype {word}, which is no tensor")
+    return DATATYPES[dtype]
 
 
 def _shape(name: str, shape: pb.TensorShapeProto) -> tuple[int, ...]:
@@ -110,20 +143,58 @@ def _from_values(
     field, held = _VALUES[datatype]
     values = getattr(message, field)
     dtype = _BITS.get(datatype, NUMPY_DTYPES[datatype])
-    missing = _missing(name, shape, dtype.itemsize, len(values), message)
+    missing = _missing(name, shape, dtype.itemsize, len(values), message.ByteSize)
     array = _at_once(datatype, len(values), held, message)
     if array is None:
         array = np.fromiter(values, held, len(values))
-    if dtype != held:
-        limits = np.iinfo(dtype)
-        if array.size and (array.min() < limits.min or array.max() > limits.max):
-            raise InvalidArgument(f"a value of input '{name}' does not fit {datatype}")
-        array = array.astype(dtype)
+    array = _narrowed(name, datatype, array, dtype)
     if missing:
         last = array[-1:] if array.size else np.zeros(1, dtype)
         array = np.concatenate([array, np.broadcast_to(last, missing)])
     array = array.view(NUMPY_DTYPES[datatype]).reshape(shape)
     return array if array.flags.aligned else array.copy()
+
+
+def _narrowed(name: str, datatype: Datatype, array: Array, dtype: np.dtype[Any]) -> Array:
+    if array.dtype == dtype:
+        return array
+    limits = np.iinfo(dtype)
+    if array.size and (array.min() < limits.min or array.max() > limits.max):
+        raise InvalidArgument(f"a value of input '{name}' does not fit {datatype}")
+    return array.astype(dtype)
+
+
+def _from_pieces(
+    name: str, datatype: Datatype, shape: tuple[int, ...], content: memoryview
+) -> Array:
+    """Decode the serialized values of a large tensor."""
+    text = datatype is Datatype.BYTES
+    field, held = ("string_val", np.dtype(object)) if text else _VALUES[datatype]
+    dtype = _BITS.get(datatype, NUMPY_DTYPES[datatype])
+    item_bytes = _STRING_BYTES if text else dtype.itemsize
+    count, given = math.prod(shape), 0
+    if count > len(content):  # a value takes at least one byte
+        _missing(name, shape, item_bytes, 0, lambda: len(content))
+    request_memory.reserve(count * item_bytes)
+    array = np.empty(count, dtype)
+    last: Any = b"" if text else 0
+    for values in repeated_values.pieces(pb.TensorProto, field, content, _NOT_VALUES):
+        end = given + len(values)
+        if end > count:
+            raise InvalidArgument(
+                f"input '{name}' of shape {list(shape)} has {count} elements, but more values"
+            )
+        if text:
+            array[given:end] = list(values)
+        else:
+            piece = values if isinstance(values, np.ndarray) else np.fromiter(values, held)
+            array[given:end] = _narrowed(name, datatype, piece, dtype)
+        if end > given:
+            given, last = end, array[end - 1]
+    item_bytes = _ITEM_BYTES + len(last) if text else item_bytes
+    _missing(name, shape, item_bytes, given, lambda: len(content))
+    array[given:] = last
+    return array.view(NUMPY_DTYPES[datatype]).reshape(shape)
 
 
 def _at_once(
@@ -145,7 +216,7 @@ def _at_once(
 
 
 def _missing(
-    name: str, shape: tuple[int, ...], item_bytes: int, given: int, message: pb.TensorProto
+    name: str, shape: tuple[int, ...], item_bytes: int, given: int, size: Callable[[], int]
 ) -> int:
     """Count the elements beyond the ``given`` values, within the limit of ``inflation``."""
     count = math.prod(shape)
@@ -154,11 +225,11 @@ def _missing(
             f"input '{name}' of shape {list(shape)} has {count} elements, but {given} values"
         )
     if given < count and count * item_bytes > inflation.FREE_BYTES:
-        most_bytes = inflation.limit(message.ByteSize())
+        most_bytes = inflation.limit(size())
         if count * item_bytes > most_bytes:
             raise InvalidArgument(
-                f"input '{name}' of shape {list(shape)} has {count} elements, but {given} values; "
-                f"beyond {most_bytes} bytes each must be sent"
+                f"input '{name}' of shape {list(shape)} has {count} elements; beyond {most_bytes} "
+                "bytes each must be sent"
             )
     return count - given
 
@@ -167,7 +238,7 @@ def _repeated(
     name: str, shape: tuple[int, ...], items: Sequence[bytes], message: pb.TensorProto
 ) -> list[bytes]:
     last = items[-1] if items else b""
-    missing = _missing(name, shape, _ITEM_BYTES + len(last), len(items), message)
+    missing = _missing(name, shape, _ITEM_BYTES + len(last), len(items), message.ByteSize)
     return [*items, *[last] * missing]
 
 

@@ -140,7 +140,9 @@ def test_the_examples_decoder_raises_nothing_unforeseen() -> None:
         def run(model: ServableVersion = model, body: bytes = body) -> None:
             with quoting():
                 message, _ = tfserving_examples_json.decode(body)
-            for tensor in tfserving_examples.decode(message, model.servable("")):
+            for tensor in tfserving_examples.decode(
+                message, model.servable(""), message.ByteSize()
+            ):
                 _check(tensor)
 
         finds.run(number, body, run)

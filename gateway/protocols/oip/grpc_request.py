@@ -31,10 +31,9 @@ _TAGS = {field: tag(pb.ModelInferRequest, field) for field in (
     "id", "raw_input_contents", "model_name", "model_version", "inputs", "outputs"
 )}  # fmt: skip
 _ID, _RAW = _TAGS.pop("id"), _TAGS.pop("raw_input_contents")
-_INPUTS, _OUTPUTS = _TAGS["inputs"], _TAGS["outputs"]
-_TENSORS = frozenset({_RAW, _INPUTS, _OUTPUTS})
+_INPUTS = _TAGS["inputs"]
 _CONTENTS = tag(pb.ModelInferRequest.InferInputTensor, "contents")
-#: Limit of the inputs and outputs of a request together.
+#: Limit of the fields of a large request: its inputs, outputs and parameters together.
 MAX_TENSORS = 10_000
 _NAME, _VERSION = _TAGS["model_name"], _TAGS["model_version"]
 #: Fields of a cached head. Parameters are not among them, because they may change every time.
@@ -88,16 +87,14 @@ class LargeRequest:
 
         Raises:
             DecodeError: ``content`` is not a message.
-            InvalidArgument: It has more than ``MAX_TENSORS`` tensors.
+            InvalidArgument: It has more than ``MAX_TENSORS`` tensors and parameters.
         """
         if len(content) <= offload.INLINE_BYTES:
             return pb.ModelInferRequest.FromString(content)
-        large, view, begin, tensors = LargeMessage(), memoryview(content), 0, 0
-        for field in incremental_protobuf.fields(content):
-            if field.tag in _TENSORS:
-                tensors += 1
-                if tensors > MAX_TENSORS:
-                    raise InvalidArgument(f"the request has more than {MAX_TENSORS} tensors")
+        large, view, begin = LargeMessage(), memoryview(content), 0
+        for count, field in enumerate(incremental_protobuf.fields(content)):
+            if count > MAX_TENSORS:
+                raise InvalidArgument(f"the request has more than {MAX_TENSORS} tensors")
             if field.tag == _INPUTS and field.end - field.start > incremental_protobuf.PIECE_BYTES:
                 incremental_protobuf.merge(large.message, view[begin : field.begin])
                 begin = field.end

@@ -31,8 +31,8 @@ _FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64)
 _KINDS = {"float_list": "float", "int64_list": "int64", "bytes_list": "string"}
 
 
-def decode(message: pb.Input, servable: ServableSignature) -> list[Tensor]:
-    """Decode the examples to the inputs of the model.
+def decode(message: pb.Input, servable: ServableSignature, size: int) -> list[Tensor]:
+    """Decode the examples of a request of ``size`` bytes to the inputs of the model.
 
     Raises:
         InvalidArgument: There is no example, there are more than the model's batch size, or their
@@ -50,7 +50,7 @@ def decode(message: pb.Input, servable: ServableSignature) -> list[Tensor]:
     context = None
     if message.WhichOneof("kind") == "example_list_with_context":
         context = message.example_list_with_context.context
-    most_bytes = servable.max_bytes or inflation.limit(message.ByteSize())
+    most_bytes = servable.max_bytes or inflation.limit(size)
     inputs = servable.inputs.values()
     if [(e.name, e.datatype, e.shape) for e in inputs] == [(_EXAMPLES, Datatype.BYTES, (-1,))]:
         texts = _texts(context, examples, most_bytes)
@@ -147,11 +147,13 @@ def _column(spec: SignatureTensor, features: _Features, most_bytes: int) -> Arra
 def _numbers(spec: SignatureTensor, row: Any) -> Array:
     """Convert the values of one example's feature."""
     dtype = NUMPY_DTYPES[spec.datatype]
-    if spec.datatype is Datatype.BYTES:
-        return raw_tensors.object_array(list(row), (len(row),))
+    array = np.empty(len(row), dtype)
     try:
-        with np.errstate(over="ignore"):  # values beyond FP16 become infinity
-            return np.fromiter(row, dtype, len(row))
+        for start in range(0, len(row), raw_tensors.PIECE):
+            with np.errstate(over="ignore"):  # values beyond FP16 become infinity
+                array[start : start + raw_tensors.PIECE] = row[start : start + raw_tensors.PIECE]
+            offload.checkpoint()
+        return array
     except OverflowError:
         raise InvalidArgument(
             f"a value of feature {spec.name} does not fit {spec.datatype}"
@@ -181,7 +183,7 @@ def _values(spec: SignatureTensor, features: Any) -> Any:
             f"Key: {name}.  Data types don't match. Data type: {_KINDS[kind]} but expected type: "
             f"{type_name(datatype)}"
         )
-    if datatype is Datatype.BOOL and not set(values) <= {0, 1}:
+    if datatype is Datatype.BOOL and not all(value in (0, 1) for value in values):
         raise InvalidArgument(f"feature {name} is BOOL; every value must be 0 or 1")
     return values
 

@@ -23,6 +23,11 @@ from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.grpc_method import Method, Serialized
 from modelport.gateway.protocols.response_encoding import PROTOBUF_BYTES
 from modelport.gateway.protocols.tfserving import MODEL_SERVICE, PREDICTION_SERVICE, results
+from modelport.gateway.protocols.tfserving.grpc_request import (
+    PredictMessage,
+    SizedMessage,
+    TfServingRequest,
+)
 from modelport.gateway.protocols.tfserving.inference import Inference, TfServingCall
 from modelport.gateway.protocols.tfserving.results import Classes
 from modelport.gateway.protocols.tfserving.servable_signatures import (
@@ -49,6 +54,8 @@ _CLASSIFY, _REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress
 
 _DT_STRING = tensor_proto.DTYPES[Datatype.BYTES]
 
+#: Limit of the tasks of a MultiInference request, which are for different signatures.
+MAX_TASKS = 1000
 _MODEL_SPEC = tag(pb.PredictRequest, "model_spec")
 _TASKS = tag(pb.MultiInferenceRequest, "tasks")
 _OUTPUTS = tag(pb.PredictResponse, "outputs")
@@ -75,7 +82,8 @@ class TfServingGrpc:
             return Method(request, reply, handler, operation, statuses=STATUSES)
 
         def inference(request: Any, reply: Any, handler: Handler) -> Method:
-            bounded = method(request, reply, handler, Operation.INFER)
+            kind = PredictMessage() if request is pb.PredictRequest else SizedMessage(request)
+            bounded = method(kind, reply, handler, Operation.INFER)
             return bounded._replace(bound=self._bound)
 
         predict = self._counted("Predict", self._predict)
@@ -133,10 +141,10 @@ class TfServingGrpc:
         return self._bound(task)
 
     def _counted(self, api: str, handler: Handler) -> Handler:
-        async def counted(message: Any, deadline: Deadline) -> Any:
+        async def counted(request: TfServingRequest, deadline: Deadline) -> Any:
             started, status = time.perf_counter_ns(), "INTERNAL"
             try:
-                reply = await handler(message, deadline)
+                reply = await handler(request, deadline)
                 status = "OK"
                 return reply
             except ModelportError as error:
@@ -146,13 +154,16 @@ class TfServingGrpc:
                 status = "CANCELLED"
                 raise
             finally:
-                self._inference.record(message.model_spec.name, api, "GRPC", status, started)
+                name = request.message.model_spec.name
+                self._inference.record(name, api, "GRPC", status, started)
 
         return counted
 
     # -- inference ------------------------------------------------------------------------------
 
-    async def _predict(self, message: pb.PredictRequest, deadline: Deadline) -> Serialized:
+    async def _predict(self, request: TfServingRequest, deadline: Deadline) -> Serialized:
+        message = request.message
+
         def decode(version: ServableVersion) -> Decoded:
             try:
                 servable = version.servable(message.model_spec.signature_name)
@@ -160,24 +171,22 @@ class TfServingGrpc:
                 raise FailedPrecondition(
                     f'Serving signature key "{error.name}" not found.'
                 ) from error
-            servable.check_inputs(message.inputs.keys())
+            servable.check_inputs(request.names())
             wanted = _filter(message.output_filter, servable)
-            inputs = [
-                _input(servable.inputs[name], message.inputs[name]) for name in message.inputs
-            ]
+            inputs = [_input(servable.inputs[name], request) for name in request.names()]
             return Decoded(servable, inputs, wanted)
 
         decoded, outputs = await self._inference.predict(
-            TfServingCall(_selected(message), deadline),
+            TfServingCall(_selected(message), deadline, size=request.size),
             decode,
             images=any(t.dtype == _DT_STRING for t in message.inputs.values()),
-            size=message.ByteSize(),
         )
         work = partial(_prediction, decoded.servable, outputs)
         return await response_encoding.encode(work, outputs, deadline, PROTOBUF_BYTES)
 
-    async def _classify(self, message: Any, deadline: Deadline) -> Serialized:
-        call = TfServingCall(_selected(message), deadline)
+    async def _classify(self, request: TfServingRequest, deadline: Deadline) -> Serialized:
+        message = request.message
+        call = TfServingCall(_selected(message), deadline, size=request.size)
 
         def write(servable: ServableSignature, classes: Classes) -> Serialized:
             head = pb.ClassificationResponse(model_spec=_spec(servable)).SerializeToString()
@@ -185,8 +194,9 @@ class TfServingGrpc:
 
         return await self._inference.classify(call, message.input, write)
 
-    async def _regress(self, message: Any, deadline: Deadline) -> Serialized:
-        call = TfServingCall(_selected(message), deadline)
+    async def _regress(self, request: TfServingRequest, deadline: Deadline) -> Serialized:
+        message = request.message
+        call = TfServingCall(_selected(message), deadline, size=request.size)
 
         def write(servable: ServableSignature, values: Array) -> Serialized:
             head = pb.RegressionResponse(model_spec=_spec(servable)).SerializeToString()
@@ -194,12 +204,13 @@ class TfServingGrpc:
 
         return await self._inference.regress(call, message.input, write)
 
-    async def _multi(self, message: Any, deadline: Deadline) -> Serialized:
+    async def _multi(self, request: TfServingRequest, deadline: Deadline) -> Serialized:
         """Run the tasks, which are all for one model, one after the other."""
+        message = request.message
         self._check_tasks(message.tasks)
         fields: list[Buffer] = []
         for task in message.tasks:
-            call = TfServingCall(_selected(task), deadline)
+            call = TfServingCall(_selected(task), deadline, size=request.size)
             if task.method_name == _CLASSIFY:
                 fields += await self._inference.classify(call, message.input, _classified)
             else:
@@ -209,6 +220,8 @@ class TfServingGrpc:
     def _check_tasks(self, tasks: Sequence[Any]) -> None:
         if not tasks:
             raise InvalidArgument("Inference request must have at least one InferenceTask")
+        if len(tasks) > MAX_TASKS:
+            raise InvalidArgument(f"the request has {len(tasks)} tasks, at most {MAX_TASKS}")
         if len({task.model_spec.name for task in tasks}) > 1:
             raise InvalidArgument(
                 "All ModelSpecs in a MultiInferenceRequest must access the same model name."
@@ -324,8 +337,12 @@ def _filter(names: Sequence[str], servable: ServableSignature) -> tuple[str, ...
     return tuple(names)
 
 
-def _input(spec: SignatureTensor, message: Any) -> Tensor:
-    tensor = tensor_proto.decode(spec.name, message)
+def _input(spec: SignatureTensor, request: TfServingRequest) -> Tensor:
+    large = request.tensors.get(spec.name)
+    if large is None:
+        tensor = tensor_proto.decode(spec.name, request.message.inputs[spec.name])
+    else:
+        tensor = tensor_proto.decode_large(spec.name, large)
     if tensor.datatype is Datatype.BYTES and spec.image is not None:
         encoded = tensor.data.reshape(-1).tolist()
         tensor.data = spec.images(encoded, tensor.data.shape)

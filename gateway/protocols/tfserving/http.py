@@ -131,7 +131,7 @@ class TfServingHttp:
         bound = self._inference.servables.version(selected).max_bytes
         body = await request_body.read(receive, headers, self._max_input_bytes, deadline, bound)
         trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
-        call = TfServingCall(selected, deadline, trace)
+        call = TfServingCall(selected, deadline, trace, len(body))
         if method == "predict":
             return await self._predict(call, body)
         if method == "explain":
@@ -155,7 +155,6 @@ class TfServingHttp:
             call,
             lambda version: tfserving_json.decode(body, version),
             images=len(body) <= offload.INLINE_BYTES and image_decoding.in_json(body),
-            size=len(body),
         )
         work = partial(tfserving_json.encode, outputs, decoded.by_row, rows)
         return await response_encoding.encode(work, outputs, call.deadline)

@@ -31,11 +31,12 @@ Written = TypeVar("Written")
 
 @dataclass(frozen=True, slots=True)
 class TfServingCall:
-    """The selected version of a request, its deadline and its trace id."""
+    """The selected version of a request, its deadline, its trace id and its size in bytes."""
 
     selected: Selected
     deadline: Deadline
     trace: str = ""
+    size: int = 0
 
 
 class Inference:
@@ -52,20 +53,19 @@ class Inference:
         call: TfServingCall,
         decode: Callable[[ServableVersion], Decoded],
         images: bool,
-        size: int,
     ) -> tuple[Decoded, list[Tensor]]:
         """Decode and run a request; return the decoded request and the outputs.
 
         The signature of the returned request is that of the version that answered.
 
         Args:
-            images: Whether the request may hold images, which are decoded in a thread.
-            size: Size of the request in bytes; a large one is decoded in a thread.
+            images: Whether the request may hold images, which are decoded in a thread, as large
+                requests are.
 
         Raises:
             ModelportError: ``decode`` or the inference failed.
         """
-        large = size > offload.INLINE_BYTES
+        large = call.size > offload.INLINE_BYTES
         _, decoded = await decode_for(
             lambda: self.servables.version(call.selected),
             lambda version: large or (images and version.has_images),
@@ -134,9 +134,10 @@ class Inference:
                 name = error.name
                 raise InvalidArgument(f"No signature was found with the name: {name}") from error
             wanted = outputs_of(servable)
-            return Decoded(servable, tfserving_examples.decode(message, servable), wanted)
+            inputs = tfserving_examples.decode(message, servable, call.size)
+            return Decoded(servable, inputs, wanted)
 
-        decoded, outputs = await self.predict(call, decode, True, message.ByteSize())
+        decoded, outputs = await self.predict(call, decode, True)
         return decoded.servable, outputs
 
     def record(self, name: str, api: str, entrypoint: str, status: str, started_ns: int) -> None:

@@ -123,13 +123,17 @@ def test_both_shapes_of_a_reshaped_input_become_the_wires() -> None:
     assert decoded.servable.outputs_of(request, response)[0].data.shape == (1, 1)
 
 
+def decode_examples(message: pb.Input, model: ServableSignature) -> list[Tensor]:
+    return tfserving_examples.decode(message, model, message.ByteSize())
+
+
 def test_serialized_examples_go_to_a_model_that_parses_them_itself() -> None:
     model = servable("inputs BYTES 1 reshape { shape: [] }")
     message = pb.Input()
     listed = message.example_list_with_context
     listed.context.features.feature["a"].int64_list.value.append(1)
     listed.examples.add().features.feature["b"].int64_list.value.append(2)
-    (found,) = tfserving_examples.decode(message, model)
+    (found,) = decode_examples(message, model)
     merged = type(listed.context).FromString(found.data.reshape(-1)[0])
     assert set(merged.features.feature) == {"a", "b"}
 
@@ -139,13 +143,13 @@ def test_a_dynamic_dimension_has_as_many_values_as_the_examples() -> None:
     for length in (3, 3):
         example = message.example_list.examples.add()
         example.features.feature["x"].int64_list.value.extend(range(length))
-    (found,) = tfserving_examples.decode(message, servable("x INT64 -1"))
+    (found,) = decode_examples(message, servable("x INT64 -1"))
     assert found.data.tolist() == [[0, 1, 2], [0, 1, 2]]
     message.example_list.examples[1].features.feature["x"].int64_list.value.append(3)
     with pytest.raises(InvalidArgument, match="has 4 values in example 1, expected 3"):
-        tfserving_examples.decode(message, servable("x INT64 -1"))
+        decode_examples(message, servable("x INT64 -1"))
     with pytest.raises(InvalidArgument, match="more than one dynamic dimension"):
-        tfserving_examples.decode(message, servable("x INT64 -1,-1"))
+        decode_examples(message, servable("x INT64 -1,-1"))
 
 
 def classified(classes: results.Classes) -> Any:
@@ -254,7 +258,7 @@ def test_a_context_is_every_example_s_that_has_no_feature_of_its_own() -> None:
     message = with_context(2, 3)
     own = message.example_list_with_context.examples[1].features.feature["x"].float_list
     own.value.extend([1, 2])
-    (found,) = tfserving_examples.decode(message, servable("x FP32 2"))
+    (found,) = decode_examples(message, servable("x FP32 2"))
     assert found.data.tolist() == [[0.5, 0.5], [1, 2], [0.5, 0.5]]
 
 
@@ -263,13 +267,13 @@ def test_copies_of_a_context_are_limited(inputs: str) -> None:
     message = with_context(8000, 16_000)
     model = servable(inputs, batch=100_000)
     with pytest.raises(InvalidArgument, match="the context, repeated for every example"):
-        tfserving_examples.decode(message, model)
-    assert tfserving_examples.decode(with_context(8000, 100), model)[0].data.shape[0] == 100
+        decode_examples(message, model)
+    assert decode_examples(with_context(8000, 100), model)[0].data.shape[0] == 100
 
 
 def test_more_examples_than_the_model_takes_are_refused_before_they_are_looked_at() -> None:
     with pytest.raises(InvalidArgument, match="batch-size must be <= 8 for 'm'"):
-        tfserving_examples.decode(with_context(1, 9), servable("x FP32 1"))
+        decode_examples(with_context(1, 9), servable("x FP32 1"))
 
 
 # -- large replies ---------------------------------------------------------------------------------

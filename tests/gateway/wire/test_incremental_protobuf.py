@@ -11,15 +11,18 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.protocols.oip import grpc_request
 from modelport.gateway.protocols.oip.grpc_request import (
     LargeMessage,
     LargeRequest,
+    RawRequest,
     decode,
     named_model,
 )
-from modelport.gateway.wire import incremental_protobuf
+from modelport.gateway.protocols.tfserving.grpc_request import PredictMessage
+from modelport.gateway.wire import incremental_protobuf, tensor_proto
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
-from modelport.gateway.wire.proto import serving_pb2, torchserve_inference_pb2
+from modelport.gateway.wire.proto import serving_pb2, tensorflow_pb2, torchserve_inference_pb2
 
 
 def infer(chance: random.Random) -> Any:
@@ -140,3 +143,60 @@ def test_a_large_request_names_its_model_first() -> None:
     assert named_model(message.SerializeToString()) == ("m", 3)
     with pytest.raises(InvalidArgument, match="must begin with its model_name"):
         named_model(b"\x3a\x00" + message.SerializeToString())
+
+
+def test_a_head_without_end_is_left_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was read on the event loop, for half a second."""
+
+    def seconds(content: bytes) -> float:
+        started = time.process_time()
+        assert RawRequest.glance(content) is None
+        return time.process_time() - started
+
+    content = b"\x0a\x00" * 2_000_000
+    assert seconds(content) < 0.01
+    monkeypatch.setattr(grpc_request, "MAX_HEAD_BYTES", len(content))
+    assert seconds(content) > 0.05, "the known-bad variant is caught"
+
+
+def test_more_items_than_any_request_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = serving_pb2.MultiInferenceRequest.DESCRIPTOR.fields_by_name["tasks"].number << 3 | 2
+    with pytest.raises(InvalidArgument, match="more than 100000 items"):
+        incremental_protobuf.parse(serving_pb2.MultiInferenceRequest, bytes((tasks, 0)) * 100_001)
+    monkeypatch.setattr(incremental_protobuf, "MAX_STRINGS", 3)
+    monkeypatch.setattr(incremental_protobuf, "MAX_NUMBERS", 3)
+    monkeypatch.setattr(incremental_protobuf, "PIECE_BYTES", 2)
+    incremental_protobuf._repeated.cache_clear()
+    try:
+        for kind, values in (
+            (tensorflow_pb2.BytesList, [b"ab"] * 4),
+            (tensorflow_pb2.Int64List, [1] * 4),
+        ):
+            with pytest.raises(InvalidArgument, match=r"'value' .* more than 3 values"):
+                incremental_protobuf.parse(kind, kind(value=values).SerializeToString())
+            few = kind(value=values[:3])
+            assert incremental_protobuf.parse(kind, few.SerializeToString()) == few
+    finally:
+        incremental_protobuf._repeated.cache_clear()
+
+
+def test_fields_and_tasks_are_limited() -> None:
+    for message in (LargeRequest, PredictMessage()):
+        with pytest.raises(InvalidArgument, match="more than 10000 tensors"):
+            message.FromString(b"\x1a\x00" * 50_000)
+
+
+def test_large_tensors_of_predict_are_read_in_pieces() -> None:
+    request = serving_pb2.PredictRequest(output_filter=["y"])
+    request.model_spec.name = "m"
+    for name, count in (("small", 2), ("large", 100_000)):
+        tensor = request.inputs[name]
+        tensor.dtype = tensorflow_pb2.DT_STRING
+        tensor.tensor_shape.dim.add(size=count)
+        tensor.string_val.extend(b"%d" % number for number in range(count))
+    found = PredictMessage().FromString(request.SerializeToString())
+    assert found.names() == {"small", "large"}
+    assert (set(found.tensors), set(found.message.inputs)) == ({"large"}, {"small"})
+    assert (found.message.model_spec.name, list(found.message.output_filter)) == ("m", ["y"])
+    large = tensor_proto.decode_large("large", found.tensors["large"]).data
+    assert large.tolist() == [b"%d" % number for number in range(100_000)]
