@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import string
@@ -19,13 +20,14 @@ from modelport.exporters import formats, inspection
 from modelport.exporters.formats import ExportTarget, Format, ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import certificate, evaluation
+from modelport.exporters.proof.parity import ValuesDiffer
 from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.proof.proof import Checks, Progress, Proof, convert, prove
 from modelport.exporters.publishing import contract, publish
 from modelport.exporters.requests import sample_requests, triton_warmup
 from modelport.exporters.requests.random_inputs import sampler, unpadded_sampler
 from modelport.exporters.sources import SourceRequest, image_metadata, reader_selection
-from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.cli.errors import ParityError, UsageError, first_line
 from modelport.gateway.errors import AlreadyExists, ModelportError, Unsupported
 from modelport.gateway.extensions.backend_descriptors import platforms
 from modelport.gateway.repository import config, signed_config, signing, signing_keys
@@ -255,7 +257,11 @@ def _make(
         if target.quantize:
             _check_quantized(path, row, target.quantize)
         session = _opened(row, path)
-        report, found = prove(source, session, target.precision, checks, told)
+        try:
+            report, found = prove(source, session, target.precision, checks, told)
+        except ValuesDiffer as error:
+            told("looking for the operator", 0, 0)
+            raise _located(source, artifact, path, error) from error
         if row.name == "savedmodel":
             from modelport.exporters.requests import tensorflow_serving_warmup
 
@@ -283,6 +289,15 @@ def _make(
             _furnish(source, artifact, requests)
     gc.collect()
     artifact.seconds = time.perf_counter() - started
+
+
+def _located(source: Source, artifact: _Artifact, path: Path, error: ValuesDiffer) -> ParityError:
+    """``error`` with the operator at which the artifact parts from the model, if it is found."""
+    where = ""
+    if error.inputs:
+        with contextlib.suppress(Exception):  # the search is a courtesy
+            where = artifact.row.first_difference(source, path, artifact.target, error.inputs)
+    return ParityError(f"{error}; they part at {where}" if where else str(error))
 
 
 def _record(

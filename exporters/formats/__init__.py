@@ -107,6 +107,17 @@ class Format:
         """
         _load(self.routes[source.framework].module).export(source, path, target)
 
+    def first_difference(
+        self, source: Source, path: Path, target: ExportTarget, inputs: Mapping[str, Array]
+    ) -> str:
+        """Describe the operator at which the artifact and ``source`` part; empty if unknown.
+
+        A module that writes a format may have a function of this name.
+        """
+        module = _load(self.routes[source.framework].module)
+        search = getattr(module, "first_difference", None)
+        return "" if search is None else search(source, path, target, inputs)
+
     def open_session(self, path: Path, trusted: bool = False) -> ParitySession:
         """Open ``path`` in the runtime that serves it.
 

@@ -81,8 +81,16 @@ def check(
         progress(min(report.samples, samples), samples)
     if bounds is None:
         _condition(source, report, worst, plan(signature, spec, 0, seed))
-    _judge(report)
+    _judge(report, worst)
     return report
+
+
+class ValuesDiffer(ParityError):
+    """The artifact's values differ from the model's at ``inputs``."""
+
+    def __init__(self, message: str, inputs: Mapping[str, Array]) -> None:
+        super().__init__(message)
+        self.inputs = inputs
 
 
 class _WorstCases(dict[str, ParityCase]):
@@ -236,9 +244,10 @@ def _check_form(output: TensorSpec, expected: Array, actual: Array, case: Parity
         promised in (-1, size) for promised, size in zip(declared, expected.shape, strict=True)
     )
     if not kept or actual.shape != expected.shape:
-        raise ParityError(
+        raise ValuesDiffer(
             f"{where}: the artifact gives {list(actual.shape)}, the model {list(expected.shape)}, "
-            f"the signature {list(declared)}; a dimension is baked in or misdeclared"
+            f"the signature {list(declared)}; a dimension is baked in or misdeclared",
+            case.inputs,
         )
 
 
@@ -255,9 +264,10 @@ def _compare(
         expected, actual = expected[compared], actual[compared]
     for kind, array in (("the model's", expected), ("the artifact's", actual)):
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ParityError(
+            raise ValuesDiffer(
                 f"output '{output.name}' at {case}: {kind} values are not finite; narrow the "
-                "signature's ranges to valid inputs, or correct the model"
+                "signature's ranges to valid inputs, or correct the model",
+                {} if array is expected else case.inputs,
             )
     if expected.size:
         _tally(report.outputs[output.name], expected, actual, case, _tolerance(report))
@@ -310,9 +320,9 @@ def _condition(
     }
 
 
-def _judge(report: ParityReport) -> None:
+def _judge(report: ParityReport, worst: Mapping[str, ParityCase]) -> None:
     if report.bounds is None:
-        _judge_values(report)
+        _judge_values(report, worst)
         least = report.decision.minimum_agreement if report.decision else 0.0
     elif report.decision is None:
         _judge_relative_error(report, report.bounds.relative_error)
@@ -331,7 +341,7 @@ def _judge(report: ParityReport) -> None:
         )
 
 
-def _judge_values(report: ParityReport) -> None:
+def _judge_values(report: ParityReport, worst: Mapping[str, ParityCase]) -> None:
     for name, total in report.outputs.items():
         found = report.conditioning.get(name)
         if not total.values_outside or conditioning.excuses(found, total):
@@ -343,11 +353,12 @@ def _judge_values(report: ParityReport) -> None:
                 f"that, at most {found.tolerance:.3g} times are accepted, and the artifact is off "
                 f"by {total.worst_ratio:.3g} times"
             )
-        raise ParityError(
+        raise ValuesDiffer(
             f"output '{name}' differs from the checkpoint's by up to {total.max_abs_error:.3g} "
             f"({total.worst_case}), tolerance {_tolerance(report)}, {total.values_outside} of "
             f"{total.values} values outside{sensitive}; correct the model, or widen --atol and "
-            "--rtol if that is acceptable"
+            "--rtol if that is acceptable",
+            worst[name].inputs,
         )
 
 
