@@ -51,7 +51,8 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     "--model",
     metavar="NAME|package.module:factory",
     help=f"A registered model ({', '.join(REGISTRY)}, or a plug-in's), or any factory of an "
-    "nn.Module. Hugging Face folders, Keras files and SavedModels need none.",
+    "nn.Module; timm:NAME or torchvision:NAME. Hugging Face folders, Keras files and SavedModels "
+    "need none.",
 )
 @click.option(
     "--task",

@@ -284,6 +284,8 @@ def _check_factory(factory: str | None, version: Checked, given: VerificationInp
     known = registered()
     if version.trusted or given.trust or given.model or factory in (None, *known, *known.values()):
         return
+    if reader_selection.is_vision_model(factory):
+        return
     raise UsageError(
         f"the proof runs '{factory}', which the certificate names and nobody vouches for; give "
         f"--model {factory} or --trust if you trust it, or check the signature with --public-key"

@@ -10,6 +10,8 @@ from modelport.exporters.sources import SourceRequest
 from modelport.gateway.cli.errors import UsageError, missing_extra
 
 KERAS_SUFFIXES = frozenset({".keras", ".h5", ".hdf5"})
+#: ``--model LIBRARY:NAME``.
+VISION_LIBRARIES = frozenset({"timm", "torchvision"})
 SAVED_MODEL = "saved_model.pb"
 HUGGING_FACE = ("config.json", "modules.json")
 
@@ -25,7 +27,7 @@ def load(request: SourceRequest) -> Source:
     path = request.checkpoint
     if not path.exists():
         raise UsageError(f"checkpoint '{path}' does not exist; give the path of a trained model")
-    reader = _reader(path)
+    reader = "vision_models" if is_vision_model(request.model) else _reader(path)
     if request.lora is not None and reader != "huggingface":
         raise UsageError(f"--lora needs a Hugging Face folder as checkpoint, not '{path}'")
     if request.task is not None and reader != "huggingface":
@@ -38,6 +40,11 @@ def load(request: SourceRequest) -> Source:
         raise missing_extra(error) from error
     source: Source = module.load(request)
     return source
+
+
+def is_vision_model(model: str | None) -> bool:
+    """Whether ``--model`` names an architecture of timm or torchvision."""
+    return (model or "").partition(":")[0] in VISION_LIBRARIES and ":" in (model or "")
 
 
 def _reader(path: Path) -> str:

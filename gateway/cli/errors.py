@@ -75,6 +75,8 @@ _EXTRAS = {
     "openvino": "openvino",
     "transformers": "huggingface",
     "peft": "huggingface",
+    "timm": "timm",
+    "torchvision": "torchvision",
     "PIL": "images",
     "grpc": "grpc",
     "jwt": "jwt",

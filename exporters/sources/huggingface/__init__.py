@@ -15,7 +15,7 @@ from dataclasses import replace
 from modelport.exporters import model_spec
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.sources import SourceRequest, checkpoint
+from modelport.exporters.sources import SourceRequest, checkpoint, vision_models
 from modelport.exporters.sources.checkpoint import Checkpoint
 from modelport.exporters.sources.huggingface import (
     causal_lm,
@@ -64,6 +64,8 @@ def _load(request: SourceRequest) -> Source:
                 "feature-extraction"
             )
     folder = open_model(request.checkpoint)
+    if "architecture" in folder.config and "model_type" not in folder.config:
+        return _load_timm(folder, request)
     _check_undeclared(request)
     if request.model not in (None, "vit", "causal-lm"):
         raise UsageError(
@@ -85,6 +87,15 @@ def _load(request: SourceRequest) -> Source:
     if choice.task.mappings == tasks.CAUSAL:
         return causal_lm.load(folder, request, choice.task.name == tasks.WITH_PAST)
     return transformer.load(folder, request, choice)
+
+
+def _load_timm(folder: Folder, request: SourceRequest) -> Source:
+    if request.model is not None or request.task not in (None, "image-classification"):
+        raise UsageError(
+            f"'{folder.path}' holds an image model of timm; leave --model and --task, or give "
+            "--model timm:NAME"
+        )
+    return vision_models.load(replace(request, model=f"timm:{folder.config['architecture']}"))
 
 
 def _check_undeclared(request: SourceRequest) -> None:

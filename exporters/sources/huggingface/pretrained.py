@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
+from modelport.exporters.runtime import torchvision_operators
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.huggingface.folder import Folder
 from modelport.gateway.cli.errors import UsageError, missing_extra
@@ -60,6 +61,7 @@ def check_known(folder: Folder) -> Any:
     Returns:
         The class of its configuration.
     """
+    torchvision_operators.declare()  # transformers imports it where it is installed
     try:
         with quiet():
             from transformers import CONFIG_MAPPING
