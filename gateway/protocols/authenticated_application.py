@@ -29,27 +29,42 @@ _INVALID = CHALLENGE + b', error="invalid_token"'
 class AuthenticatedApplication:
     """Sets ``context.CURRENT`` in the task of each request of ``app``.
 
-    ``refuse`` answers what is refused here, and what ``app`` refuses when it enters an operation.
+    ``refuse`` answers a request whose credential is wrong.
     """
 
     def __init__(self, app: App, access: Access, refuse: Refuse) -> None:
         self._app, self._access, self._refuse = app, access, refuse
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        context = None
+            return self._app(scope, receive, send)
         try:
-            context = self._access.authenticate(scope["headers"], _connection(scope))
-            CURRENT.set(context)
-            if context.caller.has_quota:
-                send = with_fields(send, context)
-            await self._app(scope, receive, send)
-        except (Unauthenticated, PermissionDenied, Unavailable) as error:
-            challenge = [(CHALLENGE_FIELD, CHALLENGE if context is not None else _INVALID)]
-            fields = challenge if isinstance(error, Unauthenticated) else []
-            await self._refuse(scope, receive, _adding(send, lambda: fields), error)
+            connection = scope["extensions"][CONNECTION]
+        except KeyError:  # another server than the gateway's own
+            client = scope.get("client")
+            connection = ConnectionIdentity(client[0] if client else "")
+        try:
+            context = self._access.authenticate(scope["headers"], connection)
+        except (Unauthenticated, Unavailable) as error:
+            fields = [(CHALLENGE_FIELD, _INVALID)] if isinstance(error, Unauthenticated) else []
+            return self._refuse(scope, receive, _adding(send, lambda: fields), error)
+        CURRENT.set(context)
+        if context.caller.has_quota:
+            send = with_fields(send, context)
+        return self._app(scope, receive, send)
+
+
+def answering_refusals(app: App, refuse: Refuse) -> App:
+    """Make an application that answers by ``refuse`` what ``app`` does not let its caller do."""
+
+    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except (Unauthenticated, PermissionDenied) as error:
+            fields = [(CHALLENGE_FIELD, CHALLENGE)] if isinstance(error, Unauthenticated) else []
+            await refuse(scope, receive, _adding(send, lambda: fields), error)
+
+    return answering
 
 
 def with_fields(send: Send, context: AccessContext) -> Send:
@@ -68,12 +83,3 @@ def _adding(send: Send, fields: Callable[[], Headers]) -> Send:
         await send(message)
 
     return adding
-
-
-def _connection(scope: Scope) -> ConnectionIdentity:
-    try:
-        found: ConnectionIdentity = scope["extensions"][CONNECTION]
-    except KeyError:  # another server than the gateway's own
-        client = scope.get("client")
-        found = ConnectionIdentity(client[0] if client else "")
-    return found

@@ -71,15 +71,14 @@ class GuardedDialect:
         self.refusal, self.failure = dialect.refusal, dialect.failure
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        answer = self._dialect.serve(scope, receive, send)
-        context = CURRENT.get()
+        answer, context = self._dialect.serve(scope, receive, send), CURRENT.get()
         if answer is not None and context is not None:
             try:
                 context.enter(self.operation(scope))
-            except ModelportError:
+            except ModelportError as error:
                 if isinstance(answer, Coroutine):
                     answer.close()
-                raise
+                return _failure(self, error)(scope, receive, send)
         return answer
 
     def refuses(self, raw_path: bytes) -> bool:
@@ -178,11 +177,9 @@ class HttpApplication:
 
         @app.exception_handler(ModelportError)
         async def fail(request: Request, error: ModelportError) -> Response:
-            response = dialect(request).failure(error)
+            response = _failure(dialect(request), error)
             if response.status_code == 503:
                 response.headers.update(_RETRY)
-            if response.status_code == 401:
-                response.raw_headers.append((CHALLENGE_FIELD, CHALLENGE))
             return response
 
         @app.exception_handler(Exception)
@@ -205,6 +202,14 @@ class HttpApplication:
 
         app.openapi = openapi  # type: ignore[method-assign]
         return app
+
+
+def _failure(dialect: HttpDialect, error: ModelportError) -> Response:
+    """Make the response to an error; one that asks for a credential says how to send it."""
+    response = dialect.failure(error)
+    if response.status_code == 401:
+        response.raw_headers.append((CHALLENGE_FIELD, CHALLENGE))
+    return response
 
 
 class Delegate(Response):

@@ -25,7 +25,10 @@ from modelport.gateway.models.control import Control, LocalControl
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.snapshot import Snapshot
 from modelport.gateway.protocols.asgi import App
-from modelport.gateway.protocols.authenticated_application import AuthenticatedApplication
+from modelport.gateway.protocols.authenticated_application import (
+    AuthenticatedApplication,
+    answering_refusals,
+)
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.grpc_method import Methods
@@ -132,7 +135,10 @@ class GatewayServer:
         if settings.prometheus_path:
             app = metrics.mount(app, settings.prometheus_path, self._scrape)
         if self._access is not None:
-            app = AuthenticatedApplication(app, self._access, dialects.application.refuse)
+            refuse = dialects.application.refuse
+            if app is not dialects.application:
+                app = answering_refusals(app, refuse)
+            app = AuthenticatedApplication(app, self._access, refuse)
         self._rollout_control: RolloutControl | None = None
         self._metrics: HttpListener | None = None
         if self._alone:
@@ -178,6 +184,7 @@ class GatewayServer:
         address, port = self._settings.metrics_address, self._settings.metrics_port
         app = rollouts.application(metrics.application(self._scrape))
         if self._access is not None:
+            app = answering_refusals(app, metrics.refuse)
             app = AuthenticatedApplication(app, self._access, metrics.refuse)
         tls = None if self._certificate is None else self._certificate.http
         return HttpListener(app, address, port, "--metrics-port", most=metrics.CONNECTIONS, tls=tls)

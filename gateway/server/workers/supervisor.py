@@ -18,7 +18,10 @@ from modelport.gateway.access.access_metrics import AccessCollector
 from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import ModelportError, Unavailable
-from modelport.gateway.protocols.authenticated_application import AuthenticatedApplication
+from modelport.gateway.protocols.authenticated_application import (
+    AuthenticatedApplication,
+    answering_refusals,
+)
 from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.runtime import signals
 from modelport.gateway.server import unix_socket
@@ -158,6 +161,7 @@ class WorkerSupervisor:
         settings = self._settings
         app = self._rollouts.application(metrics_port.application(self._scrape))
         if self._access is not None:
+            app = answering_refusals(app, metrics_port.refuse)
             app = AuthenticatedApplication(app, self._access, metrics_port.refuse)
             self._access.start()
             if self._access.audit is not None:
