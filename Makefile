@@ -221,10 +221,10 @@ deploy: $(READY) ## Build images, render the chart, check and run what is in dep
 envoy: $(READY) ## Put the real Envoy with deploy/envoy in front of gateways: tokens, certificates, rates, health checks
 	MODELPORT_DEPLOY_TESTS=1 $(BIN)/python -m pytest tests/deploy/test_envoy.py
 
-fuzz: $(READY) ## Ten times the default fuzz: 10^6 decoder cases, 10^5 requests on the wire, 10^5 credentials
+fuzz: $(READY) ## Ten times the default fuzz: 10^6 decoder cases, 10^5 requests on the wire, 10^5 credentials, 10^4 certificates
 	MODELPORT_FUZZ_CASES=1000000 MODELPORT_FUZZ_WIRE_CASES=100000 \
 		$(BIN)/python -m pytest --timeout=3600 tests/attacks/test_fuzz.py tests/attacks/test_fuzz_tfserving.py \
-		tests/attacks/test_fuzz_access.py
+		tests/attacks/test_fuzz_access.py tests/attacks/test_fuzz_certificates.py
 	$(BIN)/python -m tests.access_timing
 
 access-timing: $(READY) ## Measure that refusing an API key takes as long however much of it is right; a minute

@@ -21,19 +21,19 @@ class TestAuthority:
     __test__ = False
 
     def __init__(self, name: str = "modelport test authority") -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         now = datetime.now(UTC)
         self._certificate = (
             x509.CertificateBuilder()
-            .subject_name(self._name)
-            .issuer_name(self._name)
-            .public_key(self._key.public_key())
+            .subject_name(self.name)
+            .issuer_name(self.name)
+            .public_key(self.key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(days=30))
             .not_valid_after(now + timedelta(days=30))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .sign(self._key, hashes.SHA256())
+            .sign(self.key, hashes.SHA256())
         )
         self.pem = self._certificate.public_bytes(serialization.Encoding.PEM)
 
@@ -46,7 +46,7 @@ class TestAuthority:
         certificate = (
             x509.CertificateBuilder()
             .subject_name(x509.Name([]))
-            .issuer_name(self._name)
+            .issuer_name(self.name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number() if serial is None else serial)
             .not_valid_before(now + timedelta(days=min(begins, days - 1)))
@@ -54,7 +54,7 @@ class TestAuthority:
             .add_extension(
                 x509.SubjectAlternativeName([_name(each) for each in names]), critical=True
             )
-            .sign(self._key, hashes.SHA256())
+            .sign(self.key, hashes.SHA256())
         )
         return (
             certificate.public_bytes(serialization.Encoding.PEM),

@@ -136,18 +136,24 @@ class Access:
             self.audit.close()
 
     def metrics(self) -> Iterator[Metric]:
-        """The metrics of all authenticators."""
+        """The metrics of all authenticators; those of one name are one family."""
+        families: dict[str, Metric] = {}
         for authenticator in self._authenticators:
-            yield from authenticator.metrics()
+            for metric in authenticator.metrics():
+                family = families.setdefault(metric.name, metric)
+                if family is not metric:
+                    family.samples.extend(metric.samples)
+        yield from families.values()
 
     def _load(self) -> _Loaded:
         file = read_access_file(self._path)
-        current = {each.table.name: each for each in self._configured}
         configured: list[_Configured] = []
         try:
             for table in file.authenticators:
-                kept = current.get(table.name)
-                if kept is not None and kept.table.values == table.values:
+                wanted = table.name, table.values
+                same = (e for e in self._configured if (e.table.name, e.table.values) == wanted)
+                kept = next(same, None)
+                if kept is not None:
                     configured.append(_Configured(table, kept.authenticator))
                 else:
                     configured.append(_Configured(table, _make(table, self._watcher)))

@@ -26,10 +26,15 @@ MakeAuthenticator = Callable[[TomlTable, FileWatcher], Authenticator]
 
 
 class AuthenticatorDescriptor(NamedTuple):
-    """An authenticator, by the name of its table in ``access.toml``."""
+    """An authenticator, by the name of its table in ``access.toml``.
+
+    Attributes:
+        repeats: Whether there may be several tables, which their keys ``name`` tell apart.
+    """
 
     name: str
     make: MakeAuthenticator
+    repeats: bool = False
 
 
 def _jwt(table: TomlTable, watcher: FileWatcher) -> Authenticator:
@@ -40,7 +45,7 @@ def _jwt(table: TomlTable, watcher: FileWatcher) -> Authenticator:
 
 _BUILTIN = (
     AuthenticatorDescriptor("keys", ApiKeys),
-    AuthenticatorDescriptor("jwt", _jwt),
+    AuthenticatorDescriptor("jwt", _jwt, repeats=True),
     AuthenticatorDescriptor("certificates", CertificateAuthenticator),
     AuthenticatorDescriptor("trusted_proxy", TrustedProxy),
 )

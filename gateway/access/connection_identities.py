@@ -44,6 +44,8 @@ class CertificateAuthenticator(Authenticator):
         self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity
     ) -> Principal | None:
         names = connection.certificate_names
+        if names is None:
+            raise Unauthenticated("the names in the client certificate cannot be read")
         return _certified(names) if names else None
 
 

@@ -1,4 +1,4 @@
-"""JSON Web Tokens as credentials: ``[jwt]`` in ``access.toml``.
+"""JSON Web Tokens as credentials: ``[jwt]`` in ``access.toml``, or ``[[jwt]]`` for each issuer.
 
 Signatures are verified on the event loop: 20 us each with RSA of 2048 bits, which is what a thread
 would cost. The callers of verified tokens are kept until the tokens expire or the keys change.
@@ -37,6 +37,7 @@ MAX_NAME_LENGTH: Final = 256
 MAX_GROUPS: Final = 500
 #: Callers of verified tokens that are kept.
 MAX_CACHED: Final = 10_000
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TOKEN = re.compile(rb"([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+\.([A-Za-z0-9_-]+)")
 
 
@@ -45,6 +46,12 @@ def _texts(value: Any) -> tuple[str, ...]:
     if not values or not all(isinstance(each, str) and each for each in values):
         raise InvalidValue("a non-empty string, or a list of them")
     return tuple(values)
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InvalidValue("letters, digits, '-', '_' and '.', at most 64 of them")
+    return value
 
 
 def _algorithms(value: Any) -> tuple[str, ...]:
@@ -65,6 +72,7 @@ class JwtSettings:
 
     Attributes:
         audience: A token must be for one of them.
+        name: Part of the callers' names, ``jwt:NAME:SUBJECT``, which tells issuers apart.
         jwks: A file, or an ``https`` URL.
         jwks_ca: Certificates of the URL's authorities, instead of the system's.
         leeway_seconds: Accepted difference of clocks.
@@ -76,6 +84,7 @@ class JwtSettings:
     algorithms: tuple[str, ...] = field(metadata=read_by(_algorithms))
     jwks: str = field(metadata=read_by(text))
     jwks_ca: str | None = field(default=None, metadata=read_by(text))
+    name: str = field(default="", metadata=read_by(_name))
     principal_claim: str = field(default="sub", metadata=read_by(text))
     groups_claim: str = field(default="groups", metadata=read_by(text))
     leeway_seconds: float = field(default=60.0, metadata=read_by(number(0, 600)))
@@ -92,6 +101,8 @@ class JwtAuthenticator(CredentialAuthenticator):
             raise table.error(f"[jwt] cannot be used: {missing_extra(error)}") from error
         self._jwt = jwt
         self._settings = settings = table.read(JwtSettings)
+        #: Of the names of callers and groups. No name has a colon, so no issuer has another's.
+        self._prefix = f"jwt:{settings.name}:" if settings.name else "jwt:"
         self.source = _source(table, settings, watcher)
         self._keys: KeySet | None = None
         #: SHA-256 of a token verified with ``_keys`` → its caller, and when it expires.
@@ -104,19 +115,29 @@ class JwtAuthenticator(CredentialAuthenticator):
         self.source.close()
 
     def metrics(self) -> Iterator[Metric]:
+        labels, name = ("issuer",) if self._settings.name else (), self._settings.name
+        values = (name,) if name else ()
         age = self.source.age_seconds()
         if age is not None:
-            yield GaugeMetricFamily(
-                "modelport_jwks_age_seconds", "Time since the issuer's keys were read", age
+            ages = GaugeMetricFamily(
+                "modelport_jwks_age_seconds",
+                "Time since the issuer's keys were read",
+                labels=labels,
             )
-        yield CounterMetricFamily(
+            ages.add_metric(values, age)
+            yield ages
+        failures = CounterMetricFamily(
             "modelport_jwks_refresh_failures",
             "Fetches of the issuer's keys that failed",
-            self.source.failures,
+            labels=labels,
         )
+        failures.add_metric(values, self.source.failures)
+        yield failures
 
     def recognise(self, credential: bytes) -> Principal | None:
         if credential.count(b".") != 2:
+            return None
+        if self._settings.name and _issuer(credential) != self._settings.issuer:
             return None
         keys = self.source.keys
         if keys is not self._keys:
@@ -164,8 +185,9 @@ class JwtAuthenticator(CredentialAuthenticator):
         if "cnf" in claims:
             raise Unauthenticated("the token is bound to a key of its owner; send a bearer token")
         subject = _named(claims, settings.principal_claim)
-        groups = frozenset(f"jwt:{name}" for name in _groups(claims.get(settings.groups_claim)))
-        caller = Principal(f"jwt:{subject}", groups, "jwt", fingerprint)
+        stated = _groups(claims.get(settings.groups_claim))
+        groups = frozenset(f"{self._prefix}{name}" for name in stated)
+        caller = Principal(f"{self._prefix}{subject}", groups, "jwt", fingerprint)
         return caller, min(expires, 2**40) + settings.leeway_seconds
 
     def _key_of(self, token: bytes, keys: KeySet) -> PyJWK:
@@ -231,14 +253,25 @@ def _decoded(segment: bytes) -> bytes | None:
 
 
 def _header(segment: bytes) -> dict[str, Any] | None:
-    decoded = _decoded(segment) if len(segment) <= MAX_HEADER_BYTES else None
+    return _object(segment) if len(segment) <= MAX_HEADER_BYTES else None
+
+
+def _object(segment: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in a part of a token, or None."""
+    decoded = _decoded(segment)
     if decoded is None:
         return None
     try:
-        header = json.loads(decoded)
+        document = json.loads(decoded)
     except (ValueError, RecursionError):
         return None
-    return header if isinstance(header, dict) else None
+    return document if isinstance(document, dict) else None
+
+
+def _issuer(token: bytes) -> object:
+    """Return the issuer that a token names, which is not verified yet: it chooses the keys."""
+    claims = _object(token.split(b".")[1])
+    return None if claims is None else claims.get("iss")
 
 
 def _reason(error: Exception) -> str:

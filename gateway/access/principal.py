@@ -13,12 +13,13 @@ class ConnectionIdentity:
 
     Attributes:
         address: IP address of the peer; empty for a UNIX domain socket.
-        certificate_names: Subject alternative names of the verified client certificate.
+        certificate_names: Subject alternative names of the verified client certificate; None if
+            they cannot be read.
         user: User name of the peer of a UNIX domain socket; empty for any other.
     """
 
     address: str = ""
-    certificate_names: tuple[str, ...] = ()
+    certificate_names: tuple[str, ...] | None = ()
     user: str = ""
 
 

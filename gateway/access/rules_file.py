@@ -102,10 +102,28 @@ def read_access_file(path: Path) -> AccessFile:
     rules = [_read_rule(table, groups) for table in file.tables.get(_RULES, ())]
     health = file.one(_HEALTH)
     is_open = health is None or health.read(_HealthTable).open
-    tables = [table for name in AUTHENTICATORS.names() if (table := file.one(name)) is not None]
+    tables = [table for name in AUTHENTICATORS.names() for table in _authenticators(file, name)]
     quotas = [_read_quota(table, groups) for table in file.tables.get(_QUOTAS, ())]
     limited = [quota.principals for quota in quotas]
     return AccessFile(AccessPolicy(rules, groups, is_open, limited), tables, quotas)
+
+
+def _authenticators(file: TomlFile, name: str) -> Sequence[TomlTable]:
+    """Return the tables of an authenticator, or of several of its kind."""
+    tables = file.tables.get(name, ())
+    descriptor = AUTHENTICATORS.get(name) if len(tables) > 1 else None
+    if descriptor is None or not descriptor.repeats:
+        table = file.one(name)
+        return [] if table is None else [table]
+    seen: set[object] = set()
+    for table in tables:
+        own = table.values.get("name")
+        if not own:
+            raise table.error(f"each of several [[{name}]] needs the key 'name'")
+        if str(own) in seen:
+            raise table.error(f"two [[{name}]] have the name '{own}'; give another", "name")
+        seen.add(str(own))
+    return tables
 
 
 def _check_names(file: TomlFile) -> None:

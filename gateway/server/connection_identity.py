@@ -28,9 +28,15 @@ def identity_of(transport: asyncio.BaseTransport) -> ConnectionIdentity:
     return ConnectionIdentity(user=_user(connection) if is_unix else "")
 
 
-def _names(tls: ssl.SSLObject | None) -> tuple[str, ...]:
-    """Return the subject alternative names of a client certificate, which has been verified."""
-    certificate = tls.getpeercert() if tls is not None else None
+def _names(tls: ssl.SSLObject | None) -> tuple[str, ...] | None:
+    """Return the subject alternative names of a client certificate, which has been verified.
+
+    None if they cannot be read: Python expects UTF-8, and an authority may sign anything.
+    """
+    try:
+        certificate = tls.getpeercert() if tls is not None else None
+    except (ValueError, ssl.SSLError):
+        return None
     rows: Iterable[Any] = (certificate or {}).get("subjectAltName", ())
     return tuple(name for kind, name in rows if kind in _NAMES)
 

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, exposition
 
 from modelport.gateway.access.context import CURRENT, enter
 from modelport.gateway.access.operations import Operation
+from modelport.gateway.access.policy import AllowedVersions
 from modelport.gateway.errors import ModelportError, Unauthenticated
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 
@@ -23,6 +24,7 @@ _SUFFIX = re.compile(
 )
 #: The label of a sample that names its model; names need no escapes.
 _MODEL = re.compile(rb'[{,]model(?:_name)?="([^"]*)"')
+_VERSION = re.compile(rb'[{,]version="([^"]*)"')
 #: Content type and body.
 Text = tuple[str, bytes]
 #: Connection limit; these may use the reserved file descriptors.
@@ -79,16 +81,23 @@ async def _answer_metrics(send: Send, scrape: Scrape) -> None:
 
 
 def _visible(content: bytes) -> bytes:
-    """Remove the samples of models that the caller may not see."""
+    """Remove the samples of models and versions that the caller may not see."""
     context = CURRENT.get()
     if context is None or context.rights.unrestricted:
         return content
-    rights = context.rights
-    return b"".join(
-        line
-        for line in content.splitlines(keepends=True)
-        if (found := _MODEL.search(line)) is None or rights.versions[found[1].decode()] is not None
-    )
+    versions = context.rights.versions
+    return b"".join(line for line in content.splitlines(keepends=True) if _shows(line, versions))
+
+
+def _shows(line: bytes, allowed: AllowedVersions) -> bool:
+    model = _MODEL.search(line)
+    if model is None:
+        return True
+    versions = allowed[model[1].decode()]
+    if not versions:
+        return versions is not None
+    version = _VERSION.search(line)
+    return version is None or version[1].decode() in versions
 
 
 async def _answer(send: Send, status: int, content_type: str, body: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import httpx
@@ -52,6 +53,25 @@ async def test_a_caller_of_some_versions_sees_and_gets_only_those(tmp_path: Path
         unknown = await http.get("/v2/models/mine/versions/9", headers=headers)
         assert forbidden.text == unknown.text.replace("9", "3")
         assert forbidden.status_code == unknown.status_code == 404
+
+
+async def test_metrics_are_of_the_models_and_versions_that_the_caller_may_see(
+    tmp_path: Path,
+) -> None:
+    rules = ALL + limited('["metrics"]', 'models = ["mine"]', "versions = [2]")
+    async with serving(tmp_path, rules, "ci", "root", versions=2) as gateway:
+        async with client(gateway.http_url) as http:
+            for path in ("mine/versions/1", "mine", "yours"):
+                await infer(http, gateway, "root", path)
+        seen = {}
+        async with client(gateway.metrics_url) as http:
+            for caller in ("ci", "root"):
+                text = (await http.get("/metrics", headers=gateway.headers(caller))).text
+                found = re.findall(r'model="(\w+)",version="(\d)"', text)
+                seen[caller] = set(found)
+                assert "# HELP nv_inference_request_success" in text
+    assert seen["root"] == {("mine", "1"), ("mine", "2"), ("yours", "1"), ("yours", "2")}
+    assert seen["ci"] == {("mine", "2")}
 
 
 async def test_a_rollout_diverts_no_request_of_a_caller_of_some_versions(tmp_path: Path) -> None:

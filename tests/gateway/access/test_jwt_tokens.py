@@ -18,6 +18,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from modelport.gateway.access import jwks, jwt_tokens
+from modelport.gateway.access.access import Access
 from modelport.gateway.access.authentication import AuthenticatorChain
 from modelport.gateway.access.authenticators import AUTHENTICATORS
 from modelport.gateway.access.jwt_tokens import JwtAuthenticator
@@ -76,6 +77,84 @@ def test_a_token_names_its_subject_and_its_groups(tmp_path: Path, issuer: Issuer
     assert caller(tokens, issuer.token(groups="ds")).groups == {"jwt:ds"}
     assert caller(tokens, issuer.token(groups={"ds": 1})).groups == frozenset()
     assert caller(tokens, issuer.token(aud=["other", AUDIENCE])).name == "jwt:alice"
+
+
+TWO = """
+[[jwt]]
+name = "corp"
+issuer = "https://corp.example.com"
+audience = "modelport"
+jwks = "corp.json"
+algorithms = ["RS256"]
+
+[[jwt]]
+name = "guests"
+issuer = "https://guests.example.com"
+audience = "modelport"
+jwks = "guests.json"
+algorithms = ["RS256"]
+"""
+
+
+def of_two(folder: Path, corp: Issuer, guests: Issuer, text: str = TWO) -> Access:
+    (folder / "corp.json").write_bytes(key_set(corp))
+    (folder / "guests.json").write_bytes(key_set(guests))
+    (folder / "access.toml").write_text(text)
+    return Access(folder / "access.toml", FileWatcher())
+
+
+async def test_issuers_with_names_cannot_speak_for_each_other(
+    tmp_path: Path, issuer: Issuer, other: Issuer
+) -> None:
+    access = of_two(tmp_path, issuer, other)
+
+    def name(token: bytes) -> str:
+        headers = [(b"authorization", b"Bearer " + token)]
+        return access.authenticate(headers, UNKNOWN_CONNECTION).principal.name
+
+    corp, guests = "https://corp.example.com", "https://guests.example.com"
+    assert name(issuer.token(iss=corp)) == "jwt:corp:alice"
+    assert name(other.token(iss=guests)) == "jwt:guests:alice"
+    token = other.token(iss=guests, sub="corp:alice", groups=["staff"])
+    context = access.authenticate([(b"authorization", b"Bearer " + token)], UNKNOWN_CONNECTION)
+    assert context.principal.name == "jwt:guests:corp:alice"
+    assert context.principal.groups == {"jwt:guests:staff"}
+    for wrong, reason in (
+        (issuer.token(iss=guests), "signature is wrong"),
+        (other.token(iss=corp), "signature is wrong"),
+        (issuer.token(), "no kind that this gateway accepts"),
+        (issuer.token(iss=None), "no kind that this gateway accepts"),
+        (b"a.b.c", "no kind that this gateway accepts"),
+    ):
+        with pytest.raises(Unauthenticated, match=reason):
+            name(wrong)
+    families = {family.name: family for family in access.metrics()}
+    labels = [sample.labels for sample in families["modelport_jwks_refresh_failures"].samples]
+    assert labels == [{"issuer": "corp"}, {"issuer": "guests"}]
+    before = access._authenticators
+    (tmp_path / "access.toml").write_text(TWO + "[health]\nopen = false\n")
+    await access._watcher.poll()
+    assert access._authenticators == before, "no table has changed, so they keep their keys"
+    access.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            TWO.replace('name = "corp"\n', ""),
+            r":2: each of several \[\[jwt\]\] needs the key 'name'",
+        ),
+        (TWO.replace("guests", "corp", 1), r":10: two \[\[jwt\]\] have the name 'corp'"),
+        (TWO.replace('"corp"', '"a:b"'), r":3: jwt.name = 'a:b' must be letters, digits"),
+        (TWO + "[[keys]]\nfile = 'k'\n[[keys]]\nfile = 'k'\n", r"\[\[keys\]\] may not be repeated"),
+    ],
+)
+def test_names_of_issuers_are_there_and_different(
+    tmp_path: Path, issuer: Issuer, text: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        of_two(tmp_path, issuer, issuer, text)
 
 
 def test_claims_are_configurable(tmp_path: Path, issuer: Issuer) -> None:
