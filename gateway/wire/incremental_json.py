@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.runtime import offload
+from modelport.gateway.runtime import offload, request_memory
 from modelport.gateway.wire import json_window
 from modelport.gateway.wire.json_window import MARK, JsonWindow, without_escapes
 from modelport.gateway.wire.long_array import LongArray
@@ -29,6 +29,9 @@ PIECE_BYTES = 64 * 1024
 MAX_TOKEN_BYTES = 256 * 1024
 #: Arrays of up to this many values become lists.
 SMALL = 4096
+#: Size of a small object in memory. The objects of a text may take some times its size.
+OBJECT_BYTES = 208
+OBJECTS_FREE_BYTES, OBJECTS_RATIO = 16 << 20, 6
 #: Limit of the elements of other lists: of objects, of rows of different lengths, of mixed types.
 MAX_PLAIN = 500_000
 #: Key of a member that continues.
@@ -42,7 +45,7 @@ _STEPS[list(b"]}")] = -1
 
 
 class JsonLimits(NamedTuple):
-    """JsonLimits of a document; ``keys`` also limits the number of objects."""
+    """JsonLimits of a document; ``keys`` also limits the number of objects, as its size does."""
 
     depth: int
     keys: int
@@ -258,6 +261,8 @@ class _Scanner:
 
     def __init__(self, text: bytes, limits: JsonLimits) -> None:
         self._text, self._limits = text, limits
+        fair = (OBJECTS_FREE_BYTES + OBJECTS_RATIO * len(text)) // OBJECT_BYTES
+        self._most_objects = min(limits.keys, fair)
         self._keys = self._objects = self._containers = 0
 
     def cut(self, start: int, spine: list[_Open]) -> _Cut:
@@ -334,9 +339,16 @@ class _Scanner:
         if len(depths) and int(depths.max()) > limits.depth:
             raise InvalidArgument(f"the request JSON is nested deeper than {limits.depth} levels")
         self._keys += int(np.count_nonzero((letters == _COLON) & outside))
-        self._objects += int(np.count_nonzero((letters == _OBJECT) & outside))
-        if self._keys > limits.keys or self._objects > limits.keys:
+        if self._keys > limits.keys:
             raise InvalidArgument(f"the request JSON has more than {limits.keys} keys")
+        objects = int(np.count_nonzero((letters == _OBJECT) & outside))
+        self._objects += objects
+        if self._objects > self._most_objects:
+            raise InvalidArgument(
+                f"the request JSON has more than {self._most_objects} objects; instead of rows "
+                "send columns, which are arrays of values by name"
+            )
+        request_memory.reserve(objects * OBJECT_BYTES)
         self._containers += int(np.count_nonzero(steps > 0))
         if self._containers > limits.containers:
             raise InvalidArgument(

@@ -27,6 +27,8 @@ MAX_ELEMENTS = 2**59
 COPIED_BYTES = 4096
 #: BYTES elements between two checkpoints; larger tensors are coded off the event loop.
 PIECE = 8192
+#: A short string as an element of an array: the reference and the object.
+STRING_BYTES = 8 + 40
 _LENGTH = struct.Struct("<I")
 _DATATYPES = {datatype.value: datatype for datatype in Datatype}
 

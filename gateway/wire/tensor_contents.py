@@ -32,8 +32,6 @@ FIELDS = {
     Datatype.BYTES: "bytes_contents",
 }
 
-#: A short string as an element of an array: the reference and the object.
-STRING_BYTES = 8 + 40
 #: Elements between two checkpoints.
 _PIECE = 8192
 
@@ -76,7 +74,9 @@ def decode_bytes(name: str, datatype: Datatype, shape: tuple[int, ...], content:
     if count > len(content):  # an element takes at least one byte
         raise _other_count(name, shape, field, "fewer")
     dtype = NUMPY_DTYPES[datatype]
-    request_memory.reserve(count * (STRING_BYTES if datatype is Datatype.BYTES else dtype.itemsize))
+    request_memory.reserve(
+        count * (raw_tensors.STRING_BYTES if datatype is Datatype.BYTES else dtype.itemsize)
+    )
     array = np.empty(count, dtype)
     try:
         for values in repeated_values.pieces(pb.InferTensorContents, field, memoryview(content)):

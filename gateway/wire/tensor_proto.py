@@ -42,8 +42,8 @@ DATATYPES = {
 }
 DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 
-#: Size of a reference to a string, and of one with a short string.
-_ITEM_BYTES, _STRING_BYTES = 8, 48
+#: Size of a reference to a string.
+_ITEM_BYTES = 8
 #: The ``*_val`` field of each datatype, and the dtype of that field.
 _VALUES = {
     Datatype.BOOL: ("bool_val", np.dtype("?")),
@@ -171,7 +171,7 @@ def _from_pieces(
     text = datatype is Datatype.BYTES
     field, held = ("string_val", np.dtype(object)) if text else _VALUES[datatype]
     dtype = _BITS.get(datatype, NUMPY_DTYPES[datatype])
-    item_bytes = _STRING_BYTES if text else dtype.itemsize
+    item_bytes = raw_tensors.STRING_BYTES if text else dtype.itemsize
     count, given = math.prod(shape), 0
     if count > len(content):  # a value takes at least one byte
         _missing(name, shape, item_bytes, 0, lambda: len(content))

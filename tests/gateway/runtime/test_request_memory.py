@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from modelport.gateway.errors import MemoryExhausted
+from modelport.gateway.errors import InvalidArgument, MemoryExhausted
 from modelport.gateway.protocols.response_encoding import JSON_BYTES, encode
 from modelport.gateway.runtime import request_memory
 from modelport.gateway.runtime.request_memory import CURRENT, RequestMemory
 from modelport.gateway.settings import MIN_REQUEST_MEMORY, Settings, request_memory_bytes
 from modelport.gateway.telemetry.metrics import RequestMemoryCollector
 from modelport.gateway.types import NO_DEADLINE, Datatype, Tensor
+from modelport.gateway.wire import (
+    incremental_json,
+    json_text,
+    raw_tensors,
+    tensor_contents,
+    tensor_proto,
+)
 from modelport.gateway.wire.long_array import LongArray
+from modelport.gateway.wire.proto import grpc_service_pb2, tensorflow_pb2
 
 
 def test_a_request_past_the_budget_is_refused_and_holds_nothing_more() -> None:
@@ -135,3 +145,41 @@ async def test_a_large_reply_is_reserved_while_it_is_written_and_refused_without
         assert await encode(lambda: lease.size, [small], NO_DEADLINE) == 1
     finally:
         CURRENT.reset(token)
+
+
+def rows_of_json(count: int) -> int:
+    rows = [{"x": number} for number in range(count)]
+    assert len(json_text.loads(json.dumps(rows).encode(), count)) == count
+    return count * incremental_json.OBJECT_BYTES
+
+
+def typed_contents(count: int) -> int:
+    content = grpc_service_pb2.InferTensorContents(int64_contents=[1] * count).SerializeToString()
+    return tensor_contents.decode_bytes("x", Datatype.INT64, (count,), content).nbytes
+
+
+def strings_of_a_tensor(count: int) -> int:
+    message = tensorflow_pb2.TensorProto(dtype=tensorflow_pb2.DT_STRING, string_val=[b"a"] * count)
+    message.tensor_shape.dim.add(size=count)
+    tensor_proto.decode_large("x", memoryview(message.SerializeToString()))
+    return count * raw_tensors.STRING_BYTES
+
+
+@pytest.mark.parametrize("decode", [rows_of_json, typed_contents, strings_of_a_tensor])
+def test_what_a_large_request_is_decoded_to_is_reserved(decode: Callable[[int], int]) -> None:
+    memory = RequestMemory(1 << 30)
+    lease = memory.connection().lease()
+    token = CURRENT.set(lease)
+    try:
+        assert decode(50_000) == lease.size
+        memory.limit_bytes = 2 * lease.size
+        with pytest.raises(MemoryExhausted):
+            decode(50_000)
+    finally:
+        CURRENT.reset(token)
+
+
+def test_more_objects_than_a_fair_multiple_of_the_text_are_refused() -> None:
+    rows = b"[" + b'{"x":1},' * 400_000 + b"{}]"
+    with pytest.raises(InvalidArgument, match=r"more than 172\d{3} objects; .* send columns"):
+        json_text.loads(rows, 500_000)
