@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from modelport.exporters.runtime import torchvision_operators
 from modelport.exporters.runtime.output_capture import quiet
 
 #: Named classes, so that they are labels.
@@ -266,6 +267,7 @@ FAMILIES: Mapping[str, Family] = {
 
 def write(name: str, place: Path) -> Path:
     """Write the folder of a family with random weights, all different, and return it."""
+    torchvision_operators.declare()
     with quiet():
         import transformers
 

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from modelport.exporters.cli.export import export
+from modelport.exporters.cli.verify import verify
 from modelport.exporters.formats import ExportTarget, find_format
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.proof import parity
@@ -244,6 +245,24 @@ def test_hostile_configurations_cost_nothing(
     assert message in str(refused)
 
 
+def test_sizes_of_images_and_audio_in_a_file_are_bounded(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Running the model once on what a file asks for would take gigabytes."""
+    waves = Path(shutil.copytree(folders("wav2vec2"), tmp_path / "waves"))
+    edit(waves, conv_stride=[10**6] * 3)
+    assert "make no frames of audio" in str(refusal(waves))
+    pixels = Path(shutil.copytree(folders("convnext"), tmp_path / "pixels"))
+    edit(pixels, image_size=10**4)
+    assert load(SourceRequest(pixels)).signature.axes["height"].maximum == 512
+    size = {"shortest_edge": 100, "longest_edge": 300}
+    (pixels / "preprocessor_config.json").write_text(json.dumps({"size": size}))
+    assert load(SourceRequest(pixels)).signature.axes["height"].maximum == 300
+    fixed = load(SourceRequest(pixels, model_kwargs={"image_size": [64, 96]})).signature
+    assert fixed.inputs[0].dims == (3, 64, 96)
+    assert "give a side" in str(refusal(pixels, model_kwargs={"image_size": "large"}))
+
+
 def test_a_quantized_folder_is_refused_with_the_way_that_works(bert: Path) -> None:
     edit(bert, quantization_config={"quant_method": "bitsandbytes"})
     refused = refusal(bert)
@@ -298,6 +317,8 @@ def test_the_command_exports_a_folder_with_its_labels(bert: Path, tmp_path: Path
     certificate = json.loads((published / "1" / "certificate.json").read_text())
     assert certificate["parity"]["passed"]
     assert certificate["model"]["task"] is None
+    done = CliRunner().invoke(verify, [str(published), "--checkpoint", str(bert)])
+    assert done.exit_code == 0, done.output
     done = CliRunner().invoke(
         export, [str(bert), "--format", "onnx", "--task", "fill-mask", *place]
     )

@@ -15,13 +15,16 @@ from modelport.exporters.models.causal_lm import DEFAULT_MAX_POSITIONS
 from modelport.exporters.sources.huggingface.folder import PREPROCESSOR, Folder, read_json
 from modelport.exporters.sources.huggingface.tasks import Part
 from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.types import Axis, Datatype, TensorSpec
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 #: Sides of an image for a model that neither its configuration nor its preprocessor bounds.
 SIDES = (32, 512)
+#: The largest side and the longest waveform that a file may ask for; a flag may ask for more.
+MOST_SIDE, MOST_SIDE_OF_FLAG = 1 << 11, 1 << 14
+MOST_SAMPLES = 1 << 22
 
 HYPER_PARAMETERS = frozenset({"max_positions", "image_size"})
 
@@ -208,14 +211,26 @@ def _images(facts: _Model) -> Iterator[TaskInputs]:
         yield TaskInputs((TensorSpec("pixel_values", Datatype.FP32, (channels, *size)),))
     if not stated:
         spec = TensorSpec("pixel_values", Datatype.FP32, (channels, "height", "width"))
-        low, high = SIDES
+        low, high = SIDES[0], _longest_side(facts) or SIDES[1]
         yield TaskInputs((spec,), {side: Axis(side, low, high) for side in ("height", "width")})
+
+
+def _longest_side(facts: _Model) -> int | None:
+    """The side to which the preprocessor resizes the longer one at most."""
+    size = _processor(facts).get("size")
+    longest = size.get("longest_edge") if isinstance(size, dict) else None
+    return longest if type(longest) is int and SIDES[0] < longest <= MOST_SIDE else None
+
+
+def _processor(facts: _Model) -> Mapping[str, Any]:
+    path = facts.folder.path / PREPROCESSOR
+    return read_json(path) if path.is_file() else {}
 
 
 def _sizes(facts: _Model, config: Any, backbone: Any) -> Iterator[tuple[int, int]]:
     """Height and width: of ``--model-kwargs``, the preprocessor, the configuration."""
     if "image_size" in facts.kwargs:
-        size = _sides(facts.kwargs["image_size"])
+        size = _sides(facts.kwargs["image_size"], MOST_SIDE_OF_FLAG)
         if size is None:
             raise UsageError(
                 f"--model-kwargs: image_size is {facts.kwargs['image_size']!r}; give a side, or "
@@ -223,8 +238,7 @@ def _sizes(facts: _Model, config: Any, backbone: Any) -> Iterator[tuple[int, int
             )
         yield size
         return
-    path = facts.folder.path / PREPROCESSOR
-    processor = read_json(path) if path.is_file() else {}
+    processor = _processor(facts)
     stated = [
         processor.get("crop_size") if processor.get("do_center_crop", False) else None,
         processor.get("size") if processor.get("do_resize", True) else None,
@@ -234,12 +248,12 @@ def _sizes(facts: _Model, config: Any, backbone: Any) -> Iterator[tuple[int, int
     yield from (size for size in map(_sides, stated) if size is not None)
 
 
-def _sides(value: Any) -> tuple[int, int] | None:
+def _sides(value: Any, most: int = MOST_SIDE) -> tuple[int, int] | None:
     """Height and width of a size as configurations write it; None if it is something else."""
     if isinstance(value, Mapping):
         value = [value.get("height"), value.get("width")]
     sides = list(value) if isinstance(value, list | tuple) else [value, value]
-    if len(sides) != 2 or not all(type(side) is int and 0 < side <= 1 << 14 for side in sides):
+    if len(sides) != 2 or not all(type(side) is int and 0 < side <= most for side in sides):
         return None
     return sides[0], sides[1]
 
@@ -295,18 +309,29 @@ def _audio(facts: _Model) -> TaskInputs:
     )
     specs = [TensorSpec("input_values", Datatype.FP32, (axis.name,))]
     masks: tuple[AttentionMask, ...] = ()
-    path = facts.folder.path / PREPROCESSOR
-    if path.is_file() and read_json(path).get("return_attention_mask") is True:
+    if _processor(facts).get("return_attention_mask") is True:
         specs.append(_tokens("attention_mask", axis.name, 2))
         masks = (AttentionMask("attention_mask"),)
     return TaskInputs(tuple(specs), {axis.name: axis}, masks)
 
 
 def _waveform(frames: int, kernels: list[int], strides: list[int]) -> int:
-    """The samples from which convolutions without padding make ``frames``."""
+    """The samples from which convolutions without padding make ``frames``.
+
+    Raises:
+        IntegrityError: the configuration states no such convolutions.
+    """
     length = frames
-    for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
-        length = (length - 1) * stride + kernel
+    try:
+        for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+            length = (length - 1) * stride + kernel
+            if not 0 < length <= MOST_SAMPLES:
+                raise ValueError(length)
+    except (TypeError, ValueError) as error:
+        raise IntegrityError(
+            f"conv_kernel and conv_stride of config.json are {kernels!r} and {strides!r}, which "
+            "make no frames of audio; copy the folder again"
+        ) from error
     return length
 
 
