@@ -137,7 +137,12 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     metavar="int8",
     help="Quantise the weights (ONNX: dynamic, per channel; TFLite: dynamic range).",
 )
-@click.option("--opset", type=int, help="ONNX operator set.  [default: 20; from TensorFlow 18]")
+@click.option(
+    "--opset",
+    type=int,
+    help="ONNX operator set, up to the newest that ONNX Runtime runs.  [default: 20; from "
+    "TensorFlow 18]",
+)
 @click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance.  [default: the spec's]")
 @click.option("--rtol", type=click.FloatRange(0), help="Relative tolerance.  [default: the spec's]")
 @click.option(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 
+import onnx
+import onnxruntime
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import nn
@@ -18,8 +22,9 @@ from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import Array
 
-#: Operator sets that torch.onnx writes and ONNX Runtime runs.
-OPSETS = range(18, 24)
+#: The oldest operator set that torch.onnx writes, and the version of its files.
+OLDEST_OPSET, OLDEST_IR = 18, 10
+CPU = "CPUExecutionProvider"
 
 #: Larger weights go to ``<file>.data`` beside the model, as a protobuf message ends at 2 GiB.
 EXTERNAL_DATA_BYTES = 1 << 30
@@ -35,9 +40,11 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
     Raises:
         Unsupported: the opset, or an operator, has no conversion.
     """
-    if target.opset is not None and target.opset not in OPSETS:
+    newest = newest_opset()
+    if target.opset is not None and not OLDEST_OPSET <= target.opset <= newest:
         raise Unsupported(
-            f"--opset {target.opset} is not supported; use {OPSETS[0]} to {OPSETS[-1]}"
+            f"--opset {target.opset} is not supported; use {OLDEST_OPSET} to {newest}, the newest "
+            "that this ONNX Runtime runs"
         )
     with quiet():
         module = tracing.at_precision(source.model, target.dtype, source.signature)
@@ -45,11 +52,12 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
     try:
         with quiet(), inference_mode(module):
             program = _convert(source, module, target)
+            _check_opset(program.model.opset_imports.get(""), target.opset)
             # Every node carries the stack trace of its Python line: local paths, and half of the
             # file.
             ClearMetadataAndDocStringPass()(program.model)
             program.save(path, external_data=size > EXTERNAL_DATA_BYTES)
-    except OSError:
+    except (OSError, Unsupported):
         raise
     except Exception as error:
         raise converter_refused(error, "torch.onnx") from error
@@ -91,3 +99,26 @@ def first_difference(
     if program is None:
         return ""
     return onnx_difference.find(program, path, source.signature, inputs)
+
+
+@functools.cache
+def newest_opset() -> int:
+    """The newest operator set that this ONNX Runtime runs."""
+    x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1]) for n in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
+    for opset in range(onnx.defs.onnx_opset_version(), OLDEST_OPSET, -1):
+        opsets = [onnx.helper.make_opsetid("", opset)]
+        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=OLDEST_IR)
+        with contextlib.suppress(Exception):  # the runtime raises a class of its own for each
+            onnxruntime.InferenceSession(model.SerializeToString(), providers=[CPU])
+            return opset
+    return OLDEST_OPSET
+
+
+def _check_opset(written: int | None, wanted: int | None) -> None:
+    """Refuse a model that its conversion to the wanted operator set has left as it was."""
+    if wanted is not None and written != wanted:
+        raise Unsupported(
+            f"torch.onnx cannot convert an operator of this model to operator set {wanted} and "
+            f"stays at {written}; use a lower --opset"
+        )
