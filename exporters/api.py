@@ -86,7 +86,7 @@ def export(
 
     Args:
         checkpoint: a ``.pt``, ``.pth`` or ``.safetensors`` file, a Hugging Face folder, a Keras
-            file or a SavedModel.
+            file, a SavedModel, or a file of XGBoost, LightGBM or skops.
         formats: ``onnx``, ``torchscript``, ``savedmodel``, ``tflite``, ``openvino``, ``pt2``,
             ``aoti``, or ``all`` for the first four; one or several.
         model: a registered name or ``package.module:factory``; Hugging Face folders, Keras files

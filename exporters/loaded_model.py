@@ -22,6 +22,9 @@ class Framework(StrEnum):
 
     PYTORCH = "pytorch"
     TENSORFLOW = "tensorflow"
+    SCIKIT_LEARN = "scikit-learn"
+    XGBOOST = "xgboost"
+    LIGHTGBM = "lightgbm"
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,7 @@ def _load(module: str) -> Any:
 _TORCH, _TF = Framework.PYTORCH, Framework.TENSORFLOW
 _TRACED = ("fp32", "fp16", "bf16")
 _KERAS = ("tensorflow", "keras")
+_TREES = ("skl2onnx", "onnxmltools", "onnx", "onnxruntime")
 _LITE = (*_KERAS, "ai-edge-litert")
 
 
@@ -174,6 +175,14 @@ FORMATS: dict[str, Format] = {
                     (*_KERAS, "tf2onnx", "onnx", "onnxruntime"),
                     default_opset=18,
                 ),
+                **{
+                    framework: ExportRoute(
+                        "trees_onnx", ("fp32",), (framework, *_TREES), default_opset=18
+                    )
+                    for framework in (
+                        *(Framework.SCIKIT_LEARN, Framework.XGBOOST, Framework.LIGHTGBM),
+                    )
+                },
             },
         ),
         _builtin("torchscript", "torchscript", _traced("torchscript")),

@@ -111,9 +111,17 @@ def provenance(
         "versions": {
             "modelport": __version__,
             "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("numpy", *libraries)},
+            **{name: _version(name) for name in ("numpy", *libraries)},
         },
     }
+
+
+def _version(library: str) -> str:
+    """The version of a distribution, or of its variant without GPUs, such as ``xgboost-cpu``."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return importlib.metadata.version(f"{library}-cpu")
 
 
 def _origin(origin: Origin) -> dict[str, str]:

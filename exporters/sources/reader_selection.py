@@ -14,6 +14,9 @@ KERAS_SUFFIXES = frozenset({".keras", ".h5", ".hdf5"})
 VISION_LIBRARIES = frozenset({"timm", "torchvision"})
 SAVED_MODEL = "saved_model.pb"
 HUGGING_FACE = ("config.json", "modules.json")
+#: Of XGBoost, LightGBM and skops.
+TREE_SUFFIXES = frozenset({".ubj", ".json", ".txt", ".skops"})
+PICKLE_SUFFIXES = frozenset({".pkl", ".pickle", ".joblib"})
 
 
 def load(request: SourceRequest) -> Source:
@@ -32,7 +35,7 @@ def load(request: SourceRequest) -> Source:
         raise UsageError(f"--lora needs a Hugging Face folder as checkpoint, not '{path}'")
     if request.task is not None and reader != "huggingface":
         raise UsageError(f"--task needs a Hugging Face folder as checkpoint, not '{path}'")
-    if reader == "tensorflow" and (request.inputs or request.output_names):
+    if reader in ("tensorflow", "trees") and (request.inputs or request.output_names):
         raise UsageError(f"'{path}' declares its own signature; leave --input and --output-name")
     try:
         module = importlib.import_module(f"modelport.exporters.sources.{reader}")
@@ -48,7 +51,15 @@ def is_vision_model(model: str | None) -> bool:
 
 
 def _reader(path: Path) -> str:
-    if path.suffix.lower() in KERAS_SUFFIXES or (path / SAVED_MODEL).is_file():
+    suffix = path.suffix.lower()
+    if suffix in PICKLE_SUFFIXES:
+        raise UsageError(
+            f"'{path}' is a pickle, which runs code when it is read; save the model with "
+            "skops.io.dump() (scikit-learn) or save_model() (XGBoost .ubj, LightGBM .txt)"
+        )
+    if suffix in TREE_SUFFIXES and path.is_file():
+        return "trees"
+    if suffix in KERAS_SUFFIXES or (path / SAVED_MODEL).is_file():
         return "tensorflow"
     if any((path / name).is_file() for name in HUGGING_FACE):
         return "huggingface"

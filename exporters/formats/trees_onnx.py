@@ -1,0 +1,104 @@
+"""scikit-learn, XGBoost and LightGBM to ONNX, through skl2onnx and onnxmltools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from modelport.exporters.formats import ExportTarget
+from modelport.exporters.loaded_model import Framework, Source
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.sources.trees import FEATURES, FittedModel
+from modelport.gateway.cli.errors import converter_refused
+from modelport.gateway.errors import Unsupported
+
+#: Of ONNX's own operators, and of its operators for classical models.
+OPSET, ML_OPSET = 18, 3
+_LESS_OR_EQUAL = b"BRANCH_LEQ"
+
+
+def export(source: Source, path: Path, target: ExportTarget) -> None:
+    """Write ``source`` to ``path``; the batch is symbolic.
+
+    Raises:
+        Unsupported: the model has no conversion, or another operator set is requested.
+    """
+    if target.opset not in (None, OPSET):
+        raise Unsupported(f"--opset {target.opset} is not supported from this model; leave it")
+    fitted: FittedModel = source.model
+    try:
+        with quiet():
+            model = _convert(fitted)
+            _tighten(model, fitted)
+            _name(model, fitted)
+            onnx.checker.check_model(model)
+            onnx.save(model, path)
+    except OSError:
+        raise
+    except Exception as error:
+        raise converter_refused(error, "skl2onnx") from error
+
+
+def _convert(fitted: FittedModel) -> onnx.ModelProto:
+    shape = [None, fitted.features]
+    opsets = {"": OPSET, "ai.onnx.ml": ML_OPSET}
+    model: onnx.ModelProto
+    if fitted.framework is Framework.SCIKIT_LEARN:
+        import skl2onnx
+        from skl2onnx.common import data_types
+
+        types = [(FEATURES, data_types.FloatTensorType(shape))]
+        options = {id(fitted.model): {"zipmap": False}} if fitted.classes else None
+        model = skl2onnx.convert_sklearn(
+            fitted.model, initial_types=types, options=options, target_opset=opsets
+        )
+        return model
+    import onnxmltools
+    from onnxmltools.convert.common import data_types
+
+    types = [(FEATURES, data_types.FloatTensorType(shape))]
+    if fitted.framework is Framework.XGBOOST:
+        model = onnxmltools.convert_xgboost(fitted.model, initial_types=types)
+    else:
+        model = onnxmltools.convert_lightgbm(fitted.model, initial_types=types, zipmap=False)
+    return model
+
+
+def _tighten(model: onnx.ModelProto, fitted: FittedModel) -> None:
+    """Round each threshold of ``x <= t`` down, as float32 features compare with it.
+
+    Converters round to the nearest, and send a feature between the two to the wrong side.
+    """
+    below = {
+        (feature, float(np.float32(t))): float(np.nextafter(np.float32(t), np.float32(-np.inf)))
+        for feature, splits in fitted.splits.items()
+        for t in splits
+        if np.float32(t) > t
+    }
+    for node in model.graph.node:
+        if not node.op_type.startswith("TreeEnsemble"):
+            continue
+        fields = {attribute.name: attribute for attribute in node.attribute}
+        rows = zip(fields["nodes_modes"].strings, fields["nodes_featureids"].ints, strict=True)
+        values = fields["nodes_values"].floats
+        for index, (mode, feature) in enumerate(rows):
+            if mode == _LESS_OR_EQUAL and (feature, values[index]) in below:
+                values[index] = below[feature, values[index]]
+
+
+def _name(model: onnx.ModelProto, fitted: FittedModel) -> None:
+    """Keep the probabilities or predictions alone, under their name; name the batch."""
+    graph: Any = model.graph
+    old = graph.output[-1].name
+    for node in graph.node:
+        node.output[:] = [fitted.output if name == old else name for name in node.output]
+        node.input[:] = [fitted.output if name == old else name for name in node.input]
+    shape: list[str | int | None] = ["batch", fitted.outputs]
+    value = onnx.helper.make_tensor_value_info(fitted.output, onnx.TensorProto.FLOAT, shape)
+    del graph.output[:]
+    graph.output.append(value)
+    graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    del graph.value_info[:]

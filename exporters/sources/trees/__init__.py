@@ -1,0 +1,155 @@
+"""Models of scikit-learn, XGBoost and LightGBM, from files that hold no pickles.
+
+scikit-learn's are read from ``skops`` files, XGBoost's from its JSON or UBJSON, LightGBM's from its
+text. Each takes one matrix, ``features``; a classifier gives ``probabilities``, a regressor
+``prediction``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modelport.exporters.loaded_model import Framework, Origin, Source
+from modelport.exporters.model_spec import Decision, ModelSpec
+from modelport.exporters.sources import SourceRequest
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.repository.artifact_checks import trial_load
+from modelport.gateway.repository.manifest import sha256_of
+from modelport.gateway.types import Array, Datatype, ModelSignature, TensorSpec
+
+FEATURES, PROBABILITIES, PREDICTION = "features", "probabilities", "prediction"
+SKOPS = ".skops"
+#: Of a model's random inputs, those that lie at a split or beside it, and those that are missing.
+AT_A_SPLIT, MISSING = 0.5, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class FittedModel:
+    """A model of one of the libraries, with the facts that its export needs.
+
+    Attributes:
+        predict: maps a matrix to probabilities or predictions, two-dimensional.
+        outputs: columns of the result.
+        classes: names of the classes; empty for a regressor, None for names that are not known.
+        splits: the thresholds of each feature, as the library compares with them.
+        centre, spread: of the features in training, as far as they are known.
+        missing: whether a feature may be NaN.
+        size: the number of trained values.
+    """
+
+    framework: Framework
+    model: Any
+    predict: Callable[[Array], Array]
+    features: int
+    outputs: int
+    classes: Sequence[str] | None
+    splits: Mapping[int, Array]
+    size: int
+    centre: Array | float = 0.0
+    spread: Array | float = 1.0
+    missing: bool = False
+
+    @property
+    def output(self) -> str:
+        return PREDICTION if self.classes is not None and not self.classes else PROBABILITIES
+
+
+def load(request: SourceRequest) -> Source:
+    """Load a model's file; it declares its own signature.
+
+    Raises:
+        UsageError: the file has another suffix, or options that need a module are given.
+        IntegrityError: the file is damaged, or wants to run code.
+        Unsupported: the library is not installed, or the model has no prediction to export.
+    """
+    path = request.checkpoint
+    if request.model is not None or request.model_kwargs:
+        raise UsageError(f"'{path}' holds its own model; leave --model and --model-kwargs")
+    if path.suffix.lower() != SKOPS:  # native code reads the others, and may end the process
+        trial_load.run(f"{__name__}:try_load", path)
+    fitted = read(path)
+    signature = ModelSignature(
+        (TensorSpec(FEATURES, Datatype.FP32, (fitted.features,)),),
+        (TensorSpec(fitted.output, Datatype.FP32, (fitted.outputs,)),),
+        request.max_batch_size,
+    )
+
+    def reference(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {fitted.output: fitted.predict(inputs[FEATURES]).astype(np.float32)}
+
+    return Source(
+        framework=fitted.framework,
+        model=fitted,
+        spec=ModelSpec(
+            path.stem,
+            lambda model, max_batch_size: signature,
+            sample=_sampler(fitted),
+            decision=Decision(PROBABILITIES) if fitted.output == PROBABILITIES else None,
+        ),
+        signature=signature,
+        reference=reference,
+        parameter_count=fitted.size,
+        origins=(Origin(path.name, sha256_of(path)),),
+        labels=tuple(fitted.classes or ()),
+    )
+
+
+def try_load(path: Path) -> None:
+    """Read a model and run it once."""
+    fitted = read(path)
+    fitted.predict(np.zeros((1, fitted.features), np.float32))
+
+
+def read(path: Path) -> FittedModel:
+    """Read the model in ``path``; errors as in ``load``."""
+    suffix = path.suffix.lower()
+    if suffix == SKOPS:
+        from modelport.exporters.sources.trees import scikit_learn
+
+        return scikit_learn.read(path)
+    if suffix in (".ubj", ".json"):
+        from modelport.exporters.sources.trees import xgboost_model
+
+        return xgboost_model.read(path)
+    from modelport.exporters.sources.trees import lightgbm_model
+
+    return lightgbm_model.read(path)
+
+
+def _sampler(
+    fitted: FittedModel,
+) -> Callable[[ModelSignature, int, Mapping[str, int], np.random.Generator], dict[str, Array]]:
+    """Draw features as in training, many of them at a split or one step of float32 beside it.
+
+    There converters go wrong: libraries compare in float64, and ONNX in float32.
+    """
+
+    def sample(
+        signature: ModelSignature,
+        batch: int,
+        sizes: Mapping[str, int],
+        rng: np.random.Generator,
+    ) -> dict[str, Array]:
+        shape = (batch or 1, fitted.features)
+        drawn = (fitted.centre + fitted.spread * rng.standard_normal(shape)).astype(np.float32)
+        for feature, splits in fitted.splits.items():
+            at = rng.choice(splits, len(drawn)).astype(np.float32)
+            towards = rng.choice(np.array([-np.inf, np.nan, np.inf], np.float32), len(drawn))
+            beside = np.where(np.isnan(towards), at, np.nextafter(at, towards))
+            chosen = rng.random(len(drawn)) < AT_A_SPLIT
+            drawn[chosen, feature] = beside[chosen]
+        if fitted.missing:
+            drawn[rng.random(shape) < MISSING] = np.nan
+        return {FEATURES: drawn}
+
+    return sample
+
+
+def distinct(splits: Mapping[int, Sequence[float]]) -> dict[int, Array]:
+    """The thresholds of each feature without repetitions."""
+    return {feature: np.unique(np.asarray(values)) for feature, values in splits.items() if values}

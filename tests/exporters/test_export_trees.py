@@ -1,0 +1,221 @@
+"""Models of scikit-learn, XGBoost and LightGBM: exact at each split, and read without pickles."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pytest
+import skops.io
+import xgboost
+from click.testing import CliRunner, Result
+from sklearn.datasets import make_classification
+from sklearn.ensemble import GradientBoostingClassifier, RandomForestRegressor
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.svm import LinearSVC
+
+from modelport.exporters.cli.export import export
+from modelport.exporters.cli.verify import verify
+from modelport.exporters.formats import trees_onnx
+from modelport.exporters.sources import SourceRequest, reader_selection, trees
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError, Unsupported
+from tests.gateway.backends.embedded.runtimes import fp32, load, run
+
+X, Y = make_classification(400, 6, n_informative=4, n_classes=3, random_state=0)
+FEATURES = (X * 100).astype(np.float32)  # far from standard normal
+
+
+def _booster(objective: str, labels: Any, **more: Any) -> xgboost.Booster:
+    parameters = {"objective": objective, "nthread": 1, "max_depth": 3, **more}
+    return xgboost.train(parameters, xgboost.DMatrix(FEATURES, labels), 8)
+
+
+def _lightgbm(objective: str, labels: Any, **more: Any) -> lightgbm.Booster:
+    parameters = {"objective": objective, "verbose": -1, "num_threads": 1, **more}
+    return lightgbm.train(parameters, lightgbm.Dataset(FEATURES, labels), 8)
+
+
+def _missing() -> Any:
+    holes = FEATURES.copy()
+    holes[np.random.default_rng(0).random(holes.shape) < 0.1] = np.nan
+    return xgboost.DMatrix(holes, Y > 0)
+
+
+#: Writes a model → the outputs of its signature.
+SUBJECTS: dict[str, tuple[Callable[[Path], Any], str, int]] = {
+    "binary.ubj": (lambda p: _booster("binary:logistic", Y > 0).save_model(p), "probabilities", 2),
+    "holes.ubj": (
+        lambda p: xgboost.train({"objective": "binary:logistic"}, _missing(), 8).save_model(p),
+        *("probabilities", 2),
+    ),
+    "softmax.json": (
+        lambda p: _booster("multi:softmax", Y, num_class=3).save_model(p),
+        *("probabilities", 3),
+    ),
+    "count.ubj": (lambda p: _booster("count:poisson", Y).save_model(p), "prediction", 1),
+    "binary.txt": (lambda p: _lightgbm("binary", Y > 0).save_model(p), "probabilities", 2),
+    "classes.txt": (
+        lambda p: _lightgbm("multiclass", Y, num_class=3).save_model(p),
+        *("probabilities", 3),
+    ),
+    "tweedie.txt": (lambda p: _lightgbm("tweedie", Y).save_model(p), "prediction", 1),
+    "pipeline.skops": (
+        lambda p: skops.io.dump(
+            make_pipeline(StandardScaler(), LogisticRegression()).fit(FEATURES, Y), p
+        ),
+        *("probabilities", 3),
+    ),
+    "boosted.skops": (
+        lambda p: skops.io.dump(
+            GradientBoostingClassifier(n_estimators=5).fit(FEATURES, np.where(Y, "yes", "no")),
+            p,
+        ),
+        *("probabilities", 2),
+    ),
+    "forest.skops": (
+        lambda p: skops.io.dump(RandomForestRegressor(5, max_depth=4).fit(FEATURES, X[:, 0]), p),
+        *("prediction", 1),
+    ),
+}
+
+
+def write(folder: Path, name: str) -> Path:
+    SUBJECTS[name][0](folder / name)
+    return folder / name
+
+
+def invoke(command: Any, *arguments: object) -> Result:
+    return CliRunner().invoke(command, [*map(str, arguments), "--quiet"])
+
+
+@pytest.mark.parametrize("name", list(SUBJECTS))
+def test_a_model_is_proven_published_verified_and_served(name: str, tmp_path: Path) -> None:
+    path, repository = write(tmp_path, name), tmp_path / "repository"
+    _, output, size = SUBJECTS[name]
+    done = invoke(export, path, "--format", "onnx", "--repository", repository, "--json")
+    assert done.exit_code == 0, done.output
+    (result,) = json.loads(done.output)
+    assert result["agreement"] == (1.0 if output == "probabilities" else None)
+    version = repository / path.stem / "1"
+    fitted = trees.read(path)
+    backend = load(version, (version.parent / "config.pbtxt").read_text())
+    (answer,) = run(backend, fp32(FEATURES[:4], "features")).outputs
+    assert (answer.name, answer.data.shape) == (output, (4, size))
+    assert np.allclose(answer.data, fitted.predict(FEATURES[:4]), atol=1e-5)
+    backend.unload()
+    done = invoke(verify, version, "--checkpoint", path)
+    assert done.exit_code == 0, done.output
+
+
+def test_the_names_of_the_classes_are_labels(tmp_path: Path) -> None:
+    path, repository = write(tmp_path, "boosted.skops"), tmp_path / "repository"
+    assert invoke(export, path, "--format", "onnx", "--repository", repository).exit_code == 0
+    assert (repository / "boosted" / "labels.txt").read_text().split() == ["no", "yes"]
+
+
+def test_the_proof_sees_that_a_converter_rounds_splits_to_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees_onnx, "_tighten", lambda model, fitted: None)
+    path = write(tmp_path, "binary.txt")
+    done = invoke(export, path, "--format", "onnx", "--repository", tmp_path / "repository")
+    assert done.exit_code == 3, done.output
+    assert "output 'probabilities' differs from the checkpoint's" in done.output
+
+
+def test_a_conversion_that_is_wrong_is_not_published(tmp_path: Path) -> None:
+    path = tmp_path / "logistic.ubj"  # onnxmltools drops the link function
+    _booster("reg:logistic", Y / 2).save_model(path)
+    done = invoke(export, path, "--format", "onnx", "--repository", tmp_path / "repository")
+    assert done.exit_code == 3, done.output
+    assert not (tmp_path / "repository").exists()
+
+
+def refused(path: Path, *more: str) -> Result:
+    done = invoke(export, path, "--format", "onnx", "--output", path.parent / "out", *more)
+    assert done.exit_code in (2, 4, 5), done.output
+    assert len(done.output.strip().splitlines()) == 1, done.output
+    return done
+
+
+def test_what_has_no_conversion_is_refused_with_the_reason(tmp_path: Path) -> None:
+    _booster("binary:logistic", Y > 0, booster="dart").save_model(tmp_path / "dart.ubj")
+    assert "'dart' booster" in refused(tmp_path / "dart.ubj").output
+    ranks = xgboost.DMatrix(FEATURES, Y, group=[200, 200])
+    xgboost.train({"objective": "rank:ndcg"}, ranks, 2).save_model(tmp_path / "rank.ubj")
+    assert "objective 'rank:ndcg'" in refused(tmp_path / "rank.ubj").output
+    columns = FEATURES.copy()
+    columns[:, 0] = Y
+    data = lightgbm.Dataset(columns, Y > 0, categorical_feature=[0])
+    lightgbm.train({"verbose": -1, "min_data_per_group": 1}, data, 3).save_model(
+        tmp_path / "cat.txt"
+    )
+    assert "splits on categories" in refused(tmp_path / "cat.txt").output
+    skops.io.dump(LinearSVC().fit(FEATURES, Y), tmp_path / "svc.skops")
+    assert "CalibratedClassifierCV" in refused(tmp_path / "svc.skops").output
+    skops.io.dump(LogisticRegression(), tmp_path / "raw.skops")
+    assert "is not fitted" in refused(tmp_path / "raw.skops").output
+    path = write(tmp_path, "binary.ubj")
+    assert "leave --model" in refused(path, "--model", "fraud").output
+    assert "no route to torchscript" in refused(path, "--format", "torchscript").output
+    assert "--opset 20 is not supported" in refused(path, "--opset", "20").output
+
+
+def test_a_pickle_is_not_read(tmp_path: Path) -> None:
+    for name in ("model.pkl", "model.joblib"):
+        (tmp_path / name).write_bytes(pickle.dumps({}))
+        assert "is a pickle, which runs code" in refused(tmp_path / name).output
+
+
+def test_a_file_of_skops_that_wants_to_run_code_is_not_loaded(tmp_path: Path) -> None:
+    def spare(x: Any) -> Any:
+        return x
+
+    path = tmp_path / "evil.skops"
+    pipeline = make_pipeline(FunctionTransformer(spare), LogisticRegression())
+    pipeline.steps[0][1].func = print
+    skops.io.dump(pipeline, path)
+    done = refused(path)
+    assert done.exit_code == 5
+    assert "builtins.print, which may run code" in done.output
+
+
+def test_a_tree_whose_nodes_lead_out_of_it_is_refused(tmp_path: Path) -> None:
+    model = RandomForestRegressor(2, max_depth=2).fit(FEATURES, X[:, 0])
+    tree = model.estimators_[1].tree_
+    state = tree.__getstate__()
+    state["nodes"]["left_child"][0] = 10_000
+    tree.__setstate__(state)
+    skops.io.dump(model, tmp_path / "evil.skops")
+    done = refused(tmp_path / "evil.skops")
+    assert "nodes lead out of it" in done.output
+
+
+@pytest.mark.parametrize("name", ["binary.ubj", "softmax.json", "pipeline.skops"])
+def test_a_damaged_file_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, name)
+    whole = path.read_bytes()
+    for content in (b"", b"hello", whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        with pytest.raises((IntegrityError, UsageError, Unsupported)) as caught:
+            reader_selection.load(SourceRequest(path))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_ends_the_process_which_reads_it_is_refused(
+    tmp_path: Path, trials: Path
+) -> None:
+    path = write(tmp_path, "binary.txt")
+    assert reader_selection.load(SourceRequest(path)).spec.name == "binary"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])  # LightGBM aborts
+    with pytest.raises(IntegrityError, match="the process that tried it ended with signal"):
+        reader_selection.load(SourceRequest(path))
