@@ -11,7 +11,7 @@ import onnx
 from modelport.exporters.formats import ExportTarget
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.exporters.sources.trees import FEATURES, FittedModel
+from modelport.exporters.sources.trees.fitted_model import FEATURES, FittedModel
 from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.errors import Unsupported
 

@@ -17,46 +17,15 @@ import numpy as np
 from modelport.exporters.loaded_model import Framework, Origin, Source
 from modelport.exporters.model_spec import Decision, ModelSpec
 from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources.trees.fitted_model import FEATURES, PROBABILITIES, FittedModel
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.repository.artifact_checks import trial_load
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.types import Array, Datatype, ModelSignature, TensorSpec
 
-FEATURES, PROBABILITIES, PREDICTION = "features", "probabilities", "prediction"
 SKOPS = ".skops"
 #: Of a model's random inputs, those that lie at a split or beside it, and those that are missing.
 AT_A_SPLIT, MISSING = 0.5, 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class FittedModel:
-    """A model of one of the libraries, with the facts that its export needs.
-
-    Attributes:
-        predict: maps a matrix to probabilities or predictions, two-dimensional.
-        outputs: columns of the result.
-        classes: names of the classes; empty for a regressor, None for names that are not known.
-        splits: the thresholds of each feature, as the library compares with them.
-        centre, spread: of the features in training, as far as they are known.
-        missing: whether a feature may be NaN.
-        size: the number of trained values.
-    """
-
-    framework: Framework
-    model: Any
-    predict: Callable[[Array], Array]
-    features: int
-    outputs: int
-    classes: Sequence[str] | None
-    splits: Mapping[int, Array]
-    size: int
-    centre: Array | float = 0.0
-    spread: Array | float = 1.0
-    missing: bool = False
-
-    @property
-    def output(self) -> str:
-        return PREDICTION if self.classes is not None and not self.classes else PROBABILITIES
 
 
 def load(request: SourceRequest) -> Source:
@@ -148,8 +117,3 @@ def _sampler(
         return {FEATURES: drawn}
 
     return sample
-
-
-def distinct(splits: Mapping[int, Sequence[float]]) -> dict[int, Array]:
-    """The thresholds of each feature without repetitions."""
-    return {feature: np.unique(np.asarray(values)) for feature, values in splits.items() if values}

@@ -9,7 +9,7 @@ import lightgbm
 import numpy as np
 
 from modelport.exporters.loaded_model import Framework
-from modelport.exporters.sources.trees import FittedModel, distinct
+from modelport.exporters.sources.trees.fitted_model import FittedModel, distinct
 from modelport.gateway.cli.errors import first_line
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.types import Array

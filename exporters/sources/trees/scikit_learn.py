@@ -12,7 +12,7 @@ import numpy as np
 import skops.io
 
 from modelport.exporters.loaded_model import Framework
-from modelport.exporters.sources.trees import FittedModel, distinct
+from modelport.exporters.sources.trees.fitted_model import FittedModel, distinct
 from modelport.gateway.cli.errors import first_line
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks import zip_guard

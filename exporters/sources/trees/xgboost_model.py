@@ -11,7 +11,7 @@ import numpy as np
 import xgboost
 
 from modelport.exporters.loaded_model import Framework
-from modelport.exporters.sources.trees import FittedModel, distinct
+from modelport.exporters.sources.trees.fitted_model import FittedModel, distinct
 from modelport.gateway.cli.errors import first_line
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.types import Array

@@ -1,0 +1,50 @@
+"""A model of scikit-learn, XGBoost or LightGBM with the facts that its export needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from modelport.exporters.loaded_model import Framework
+from modelport.gateway.types import Array
+
+FEATURES, PROBABILITIES, PREDICTION = "features", "probabilities", "prediction"
+
+
+@dataclass(frozen=True, slots=True)
+class FittedModel:
+    """A model of one of the libraries, with the facts that its export needs.
+
+    Attributes:
+        predict: maps a matrix to probabilities or predictions, two-dimensional.
+        outputs: columns of the result.
+        classes: names of the classes; empty for a regressor, None for names that are not known.
+        splits: the thresholds of each feature, as the library compares with them.
+        centre, spread: of the features in training, as far as they are known.
+        missing: whether a feature may be NaN.
+        size: the number of trained values.
+    """
+
+    framework: Framework
+    model: Any
+    predict: Callable[[Array], Array]
+    features: int
+    outputs: int
+    classes: Sequence[str] | None
+    splits: Mapping[int, Array]
+    size: int
+    centre: Array | float = 0.0
+    spread: Array | float = 1.0
+    missing: bool = False
+
+    @property
+    def output(self) -> str:
+        return PREDICTION if self.classes is not None and not self.classes else PROBABILITIES
+
+
+def distinct(splits: Mapping[int, Sequence[float]]) -> dict[int, Array]:
+    """The thresholds of each feature without repetitions."""
+    return {feature: np.unique(np.asarray(values)) for feature, values in splits.items() if values}
