@@ -108,8 +108,9 @@ def _lone(path: Path, platform: Platform) -> ModelEntry:
     config = configuration.parse("")
     config.platform, config.backend = platform.platform, platform.backend
     config.default_model_filename = path.name
-    weights = path.with_name(f"{path.name}.data")  # ONNX stores large weights beside the graph
-    found = [path, weights] if weights.exists() else [path]
+    # Of ONNX with large weights, and of OpenVINO.
+    beside = (path.with_name(f"{path.name}.data"), path.with_suffix(".bin"))
+    found = [path, *(weights for weights in beside if weights.is_file())]
     if path.is_dir():
         try:
             found = [path / name for name in untrusted_files.below(path)]

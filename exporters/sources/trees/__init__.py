@@ -7,14 +7,12 @@ text. Each takes one matrix, ``features``; a classifier gives ``probabilities``,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from modelport.exporters.loaded_model import Framework, Origin, Source
+from modelport.exporters.loaded_model import Origin, Source
 from modelport.exporters.model_spec import Decision, ModelSpec
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.trees.fitted_model import FEATURES, PROBABILITIES, FittedModel
