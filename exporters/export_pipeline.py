@@ -25,7 +25,7 @@ from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.proof.proof import Checks, Progress, Proof, convert, prove
 from modelport.exporters.publishing import contract, publish
 from modelport.exporters.requests import sample_requests, triton_warmup
-from modelport.exporters.requests.random_inputs import sampler, unpadded_sampler
+from modelport.exporters.requests.random_inputs import counts_positions, sampler, unpadded_sampler
 from modelport.exporters.sources import SourceRequest, image_metadata, reader_selection
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
 from modelport.gateway.errors import AlreadyExists, ModelportError, Unsupported
@@ -200,6 +200,10 @@ def _artifact(request: ExportRequest, source: Source, row: Format, several: bool
     wanted = config.build(name, row.platform, source.signature)
     for key, value in source.spec.parameters.items():
         wanted.parameters[key].string_value = value
+    lengths = {x.name for x in source.signature.inputs if counts_positions(x)}
+    for mask in source.spec.masks:
+        if mask.outputs or mask.input not in lengths:
+            wanted.parameters[f"mask.{mask.input}"].string_value = mask.padding
     if source.labels and source.spec.decision:
         chosen = (o for o in wanted.output if o.name == source.spec.decision.output)
         for output in chosen:

@@ -93,7 +93,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     "data ('lengths:INT64[]=1..sequence'). The proof's inputs have at least one such position, "
     "padded on the right, on the left or anywhere. The outputs are undefined at padding and not "
     "compared there. Repeatable.  [default: INT or BOOL inputs named mask, attention_mask, "
-    "..._attention_mask, padded anywhere; every output is compared]",
+    "..._attention_mask, padded on the right; every output is compared]",
 )
 @click.option(
     "--max-batch-size",

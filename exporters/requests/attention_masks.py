@@ -45,8 +45,8 @@ def _parse(flag: str) -> AttentionMask:
 
 
 def infer(inputs: Sequence[TensorSpec]) -> tuple[AttentionMask, ...]:
-    """The inputs that are masks by their names, datatypes and ranges; padding may be anywhere."""
-    return tuple(AttentionMask(spec.name, "any") for spec in inputs if _is_mask(spec))
+    """The inputs that are masks by their names, datatypes and ranges, padded on the right."""
+    return tuple(AttentionMask(spec.name) for spec in inputs if _is_mask(spec))
 
 
 def _is_mask(spec: TensorSpec) -> bool:

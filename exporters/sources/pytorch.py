@@ -156,16 +156,14 @@ def _adapted(
     It stays as it is if it takes its inputs in order and returns the signature's outputs as a
     tensor or a flat tuple.
     """
-    try:
-        found = {} if results is None else named_tensors(results)
-    except Unsupported:
-        found = {}  # the proof says so
     names = [output.name for output in signature.outputs]
-    chosen = names if found and set(names) <= set(found) and names != list(found) else None
+    found = {} if results is None else named_tensors(results, names)
+    chosen = names if found and set(names) <= set(found) else None
     flat = results if isinstance(results, tuple | list) else (results,)
     plain = results is None or all(isinstance(x, Tensor) for x in flat)
+    in_order = chosen is None or (chosen == list(found) and len(flat) == len(names))
     coarse = any(value.dtype is torch.bfloat16 for value in found.values())
-    if plain and not coarse and chosen is None and keywords is None:
+    if plain and in_order and not coarse and keywords is None:
         return module, coarse
     return Adapted(module, keywords, chosen), coarse
 
@@ -187,7 +185,7 @@ def _tried(
     try:
         inputs = sampler(spec)(named, batch, sizes, np.random.default_rng(0))
         tensors = [torch.from_numpy(inputs[x.name]) for x in signature.inputs]
-        return _answered_twice(module, tensors, keywords)
+        return _answered_twice(module, tensors, keywords, [x.name for x in signature.outputs])
     except Unsupported:
         raise
     except Exception:
@@ -195,14 +193,17 @@ def _tried(
 
 
 def _answered_twice(
-    module: nn.Module, tensors: Sequence[Tensor], keywords: Sequence[str] | None
+    module: nn.Module,
+    tensors: Sequence[Tensor],
+    keywords: Sequence[str] | None,
+    names: Sequence[str],
 ) -> Any:
     results: list[Any] = []
 
     def run() -> Mapping[str, Tensor]:
         with inference_mode(module):
             results.append(call(module, [x.clone() for x in tensors], keywords))
-        return named_tensors(results[-1])
+        return named_tensors(results[-1], names)
 
     randomness.check(module, run)
     return results[0]

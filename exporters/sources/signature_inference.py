@@ -158,11 +158,11 @@ def _outputs(
     """The module's outputs, with dimensions named after the axes that they follow."""
     base = {name: sizes_of(axis)[0] for name, axis in taken.axes.items()}
     batch = 2 if taken.max_batch_size else 0
-    first = _run(module, taken, masks, batch, base)
+    first = _run(module, taken, masks, batch, base, names)
     varied = {}
     for name, axis in taken.axes.items():
         other = {**base, name: sizes_of(axis)[-1]}
-        varied[name] = _run(module, taken, masks, batch, other) if other != base else first
+        varied[name] = _run(module, taken, masks, batch, other, names) if other != base else first
     specs = []
     for name, key in _named(names, list(first)).items():
         value = first[key]
@@ -212,6 +212,7 @@ def _run(
     masks: Sequence[AttentionMask],
     batch: int,
     sizes: Mapping[str, int],
+    names: Sequence[str],
 ) -> dict[str, Tensor]:
     inputs = draw(taken, batch, sizes, np.random.default_rng(0), masks=masks)
     shapes = ", ".join(f"{spec.name} {list(inputs[spec.name].shape)}" for spec in taken.inputs)
@@ -225,4 +226,4 @@ def _run(
             f"the model does not run on the inputs taken for it ({shapes}): {reason}; declare each "
             "with --input, or all with 'modelport_spec' on the factory"
         ) from error
-    return named_tensors(result)
+    return named_tensors(result, names)

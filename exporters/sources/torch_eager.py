@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ class Adapted(nn.Module):
         self._chosen = None if outputs is None else tuple(outputs)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        found = named_tensors(call(self.module, inputs, self._keywords))
+        found = named_tensors(call(self.module, inputs, self._keywords), self._chosen or ())
         results = found.values() if self._chosen is None else [found[n] for n in self._chosen]
         return tuple(x.float() if x.dtype is torch.bfloat16 else x for x in results)
 
@@ -167,12 +167,15 @@ def as_tensors(result: object) -> Sequence[Tensor]:
     return list(named_tensors(result).values())
 
 
-def named_tensors(result: object) -> dict[str, Tensor]:
+def named_tensors(result: object, wanted: Collection[str] = ()) -> dict[str, Tensor]:
     """The tensors in the result of ``forward`` by name, in order; None is left out.
 
     Keys of dicts, fields of dataclasses and named tuples, and places in lists make the names:
     ``logits``, ``past_key_values.0.key``. A single tensor is ``output``; the members of a tuple are
     ``output_0``, ``output_1``.
+
+    Args:
+        wanted: if some members have these names, the others are left out, whatever they are.
 
     Raises:
         Unsupported: something in it is no tensor.
@@ -185,8 +188,9 @@ def named_tensors(result: object) -> dict[str, Tensor]:
     if isinstance(result, tuple | list) and not hasattr(result, "_fields"):
         single = len(members) == 1 and isinstance(members[0][1], Tensor)
         members = [("output" if single else f"output_{key}", value) for key, value in members]
+    chosen = [m for m in members if any(w == m[0] or w.startswith(f"{m[0]}.") for w in wanted)]
     found: dict[str, Tensor] = {}
-    for key, member in members:
+    for key, member in chosen or members:
         for name, value in _leaves(key, member):
             while name in found:
                 name += "_"
@@ -222,6 +226,10 @@ def _members(value: object) -> list[tuple[str, Any]] | None:
     if isinstance(value, tuple | list):
         names = getattr(value, "_fields", None) or map(str, range(len(value)))
         return list(zip(names, value, strict=True))
+    own, cross = (getattr(value, f"{kind}_attention_cache", None) for kind in ("self", "cross"))
+    if own is not None and cross is not None:  # the caches of a decoder, by layer as Optimum names
+        pairs = zip(_members(own) or [], _members(cross) or [], strict=False)
+        return [(i, {"decoder": mine, "encoder": theirs}) for (i, mine), (_, theirs) in pairs]
     layers = getattr(value, "layers", None)  # a key-value cache of transformers
     if isinstance(layers, list) and all(hasattr(x, "keys") for x in layers):
         return [(str(i), {"key": x.keys, "value": x.values}) for i, x in enumerate(layers)]

@@ -8,6 +8,7 @@ The messages are those of ``tritonclient`` (``model_config.proto`` of Triton's r
     axes.tokens = "sequence"       names of dynamic dims of ``tokens``, in order, comma-separated
     range.tokens = "0..511"        every value of ``tokens`` is in [0, 511]
     range.seq_lens = "1..sequence" ... no value exceeds the request's size of ``sequence``
+    mask.attention_mask = "right"  1 at data and 0 at padding, which is there; for load tests
     padding.sequence = "0"         inputs may be padded along ``sequence`` with 0 for batching
     padding.sequence = "ids=1,mask=0"  ... with a value for each input that has the axis
 """

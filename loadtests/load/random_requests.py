@@ -64,6 +64,8 @@ def _values(
     dtype = DTYPES[spec.datatype]
     shape = leading + tuple(sizes[d] if isinstance(d, str) else d for d in spec.dims)
     high = sizes.get(spec.high) if isinstance(spec.high, str) else spec.high
+    if spec.is_mask:  # every position holds data: 1, or the number of positions
+        return np.full(shape, high if isinstance(spec.high, str) else 1, dtype)
     if dtype.kind == "b":
         return generator.integers(0, 2, shape).astype(dtype)
     if dtype.kind != "f":

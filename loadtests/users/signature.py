@@ -21,7 +21,7 @@ from modelport.loadtests.users import authentication
 METADATA_SECONDS = 10.0
 MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"
 #: Prefixes of the exports' entries in ``parameters``.
-RANGE, AXIS, AXES = "range.", "axis.", "axes."
+RANGE, AXIS, AXES, MASK = "range.", "axis.", "axes.", "mask."
 #: TensorFlow's names of the Open Inference Protocol's datatypes.
 TENSORFLOW = {
     "DT_FLOAT": "FP32",
@@ -50,6 +50,8 @@ class InputTensor:
     #: Range of the values; an end may be an axis.
     low: float | None = None
     high: float | str | None = None
+    #: Whether values at padding are undefined, so that requests have none.
+    is_mask: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,8 @@ def of_config(config: Any) -> RequestSignature:
         dims = _named(spec.name, list(spec.dims), told.get(AXES + spec.name, ""), axes)
         low, high = _range(told.get(RANGE + spec.name, ""))
         shape = tuple(spec.reshape.shape) if spec.HasField("reshape") else None
-        return InputTensor(spec.name, datatype(spec), dims, shape, low, high)
+        is_mask = MASK + spec.name in told
+        return InputTensor(spec.name, datatype(spec), dims, shape, low, high, is_mask)
 
     inputs = tuple(one(spec) for spec in config.input)
     outputs = {spec.name: OutputTensor(datatype(spec), tuple(spec.dims)) for spec in config.output}

@@ -224,7 +224,7 @@ def test_masks_are_known_by_name_and_range() -> None:
     others = [of("key_padding_mask", Datatype.BOOL), of("mask", Datatype.INT64, 0, 9)]
     others += [of("attention_mask", Datatype.FP32), of("masked")]
     found = attention_masks.infer([*masks, *others])
-    assert found == tuple(AttentionMask(m.name, "any") for m in masks)
+    assert found == tuple(AttentionMask(m.name) for m in masks)
 
 
 def test_an_inferred_mask_gets_its_range_and_the_flag_replaces_it() -> None:
@@ -235,7 +235,7 @@ def test_an_inferred_mask_gets_its_range_and_the_flag_replaces_it() -> None:
         return found, found.signature(Attends(), 4)
 
     found, signature = inferred()
-    assert found.masks == (AttentionMask("mask", "any"),)
+    assert found.masks == (AttentionMask("mask"),)
     assert signature.inputs[1] == MASK
     assert signature.axes == {"n": Axis("n", 1, 9)}, "a range elsewhere keeps the axis's bounds"
     assert inferred("mask:left=output")[0].masks == (AttentionMask("mask", "left", ("output",)),)
@@ -248,7 +248,7 @@ def test_a_masked_model_is_published_with_its_mask_and_verified(
     declared = ["--input", "tokens:INT64[n=1..9]=0..30", "--input", "mask:INT64[n]=0..1"]
     command = [tmp_path / "m.pt", *declared, "--name", "m"]
     model = "tests.exporters.test_export_masks:Attends"
-    refused = invoke(*command, model=model)
+    refused = invoke(*command, "--mask", "mask:left", model=model)
     assert (refused.exit_code, "not finite" in refused.stderr) == (3, True)
     done = invoke(*command, "--mask", "mask:left=output", model=model)
     assert done.exit_code == 0, done.stderr
@@ -259,6 +259,8 @@ def test_a_masked_model_is_published_with_its_mask_and_verified(
     ]
     samples = json.loads((version / "samples.json").read_text())
     assert all(set(row["mask"]["content"]) == {1} for row in samples["data"])
+    config = (version.parent / "config.pbtxt").read_text()
+    assert 'key: "mask.mask"' in config
     verified = api.verify(version, checkpoint=tmp_path / "m.pt", trust=True)
     assert verified.proven is not None
     assert verified.proven.report.masks == (AttentionMask("mask", "left", ("output",)),)

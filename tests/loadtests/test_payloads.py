@@ -55,6 +55,16 @@ def test_drawn_requests_keep_to_the_declared_ranges_and_axes(
     assert made.reshape == {"seq_lens": ()}
 
 
+def test_drawn_masks_have_data_everywhere(tmp_path: Path) -> None:
+    path = tmp_path / "config.pbtxt"
+    dims = 'parameters { key: "mask.seq_lens" value { string_value: "right" } }\n'
+    dims += 'parameters { key: "mask.tokens" value { string_value: "any" } }\n'
+    path.write_text(CONFIG + dims)
+    for request in random_requests.draw(signature.read_file(path), 4, seed=1, count=20).requests:
+        assert (request["seq_lens"] == request["tokens"].shape[1]).all()
+        assert (request["tokens"] == 1).all()
+
+
 def test_one_seed_draws_one_set_of_requests(told: signature.RequestSignature) -> None:
     first, again, other = (random_requests.draw(told, 1, seed) for seed in (3, 3, 4))
     for one, two in zip(first.requests, again.requests, strict=True):
