@@ -28,6 +28,8 @@ REQUEST = (
 FRESH = 5
 #: As many connections in a row must show the new certificate: each worker has its own.
 SIGHTINGS = 6
+#: Between two looks at the certificates; each is a handshake for every port, besides the load.
+LOOK_SECONDS = 0.05
 
 
 class MountedSecret:
@@ -71,11 +73,12 @@ class LoadDuringSwaps:
     per_second: float
     requests: int = 0
     connections: int = 0
+    seconds: float = 0.0
     errors: list[str] = field(default_factory=list)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        pace = 2 / self.per_second
+        pace, begun = 2 / self.per_second, time.monotonic()
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._repeat(each, pace)) for each in (self._http, self._grpc)
@@ -83,6 +86,7 @@ class LoadDuringSwaps:
             try:
                 yield
             finally:
+                self.seconds += time.monotonic() - begun
                 for task in tasks:
                     task.cancel()
 
@@ -180,7 +184,7 @@ async def until_served(gateway: Gateway, secret: MountedSecret, serial: int) -> 
             seen += 1
         else:
             seen, last_old = 0, time.monotonic()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(LOOK_SECONDS)
     return last_old - begun
 
 
