@@ -50,6 +50,7 @@ _DIGITS = 18
 #: A look-up of an enum's member calls a function.
 _HEALTH, _INFER = Operation.HEALTH, Operation.INFER
 _LIVE, _READY = "/v2/health/live", "/v2/health/ready"
+_PROBED = frozenset({_LIVE, _READY})
 #: Bodies of the Open Inference Protocol; Triton sends none.
 _PROBES = {
     (_LIVE, True): b'{"live":true}',
@@ -80,7 +81,7 @@ class OipInfer(OipErrors):
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         path: str = scope["path"]
-        if path in (_LIVE, _READY) and scope["method"] == "GET":
+        if path in _PROBED and scope["method"] == "GET":
             return self._probe(path, send)
         if scope["method"] == "POST" and path.endswith(_SUFFIX):
             target = (_target if len(path) <= KEPT_TARGET else _parsed)(path)
@@ -89,7 +90,7 @@ class OipInfer(OipErrors):
         return None
 
     def operation(self, scope: Scope) -> Operation:
-        return _HEALTH if scope["path"] in (_LIVE, _READY) else _INFER
+        return _HEALTH if scope["path"] in _PROBED else _INFER
 
     def refuses(self, raw_path: bytes) -> bool:
         """Ask ``InferenceService.refuses`` for a plain path of ``infer``."""
