@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,7 @@ def export(
     labels: Path | str | None = None,
     sign_key: Path | str | None = None,
     output: Path | str | None = None,
+    artifact: Path | str | None = None,
     progress: Progress | None = None,
 ) -> list[ExportResult]:
     """Export a checkpoint, prove each artifact equal to it, and publish it.
@@ -119,6 +121,7 @@ def export(
         labels: a file with the names of the classes, one a line.
         sign_key: a file with the Ed25519 key that signs the certificates.
         output: write the artifact and its certificate here instead of publishing.
+        artifact: an ONNX file to prove instead of converting, see ``certify``.
         progress: is called as the work advances.
 
     Returns:
@@ -182,8 +185,42 @@ def export(
         labels=_path(labels),
         sign_key=_path(sign_key),
         output=_path(output),
+        artifact=_path(artifact),
     )
     return export_pipeline.export(request, progress or _silent)
+
+
+def certify(artifact: Path | str, against: Path | str, **options: Any) -> list[ExportResult]:
+    """Prove an ONNX file from elsewhere, and publish it with a certificate.
+
+    Args:
+        artifact: the ONNX file; its weights may lie beside it.
+        against: the checkpoint it was exported from, or an ``.npz`` file with each input and
+            output by name, one row a sample.
+        options: of ``export``, but for those of the conversion.
+
+    Returns:
+        One result, as of ``export``.
+
+    Raises:
+        InvalidArgument, AlreadyExists, ParityError, Unsupported: as ``export``.
+        IntegrityError: the file is damaged, or does more than compute.
+    """
+    with _importing():
+        from modelport.exporters import inspection
+        from modelport.gateway.repository.artifact_checks import onnx_guard
+    artifact, against = Path(artifact), Path(against)
+    if artifact.suffix.lower() != ".onnx":
+        raise UsageError(f"'{artifact}' is no ONNX file; its name must end in .onnx")
+    if not artifact.is_file():
+        raise UsageError(f"'{artifact}' does not exist; give the path of an ONNX file")
+    onnx_guard.check(artifact)
+    found = inspection.inspect(artifact)
+    options.setdefault("name", None)
+    options["name"] = options["name"] or re.sub(r"[^A-Za-z0-9._-]", "_", artifact.stem)
+    if against.suffix == ".npz" and not options.get("output_names"):
+        options["output_names"] = [output.name for output in found.outputs]
+    return export(against, opset=found.opset, artifact=artifact, **options)
 
 
 def verify(

@@ -18,6 +18,7 @@ from typing import Any
 
 from modelport.exporters import formats, inspection
 from modelport.exporters.formats import ExportTarget, Format, ParitySession
+from modelport.exporters.formats.onnx_adopted import adopt
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import certificate, evaluation
 from modelport.exporters.proof.parity import ValuesDiffer
@@ -59,6 +60,7 @@ class ExportRequest:
         image, labels: see ``image_metadata.describe``.
         sign_key: a private key to sign the certificates with.
         output: a file or folder to write to instead of publishing into ``repository``.
+        artifact: an ONNX file to prove instead of converting the source.
     """
 
     source: SourceRequest
@@ -74,6 +76,7 @@ class ExportRequest:
     labels: Path | None = None
     sign_key: Path | None = None
     output: Path | None = None
+    artifact: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +259,10 @@ def _make(
 
     told("converting", 0, 0)
     with _writing_to(artifact.folder):
-        usage = convert(source, row, target, path, checks)
+        if request.artifact is not None:
+            usage = adopt(request.artifact, path)
+        else:
+            usage = convert(source, row, target, path, checks)
         gc.collect()  # a converter's graphs hold a copy of the weights
         if target.quantize:
             _check_quantized(path, row, target.quantize)

@@ -25,6 +25,7 @@ class Framework(StrEnum):
     SCIKIT_LEARN = "scikit-learn"
     XGBOOST = "xgboost"
     LIGHTGBM = "lightgbm"
+    RECORDED = "recorded"
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ class ModelSpec:
         parameters: further entries for ``config.pbtxt``.
         twin: ``module:attribute`` of the ``exporters.keras_ports.Twin`` that computes the same in
             Keras; without one, TensorFlow's formats are not available.
+        recorded: the number of samples that ``sample`` gives in turn, where no others have answers.
     """
 
     name: str
@@ -100,6 +101,7 @@ class ModelSpec:
     parameters: Mapping[str, str] = field(default_factory=dict)
     twin: str | None = None
     masks: tuple[AttentionMask, ...] = ()
+    recorded: int = 0
 
 
 def classifies_images(module: Any, max_batch_size: int) -> ModelSignature:

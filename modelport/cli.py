@@ -24,6 +24,10 @@ COMMANDS = {
         "modelport.exporters.cli.export:export",
         "Export a checkpoint, prove it, publish it.",
     ),
+    "certify": (
+        "modelport.exporters.cli.certify:certify",
+        "Prove an ONNX file from elsewhere, publish it.",
+    ),
     "verify": (
         "modelport.exporters.cli.verify:verify",
         "Check a published version, or prove it again.",

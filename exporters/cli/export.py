@@ -206,17 +206,27 @@ def export(**options: Any) -> None:
 
     Exit codes: 0 done, 2 usage, 3 parity, 4 unsupported, 5 integrity.
     """
-    kwargs = parse_kwargs(options.pop("model_kwargs"))
-    version = options.pop("model_version")
-    as_json, quiet = options.pop("as_json"), options.pop("quiet")
-    images = {name: options.pop(f"image_{name}") for name in IMAGE_FLAGS}
-    image = {name: value for name, value in images.items() if value is not None}
+    given, as_json, quiet = arguments(options)
     with progress_bar(quiet) as progress:
         # torch and the runtime come with this call.
         progress("starting", 0, 0)
-        results = api.export(
-            **options, model_kwargs=kwargs, version=version, image=image, progress=progress
-        )
+        results = api.export(**given, progress=progress)
+    show(results, as_json)
+
+
+def arguments(options: dict[str, Any]) -> tuple[dict[str, Any], bool, bool]:
+    """The arguments of ``api.export`` for these options, and ``--json`` and ``--quiet``."""
+    given = dict(options)
+    given["model_kwargs"] = parse_kwargs(given["model_kwargs"])
+    given["version"] = given.pop("model_version")
+    as_json, quiet = given.pop("as_json"), given.pop("quiet")
+    images = {name: given.pop(f"image_{name}") for name in IMAGE_FLAGS}
+    given["image"] = {name: value for name, value in images.items() if value is not None}
+    return given, as_json, quiet
+
+
+def show(results: Sequence[ExportResult], as_json: bool) -> None:
+    """Print what was exported."""
     if as_json:
         click.echo(json.dumps([_document(result) for result in results], indent=2))
     else:

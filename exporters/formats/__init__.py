@@ -139,6 +139,7 @@ def _load(module: str) -> Any:
 _TORCH, _TF = Framework.PYTORCH, Framework.TENSORFLOW
 _TRACED = ("fp32", "fp16", "bf16")
 _KERAS = ("tensorflow", "keras")
+_ADOPTED = ("fp32", "fp16", "bf16", "int8")
 _TREES = ("skl2onnx", "onnxmltools", "onnx", "onnxruntime")
 _LITE = (*_KERAS, "ai-edge-litert")
 
@@ -174,6 +175,9 @@ FORMATS: dict[str, Format] = {
                     ("fp32", "int8"),
                     (*_KERAS, "tf2onnx", "onnx", "onnxruntime"),
                     default_opset=18,
+                ),
+                Framework.RECORDED: ExportRoute(
+                    "onnx_adopted", _ADOPTED, ("onnx", "onnxruntime"), default_opset=20
                 ),
                 **{
                     framework: ExportRoute(

@@ -47,11 +47,11 @@ def plan(
         for batch in batches:
             yield ParityCase(batch, sizes, sample(signature, batch, sizes, rng))
             done += batch or 1
-    for sizes, fills in corners(signature):
+    for sizes, fills in () if spec.recorded else corners(signature):
         for batch in batches[:EDGE_BATCHES]:
             inputs = draw(signature, batch, sizes, rng, fills, spec.masks)
             yield ParityCase(batch, sizes, inputs, edge=True)
-    while done < samples:
+    while done < max(samples, spec.recorded):
         batch = batches[int(rng.integers(len(batches)))]
         sizes = {
             name: int(rng.integers(axis.minimum, sizes_of(axis)[-1], endpoint=True))

@@ -16,6 +16,7 @@ SAVED_MODEL = "saved_model.pb"
 HUGGING_FACE = ("config.json", "modules.json")
 #: Of XGBoost, LightGBM and skops.
 TREE_SUFFIXES = frozenset({".ubj", ".json", ".txt", ".skops"})
+RECORDED_SUFFIX = ".npz"
 PICKLE_SUFFIXES = frozenset({".pkl", ".pickle", ".joblib"})
 
 
@@ -57,6 +58,8 @@ def _reader(path: Path) -> str:
             f"'{path}' is a pickle, which runs code when it is read; save the model with "
             "skops.io.dump() (scikit-learn) or save_model() (XGBoost .ubj, LightGBM .txt)"
         )
+    if suffix == RECORDED_SUFFIX:
+        return "recorded"
     if suffix in TREE_SUFFIXES and path.is_file():
         return "trees"
     if suffix in KERAS_SUFFIXES or (path / SAVED_MODEL).is_file():

@@ -1,0 +1,47 @@
+"""``modelport certify``: prove an ONNX file from elsewhere, and publish it with a certificate.
+
+This module imports neither torch nor a runtime, which keeps ``--help`` fast.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from modelport.exporters import api
+from modelport.exporters.cli import export as export_command
+from modelport.exporters.runtime.progress import progress_bar
+from modelport.gateway.cli.errors import OneLineCommand
+
+#: Options of ``export`` that choose a conversion.
+_OF_CONVERSION = frozenset({"checkpoint", "formats", "opset", "name_template"})
+
+
+@click.command(cls=OneLineCommand)
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="CHECKPOINT|FILE.npz",
+    help="The checkpoint that the file was exported from, as for 'export' (with --model, --input "
+    "...); or recorded inputs and outputs by name, one row a sample.",
+)
+def certify(artifact: Path, against: Path, **options: Any) -> None:
+    """Prove that the ONNX file ARTIFACT computes what a checkpoint or recorded answers say, and
+    publish it with a certificate, so that --require-certificate and --require-signature serve it.
+
+    --dtype or --quantize tells the precision that the file was exported in, which sets the bounds.
+
+    Exit codes: 0 done, 2 usage, 3 parity, 4 unsupported, 5 integrity.
+    """
+    arguments, as_json, quiet = export_command.arguments(options)
+    with progress_bar(quiet) as progress:
+        progress("starting", 0, 0)
+        results = api.certify(artifact, against, **arguments, progress=progress)
+    export_command.show(results, as_json)
+
+
+certify.params += [each for each in export_command.export.params if each.name not in _OF_CONVERSION]

@@ -1,0 +1,119 @@
+"""Recorded answers of a model, ``.npz``: each input and output by name, one row a sample."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from modelport.exporters.loaded_model import Framework, Origin, Source
+from modelport.exporters.model_spec import ModelSpec
+from modelport.exporters.sources import SourceRequest
+from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.repository.artifact_checks import zip_guard
+from modelport.gateway.repository.manifest import sha256_of
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
+
+_DATATYPES = {
+    dtype: datatype
+    for datatype, dtype in NUMPY_DTYPES.items()
+    if datatype not in (Datatype.BF16, Datatype.BYTES)
+}
+
+
+def load(request: SourceRequest) -> Source:
+    """Read recorded answers; ``request.output_names`` tells outputs from inputs.
+
+    Raises:
+        UsageError: the file cannot be read, or its rows do not fit together.
+    """
+    path = request.checkpoint
+    if request.model is not None or request.model_kwargs or request.inputs:
+        raise UsageError(f"'{path}' holds answers and no model; leave --model and --input")
+    arrays = _read(path)
+    missing = [name for name in request.output_names if name not in arrays]
+    if missing or not request.output_names:
+        raise UsageError(
+            f"'{path}' has no output {', '.join(map(repr, missing)) or 'that is named'}; it has "
+            f"{', '.join(arrays) or 'nothing'}"
+        )
+    outputs = {name: arrays[name] for name in request.output_names}
+    inputs = {name: array for name, array in arrays.items() if name not in outputs}
+    if not inputs:
+        raise UsageError(f"'{path}' has outputs alone; record the inputs with their names")
+    signature = ModelSignature(
+        tuple(_spec(name, array) for name, array in inputs.items()),
+        tuple(_spec(name, array) for name, array in outputs.items()),
+        request.max_batch_size,
+    )
+    answers = _Answers(inputs, outputs)
+    return Source(
+        framework=Framework.RECORDED,
+        model=None,
+        spec=ModelSpec(
+            path.stem,
+            lambda model, max_batch_size: signature,
+            sample=answers.sample,
+            recorded=answers.rows,
+        ),
+        signature=signature,
+        reference=answers,
+        parameter_count=0,
+        origins=(Origin(path.name, sha256_of(path)),),
+    )
+
+
+def _read(path: Path) -> dict[str, Array]:
+    try:
+        zip_guard.check(path)
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: np.ascontiguousarray(file[name]) for name in file.files}
+    except Exception as error:  # a damaged file can raise almost anything
+        raise UsageError(
+            f"'{path}' is not a readable .npz file: {first_line(error)}; write one with numpy.savez"
+        ) from error
+    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1 or not all(lengths.values()):
+        raise UsageError(f"'{path}': the numbers of rows differ or are 0: {lengths}")
+    for name, array in arrays.items():
+        if array.dtype not in _DATATYPES:
+            raise UsageError(f"'{path}': '{name}' is {array.dtype}, which no protocol has")
+    return arrays
+
+
+def _spec(name: str, array: Array) -> TensorSpec:
+    dims = array.shape[1:]
+    reshape = None if dims else ()  # a scalar travels as [1]
+    return TensorSpec(name, _DATATYPES[array.dtype], dims or (1,), reshape=reshape)
+
+
+class _Answers:
+    """The recorded rows, as a reference that knows no others."""
+
+    def __init__(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        self._inputs, self._outputs = inputs, outputs
+        self.rows = len(next(iter(inputs.values())))
+        self._numbers = {self._key(inputs, row): row for row in range(self.rows)}
+        self._next = itertools.cycle(range(self.rows))
+
+    @staticmethod
+    def _key(inputs: Mapping[str, Array], row: int) -> bytes:
+        return b"".join(inputs[name][row].tobytes() for name in sorted(inputs))
+
+    def sample(
+        self,
+        signature: ModelSignature,
+        batch: int,
+        sizes: Mapping[str, int],
+        rng: np.random.Generator,
+    ) -> dict[str, Array]:
+        """The next rows, so that each has its turn."""
+        rows = [next(self._next) for _ in range(batch or 1)]
+        return {name: array[rows] for name, array in self._inputs.items()}
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        count = len(next(iter(inputs.values())))
+        rows = [self._numbers[self._key(inputs, row)] for row in range(count)]
+        return {name: array[rows] for name, array in self._outputs.items()}
