@@ -85,13 +85,22 @@ class Access:
         watcher.reloaded.append(self._kept.clear)
         self._watch = watcher.watch("rules", [path], self._load, self._use)
 
-    def authenticate(self, headers: Fields, connection: ConnectionIdentity) -> AccessContext:
+    def authenticate(
+        self,
+        headers: Fields,
+        connection: ConnectionIdentity,
+        credential: tuple[bytes, ...] | None = None,
+    ) -> AccessContext:
         """Return the context of a request by its credential.
+
+        Args:
+            credential: ``credentials.fields`` of the headers, if that is known.
 
         Raises:
             Unauthenticated: The credential is wrong.
         """
-        credential = credentials.fields(headers)
+        if credential is None:
+            credential = credentials.fields(headers)
         caller = self._kept.get(credential)
         if caller is None:
             caller = self._recognise(credential, headers, connection)

@@ -24,11 +24,15 @@ class AuthenticatedService(Service):
         self._access = access
 
     def admit(
-        self, method: Method, headers: Fields, connection: ConnectionIdentity
+        self,
+        method: Method,
+        headers: Fields,
+        connection: ConnectionIdentity,
+        credential: tuple[bytes, ...],
     ) -> AccessContext | Ending:
         """Return the context of a call that has just begun, or its refusal."""
         try:
-            context = self._access.authenticate(headers, connection)
+            context = self._access.authenticate(headers, connection, credential)
             context.enter(method.operation)
         except ModelportError as error:
             return Ending(status(method, error), str(error))

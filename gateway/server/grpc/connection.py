@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from modelport.gateway.access import credentials
 from modelport.gateway.access.context import AccessContext, Fields
 from modelport.gateway.server.connection_identity import identity_of
 from modelport.gateway.server.grpc.authenticated_service import AuthenticatedService
@@ -39,6 +40,7 @@ class GrpcHead(NamedTuple):
     Attributes:
         http_status: The answer to a request that is no gRPC.
         headers: The fields that are not pseudo-headers.
+        credential: Those that may have a credential.
     """
 
     target: CallTarget
@@ -47,6 +49,7 @@ class GrpcHead(NamedTuple):
     content_length: int | None = None
     http_status: int | None = None
     headers: Fields = ()
+    credential: tuple[bytes, ...] = ()
 
 
 def read_head(service: Service, section: FieldSection) -> GrpcHead:
@@ -59,8 +62,9 @@ def read_head(service: Service, section: FieldSection) -> GrpcHead:
     elif not headers.get(b"content-type", b"").startswith(b"application/grpc"):
         http_status = 415
     target = service.target(section.pseudo[b":path"], headers)
-    length = section.content_length
-    return GrpcHead(target, False, False, length, http_status, section.regular)
+    length, fields = section.content_length, section.regular
+    credential = credentials.fields(fields)
+    return GrpcHead(target, False, False, length, http_status, fields, credential)
 
 
 class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
@@ -129,7 +133,7 @@ class AuthenticatedGrpcConnection(GrpcConnection):
     ) -> None:
         method = head.target.method
         if method is not None and head.http_status is None:
-            admitted = self.service.admit(method, head.headers, self._identity)
+            admitted = self.service.admit(method, head.headers, self._identity, head.credential)
             if isinstance(admitted, Ending):
                 head = head._replace(target=CallTarget(refusal=admitted))
             else:
