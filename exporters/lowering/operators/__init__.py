@@ -3,25 +3,55 @@
 from __future__ import annotations
 
 from modelport.exporters.lowering.operators import (
+    activations,
     arithmetic,
+    attention,
     comparison,
+    control_flow,
+    convolution,
     creation,
+    indexing,
+    interpolation,
+    layout,
+    normalization,
     padding,
+    pooling,
     products,
+    recurrent,
     reductions,
+    sampling,
+    scattering,
     shapes,
+    sorting,
+    spectral,
     symbolic,
 )
 from modelport.exporters.lowering.registry import OPERATORS
 
+layout.keep_layouts(OPERATORS)
+
 __all__ = [
     "OPERATORS",
+    "activations",
     "arithmetic",
+    "attention",
     "comparison",
+    "control_flow",
+    "convolution",
     "creation",
+    "indexing",
+    "interpolation",
+    "layout",
+    "normalization",
     "padding",
+    "pooling",
     "products",
+    "recurrent",
     "reductions",
+    "sampling",
+    "scattering",
     "shapes",
+    "sorting",
+    "spectral",
     "symbolic",
 ]

@@ -9,7 +9,7 @@ import torch
 
 from modelport.exporters.lowering.datatypes import cast, floating
 from modelport.exporters.lowering.registry import lowers
-from modelport.exporters.lowering.sizes import axes, axis, product, rank, size
+from modelport.exporters.lowering.sizes import axes, product, size
 from modelport.exporters.runtime.tensorflow_runtime import tf
 
 Dims = int | Sequence[int] | None
@@ -82,36 +82,6 @@ def min_all(x: Any) -> Any:
     return amin(x)
 
 
-def _position(find: Callable[..., Any], x: Any, dim: int | None, keepdim: bool) -> Any:
-    """The index of the first extreme along ``dim``, or in the flat tensor."""
-    x = tf.cast(x, tf.int32) if x.dtype == tf.bool else x
-    if dim is None or rank(x) == 0:
-        index = find(tf.reshape(x, [-1]), 0, output_type=tf.int64)
-        return tf.reshape(index, [1] * rank(x)) if keepdim else index
-    index = find(x, axis(x, dim), output_type=tf.int64)
-    return tf.expand_dims(index, axis(x, dim)) if keepdim else index
-
-
-@lowers("argmax")
-def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    return _position(tf.argmax, x, dim, keepdim)
-
-
-@lowers("argmin")
-def argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    return _position(tf.argmin, x, dim, keepdim)
-
-
-@lowers("max.dim")
-def max_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
-    return _largest(x, axes(x, dim), keepdim), argmax(x, dim, keepdim)
-
-
-@lowers("min.dim")
-def min_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
-    return _smallest(x, axes(x, dim), keepdim), argmin(x, dim, keepdim)
-
-
 @lowers("any", "any.dim", "any.dims")
 def any_(x: Any, dims: Dims = None, keepdim: bool = False) -> Any:
     return _logical(tf.reduce_any, x, dims, keepdim)
@@ -156,18 +126,6 @@ def var_mean(
     x: Any, dims: Dims = None, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Any, Any]:
     return _variance(x, dims, correction, keepdim)
-
-
-@lowers("cumsum")
-def cumsum(x: Any, dim: int, dtype: Any = None) -> Any:
-    x = _accumulated(x, dtype)
-    return tf.cumsum(x, axis(x, dim)) if rank(x) else x
-
-
-@lowers("cumprod")
-def cumprod(x: Any, dim: int, dtype: Any = None) -> Any:
-    x = _accumulated(x, dtype)
-    return tf.math.cumprod(x, axis(x, dim)) if rank(x) else x
 
 
 @lowers("logsumexp")

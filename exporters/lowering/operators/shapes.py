@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from modelport.exporters.lowering.datatypes import cast, promoted, result_type, tf_dtype
+from modelport.exporters.lowering.operators import layout
 from modelport.exporters.lowering.registry import lowers
 from modelport.exporters.lowering.sizes import (
     UNBOUNDED,
@@ -26,11 +27,7 @@ from modelport.exporters.runtime.tensorflow_runtime import tf
 
 @lowers("view", "reshape", "_unsafe_view")
 def view(x: Any, dims: Sequence[Size]) -> Any:
-    symbolic = [i for i, each in enumerate(dims) if not isinstance(each, int)]
-    if len(symbolic) == 1 and -1 not in dims and 0 not in dims:
-        # One unknown size follows from the others without arithmetic at run time.
-        dims = [-1 if i == symbolic[0] else each for i, each in enumerate(dims)]
-    return tf.reshape(x, shape(dims))
+    return layout.reshape(x, dims)
 
 
 @lowers("view.dtype")
@@ -40,8 +37,7 @@ def view_dtype(x: Any, dtype: Any) -> Any:
 
 @lowers("permute")
 def permute(x: Any, dims: Sequence[int]) -> Any:
-    order = [axis(x, dim) for dim in dims]
-    return x if order == sorted(order) else tf.transpose(x, order)
+    return layout.transpose(x, [axis(x, dim) for dim in dims])
 
 
 @lowers("transpose.int")

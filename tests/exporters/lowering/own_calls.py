@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from tests.exporters.lowering.layer_calls import REFUSED, STATIC, TRAINED, layer_calls
 from tests.exporters.lowering.oracle import OperatorCall, direct_call
 
 #: Operators tested by programs, not by calls.
-TESTED_ELSEWHERE = frozenset(("item", "_local_scalar_dense", "sym_size.int", "sym_numel"))
+TESTED_ELSEWHERE = REFUSED | {"item", "_local_scalar_dense", "sym_size.int", "sym_numel"}
 
 #: Operators whose recorded calls are of no use: views into memory that was not recorded, and
 #: reflections of batches without examples, which TensorFlow refuses.
-OWN_ONLY = frozenset(("as_strided", "reflection_pad1d", "reflection_pad2d"))
+OWN_ONLY = TRAINED | {"as_strided", "reflection_pad1d", "reflection_pad2d"}
 
 #: Operators whose arguments of type ``SymInt`` are symbolic in real programs.
 SYMBOLIC = frozenset(
@@ -31,6 +32,7 @@ STATIC_DIMS: dict[str, dict[int, tuple[int, ...] | None]] = {
     "squeeze.dim": {0: None},
     "squeeze.dims": {0: None},
     "unbind.int": {0: None},
+    **STATIC,
 }
 
 _INTS = torch.tensor([-7, -3, 0, 3, 8, 100], dtype=torch.int32)
@@ -107,3 +109,5 @@ _add("view.dtype", _INTS, torch.float32)
 _add("where.Scalar", _BOOLS, 1, 2.5)
 _add("where.ScalarOther", _CUBE > 0, _CUBE, -3)
 _add("where.ScalarSelf", _CUBE > 0, 2, _CUBE)
+for _call in layer_calls():
+    OWN_CALLS.setdefault(_call.name, []).append(_call)

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from modelport.exporters.lowering.operators import OPERATORS
+from modelport.gateway.errors import Unsupported
+from tests.exporters.lowering.layer_calls import REFUSED
 from tests.exporters.lowering.oracle import DynamicRun, eager_difference, recorded_calls
 from tests.exporters.lowering.own_calls import (
     OWN_CALLS,
@@ -49,3 +51,9 @@ def test_an_operator_needs_no_static_sizes(name: str) -> None:
 def largest_rank(call) -> int:  # type: ignore[no-untyped-def]
     leaves = torch.utils._pytree.tree_leaves((call.args, dict(call.kwargs)))
     return max((x.ndim for x in leaves if isinstance(x, torch.Tensor)), default=0)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_an_operator_that_tensorflow_cannot_compute_is_refused_with_a_reason(name: str) -> None:
+    with pytest.raises(Unsupported, match="; "):
+        OPERATORS[name]()
