@@ -12,7 +12,7 @@ from modelport.exporters.runtime.tensorflow_runtime import tf
 
 
 def reshape(x: Any, lengths: Sequence[Size]) -> Any:
-    """``x`` in another shape, of which at most one size is -1.
+    """``x`` in another shape; at most one size is -1.
 
     A single size that is known only at run time follows from the others. So the shape is constant,
     and TFLite's converter still sees the static sizes.

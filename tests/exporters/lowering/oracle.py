@@ -38,7 +38,7 @@ UNDEFINED_VALUES = frozenset(
     ("empty.memory_format", "empty_like", "empty_permuted", "empty_strided", "new_empty")
 )
 
-#: Operators whose second result are indices, of which equal elements have several that are right:
+#: Operators whose second result are indices; equal elements have several that are right:
 #: the place of the dimension among the arguments.
 TIES = {"topk": 2, "sort": 1, "kthvalue": 2, "median.dim": 1}
 
