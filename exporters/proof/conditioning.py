@@ -37,8 +37,9 @@ def measure(
     expected = [source.reference(case.inputs) for case in chosen]
     worst = {output.name: 0.0 for output in source.signature.outputs}
     squares, counts, labels = dict(worst), dict.fromkeys(worst, 0), []
-    for label, variant in source.diagnostics.rounded_otherwise():
+    for label, make in source.diagnostics.rounded_otherwise():
         try:
+            variant = make()
             found = [variant(case.inputs) for case in chosen]
         except Exception:  # a model may insist on a datatype
             continue

@@ -22,7 +22,7 @@ from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import branch_points, conditioning, decisions
 from modelport.exporters.proof.parity_cases import ParityCase, plan
 from modelport.exporters.proof.parity_report import Bounds, OutputError, ParityReport
-from modelport.exporters.proof.tolerance import Tolerance
+from modelport.exporters.proof.tolerance import Tolerance, pieces
 from modelport.exporters.requests import attention_masks
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
 from modelport.gateway.errors import ModelportError
@@ -152,16 +152,20 @@ def _leave_out_branches(
     differs = any(where.any() for where in outside.values())
     if not differs or source.diagnostics is None or worst.unexplained >= MOST_UNEXPLAINED:
         return
-    right = branch_points.accepted(
-        source.diagnostics,
-        tolerance,
-        Tolerance(min(report.atol, spec.atol), min(report.rtol, spec.rtol)),
-        case.inputs,
-        expected,
-        actual,
-        outside,
-        case.batch,
-    )
+    try:
+        right = branch_points.accepted(
+            source.diagnostics,
+            tolerance,
+            Tolerance(min(report.atol, spec.atol), min(report.rtol, spec.rtol)),
+            case.inputs,
+            expected,
+            actual,
+            outside,
+            case.batch,
+        )
+    except Exception:  # a module may not run under a dispatch mode: nothing is forgiven then
+        worst.unexplained = MOST_UNEXPLAINED
+        return
     worst.unexplained += any(where.any() for where in outside.values())
     report.branched_samples += _rows(right, case.batch)
     for name, where in right.items():
@@ -269,8 +273,8 @@ def _compare(
                 "signature's ranges to valid inputs, or correct the model",
                 {} if array is expected else case.inputs,
             )
-    if expected.size:
-        _tally(report.outputs[output.name], expected, actual, case, _tolerance(report))
+    for _, theirs, ours in pieces(expected, actual):
+        _tally(report.outputs[output.name], theirs, ours, case, _tolerance(report))
 
 
 def _tally(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -65,20 +66,20 @@ class TorchDiagnostics:
             TorchEager(self._module, self._signature)(inputs)
         return list(recorder.found)
 
-    def rounded_otherwise(self) -> Iterator[tuple[str, Reference]]:
-        """The module in float64, and with every weight moved by one unit in the last place.
-
-        A variant that cannot run is left out by the caller.
-        """
-        yield "float64", _InFloat64(self._module, self._signature)
+    def rounded_otherwise(self) -> Iterator[tuple[str, Callable[[], Reference]]]:
+        """The module in float64, and with every weight moved by one unit in the last place."""
+        yield "float64", lambda: _InFloat64(self._module, self._signature)
         for seed in range(ULP_VARIANTS):
-            moved = copy.deepcopy(self._module)
-            generator = torch.Generator().manual_seed(seed)
-            with torch.no_grad():
-                for tensor in (*moved.parameters(), *moved.buffers()):
-                    if tensor.is_floating_point():
-                        tensor.copy_(_moved(tensor, generator))
-            yield "weights moved by one ulp", TorchEager(moved, self._signature)
+            yield "weights moved by one ulp", functools.partial(self._with_moved_weights, seed)
+
+    def _with_moved_weights(self, seed: int) -> Reference:
+        moved = copy.deepcopy(self._module)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for tensor in (*moved.parameters(), *moved.buffers()):
+                if tensor.is_floating_point():
+                    tensor.copy_(_moved(tensor, generator))
+        return TorchEager(moved, self._signature)
 
 
 class _InFloat64:
