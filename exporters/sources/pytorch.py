@@ -37,7 +37,7 @@ from modelport.exporters.sources.torch_eager import (
 )
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import Unsupported
-from modelport.gateway.types import Datatype, ModelSignature
+from modelport.gateway.types import Array, Datatype, ModelSignature
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -100,9 +100,12 @@ def _at_full_precision(
     former = widen_weights(module, *dtypes)
     try:
         found = described()
+        runs = not former or _runs(found)
     except (UsageError, Unsupported):
         if not former:
             raise
+        runs = False
+    if not runs:
         narrow_weights(module, former)
         found, former = described(), {}
     if not stored:
@@ -179,17 +182,29 @@ def _tried(
     Raises:
         Unsupported: it draws random numbers.
     """
-    named = name_axes(signature)
-    sizes = {name: sizes_of(axis)[0] for name, axis in named.axes.items()}
-    batch = 1 if signature.max_batch_size else 0
     try:
-        inputs = sampler(spec)(named, batch, sizes, np.random.default_rng(0))
+        inputs = _smallest_inputs(spec, signature)
         tensors = [torch.from_numpy(inputs[x.name]) for x in signature.inputs]
         return _answered_twice(module, tensors, keywords, [x.name for x in signature.outputs])
     except Unsupported:
         raise
     except Exception:
         return None
+
+
+def _smallest_inputs(spec: ModelSpec, signature: ModelSignature) -> dict[str, Array]:
+    named = name_axes(signature)
+    sizes = {name: sizes_of(axis)[0] for name, axis in named.axes.items()}
+    batch = 1 if signature.max_batch_size else 0
+    return sampler(spec)(named, batch, sizes, np.random.default_rng(0))
+
+
+def _runs(source: Source) -> bool:
+    try:
+        source.reference(_smallest_inputs(source.spec, source.signature))
+    except Exception:
+        return False
+    return True
 
 
 def _answered_twice(

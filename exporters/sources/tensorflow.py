@@ -269,7 +269,7 @@ def _signature(loaded: _Loaded, max_batch_size: int) -> ModelSignature:
     every = [*loaded.inputs, *loaded.outputs]
     if not loaded.inputs:
         raise Unsupported("the model takes no inputs; there is nothing to serve")
-    batched = all(tensor.shape and tensor.shape[0] is None for tensor in every)
+    batched = max_batch_size > 0 and all(x.shape and x.shape[0] is None for x in every)
     return ModelSignature(
         tuple(_spec(tensor, batched) for tensor in loaded.inputs),
         tuple(_spec(tensor, batched) for tensor in loaded.outputs),

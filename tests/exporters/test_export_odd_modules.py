@@ -15,10 +15,14 @@ from click.testing import Result
 
 from modelport.exporters import api
 from modelport.exporters.formats import FORMATS
+from modelport.exporters.loaded_model import Source, WeightPrecision
+from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of
+from modelport.exporters.sources import SourceRequest, pytorch
 from modelport.exporters.sources.torch_eager import inference_mode, named_tensors
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository import config
+from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from tests.exporters import odd_modules
 
 FACTORY = "tests.exporters.odd_modules:build"
@@ -54,6 +58,7 @@ REFUSED_BY = {
     ("data_dependent", "pt2"): (4, "torch.export cannot export this model"),
     ("data_dependent", "torchscript"): (3, "differs from the checkpoint's"),
     ("numpy_inside", "torchscript"): (3, "a dimension is baked in"),
+    ("numpy_inside", "pt2"): (4, ".numpy() is not supported"),
     ("bfloat16_strict", "onnx"): (4, "the runtime of onnx cannot run this model"),
 }
 #: Modules that every run takes through the slower formats, too.
@@ -120,6 +125,27 @@ def _remove(folder: Path) -> None:
     for path in sorted(folder.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     folder.rmdir()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_half_precision_are_widened_unless_the_model_insists(dtype: torch.dtype) -> None:
+    x = TensorSpec("x", Datatype.FP32, (4,))
+    for strict in (False, True):
+        module = odd_modules.Halves(dtype, strict)
+        module.modelport_spec = ModelSpec(  # type: ignore[assignment]
+            "m", lambda *_: ModelSignature((x,), (TensorSpec("y", Datatype.FP32, (3,)),), 2)
+        )
+        stored = str(dtype).removeprefix("torch.")
+
+        def described(module: Any = module) -> Source:
+            spec = module.modelport_spec
+            return pytorch.source(module, spec, spec.signature(module, 2))
+
+        request = SourceRequest(Path("m.pt"), "m")
+        found = pytorch._at_full_precision(module, module.modelport_spec, request, described)
+        computed = stored if strict else "float32"
+        assert found.weights == WeightPrecision(stored, computed)
+        assert module.fc.weight.dtype is (dtype if strict else torch.float32)
 
 
 def test_outputs_keep_the_names_that_the_model_gives_them() -> None:
