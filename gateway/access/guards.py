@@ -7,11 +7,17 @@ gateway's own requests (steps of ensembles, copies of a rollout) use the objects
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from modelport.gateway.access.context import CURRENT, AccessContext, audited, required
+from modelport.gateway.access.context import (
+    CURRENT,
+    AccessContext,
+    audited,
+    principal_name,
+    required,
+)
 from modelport.gateway.access.guarded_models import (
     AllowedTarget,
     GuardedModels,
@@ -20,6 +26,7 @@ from modelport.gateway.access.guarded_models import (
 )
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import ALL_VERSIONS
+from modelport.gateway.access.principal import ANONYMOUS_NAME
 from modelport.gateway.access.quotas import QuotaAccount, Quotas
 from modelport.gateway.errors import QuotaExceeded
 from modelport.gateway.inference.service import SupportsInference
@@ -69,17 +76,26 @@ class GuardedService:
         context = CURRENT.get()
         if (
             context is None
-            or context.caller.has_quota
             or context.rights.operation is not _INFER
             or context.rights.versions[request.model_name] is not ALL_VERSIONS
         ):
-            return self._checked(request, deadline)
+            return self._restricted(request, deadline)
         request.caller = context.caller.principal.name
+        if context.caller.has_quota:
+            return self._charged(request, deadline)
         return self._service.infer(request, deadline)
 
-    async def _checked(self, request: InferRequest, deadline: Deadline) -> InferResponse:
-        with self._restrict(request).stated(), self._charged(request):
+    async def _restricted(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        with self._restrict(request).stated():
+            return await self._charged(request, deadline)
+
+    async def _charged(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        account = self._charge(request)
+        try:
             return await self._service.infer(request, deadline)
+        finally:
+            if account is not None:
+                self._quotas.leave(account)
 
     async def stream(
         self, request: InferRequest, deadline: Deadline
@@ -88,38 +104,40 @@ class GuardedService:
 
         A stream of a decoupled model takes no turn: its client decides how long it lasts.
         """
-        with self._restrict(request).stated(), self._charged(request):
-            async with aclosing(self._service.stream(request, deadline)) as responses:
-                async for response in responses:
-                    yield response
+        with self._restrict(request).stated():
+            account = self._charge(request)
+            try:
+                async with aclosing(self._service.stream(request, deadline)) as responses:
+                    async for response in responses:
+                        yield response
+            finally:
+                if account is not None:
+                    self._quotas.leave(account)
 
     def _restrict(self, request: InferRequest) -> AllowedTarget:
-        """Set the version of a caller that may not use all, so that no rollout chooses another."""
+        """Set the caller, and the version of one that may not use all, so that no rollout does."""
         rights = required(Operation.INFER)
+        request.caller = principal_name() or ANONYMOUS_NAME
         target = self._guarded.target(request.model_name, request.model_version)
         if rights.versions[request.model_name] is not ALL_VERSIONS:
             request.model_name, request.model_version = target.name, target.number
             request.label = None
         return target
 
-    @contextmanager
-    def _charged(self, request: InferRequest) -> Iterator[None]:
-        """Charge a request to its caller, whose turn it then is."""
+    def _charge(self, request: InferRequest) -> QuotaAccount | None:
+        """Charge a request to its caller; return the account that it leaves at its end.
+
+        Raises:
+            QuotaExceeded: The quota is used up.
+        """
         context = CURRENT.get()
         version = self._models.find(request.model_name, request.model_version)
         if context is None or version is None:
-            yield  # the service has the error
-            return
-        request.caller = context.principal.name
+            return None  # the service has the error
         account = self._quotas.account(context.principal, version.name)
-        if account is None:
-            yield
-            return
-        _charge(self._quotas, account, context, request)
-        try:
-            yield
-        finally:
-            self._quotas.leave(account)
+        if account is not None:
+            _charge(self._quotas, account, context, request)
+        return account
 
     def refuses(self, name: str, number: int) -> bool:
         target = self._guarded.target(name, number)
