@@ -166,7 +166,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """A folder as ``modelport demo`` leaves it, with a Keras and an ONNX file beside."""
+    """A folder as ``modelport demo`` leaves it, with another version, a Keras and an ONNX file."""
     folder = tmp_path_factory.mktemp("reader")
     torch.set_num_threads(1)
     write_checkpoints(folder / "checkpoints")
@@ -175,7 +175,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     before, path = Path.cwd(), list(sys.path)
     os.chdir(folder)
     try:
-        for name in ("fraud", "vit"):
+        for name in ("fraud", "fraud", "vit"):  # two versions: pages roll back to the first
             command = ["export", f"checkpoints/{name}.pt", "--model", name, "--format", "onnx"]
             done = CliRunner().invoke(modelport, command, env=ENVIRONMENT)
             assert done.exit_code == 0, done.output
