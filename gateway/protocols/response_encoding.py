@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from modelport.gateway.runtime import offload, request_memory
 from modelport.gateway.types import Deadline, Tensor
-from modelport.gateway.wire.json_writer import PIECE
+from modelport.gateway.wire import json_writer
 
 Encoded = TypeVar("Encoded")
 
@@ -19,7 +19,7 @@ PROTOBUF_BYTES = 48
 
 def is_large(outputs: Sequence[Tensor]) -> bool:
     """Whether encoding ``outputs`` takes more than a millisecond."""
-    return any(tensor.data.size > PIECE for tensor in outputs)
+    return any(json_writer.is_large(tensor.data) for tensor in outputs)
 
 
 async def encode(

@@ -18,6 +18,9 @@ from modelport.gateway.wire.raw_tensors import Buffer
 
 #: Values in a piece.
 PIECE = 16_384
+#: Characters of a piece, and of a string that count for a value.
+SLICE, _VALUE_LENGTH = 65_536, 16
+_TEXTS = (str, bytes)
 #: A copy of this size takes a fraction of a millisecond.
 _COPIED_BYTES = 1 << 20
 
@@ -69,22 +72,37 @@ def parts(document: Any) -> Iterator[bytes]:
             yield from parts(item)
             before = b","
         yield b"]"
-    else:
+    elif document.ndim:
         yield from _array(document)
+    else:
+        yield from _string(document.item())
 
 
 def _array(array: Array) -> Iterator[bytes]:
-    width, before = array[0].size if array.ndim > 1 else 1, b"["
+    width, before = max(1, _size(array) // len(array)), b"["
     step = max(1, PIECE // width)
     for start in range(0, len(array), step):
-        yield before
-        if width > PIECE:
-            yield from _array(array[start])
+        piece = array[start : start + step]
+        if _size(piece) <= PIECE:
+            yield before
+            yield json_text.dumps(_plain(piece))[1:-1]
+            before = b","
         else:
-            yield json_text.dumps(_plain(array[start : start + step]))[1:-1]
-        before = b","
+            for index in range(len(piece)):
+                yield before
+                yield from parts(piece[index, ...])
+                before = b","
         offload.checkpoint()
     yield b"]"
+
+
+def _string(text: str) -> Iterator[bytes]:
+    before = b'"'
+    for start in range(0, len(text), SLICE):
+        yield before + json_text.dumps(text[start : start + SLICE])[1:-1]
+        before = b""
+        offload.checkpoint()
+    yield b'"'
 
 
 def _rows(rows: Rows) -> Iterator[bytes]:
@@ -102,14 +120,22 @@ def _rows(rows: Rows) -> Iterator[bytes]:
     yield b"]"
 
 
+def is_large(array: Array) -> bool:
+    """Whether writing ``array`` takes more than a millisecond."""
+    return _size(array) > PIECE
+
+
 def _size(document: Any) -> int:
-    """Count the values of the arrays in ``document``."""
+    """Count the values of the arrays in ``document``; long strings count for several."""
     if isinstance(document, np.ndarray):
-        return document.size
+        if document.dtype != object or document.size > PIECE:
+            return document.size
+        texts = (len(value) for value in document.flat if type(value) in _TEXTS)
+        return document.size + sum(texts) // _VALUE_LENGTH
     if type(document) is dict:
         return sum(map(_size, document.values()))
     if type(document) is Rows:
-        return sum(column.size for column in document.columns.values())
+        return sum(map(_size, document.columns.values()))
     return sum(map(_size, document)) if type(document) is list else 0
 
 

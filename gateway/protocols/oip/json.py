@@ -27,6 +27,8 @@ from modelport.gateway.wire.raw_tensors import Buffer
 
 #: Number of cached parts of responses, each of some hundred bytes.
 HEADS = 4096
+#: To look up a member of an enumeration takes as long as the rest of ``is_large``.
+_TEXT = Datatype.BYTES
 
 
 @dataclass(slots=True)
@@ -205,7 +207,7 @@ def encode(response: InferResponse, form: ResponseFormat) -> tuple[Buffer, list[
             blob = raw_tensors.encode(tensor)
             blobs.append(blob)
             outputs.append(b'%b,"parameters":{"binary_data_size":%d}}' % (head, len(blob)))
-        elif tensor.data.size <= PIECE:
+        elif not _is_large(tensor):
             outputs.append(b'%b,"data":%b}' % (head, _values(json_data.encode(tensor))))
         else:
             large = True
@@ -236,12 +238,18 @@ def _output_head(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes
     return json_text.dumps({"name": name, "datatype": datatype.value, "shape": shape})[:-1]
 
 
+def _is_large(tensor: Tensor) -> bool:
+    several = tensor.data.size > PIECE or tensor.datatype is _TEXT
+    return several and json_writer.is_large(tensor.data)
+
+
 def is_large(response: InferResponse, form: ResponseFormat) -> bool:
     """Whether encoding takes more than a millisecond; binary outputs do not."""
     for tensor in response.outputs:  # a loop is faster than ``any``, for every response
-        if tensor.data.size > PIECE and (
-            tensor.datatype is Datatype.BYTES or not form.by_output.get(tensor.name, form.binary)
-        ):
+        if tensor.data.size <= PIECE and tensor.datatype is not _TEXT:
+            continue
+        in_json = not form.by_output.get(tensor.name, form.binary)
+        if (in_json or tensor.datatype is _TEXT) and json_writer.is_large(tensor.data):
             return True
     return False
 
