@@ -90,7 +90,7 @@ def export(
         checkpoint: a ``.pt``, ``.pth`` or ``.safetensors`` file, a Hugging Face folder, a Keras
             file, a SavedModel, or a file of XGBoost, LightGBM or skops.
         formats: ``onnx``, ``torchscript``, ``savedmodel``, ``tflite``, ``openvino``, ``pt2``,
-            ``aoti``, or ``all`` for the first four; one or several.
+            ``aoti``, ``executorch``, or ``all`` for the first four; one or several.
         model: a registered name or ``package.module:factory``; Hugging Face folders, Keras files
             and SavedModels need none.
         task: Hugging Face's name of the task to export a folder for; None takes its

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from modelport.exporters.export_pipeline import ExportResult
     from modelport.exporters.proof.evaluation import Evaluation
 
-FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|openvino|pt2|aoti|all"
+FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|openvino|pt2|aoti|executorch|all"
 
 
 #: ``--image-NAME`` sets the parameter ``image.NAME`` of ``config.pbtxt``; its help text.

@@ -222,6 +222,11 @@ FORMATS: dict[str, Format] = {
         ),
         _builtin("pt2", "pt2", _traced("pt2")),
         _builtin("aoti", "aoti", _traced("aoti")),
+        _builtin(
+            "executorch",
+            "executorch",
+            {_TORCH: ExportRoute("executorch", ("fp32",), ("torch", "executorch"))},
+        ),
     )
 }
 

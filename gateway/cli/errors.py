@@ -73,6 +73,7 @@ _EXTRAS = {
     "h5py": "tensorflow",
     "ai_edge_litert": "litert",
     "openvino": "openvino",
+    "executorch": "executorch",
     **dict.fromkeys(("lightgbm", "onnxmltools", "skl2onnx", "skops", "xgboost"), "trees"),
     "transformers": "huggingface",
     "peft": "huggingface",

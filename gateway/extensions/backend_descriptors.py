@@ -146,6 +146,23 @@ _BUILTIN = (
             ),
         ),
     ),
+    BackendDescriptor(
+        "executorch",
+        f"{_PACKAGE}.embedded.executorch",
+        "ExecuTorch",
+        (Platform("executorch", "", "executorch", "model.pte"),),
+        (
+            Library(
+                "executorch",
+                "pip install 'modelport[executorch]'",
+                (
+                    *("libexecutorch.so*", "libexecutorch_backend_xnnpack.so*"),
+                    "libexecutorch_kernels_optimized.so*",
+                ),
+                "https://docs.pytorch.org/executorch/stable/using-executorch-cpp.html",
+            ),
+        ),
+    ),
     BackendDescriptor("ensemble", f"{_PACKAGE}.ensemble", "Ensemble"),
     BackendDescriptor("triton", f"{_PACKAGE}.remote.triton", "Triton"),
     BackendDescriptor("tfserving", f"{_PACKAGE}.remote.tfserving", "TensorFlow Serving"),

@@ -39,6 +39,7 @@ GATED = {
     "modelport.gateway.backends.embedded.tensorflow": "tensorflow",
     "modelport.gateway.backends.embedded.tflite": "litert",
     "modelport.gateway.backends.embedded.openvino": "openvino",
+    "modelport.gateway.backends.embedded.executorch": "torch",
     "modelport.gateway.runtime.openvino_import": "openvino",
 }
 
