@@ -37,8 +37,12 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         Unsupported: an operator has no built-in kernel, or the converter refuses otherwise.
     """
     from modelport.exporters.formats import savedmodel
+    from modelport.exporters.lowering.loops import built_in_operators
 
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+    with (
+        built_in_operators(),
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder,
+    ):
         savedmodel.export(source, Path(folder), ExportTarget())
         gc.collect()  # frees the Keras twin, which holds a copy of the weights
         content = _convert(Path(folder), target.precision)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from modelport.exporters.lowering.operators import loops
+from modelport.exporters.lowering import loops
 from modelport.exporters.lowering.registry import lowers
 from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.errors import Unsupported

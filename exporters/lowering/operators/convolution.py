@@ -7,7 +7,7 @@ from typing import Any
 
 from modelport.exporters.lowering.operators.layout import channels_first, channels_last, reshape
 from modelport.exporters.lowering.registry import lowers
-from modelport.exporters.lowering.sizes import shape, size, sizes
+from modelport.exporters.lowering.sizes import product, shape, size, sizes
 from modelport.exporters.lowering.weights import at_export
 from modelport.exporters.runtime.tensorflow_runtime import tf
 
@@ -175,9 +175,9 @@ def _stuff(y: Any, axis: int, step: int) -> Any:
     if step == 1:
         return y
     lengths = sizes(y)
-    columns = reshape(y, [lengths[0], -1, 1, *lengths[axis + 1 :]])
-    rank = columns.shape.rank
-    columns = tf.pad(columns, [[0, 0], [0, 0], [0, step - 1], *[[0, 0]] * (rank - 3)])
+    rows = product(lengths[: axis + 1])
+    columns = reshape(y, [rows, 1, product(lengths[axis + 1 :])])
+    columns = tf.pad(columns, [[0, 0], [0, step - 1], [0, 0]])
     stuffed = [*lengths[:axis], lengths[axis] * step, *lengths[axis + 1 :]]
     y = reshape(columns, stuffed)
     keep = [slice(None)] * len(lengths)

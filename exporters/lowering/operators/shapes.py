@@ -64,7 +64,12 @@ def squeeze(x: Any, dims: int | Sequence[int] | None = None) -> Any:
     if isinstance(dims, list | tuple) and not dims:
         return x
     single = [dim for dim in axes(x, dims) if rank(x) and x.shape[dim] == 1]
-    return tf.squeeze(x, single) if single else x
+    if not single:
+        return x
+    kept = [each for dim, each in enumerate(sizes(x)) if dim not in single]
+    if sum(not isinstance(each, int) for each in kept) <= 1:
+        return layout.reshape(x, kept)
+    return x[tuple(0 if dim in single else slice(None) for dim in range(rank(x)))]
 
 
 @lowers("expand")
