@@ -20,8 +20,9 @@ from modelport.gateway.types import Axis, Datatype, TensorSpec
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
-#: Sides of an image for a model that neither its configuration nor its preprocessor bounds.
-SIDES = (32, 512)
+#: Sides of an image for a model that neither its configuration nor its preprocessor bounds. Below
+#: 64 the last stage of a network with strides of 32 has one place, a constant to exporters.
+SIDES = (64, 512)
 #: The largest side and the longest waveform that a file may ask for; a flag may ask for more.
 MOST_SIDE, MOST_SIDE_OF_FLAG = 1 << 11, 1 << 14
 MOST_SAMPLES = 1 << 22
