@@ -102,6 +102,7 @@ def check_answers(folder: Path, name: str, row: str) -> None:
         np.testing.assert_allclose(value, expected[key].float(), rtol=loose, atol=loose)
 
 
+@pytest.mark.timeout(1200)  # every module in every format is a minute of processor time
 @pytest.mark.parametrize("row", FORMAT_NAMES)
 def test_an_odd_module_is_published_and_right_or_refused_in_one_line(
     invoke: Callable[..., Result],
