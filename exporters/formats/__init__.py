@@ -65,14 +65,12 @@ class ExportRoute:
         module: the module with ``export(source, path, target)``.
         precisions: the accepted values of ``--dtype`` and ``--quantize``.
         libraries: distributions whose versions the certificate records.
-        needs_twin: the model must have a Keras twin.
     """
 
     module: str
     precisions: tuple[str, ...]
     libraries: tuple[str, ...]
     default_opset: int | None = None
-    needs_twin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +192,7 @@ FORMATS: dict[str, Format] = {
             "savedmodel",
             "savedmodel",
             {
-                _TORCH: ExportRoute("savedmodel", _TRACED, ("torch", *_KERAS), needs_twin=True),
+                _TORCH: ExportRoute("savedmodel", _TRACED, ("torch", *_KERAS)),
                 _TF: ExportRoute("savedmodel", ("fp32",), _KERAS),
             },
         ),
@@ -202,9 +200,7 @@ FORMATS: dict[str, Format] = {
             "tflite",
             "tflite",
             {
-                _TORCH: ExportRoute(
-                    "tflite", ("fp32", "fp16", "int8"), ("torch", *_LITE), needs_twin=True
-                ),
+                _TORCH: ExportRoute("tflite", ("fp32", "fp16", "int8"), ("torch", *_LITE)),
                 _TF: ExportRoute("tflite", ("fp32", "fp16", "int8"), _LITE),
             },
         ),
@@ -276,6 +272,4 @@ def check_route(source: Source, row: Format, target: ExportTarget) -> None:
 
 def _precisions(source: Source, row: Format) -> tuple[str, ...]:
     route = row.routes.get(source.framework)
-    if route is None or (route.needs_twin and source.spec.twin is None):
-        return ()
-    return route.precisions
+    return () if route is None else route.precisions

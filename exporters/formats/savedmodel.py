@@ -1,7 +1,7 @@
 """SavedModel with one signature, ``serving_default``, and the model's own tensor names.
 
-A PyTorch model is written as its Keras twin. ``keras.Model.export`` writes every variable twice and
-renames the outputs, so a ``tf.Module`` holds the variables here, and one function the model.
+A PyTorch model is lowered to TensorFlow's operations; a ``tf.Module`` holds its weights, and one
+function the model. ``keras.Model.export`` would write every variable twice and rename the outputs.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from modelport.exporters.formats import ExportTarget
-from modelport.exporters.keras_ports import find_twin
-from modelport.exporters.keras_ports.weights import port
 from modelport.exporters.loaded_model import Framework, Source
+from modelport.exporters.lowering import lower
 from modelport.exporters.requests.random_inputs import model_dims
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import tf
@@ -26,8 +25,6 @@ from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorS
 
 SIGNATURE = "serving_default"
 
-KERAS_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-
 #: Names that a function argument may have; TensorFlow replaces others and only logs that.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 RESERVED = frozenset({*keyword.kwlist, "self"})
@@ -36,29 +33,28 @@ Model = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 class ServableModule(tf.Module):  # type: ignore[misc]
-    """The variables of a Keras model, which the SavedModel tracks instead of the model."""
+    """The weights that a function uses, each once."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, function: Any) -> None:
         super().__init__()
-        self.weights = {variable.path: variable.value for variable in model.variables}
+        self.weights = list(function.graph.variables)
 
 
 def export(source: Source, path: Path, target: ExportTarget) -> None:
     """Write ``source`` to the folder ``path``; batch and axes are dynamic.
 
     Raises:
-        Unsupported: TensorFlow cannot trace or save the model.
+        Unsupported: TensorFlow cannot trace or save the model, or lacks one of its operators.
     """
-    model = servable = source.model
-    if source.framework is Framework.PYTORCH:
-        model = _twin(source, KERAS_DTYPES[target.dtype])
-        servable = ServableModule(model)
+    lowered = source.framework is Framework.PYTORCH
+    model = lower(source, target) if lowered else source.model
     try:
         with quiet():
+            function = signature_function(model, source.signature)
             tf.saved_model.save(
-                servable,
+                ServableModule(function) if lowered else model,
                 str(path),
-                signatures={SIGNATURE: signature_function(model, source.signature)},
+                signatures={SIGNATURE: function},
                 options=tf.saved_model.SaveOptions(experimental_custom_gradients=False),
             )
     except (OSError, Unsupported):
@@ -69,14 +65,6 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         raise Unsupported(
             f"TensorFlow cannot save this model ({reason}); rewrite what it names"
         ) from error
-
-
-def _twin(source: Source, dtype: str) -> Any:
-    assert source.spec.twin is not None  # the row of FORMATS says so
-    twin = find_twin(source.spec.twin)
-    model = twin.build(source.model_kwargs, dtype)
-    port(source.model.state_dict(), model, twin.links(source.model_kwargs))
-    return model
 
 
 def signature_function(model: Model, signature: ModelSignature) -> Any:

@@ -44,7 +44,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder,
     ):
         savedmodel.export(source, Path(folder), ExportTarget())
-        gc.collect()  # frees the Keras twin, which holds a copy of the weights
+        gc.collect()  # frees the lowered model, which holds a copy of the weights
         content = _convert(Path(folder), target.precision)
     path.write_bytes(content)
 
