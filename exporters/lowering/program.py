@@ -16,6 +16,7 @@ from modelport.exporters.formats.pt2 import traced_program
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.lowering.registry import name_of
+from modelport.exporters.lowering.simplification import simplify
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.errors import Unsupported
 
@@ -48,6 +49,7 @@ def lowerable_program(source: Source, target: ExportTarget) -> ExportedProgram:
     for graph in graphs(program):
         _drop_assertions(graph)
         _resolve_sizes(graph)
+        simplify(graph)
     check_operators(program)
     return program
 

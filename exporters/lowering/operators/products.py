@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from modelport.exporters.lowering.datatypes import cast
+from modelport.exporters.lowering.operators.layout import reshape
 from modelport.exporters.lowering.registry import lowers
 from modelport.exporters.lowering.sizes import rank, shape, size, sizes
 from modelport.exporters.runtime.tensorflow_runtime import tf
@@ -25,10 +26,7 @@ def _by_rows(x: Any, function: Callable[[Any], Any]) -> Any:
     """A function of a matrix over all rows of ``x``: one product instead of a batch of them."""
     *leading, width = sizes(x)
     result = function(tf.reshape(x, shape([-1, width])))
-    unknown = [i for i, each in enumerate(leading) if not isinstance(each, int)]
-    if len(unknown) == 1:
-        leading[unknown[0]] = -1
-    return tf.reshape(result, shape([*leading, size(result, -1)]))
+    return reshape(result, [*leading, size(result, -1)])
 
 
 @lowers("mm", "bmm")

@@ -199,14 +199,14 @@ class DynamicRun:
     Args:
         static_dims: (index of the tensor among the call's tensors) → dims that stay static; None
             for all of them.
-        symbolic: arguments of type ``SymInt`` are tensors, too.
+        symbolic: so many arguments of type ``SymInt`` of each call are tensors, too.
     """
 
     def __init__(
         self,
         calls: Sequence[OperatorCall],
         static_dims: Mapping[int, tuple[int, ...] | None],
-        symbolic: bool,
+        symbolic: int,
     ) -> None:
         self.calls = calls
         self._static_dims = static_dims
@@ -243,7 +243,7 @@ class DynamicRun:
         """Values, their signature, and a function that makes the call's arguments of tensors."""
         tree = (call.args, dict(call.kwargs))
         if self._symbolic:
-            tree = (tuple(_marked(call)), dict(call.kwargs))
+            tree = (tuple(_marked(call, self._symbolic)), dict(call.kwargs))
         leaves, structure = torch.utils._pytree.tree_flatten(tree)
         values, specs, places = [], [], []
         for place, leaf in enumerate(leaves):
@@ -279,14 +279,17 @@ class _SymbolicInt(int):
     """A size that the program knows only at run time."""
 
 
-def _marked(call: OperatorCall) -> Iterator[Any]:
-    """The call's positional arguments, with sizes above 1 marked where the schema allows."""
+def _marked(call: OperatorCall, most: int) -> Iterator[Any]:
+    """The call's positional arguments, with ``most`` sizes above 1 marked as symbolic."""
+    left = iter(range(most))
+
+    def marked(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [marked(each) for each in value]
+        size = type(value) is int and 1 < value < 2**31
+        return _SymbolicInt(value) if size and next(left, None) is not None else value
+
     packet, _, overload = call.name.partition(".")
     schema = getattr(getattr(torch.ops.aten, packet), overload or "default")._schema
     for argument, value in zip(schema.arguments, call.args, strict=False):
-        if "SymInt" not in str(argument.real_type):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield [_SymbolicInt(x) if x > 1 else x for x in value]
-        else:
-            yield _SymbolicInt(value) if isinstance(value, int) and 1 < value < 2**31 else value
+        yield marked(value) if "SymInt" in str(argument.real_type) else value
