@@ -64,9 +64,7 @@ def masked_fill(x: Any, mask: Any, value: Any) -> Any:
 
 @lowers("isnan")
 def isnan(x: Any) -> Any:
-    if x.dtype.is_floating:
-        return tf.math.is_nan(x)
-    return tf.zeros_like(x, tf.bool) if not x.dtype.is_complex else tf.not_equal(x, x)
+    return tf.math.is_nan(x) if x.dtype.is_floating else tf.zeros_like(x, tf.bool)
 
 
 @lowers("isinf")

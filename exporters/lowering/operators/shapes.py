@@ -148,11 +148,11 @@ def slice_scatter(
     """``x`` with a slice replaced by ``source``."""
     dim = axis(x, dim)
     length = size(x, dim)
-    first, last = _clipped(start, length, 0), _clipped(end, length, length)
+    first = _clipped(start, length, 0)
     if step == 1:
         before = slice_(x, dim, 0, first)
         return tf.concat([before, source, slice_(x, dim, scalar(first) + size(source, dim))], dim)
-    places = tf.range(scalar(length))
+    places, last = tf.range(scalar(length)), _clipped(end, length, length)
     inside = (places >= first) & (places < last) & tf.equal((places - first) % step, 0)
     positions = tf.clip_by_value((places - first) // step, 0, scalar(size(source, dim)) - 1)
     aligned = tf.reshape(inside, [-1 if i == dim else 1 for i in range(rank(x))])
@@ -171,8 +171,7 @@ def _clipped(bound: Size | None, length: Size, default: Size) -> Size:
 @lowers("select_scatter")
 def select_scatter(x: Any, source: Any, dim: int, index: Size) -> Any:
     dim = axis(x, dim)
-    index = _clipped(index, size(x, dim), 0)
-    return slice_scatter(x, tf.expand_dims(source, dim), dim, index, index + 1)
+    return slice_scatter(x, tf.expand_dims(source, dim), dim, index)
 
 
 @lowers("cat")

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Callable
+
 import torch
 
+from modelport.exporters.lowering.registry import name_of
 from tests.exporters.lowering.layer_calls import REFUSED, STATIC, TRAINED, layer_calls
 from tests.exporters.lowering.oracle import OperatorCall, direct_call
 
 #: Operators tested by programs, not by calls.
-TESTED_ELSEWHERE = REFUSED | {"item", "_local_scalar_dense", "sym_size.int", "sym_numel"}
+TESTED_ELSEWHERE = REFUSED | frozenset(
+    (
+        *("_local_scalar_dense", "item", "operator.getitem", "sym_numel", "sym_size.int"),
+        *("torch.sym_ite", "torch.sym_sum"),
+    )
+)
 
 #: Operators whose recorded calls are of no use: views into memory that was not recorded, and
 #: reflections of batches without examples, which TensorFlow refuses.
@@ -35,15 +45,27 @@ STATIC_DIMS: dict[str, dict[int, tuple[int, ...] | None]] = {
     **STATIC,
 }
 
-_INTS = torch.tensor([-7, -3, 0, 3, 8, 100], dtype=torch.int32)
-_BOOLS = torch.tensor([True, False, True])
-
 OWN_CALLS: dict[str, list[OperatorCall]] = {}
 
 
 def _add(name: str, *args: object, **kwargs: object) -> None:
     OWN_CALLS.setdefault(name, []).append(direct_call(name, *args, **kwargs))
 
+
+def _add_numbers(function: Callable[..., object], *numbers: float) -> None:
+    """A call of a function of Python with numbers that are known only at run time."""
+    dtypes = {bool: torch.bool, int: torch.int32, float: torch.float32}
+
+    def scalar(number: object) -> torch.Tensor:
+        return torch.tensor(number, dtype=dtypes[type(number)])
+
+    name = name_of(function)
+    call = OperatorCall(name, tuple(map(scalar, numbers)), {}, scalar(function(*numbers)))
+    OWN_CALLS.setdefault(name, []).append(call)
+
+
+_INTS = torch.tensor([-7, -3, 0, 3, 8, 100], dtype=torch.int32)
+_BOOLS = torch.tensor([True, False, True])
 
 for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
     _add(f"{_name}.Tensor", _INTS, _INTS.flip(0))
@@ -111,3 +133,59 @@ _add("where.ScalarOther", _CUBE > 0, _CUBE, -3)
 _add("where.ScalarSelf", _CUBE > 0, 2, _CUBE)
 for _call in layer_calls():
     OWN_CALLS.setdefault(_call.name, []).append(_call)
+
+for _function in (
+    *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv),
+    *(operator.mod, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge),
+    *(torch.sym_max, torch.sym_min),
+):
+    for _numbers in ((7, 2), (-7, 2), (3, 3), (2.5, 1.5)):
+        _add_numbers(_function, *_numbers)
+_add_numbers(operator.pow, 3, 4)
+for _function in (operator.and_, operator.or_):
+    _add_numbers(_function, True, False)
+    _add_numbers(_function, True, True)
+_add_numbers(torch.sym_not, True)
+_add_numbers(torch.sym_float, 3)
+for _number in (2.5, -2.5, 3):
+    for _function in (math.floor, math.ceil, math.trunc, torch.sym_int, operator.neg, operator.abs):
+        _add_numbers(_function, _number)
+for _name in ("add", "sub", "rsub"):
+    _add(f"{_name}.Tensor", _CUBE, _CUBE * 2, alpha=3)
+    _add(f"{_name}.Tensor", _INTS, _INTS.flip(0), alpha=2)
+    _add(f"{_name}.Scalar", _CUBE, 2, 5)
+for _exponent in (2, 3, 0.5, -0.5, 1.7, -1):
+    _add("pow.Tensor_Scalar", _CUBE.abs() + 1, _exponent)
+    _add("pow.Tensor_Scalar", _CUBE.long() - 2, int(abs(_exponent)) + 1)
+_add("pow.Tensor_Tensor", torch.tensor([2, -1, 3, -1, 1]), torch.tensor([-2, -3, 3, -2, -4]))
+_add("matmul", _INTS.reshape(2, 3).to(torch.int8) % 5, _INTS.reshape(3, 2).to(torch.int8) % 5)
+_add("linear", _CUBE, _WEIGHT[0], torch.tensor(0.5))
+_MIXED = torch.tensor([[True, False, True], [True, True, True], [False, False, False]])
+for _name in ("any", "all"):
+    _add(_name, _MIXED)
+    _add(_name, _MIXED.to(torch.uint8))
+    _add(f"{_name}.dim", _MIXED, 1)
+    _add(f"{_name}.dim", _MIXED, 0, True)
+    _add(f"{_name}.dims", _MIXED, [0, 1])
+for _order in (0, 1, 2, 3, float("inf"), -float("inf")):
+    _add("linalg_vector_norm", _CUBE, _order, [1])
+    _add("linalg_vector_norm", _CUBE, _order, None, True)
+_PART = torch.full((2, 3, 4), 9.0)
+_add("slice_scatter", _CUBE, _PART[:, :, :2], 2, -3, -1)
+_add("slice_scatter", _CUBE, _PART[:, :, :2] * torch.tensor([1, 2]), 2, 1, 4, 2)
+_add("slice_scatter", _CUBE, _PART[:, :2], 1, 1, 100)
+_add("select_scatter", _CUBE, _PART[:, 0], 1, -1)
+_add("select_scatter", _CUBE, _PART[:, 0], 1, 1)
+for _offset in (-2, -1, 0, 1, 3):
+    _add("diagonal", _CUBE, _offset, 1, 2)
+    _add("diagonal", _CUBE, _offset, 2, 0)
+_add("roll", _CUBE, [2], [1])
+_add("roll", _CUBE, [-1, 3], [0, 2])
+_add("expand", _CUBE[0], [5, 3, 4])
+_add("expand", _CUBE[:, :1], [2, 7, 4])
+_add("expand", _CUBE[:, :1], [3, -1, 5, -1])
+_add("div.Tensor_mode", _CUBE, torch.zeros(4), rounding_mode="floor")
+_add("slice_scatter", _CUBE, _PART[:, :, :1], 2, 1, 2, 3)
+_add("slice_scatter", _CUBE.repeat(1, 1, 2), _PART[:, :, :2] * torch.tensor([1, 2]), 2, 1, 6, 3)
+_add("pow.Tensor_Tensor", torch.tensor([2, 3]), torch.tensor([3, 2], dtype=torch.uint8))
+_add("pow.Tensor_Tensor", *(torch.tensor([2, 3], dtype=torch.uint8), torch.tensor([5, 2]).byte()))
