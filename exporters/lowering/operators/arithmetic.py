@@ -132,9 +132,9 @@ def power(x: Any, exponent: Any) -> Any:
 
 def _integer_power(x: Any, exponent: Any) -> Any:
     """A power of integers; a negative exponent gives 0 except for 1 and -1."""
-    natural = tf.pow(x, tf.abs(exponent)) if not exponent.dtype.is_unsigned else None
-    if natural is None:
-        return tf.pow(x, exponent)
+    if exponent.dtype == tf.uint8:
+        return cast(tf.pow(cast(x, tf.int32), cast(exponent, tf.int32)), tf.uint8)
+    natural = tf.pow(x, tf.abs(exponent))
     return tf.where((exponent < 0) & (tf.abs(x) != 1), tf.zeros_like(natural), natural)
 
 

@@ -6,12 +6,14 @@ import math
 from typing import Any
 
 from modelport.exporters.lowering.datatypes import cast
-from modelport.exporters.lowering.operators.activations import safe_softmax
 from modelport.exporters.lowering.operators.layout import reshape
 from modelport.exporters.lowering.registry import lowers
 from modelport.exporters.lowering.sizes import Size, size, sizes
 from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.errors import Unsupported
+
+#: A score that leaves nothing of a key's weight, and yet is a number if all have it.
+UNSEEN = -1e30
 
 
 @lowers("scaled_dot_product_attention")
@@ -42,12 +44,25 @@ def scaled_dot_product_attention(
         scores = tf.where(
             _causal(size(query, -2), size(key, -2)), scores, cast(float("-inf"), scores.dtype)
         )
-    if attn_mask is not None and attn_mask.dtype == tf.bool:
-        scores = tf.where(attn_mask, scores, cast(float("-inf"), scores.dtype))
-    elif attn_mask is not None:
-        scores = scores + cast(attn_mask, scores.dtype)
-    weights = tf.nn.softmax(scores) if attn_mask is None else safe_softmax(scores, -1)
-    return _by_group(weights, value, grouped, transpose=False)
+    if attn_mask is None:
+        return _by_group(tf.nn.softmax(scores), value, grouped, transpose=False)
+    bias, seeing = _bias(attn_mask, scores.dtype)
+    weights = tf.nn.softmax(scores + bias)
+    return _by_group(weights, value, grouped, transpose=False) * seeing
+
+
+def _bias(mask: Any, dtype: Any) -> tuple[Any, Any]:
+    """What ``mask`` adds to the scores, finite, and 1 for queries that see a key, 0 for others.
+
+    Both have the size of the mask, which is small beside the scores.
+    """
+    unseen = cast(UNSEEN, dtype)
+    if mask.dtype == tf.bool:
+        bias = tf.where(mask, cast(0.0, dtype), unseen)
+        return bias, tf.cast(tf.reduce_any(mask, -1, keepdims=True), dtype)
+    mask = cast(mask, dtype)
+    seeing = tf.reduce_max(mask, -1, keepdims=True) > float("-inf")
+    return tf.maximum(mask, unseen), tf.cast(seeing, dtype)
 
 
 def _causal(queries: Size, keys: Size) -> Any:
