@@ -131,9 +131,13 @@ def slice_(
 
 @lowers("select.int")
 def select(x: Any, dim: int, index: Size) -> Any:
-    parts: list[Any] = [slice(None)] * rank(x)
-    parts[axis(x, dim)] = index
-    return x[tuple(parts)]
+    # A StridedSlice that drops the dimension is fifty times slower in TensorFlow Lite.
+    dim, last = axis(x, dim), size(x, dim)
+    if isinstance(index, int):
+        place = index if index >= 0 else last + index
+    else:
+        place = tf.where(index < 0, scalar(last) + scalar(index), scalar(index))
+    return tf.gather(x, place, axis=dim)
 
 
 @lowers("slice_scatter")
