@@ -87,7 +87,7 @@ class ModelSpec:
         atol, rtol: an output is right if ``|error| <= atol + rtol * |reference|``.
         parameters: further entries for ``config.pbtxt``.
         twin: ``module:attribute`` of the ``exporters.keras_ports.Twin`` that computes the same in
-            Keras; without one, TensorFlow's formats are not available.
+            Keras, for ``convert``.
         recorded: the number of samples that ``sample`` gives in turn, where no others have answers.
     """
 

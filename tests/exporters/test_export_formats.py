@@ -174,7 +174,7 @@ def test_one_format_that_fails_leaves_the_others_unpublished(
     assert not (tmp_path / "r").exists()
 
 
-def test_the_error_for_a_model_without_a_keras_port_lists_the_formats_that_work(
+def test_a_module_of_torch_goes_to_every_format_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "twinless.py").write_text("from torch.nn import Linear as Net\n")
@@ -184,9 +184,8 @@ def test_the_error_for_a_model_without_a_keras_port_lists_the_formats_that_work(
     arguments = [str(tmp_path / "net.pt"), "--model", "twinless:Net", "--model-kwargs", kwargs]
     repository = ["--repository", str(tmp_path / "r")]
     done = CliRunner().invoke(export, [*arguments, *repository, "--format", "all"])
-    said = failed(done, 4)
-    assert "has no route to savedmodel; use --format onnx or torchscript or pt2 or aoti" in said
-    assert not (tmp_path / "r").exists()
+    assert done.exit_code == 0, done.output
+    assert len(list((tmp_path / "r").iterdir())) == 4
 
 
 def test_several_formats_and_an_output_folder_lie_side_by_side(

@@ -220,7 +220,7 @@ class DynamicRun:
             flat += values
             specs += signature
 
-        @tf.function(input_signature=specs)
+        @tf.function(input_signature=specs, autograph=False)  # as programs are lowered
         def run(*tensors: Any) -> list[Any]:
             results = []
             for call, start, arguments in rebuild:

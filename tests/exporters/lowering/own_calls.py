@@ -192,3 +192,6 @@ _add("pow.Tensor_Tensor", *(torch.tensor([2, 3], dtype=torch.uint8), torch.tenso
 _GRID = torch.linspace(-1.2, 1.2, 24).reshape(1, 3, 4, 2)
 _add("grid_sampler", _CUBE[None], _GRID, 0, 0, False)
 _add("native_channel_shuffle", torch.arange(24.0).reshape(1, 6, 2, 2), 3)
+_add("leaky_relu", _CUBE, -0.3)
+_add("celu", _CUBE, 2.5)
+_add("select.int", _CUBE, 1, -1)
