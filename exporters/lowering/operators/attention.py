@@ -52,7 +52,7 @@ def scaled_dot_product_attention(
 
 
 def _bias(mask: Any, dtype: Any) -> tuple[Any, Any]:
-    """What ``mask`` adds to the scores, finite, and 1 for queries that see a key, 0 for others.
+    """The finite bias of ``mask`` on the scores, and 1 for queries that see a key, 0 for others.
 
     Both have the size of the mask, which is small beside the scores.
     """
