@@ -131,12 +131,14 @@ class SignatureFinder:
 
     def _size(self, name: str, step: int) -> int:
         """A small size, different for each axis and step."""
-        axis = self._axes[name]
-        wanted = max(axis.minimum * step, axis.minimum + 2 * step)
-        wanted += list(self._axes).index(name)
+        axis, place = self._axes[name], list(self._axes).index(name)
+        wanted = max(axis.minimum * step, axis.minimum + 2 * step) + place
         if axis.maximum is None:
             return wanted
-        return min(wanted, axis.maximum if step > 2 else max(axis.minimum, axis.maximum - 1))
+        if step > 2:
+            return min(wanted, axis.maximum)
+        middle = (axis.minimum + axis.maximum) // 2
+        return max(axis.minimum, min(wanted, middle - place))
 
     def _limit(self) -> None:
         """Lower the limited axis to what the model accepts: tables of positions may begin at 2."""
