@@ -286,7 +286,7 @@ def _marked(call: OperatorCall, most: int) -> Iterator[Any]:
     def marked(value: Any) -> Any:
         if isinstance(value, list | tuple):
             return [marked(each) for each in value]
-        size = type(value) is int and 1 < value < 2**31
+        size = type(value) is int and 1 < abs(value) < 2**31
         return _SymbolicInt(value) if size and next(left, None) is not None else value
 
     packet, _, overload = call.name.partition(".")
