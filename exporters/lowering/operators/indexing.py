@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from modelport.exporters.lowering.datatypes import cast
 from modelport.exporters.lowering.operators.layout import reshape
 from modelport.exporters.lowering.registry import lowers
@@ -128,6 +130,16 @@ def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Any:
     wide = [size(x, d) if d == dim else n for d, n in enumerate(lengths)]
     long = [size(indices, d) if d == dim else n for d, n in enumerate(lengths)]
     return gather(tf.broadcast_to(x, shape(wide)), dim, tf.broadcast_to(indices, shape(long)))
+
+
+@lowers("tril_indices")
+def tril_indices(row: int, col: int, offset: int = 0, dtype: Any = torch.int64) -> Any:
+    return cast(tf.constant(torch.tril_indices(row, col, offset).numpy()), dtype)
+
+
+@lowers("triu_indices")
+def triu_indices(row: int, col: int, offset: int = 0, dtype: Any = torch.int64) -> Any:
+    return cast(tf.constant(torch.triu_indices(row, col, offset).numpy()), dtype)
 
 
 @lowers("nonzero")

@@ -168,6 +168,8 @@ def _indexing() -> Iterator[OperatorCall]:
     yield direct_call("index_put", x, [x > 0], torch.tensor(0.0))
     yield direct_call("take_along_dim", x, index[:1, :1], 1)
     yield direct_call("one_hot", index, 4)
+    for name in ("tril_indices", "triu_indices"):
+        yield direct_call(name, 3, 4, -1)
     yield direct_call("_embedding_bag", x, index.flatten(), torch.tensor([0, 0, 3, 4]), False, 1)
     yield direct_call("col2im", _random(2, 12, 6), [4, 5], [2, 2], [1, 2], [0, 1], [2, 2])
     yield direct_call("col2im", _random(2, 12, 12), [4, 5], [2, 2], [1, 1], [0, 0], [1, 1])
