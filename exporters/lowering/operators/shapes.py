@@ -280,7 +280,7 @@ def as_strided(
     x: Any, dims: Sequence[Size], strides: Sequence[Size], offset: Size | None = None
 ) -> Any:
     """A view of contiguous memory; the program's pass ``lay_out`` sees to the order."""
-    place: Any = scalar(offset or 0)
+    place: Any = scalar(0 if offset is None else offset)
     for i, (length, stride) in enumerate(zip(dims, strides, strict=True)):
         step = tf.range(scalar(length)) * scalar(stride)
         place = place + tf.reshape(step, [-1 if i == j else 1 for j in range(len(dims))])

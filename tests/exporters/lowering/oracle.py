@@ -6,6 +6,7 @@ call of an ATen operator below them is recorded with its result. A lowering must
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -291,5 +292,7 @@ def _marked(call: OperatorCall, most: int) -> Iterator[Any]:
 
     packet, _, overload = call.name.partition(".")
     schema = getattr(getattr(torch.ops.aten, packet), overload or "default")._schema
+    # the argument's own type would be ``int``
+    symbolic = set(re.findall(r"SymInt\S* (\w+)", str(schema)))
     for argument, value in zip(schema.arguments, call.args, strict=False):
-        yield marked(value) if "SymInt" in str(argument.real_type) else value
+        yield marked(value) if argument.name in symbolic else value
