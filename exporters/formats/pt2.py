@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export._patches import (
     register_gru_while_loop_decomposition,
@@ -81,14 +82,56 @@ def traced_program(source: Source, target: ExportTarget) -> ExportedProgram:
     torch.compiler.reset()
     # torch would unroll a recurrent layer to the example's length.
     recurrent = register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition()
+    examples = dict(zip(names, tracing.example_inputs(signature, source.spec.masks), strict=True))
     with inference_mode(named), recurrent[0], recurrent[1]:
-        return torch.export.export(
-            named,
+        declared = dict(zip(names, shapes, strict=True))
+        try:
+            return torch.export.export(named, (), examples, dynamic_shapes=declared, strict=False)
+        except Exception:
+            program = _with_found_sizes(named, examples, declared)
+            if program is None:
+                raise
+            return program
+
+
+def _with_found_sizes(
+    module: nn.Module, examples: Mapping[str, Tensor], declared: Mapping[str, Any]
+) -> ExportedProgram | None:
+    """Export with sizes whose bounds PyTorch finds; None unless they hold all that are declared.
+
+    Code that asks for a size, as masks of attention do, passes so more often than with declared
+    bounds.
+    """
+    auto = {name: dict.fromkeys(shape, torch.export.Dim.AUTO) for name, shape in declared.items()}
+    try:
+        program = torch.export.export(
+            module,
             (),
-            dict(zip(names, tracing.example_inputs(signature, source.spec.masks), strict=True)),
-            dynamic_shapes=dict(zip(names, shapes, strict=True)),
+            dict(examples),
+            dynamic_shapes=auto,
             strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,
         )
+    except Exception:
+        return None
+    inputs = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
+    kept = all(
+        _admits(program, inputs[name].shape[dim], size)
+        for name, shape in declared.items()
+        for dim, size in shape.items()
+    )
+    return program if kept else None
+
+
+def _admits(program: ExportedProgram, found: Any, declared: Any) -> bool:
+    """Whether the size ``found`` in ``program`` may be each that is ``declared``."""
+    if not isinstance(found, torch.SymInt):
+        return False
+    bounds = program.range_constraints.get(found.node.expr)
+    # PyTorch takes 0 and 1 for constants, so that bounds that it finds begin at 2.
+    return bounds is None or bool(
+        bounds.lower <= max(2, declared.min) and bounds.upper >= declared.max
+    )
 
 
 def open_session(path: Path, trusted: bool = False) -> TorchParitySession:

@@ -83,7 +83,8 @@ def signature_function(model: Model, signature: ModelSignature) -> Any:
             )
     outputs = [spec.name for spec in signature.outputs]
 
-    @tf.function  # type: ignore[untyped-decorator]
+    # AutoGraph would wrap the errors of a lowering, and Keras converts its layers itself.
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def serve(**inputs: Any) -> dict[str, Any]:
         results = model(inputs)
         return {name: results[name] for name in outputs}

@@ -14,7 +14,6 @@ from modelport.exporters.formats import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.lowering.interpreter import Interpreter
 from modelport.exporters.lowering.program import lowerable_program
-from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.repository.artifact_checks.torch_archive import arguments
 
 
@@ -29,9 +28,8 @@ def lower(source: Source, target: ExportTarget) -> Callable[[Mapping[str, Any]],
     names = dict(zip(arguments(signature), (spec.name for spec in signature.inputs), strict=True))
     outputs = [spec.name for spec in signature.outputs]
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def run(inputs: Mapping[str, Any]) -> dict[str, Any]:
         given = [inputs[names[argument]] for argument in interpreter.inputs]
         return dict(zip(outputs, interpreter(*given), strict=True))
 
-    return run  # type: ignore[no-any-return]
+    return run

@@ -22,6 +22,10 @@ from modelport.gateway.errors import Unsupported
 #: Largest result in bytes that is always computed at export if it depends on weights alone.
 FOLDED_BYTES = 4096
 
+#: Key of what was computed at export, in a node's ``meta``: TensorFlow may trace a function twice,
+#: and refuses variables that are new the second time.
+FOLDED = "modelport_folded"
+
 SubGraph = Callable[..., list[Any]]
 
 
@@ -94,7 +98,12 @@ def _attribute(module: fx.GraphModule, path: str) -> Any:
         found = getattr(found, part)
     if isinstance(found, fx.GraphModule):
         return _sub_graph(found)
-    return weights.constant_of(found) if isinstance(found, torch.Tensor) else found
+    if not isinstance(found, torch.Tensor):
+        return found
+    constants: dict[str, Any] = module.meta.setdefault(FOLDED, {})
+    if path not in constants:
+        constants[path] = weights.constant_of(found)
+    return constants[path]
 
 
 def _sub_graph(module: fx.GraphModule) -> SubGraph:
@@ -126,11 +135,13 @@ def _folded(node: fx.Node, name: str, args: Any, kwargs: Any) -> Any:
     tensors = [x for x in tf.nest.flatten([list(args), kwargs]) if tf.is_tensor(x)]
     if not tensors or not all(weights.is_constant(x) for x in tensors):
         return None
-    alone = all(len(each.users) == 1 for each in node.all_input_nodes)
-    size = sum(x.dtype.size * x.shape.num_elements() for x in tensors)
-    return weights.fold(
-        lambda: _checked(node, apply(name, args, kwargs)), max(FOLDED_BYTES, size * alone)
-    )
+    if FOLDED not in node.meta:
+        alone = all(len(each.users) == 1 for each in node.all_input_nodes)
+        size = sum(x.dtype.size * x.shape.num_elements() for x in tensors)
+        node.meta[FOLDED] = weights.fold(
+            lambda: _checked(node, apply(name, args, kwargs)), max(FOLDED_BYTES, size * alone)
+        )
+    return node.meta[FOLDED]
 
 
 def _checked(node: fx.Node, result: Any) -> Any:

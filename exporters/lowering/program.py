@@ -17,8 +17,10 @@ from modelport.exporters.loaded_model import Source
 from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.lowering.registry import name_of
 from modelport.exporters.lowering.simplification import simplify
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.torch_eager import inference_mode
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.cli.errors import converter_refused
+from modelport.gateway.errors import ModelportError, Unsupported
 
 #: A frame in the stack trace of a node: the file and the line.
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -41,11 +43,18 @@ def lowerable_program(source: Source, target: ExportTarget) -> ExportedProgram:
     """The program of ``source`` with operators of the table alone.
 
     Raises:
-        Unsupported: an operator is missing; the message names it and the line it stems from.
+        Unsupported: PyTorch cannot export the model, or an operator is missing; the message names
+            it and the line it stems from.
     """
-    traced = traced_program(source, target)
-    with inference_mode(source.model):
-        program: ExportedProgram = traced.run_decompositions(decompositions())
+    try:
+        with quiet():
+            traced = traced_program(source, target)
+            with inference_mode(source.model):
+                program: ExportedProgram = traced.run_decompositions(decompositions())
+    except ModelportError:
+        raise
+    except Exception as error:
+        raise converter_refused(error, "torch.export") from error
     for graph in graphs(program):
         _drop_assertions(graph)
         _resolve_sizes(graph)

@@ -51,7 +51,7 @@ def at_export(function: Callable[..., Any], weight: Any, *static: Any) -> Any:
         if not is_constant(weight):
             return function(weight, *static)
         with tf.init_scope():
-            return _kept(function(weight, *static))
+            return function(weight, *static)
     derived = vars(weight).setdefault("derived", {})
     key = (function, static)
     if key not in derived:

@@ -279,7 +279,11 @@ def unfold(x: Any, dim: int, length: int, step: int) -> Any:
 def as_strided(
     x: Any, dims: Sequence[Size], strides: Sequence[Size], offset: Size | None = None
 ) -> Any:
-    """A view of contiguous memory; the program's pass ``lay_out`` sees to the order."""
+    """A view of ``x`` as contiguous memory.
+
+    Tensors here have no strides of their own. A view of a permuted tensor gets other values than in
+    PyTorch, and the proof refuses the artifact.
+    """
     place: Any = scalar(0 if offset is None else offset)
     for i, (length, stride) in enumerate(zip(dims, strides, strict=True)):
         step = tf.range(scalar(length)) * scalar(stride)
