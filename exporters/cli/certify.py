@@ -5,6 +5,7 @@ This module imports neither torch nor a runtime, which keeps ``--help`` fast.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -44,4 +45,15 @@ def certify(artifact: Path, against: Path, **options: Any) -> None:
     export_command.show(results, as_json)
 
 
-certify.params += [each for each in export_command.export.params if each.name not in _OF_CONVERSION]
+def _without_variable(option: click.Parameter) -> click.Parameter:
+    """A copy that gets a variable of the environment with this verb's name."""
+    own = copy.copy(option)
+    own.envvar = None
+    return own
+
+
+certify.params += [
+    _without_variable(each)
+    for each in export_command.export.params
+    if each.name not in _OF_CONVERSION
+]

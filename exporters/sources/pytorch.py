@@ -185,6 +185,9 @@ def _tried(
     try:
         inputs = _smallest_inputs(spec, signature)
         tensors = [torch.from_numpy(inputs[x.name]) for x in signature.inputs]
+    except Exception:
+        return None
+    try:
         return _answered_twice(module, tensors, keywords, [x.name for x in signature.outputs])
     except Unsupported:
         raise

@@ -236,12 +236,12 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a model of text": (
         ("--model", "bad_inputs_net:GivesText"),
         4,
-        "forward() returns a str; return a tensor",
+        "forward() returns str; return tensors",
     ),
     "a model of nothing": (
         ("--model", "bad_inputs_net:GivesNothing"),
         4,
-        "forward() returns a NoneType; return a tensor",
+        "forward() returns NoneType; return tensors",
     ),
     "a model of complex numbers": (
         ("--model", "bad_inputs_net:GivesComplex"),

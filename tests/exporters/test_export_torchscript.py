@@ -211,11 +211,11 @@ class Failing(nn.Module):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (lambda x: {"y": x}, "forward\\(\\) returns a dict"),
+        (lambda x: {"y": "x"}, "forward\\(\\) returns str"),
         (lambda x: x @ torch.zeros(7, 7), "torch.jit.trace cannot export this model"),
         (lambda x: x.no_such_method(), "torch.jit.trace cannot export this model"),
     ],
-    ids=["a dict", "shapes that do not fit", "a bug"],
+    ids=["a text", "shapes that do not fit", "a bug"],
 )
 def test_a_model_that_cannot_be_traced_is_unsupported_in_one_line(
     tmp_path: Path, body: Callable[[torch.Tensor], Any], reason: str

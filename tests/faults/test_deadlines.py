@@ -18,6 +18,7 @@ from modelport.gateway.backends import fake
 from modelport.gateway.errors import ModelportError, TimedOut
 from modelport.gateway.models.control import LocalControl
 from modelport.gateway.protocols.request_body import TIMEOUT_HEADER
+from modelport.gateway.protocols.tfserving.grpc_request import TfServingRequest
 from modelport.gateway.server import app
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.listeners import Listeners
@@ -223,7 +224,7 @@ def grpc_entries() -> list[tuple[str, str, Any]]:
         ("inference.GRPCInferenceService", "ModelInfer", infer("m")),
         ("inference.GRPCInferenceService", "ModelStreamInfer", infer("m")),
         ("inference.GRPCInferenceService", "ModelStreamInfer", infer("many")),
-        ("tensorflow.serving.PredictionService", "Predict", predict),
+        ("tensorflow.serving.PredictionService", "Predict", TfServingRequest(predict, 100)),
         (apis, "Predictions", prediction["m"]),
         (apis, "StreamPredictions", prediction["m"]),
         (apis, "StreamPredictions", prediction["many"]),
