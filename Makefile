@@ -16,7 +16,7 @@ PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 .PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve help package run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
-	managed matrix package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling \
+	managed matrix package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
 
 help: ## List the verbs
@@ -162,6 +162,9 @@ workers: $(READY) ## Run the conformance and shutdown suites with two workers
 
 table: $(READY) ## Export every model to every format and write its page of the documentation
 	$(BIN)/python -m modelport.exporters.demo_models.table
+
+sweep: $(READY) ## Export 150 architectures to every format, check each artifact, and write docs/sweep.md; goes on where it was stopped; 2 hours; SHARD=I/N
+	$(BIN)/python -m tests.sweep --shard $(or $(SHARD),1/1) --page docs/sweep.md
 
 tflite-runtime: $(READY) ## Run fp32 and fp16 TFLite files on tflite-runtime 2.14, in its own environment
 	$(BIN)/python -m tests.tflite_runtime

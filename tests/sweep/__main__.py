@@ -1,0 +1,86 @@
+"""Run the sweep, and write its page.
+
+    python -m tests.sweep [--shard I/N] [--results FILE] [--page FILE] [PATTERN …]
+
+A run goes on where an earlier one with the same results file ended. Exits with 1 if an artifact is
+wrong or an export crashed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import sys
+import warnings
+from pathlib import Path
+
+from tests import verb
+from tests.sweep import attempts, page
+from tests.sweep.attempts import FORMATS, Verdict
+from tests.sweep.catalogue import catalogue
+
+MARKS = {
+    Verdict.PUBLISHED: ".",
+    Verdict.REFUSED: "-",
+    Verdict.WRONG: "WRONG",
+    Verdict.CRASHED: "CRASHED",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__)
+    parser.add_argument("patterns", nargs="*", default=["*"], metavar="PATTERN")
+    parser.add_argument("--format", dest="formats", action="append", choices=FORMATS)
+    parser.add_argument("--shard", default="1/1", metavar="I/N", help="the I-th of N parts")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--results", type=Path, default=Path("build/sweep.jsonl"))
+    parser.add_argument("--again", action="store_true", help="run what has a result, too")
+    parser.add_argument("--page", type=Path, help="write the table here")
+    options = parser.parse_args()
+    shard, of = (int(part) for part in options.shard.split("/"))
+    every = catalogue()
+    chosen = [n for n in every if any(fnmatch.fnmatch(n, p) for p in options.patterns)]
+    if not chosen:
+        parser.error(f"no architecture matches {' '.join(options.patterns)}")
+    formats = tuple(options.formats or FORMATS)
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    done = {} if options.again else attempts.read(options.results)
+    names = [n for n in chosen[shard - 1 :: of] if any((n, f) not in done for f in formats)]
+    _import_libraries()
+    print(f"{len(names)} architectures, {len(formats)} formats, {options.jobs} at once", flush=True)
+    bad = 0
+    for outcome in attempts.run([every[name] for name in names], formats, options.jobs):
+        attempts.append(options.results, outcome)
+        bad += outcome.verdict in (Verdict.WRONG, Verdict.CRASHED)
+        print(
+            f"{MARKS[outcome.verdict]:<8}{outcome.architecture:<44}{outcome.format:<12}"
+            f"{outcome.seconds:6.1f} s  {outcome.detail}",
+            flush=True,
+        )
+    results = attempts.read(options.results)
+    print(page.summary(results.values()))
+    if options.page is not None:
+        options.page.write_text(page.markdown(results.values()))
+    return int(bad > 0)
+
+
+def _import_libraries() -> None:
+    """Import once, before any process is forked, what every export needs."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    warnings.simplefilter("ignore")
+    import torch
+    import transformers
+
+    import modelport.exporters.export_pipeline  # noqa: F401
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    model = torch.nn.Linear(2, 2).eval()
+    # A first conversion imports and registers much, which every process inherits.
+    torch.onnx.export(model, (torch.ones(2, 2),), dynamo=True, verbose=False)
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    verb.run(main)

@@ -1,0 +1,187 @@
+"""One architecture after another, each in a process of its own, to every format."""
+
+from __future__ import annotations
+
+import enum
+import json
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tests.sweep import comparison
+from tests.sweep.catalogue import Architecture
+
+FORMATS = ("onnx", "torchscript", "pt2", "savedmodel", "tflite")
+
+#: Longest time for one format of one architecture.
+SECONDS = 420.0
+
+#: The exit codes of ``modelport export`` that stand for a reason.
+REASONS = range(2, 6)
+
+OPTIONS = ("--samples", "64", "--quiet")
+
+
+class Verdict(enum.StrEnum):
+    PUBLISHED = "published"  # proven by modelport, and right beside the original
+    REFUSED = "refused"  # one line and exit code 2 to 5
+    WRONG = "wrong"  # published, and not what the original computes
+    CRASHED = "crashed"  # a traceback, another exit code, more than one line, or no end
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one export.
+
+    Attributes:
+        detail: the reason of a refusal, or what went wrong.
+        seconds: elapsed time, the proof included.
+        max_abs_error: of the artifact beside the original.
+    """
+
+    architecture: str
+    group: str
+    format: str
+    verdict: Verdict
+    detail: str = ""
+    seconds: float = 0.0
+    max_abs_error: float = 0.0
+
+
+def run(
+    architectures: Sequence[Architecture], formats: Sequence[str], jobs: int
+) -> Iterator[Outcome]:
+    """Yield every outcome as it comes, architectures in parallel."""
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = [pool.submit(_all_formats, row, formats) for row in architectures]
+        for done in as_completed(waiting):
+            yield from done.result()
+
+
+def _all_formats(architecture: Architecture, formats: Sequence[str]) -> list[Outcome]:
+    found: list[Outcome] = []
+    left = list(formats)
+    while left:  # a process that ends takes one format with it, not all
+        outcomes = _in_process(architecture, left)
+        found += outcomes
+        left = left[len(outcomes) :]
+    return found
+
+
+def _in_process(architecture: Architecture, formats: Sequence[str]) -> list[Outcome]:
+    """The outcomes of a process, up to the format that ended it."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(architecture, formats, theirs))
+    process.start()
+    theirs.close()
+    found: list[Outcome] = []
+    try:
+        while len(found) < len(formats):
+            if not ours.poll(SECONDS):
+                raise TimeoutError(f"no end after {SECONDS:.0f} s")
+            found.append(ours.recv())
+    except (EOFError, TimeoutError) as error:
+        process.kill()
+        process.join()
+        detail = str(error) or f"the process ended with {process.exitcode}"
+        name = formats[len(found)]
+        found.append(_outcome(architecture, name, Verdict.CRASHED, detail))
+    process.join()
+    return found
+
+
+def _outcome(
+    architecture: Architecture, format_name: str, verdict: Verdict, detail: str
+) -> Outcome:
+    return Outcome(architecture.name, architecture.group, format_name, verdict, detail)
+
+
+def _work(architecture: Architecture, formats: Sequence[str], pipe: Connection) -> None:
+    with tempfile.TemporaryDirectory(prefix="sweep-") as work:
+        checkpoint, repository = Path(work, "checkpoint"), Path(work, "repository")
+        checkpoint.mkdir()
+        output = os.open(Path(work, "output"), os.O_RDWR | os.O_CREAT)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        arguments = architecture.write(checkpoint)
+        original = architecture.original(checkpoint)
+        for name in formats:
+            os.ftruncate(output, 0)
+            os.lseek(output, 0, os.SEEK_SET)
+            started = time.monotonic()
+            try:
+                status = _export([*arguments, "--format", name, "--repository", str(repository)])
+                said = os.pread(output, 10_000, 0).decode(errors="replace")
+                outcome = _judged(architecture, name, status, said)
+                if outcome.verdict is Verdict.PUBLISHED:
+                    version = next(repository.glob("*/1"))
+                    found = comparison.difference(version, name, original)
+                    verdict = Verdict.WRONG if found.wrong else Verdict.PUBLISHED
+                    outcome = Outcome(
+                        architecture.name,
+                        architecture.group,
+                        name,
+                        verdict,
+                        found.wrong,
+                        max_abs_error=found.max_abs_error,
+                    )
+                    version.parent.rename(Path(work, f"done-{name}"))
+            except Exception:
+                detail = traceback.format_exc(limit=-3)
+                outcome = _outcome(architecture, name, Verdict.CRASHED, detail)
+            seconds = round(time.monotonic() - started, 1)
+            pipe.send(Outcome(**{**asdict(outcome), "seconds": seconds}))
+
+
+def _export(arguments: Sequence[str]) -> int:
+    """Run ``modelport export`` in this process; return its exit code."""
+    from modelport.cli import modelport
+
+    try:
+        modelport(["export", *arguments, *OPTIONS], prog_name="modelport")
+    except SystemExit as end:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def _judged(architecture: Architecture, name: str, status: int, said: str) -> Outcome:
+    if status == 0:
+        return _outcome(architecture, name, Verdict.PUBLISHED, "")
+    lines = [line for line in said.splitlines() if line.strip()]
+    refused = status in REASONS and len(lines) == 1 and "Traceback" not in said
+    if refused:
+        return _outcome(architecture, name, Verdict.REFUSED, _plain(lines[0]))
+    return _outcome(architecture, name, Verdict.CRASHED, f"exit {status}: {said[-600:]}")
+
+
+def _plain(line: str) -> str:
+    """``line`` without the temporary folder."""
+    return re.sub(r"/\S*/sweep-[^/\s']+/", "", line)
+
+
+def read(file: Path) -> dict[tuple[str, str], Outcome]:
+    """The outcomes in ``file``, a JSON object on each line; the last one of a pair counts."""
+    found = {}
+    if file.is_file():
+        for line in file.read_text().splitlines():
+            fields = json.loads(line)
+            outcome = Outcome(**{**fields, "verdict": Verdict(fields["verdict"])})
+            found[outcome.architecture, outcome.format] = outcome
+    return found
+
+
+def append(file: Path, outcome: Outcome) -> None:
+    with file.open("a") as lines:
+        lines.write(json.dumps(asdict(outcome)) + "\n")

@@ -1,0 +1,77 @@
+"""The page of the sweep: a table of every architecture and format."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from tests.sweep.attempts import FORMATS, Outcome, Verdict
+
+INTRODUCTION = """\
+# Sweep of architectures
+
+`make sweep` exports every architecture below to every format and writes this page. The models are
+tiny and have random weights: the sweep is about what can be converted and proven, not about trained
+values. An artifact is *published* if modelport's own proof passed, and if it computes what the
+original computes beside it in another program, within 1e-3 + 1e-2 · |reference|, over batches of 1
+and 3 and three sizes of every axis. What is *refused* has one line with the reason and an exit code
+from 2 to 5.
+"""
+
+_CELLS = {
+    Verdict.PUBLISHED: "yes",
+    Verdict.REFUSED: "refused",
+    Verdict.WRONG: "**wrong**",
+    Verdict.CRASHED: "**crashed**",
+}
+
+
+def summary(outcomes: Iterable[Outcome]) -> str:
+    """One line for each format."""
+    rows = list(outcomes)
+    lines = []
+    for name in FORMATS:
+        counts = Counter(row.verdict for row in rows if row.format == name)
+        total = sum(counts.values())
+        if total:
+            words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict)
+            lines.append(f"{name:<12} {counts[Verdict.PUBLISHED] / total:6.1%} of {total}: {words}")
+    return "\n".join(lines)
+
+
+def markdown(outcomes: Iterable[Outcome]) -> str:
+    """The whole page."""
+    rows = list(outcomes)
+    parts = [INTRODUCTION, _totals(rows), _table(rows), _reasons(rows)]
+    return "\n".join(parts)
+
+
+def _totals(rows: list[Outcome]) -> str:
+    lines = ["| format | architectures | published | refused | wrong | crashed |"]
+    lines.append("|---|--:|--:|--:|--:|--:|")
+    for name in FORMATS:
+        counts = Counter(row.verdict for row in rows if row.format == name)
+        total = sum(counts.values())
+        share = f"{counts[Verdict.PUBLISHED]} ({counts[Verdict.PUBLISHED] / max(1, total):.0%})"
+        others = " | ".join(str(counts[v]) for v in list(Verdict)[1:])
+        lines.append(f"| {name} | {total} | {share} | {others} |")
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: list[Outcome]) -> str:
+    cells = {(row.architecture, row.format): _CELLS[row.verdict] for row in rows}
+    lines = ["## Every architecture\n", f"| architecture | {' | '.join(FORMATS)} |"]
+    lines.append("|---" * (len(FORMATS) + 1) + "|")
+    for name in dict.fromkeys(row.architecture for row in rows):
+        found = (cells.get((name, each), "") for each in FORMATS)
+        lines.append(f"| `{name}` | {' | '.join(found)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _reasons(rows: list[Outcome]) -> str:
+    lines = ["## Reasons\n", "| architecture | format | reason |", "|---|---|---|"]
+    for row in rows:
+        if row.verdict is not Verdict.PUBLISHED:
+            text = " ".join(row.detail.split())[:400].replace("|", "\\|").replace("<", "&lt;")
+            lines.append(f"| `{row.architecture}` | {row.format} | {text} |")
+    return "\n".join(lines) + "\n"
