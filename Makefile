@@ -164,6 +164,7 @@ table: $(READY) ## Export every model to every format and write its page of the 
 	$(BIN)/python -m modelport.exporters.demo_models.table
 
 sweep: $(READY) ## Export 150 architectures to every format, check each artifact, and write docs/sweep.md; goes on where it was stopped; 2 hours; SHARD=I/N
+	$(BIN)/python -m tests.sweep.peers
 	$(BIN)/python -m tests.sweep --shard $(or $(SHARD),1/1) --page docs/sweep.md
 
 tflite-runtime: $(READY) ## Run fp32 and fp16 TFLite files on tflite-runtime 2.14, in its own environment

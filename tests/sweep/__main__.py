@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 
 from tests import verb
-from tests.sweep import attempts, page
+from tests.sweep import attempts, page, peers
 from tests.sweep.attempts import FORMATS, Verdict
 from tests.sweep.catalogue import catalogue
 
@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--results", type=Path, default=Path("build/sweep.jsonl"))
     parser.add_argument("--again", action="store_true", help="run what has a result, too")
+    parser.add_argument("--peers", type=Path, default=Path("build/sweep-peers.jsonl"))
     parser.add_argument("--page", type=Path, help="write the table here")
     options = parser.parse_args()
     shard, of = (int(part) for part in options.shard.split("/"))
@@ -47,7 +48,7 @@ def main() -> int:
     options.results.parent.mkdir(parents=True, exist_ok=True)
     done = {} if options.again else attempts.read(options.results)
     names = [n for n in chosen[shard - 1 :: of] if any((n, f) not in done for f in formats)]
-    _import_libraries()
+    import_libraries()
     print(f"{len(names)} architectures, {len(formats)} formats, {options.jobs} at once", flush=True)
     bad = 0
     for outcome in attempts.run([every[name] for name in names], formats, options.jobs):
@@ -61,11 +62,13 @@ def main() -> int:
     results = attempts.read(options.results)
     print(page.summary(results.values()))
     if options.page is not None:
-        options.page.write_text(page.markdown(results.values()))
+        beside = peers.read(options.peers).values()
+        table = peers.table(beside) if beside else ""
+        options.page.write_text(page.markdown(results.values(), table))
     return int(bad > 0)
 
 
-def _import_libraries() -> None:
+def import_libraries() -> None:
     """Import once, before any process is forked, what every export needs."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.simplefilter("ignore")

@@ -125,7 +125,7 @@ def _work(architecture: Architecture, formats: Sequence[str], pipe: Connection) 
                 outcome = _judged(architecture, name, status, said)
                 if outcome.verdict is Verdict.PUBLISHED:
                     version = next(repository.glob("*/1"))
-                    found = comparison.difference(version, name, original)
+                    found = comparison.published(version, name, original)
                     verdict = Verdict.WRONG if found.wrong else Verdict.PUBLISHED
                     outcome = Outcome(
                         architecture.name,

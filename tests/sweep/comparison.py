@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,9 @@ from tests.sweep.catalogue import Original
 #: A value is wrong if ``|error| > ATOL + RTOL * |reference|``.
 ATOL, RTOL = 1e-3, 1e-2
 
+#: An artifact: maps inputs by name to outputs by name.
+Session = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
 SEED = 20240229
 BATCHES = (1, 3)
 
@@ -29,28 +32,34 @@ class Difference(NamedTuple):
     wrong: str
 
 
-def difference(version: Path, format_name: str, original: Original) -> Difference:
-    """Run the artifact in ``version`` beside the original, over sizes and batches.
+def published(version: Path, format_name: str, original: Original) -> Difference:
+    """Run the artifact in ``version`` beside the original, within the published signature."""
+    row = formats.find_format(format_name)
+    declared = config.signature(config.parse((version.parent / "config.pbtxt").read_text()))
+    session = row.open_session(version / row.platform.default_filename, trusted=True)
+    return difference(session, declared, original)
+
+
+def difference(session: Session, declared: ModelSignature, original: Original) -> Difference:
+    """Run a session beside the original, over sizes and batches.
 
     Where a mask has no data, positions of outputs along its axis are not compared: the original
     leaves them to chance.
     """
-    row = formats.find_format(format_name)
-    declared = config.signature(config.parse((version.parent / "config.pbtxt").read_text()))
-    session = row.open_session(version / row.platform.default_filename, trusted=True)
     worst = 0.0
     for inputs, masks in _inputs(name_axes(declared)):
         expected = _named(_original(original, inputs, declared), declared)
         actual = session(inputs)
         for spec in declared.outputs:
-            want, got = expected.get(spec.name), actual[spec.name]
-            if want is None:
-                return Difference(worst, f"the original has no output '{spec.name}'")
+            want, got = expected.get(spec.name), actual.get(spec.name)
+            if want is None or got is None:
+                return Difference(worst, f"one of the two has no output '{spec.name}'")
             if want.shape != got.shape:
                 return Difference(worst, f"'{spec.name}' is {got.shape}, not {want.shape}")
             kept = _defined(spec.dims, masks, want.ndim)
-            error = np.abs(want.astype(np.float64) - got.astype(np.float64))
-            wrong = ~(error <= ATOL + RTOL * np.abs(want.astype(np.float64))) & kept
+            reference = want.astype(np.float64)
+            error = np.abs(reference - got.astype(np.float64))
+            wrong = ~(error <= ATOL + RTOL * np.abs(reference)) & kept
             worst = max(worst, float(np.where(kept, error, 0).max(initial=0)))
             if wrong.any():
                 return Difference(worst, f"'{spec.name}' is off by {worst:.2g}")

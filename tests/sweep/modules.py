@@ -322,6 +322,7 @@ class Rotary(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.qkv = nn.Linear(8, 24)
+        self.frequencies: Tensor
         self.register_buffer("frequencies", 1.0 / 100 ** (torch.arange(0, 8, 2) / 8), False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -18,6 +18,15 @@ and 3 and three sizes of every axis. What is *refused* has one line with the rea
 from 2 to 5.
 """
 
+PEERS = """\
+## Beside other exporters to ONNX
+
+The same models by `torch.onnx.export` with every axis dynamic, and by Optimum (`optimum-onnx` 0.1.0,
+which has no modules of one's own) in an environment of its own. Neither compares what it writes with
+the model before it is written; each file was held to the same comparison here. *Unread* are models
+whose inputs nobody declares, as modelport does not read them.
+"""
+
 _CELLS = {
     Verdict.PUBLISHED: "yes",
     Verdict.REFUSED: "refused",
@@ -39,10 +48,11 @@ def summary(outcomes: Iterable[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def markdown(outcomes: Iterable[Outcome]) -> str:
-    """The whole page."""
+def markdown(outcomes: Iterable[Outcome], peers: str) -> str:
+    """The whole page; ``peers`` is the table of other exporters."""
     rows = list(outcomes)
-    parts = [INTRODUCTION, _totals(rows), _table(rows), _reasons(rows)]
+    beside = f"{PEERS}\n{peers}\n" if peers else ""
+    parts = [INTRODUCTION, _totals(rows), beside, _table(rows), _reasons(rows)]
     return "\n".join(parts)
 
 

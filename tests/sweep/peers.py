@@ -1,0 +1,227 @@
+"""The same architectures by other exporters to ONNX, held to the same comparison.
+
+    python -m tests.sweep.peers [--results FILE] [PATTERN …]
+
+``torch.onnx.export`` is called as its documentation does, with every axis dynamic; ``optimum-cli
+export onnx`` runs in an environment of its own, as it needs an older transformers. A file that they
+write counts as published. Each is then compared with the original where modelport reads the
+checkpoint, whose signature says which inputs are valid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from modelport.exporters.loaded_model import Source
+from modelport.exporters.sources import SourceRequest, reader_selection
+from modelport.gateway.cli.errors import first_line
+from modelport.gateway.types import Array
+from modelport.loadtests.system import environments
+from tests import verb
+from tests.sweep import comparison
+from tests.sweep.catalogue import Architecture, catalogue
+
+OPTIMUM = ("torch==2.13.0", "optimum-onnx[onnxruntime]==0.1.0")
+SECONDS = 600.0
+
+#: Verdicts on a peer's export.
+RIGHT, WRONG, FAILS, REFUSED, UNREAD = "right", "wrong", "fails at other sizes", "refused", "unread"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOutcome:
+    architecture: str
+    peer: str
+    verdict: str
+    detail: str = ""
+
+
+def _session(file: Path) -> comparison.Session:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    taken = {value.name for value in session.get_inputs()}
+    names = [value.name for value in session.get_outputs()]
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        given = {name: array for name, array in inputs.items() if name in taken}
+        return dict(zip(names, session.run(None, given), strict=True))
+
+    return run
+
+
+def torch_onnx(architecture: Architecture, checkpoint: Path, source: Source, file: Path) -> None:
+    """Export with ``torch.onnx.export``; raise what it raises."""
+    import torch
+
+    from modelport.exporters.formats import tracing
+
+    names = [spec.name for spec in source.signature.inputs]
+    examples = tracing.example_inputs(source.signature)
+    auto = torch.export.Dim.AUTO
+    shapes = [dict.fromkeys(range(tensor.dim()), auto) for tensor in examples]
+    torch.onnx.export(
+        source.model,
+        tuple(examples),
+        str(file),
+        input_names=names,
+        output_names=[spec.name for spec in source.signature.outputs],
+        dynamic_shapes=tuple(shapes),
+        dynamo=True,
+        verbose=False,
+    )
+
+
+def optimum(architecture: Architecture, checkpoint: Path, source: Source, file: Path) -> None:
+    """Export with ``optimum-cli``; raise its last line if it fails."""
+    python = environments.venv("optimum", *OPTIMUM) / "python"
+    task = architecture.name.partition(":")[2]
+    command = [str(python), "-m", "optimum.exporters.onnx", "--model", str(checkpoint)]
+    done = subprocess.run(
+        [*command, "--task", task, str(file.parent)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    if done.returncode or not file.is_file():
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        raise RuntimeError(last[0] if last else f"exit {done.returncode}")
+
+
+PEERS: Mapping[str, Callable[[Architecture, Path, Source, Path], None]] = {
+    "torch.onnx.export": torch_onnx,
+    "optimum-onnx": optimum,
+}
+
+
+def _outcome(architecture: Architecture, peer: str) -> PeerOutcome:
+    with tempfile.TemporaryDirectory(prefix="sweep-") as work:
+        checkpoint, folder = Path(work, "checkpoint"), Path(work, "artifact")
+        checkpoint.mkdir()
+        folder.mkdir()
+        arguments = architecture.write(checkpoint)
+        try:
+            source = reader_selection.load(_request(arguments))
+        except Exception as error:
+            return PeerOutcome(architecture.name, peer, UNREAD, first_line(error))
+        file = folder / "model.onnx"
+        try:
+            PEERS[peer](architecture, checkpoint, source, file)
+        except Exception as error:
+            return PeerOutcome(architecture.name, peer, REFUSED, first_line(error))
+        try:
+            original = architecture.original(checkpoint)
+            found = comparison.difference(_session(file), source.signature, original)
+        except Exception as error:
+            return PeerOutcome(architecture.name, peer, FAILS, first_line(error))
+        verdict = WRONG if found.wrong else RIGHT
+        return PeerOutcome(architecture.name, peer, verdict, found.wrong)
+
+
+def _request(arguments: list[str]) -> SourceRequest:
+    """The request that ``modelport export`` makes of its arguments."""
+    checkpoint, *flags = arguments
+    fields: dict[str, Any] = {"checkpoint": Path(checkpoint), "max_batch_size": 8, "model": None}
+    inputs = []
+    for flag, value in zip(flags[::2], flags[1::2], strict=True):
+        if flag == "--input":
+            inputs.append(value)
+        elif flag == "--max-batch-size":
+            fields["max_batch_size"] = int(value)
+        else:
+            fields[flag.removeprefix("--").replace("-", "_")] = value
+    return SourceRequest(**fields, inputs=tuple(inputs))
+
+
+def _work(architecture: Architecture, peer: str, pipe: Connection) -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    try:
+        pipe.send(_outcome(architecture, peer))
+    except Exception:
+        detail = traceback.format_exc(limit=-2)
+        pipe.send(PeerOutcome(architecture.name, peer, REFUSED, detail))
+
+
+def _in_process(architecture: Architecture, peer: str) -> PeerOutcome:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(architecture, peer, theirs))
+    process.start()
+    theirs.close()
+    try:
+        if ours.poll(SECONDS):
+            outcome: PeerOutcome = ours.recv()
+            return outcome
+        detail = f"no end after {SECONDS:.0f} s"
+    except EOFError:
+        detail = "the process died"
+    finally:
+        process.kill()
+        process.join()
+    return PeerOutcome(architecture.name, peer, REFUSED, detail)
+
+
+def read(file: Path) -> dict[tuple[str, str], PeerOutcome]:
+    """The outcomes in ``file``, a JSON object on each line."""
+    lines = file.read_text().splitlines() if file.is_file() else ()
+    found = (PeerOutcome(**json.loads(line)) for line in lines)
+    return {(outcome.architecture, outcome.peer): outcome for outcome in found}
+
+
+def table(outcomes: Iterable[PeerOutcome]) -> str:
+    """Counts by peer."""
+    rows = list(outcomes)
+    words = (RIGHT, WRONG, FAILS, REFUSED, UNREAD)
+    lines = [f"| exporter | {' | '.join(words)} |", "|---" + "|--:" * len(words) + "|"]
+    for peer in PEERS:
+        counts = Counter(row.verdict for row in rows if row.peer == peer)
+        lines.append(f"| {peer} | {' | '.join(str(counts[word]) for word in words)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sweep.peers", description=__doc__)
+    parser.add_argument("patterns", nargs="*", default=["*"], metavar="PATTERN")
+    parser.add_argument("--peer", dest="peers", action="append", choices=list(PEERS))
+    parser.add_argument("--results", type=Path, default=Path("build/sweep-peers.jsonl"))
+    options = parser.parse_args()
+    from tests.sweep.__main__ import import_libraries
+
+    import_libraries()
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    done = read(options.results)
+    for name, architecture in catalogue().items():
+        if not any(fnmatch.fnmatch(name, pattern) for pattern in options.patterns):
+            continue
+        for peer in options.peers or PEERS:
+            if (name, peer) in done or (peer == "optimum-onnx" and ":" not in name):
+                continue
+            outcome = _in_process(architecture, peer)
+            with options.results.open("a") as lines:
+                lines.write(json.dumps(asdict(outcome)) + "\n")
+            print(f"{outcome.verdict:<22}{name:<44}{peer:<20}{outcome.detail[:200]}", flush=True)
+    print(table(read(options.results).values()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    verb.run(main)
