@@ -21,10 +21,10 @@ from 2 to 5.
 PEERS = """\
 ## Beside other exporters to ONNX
 
-The same models by `torch.onnx.export` with every axis dynamic, and by Optimum (`optimum-onnx` 0.1.0,
-which has no modules of one's own) in an environment of its own. Neither compares what it writes with
-the model before it is written; each file was held to the same comparison here. *Unread* are models
-whose inputs nobody declares, as modelport does not read them.
+The same models by `torch.onnx.export` with every axis dynamic, and by Optimum (`optimum-onnx`
+0.1.0, which has no modules of one's own) in an environment of its own. Each file that they wrote
+was held to the same comparison. *Unread* are models whose valid inputs nobody declares, as
+modelport does not read them.
 """
 
 _CELLS = {
