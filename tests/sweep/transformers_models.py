@@ -208,7 +208,7 @@ MODELS: tuple[TransformersModel, ...] = (
     _Row("data2vec-text", "SequenceClassification"),
     _Row("esm", "MaskedLM", {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32}),
     _Row("canine", "SequenceClassification"),
-    _Row("xmod", "SequenceClassification"),
+    _Row("xmod", "SequenceClassification", {"default_language": "en_XX"}),
     _Row("yoso", "SequenceClassification"),
     _Row(
         "roc_bert",
@@ -236,7 +236,7 @@ MODELS: tuple[TransformersModel, ...] = (
     _Row("gemma", "CausalLM"),
     _Row("gemma2", "CausalLM"),
     _Row("gemma3_text", "CausalLM"),
-    _Row("gptj", "CausalLM"),
+    _Row("gptj", "CausalLM", {"rotary_dim": 4}),
     _Row("gpt_neox", "CausalLM"),
     _Row("opt", "CausalLM"),
     _Row("bloom", "CausalLM"),
