@@ -172,7 +172,7 @@ def test_an_output_is_written_instead_of_published_and_replaced_when_repeated(
         (("--output-name", "score"), 2, "names its own outputs; leave --output-name"),
         (("--output", "net.tflite"), 2, "'net.tflite' is no file of onnx; end it in .onnx"),
         (("--format", "all", "--output", "net.onnx"), 2, "several formats; give a folder"),
-        (("--max-batch-size", "0"), 2, "--max-batch-size"),
+        (("--max-batch-size", "-1"), 2, "--max-batch-size"),
         (("--max-batch-size", "2147483648"), 2, "--max-batch-size"),
         (("--samples", "-1"), 2, "--samples"),
         (("--atol", "nan"), 2, "--atol must be a finite number"),

@@ -20,6 +20,9 @@ from modelport.gateway.types import Axis, Datatype, TensorSpec
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
+#: Number of Unicode code points, which are the ids of a model without a vocabulary (CANINE).
+CODE_POINTS = 0x110000
+
 #: Sides of an image for a model that neither its configuration nor its preprocessor bounds. Below
 #: 64 the last stage of a network with strides of 32 has one place, a constant to exporters.
 SIDES = (64, 512)
@@ -165,7 +168,7 @@ def _padding_side(folder: Folder, model: Any) -> str:
 
 def _text(facts: _Model) -> TaskInputs:
     config, axis = facts.text, facts.sequence
-    specs = [_tokens("input_ids", axis, config.vocab_size)]
+    specs = [_tokens("input_ids", axis, _attribute(config, "vocab_size") or CODE_POINTS)]
     masks: tuple[AttentionMask, ...] = ()
     # SigLIP was trained without: its texts are padded to one length.
     if "attention_mask" in facts.arguments and "siglip" not in str(facts.config.model_type):

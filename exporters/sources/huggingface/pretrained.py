@@ -112,6 +112,7 @@ def load(folder: Folder, config: Any, factory: Any) -> Pretrained:
             state_dict=state,
             local_files_only=True,
             attn_implementation="eager",
+            experts_implementation="batched_mm",  # the only one in operators that converters have
             dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that the report lists them
