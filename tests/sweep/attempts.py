@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -57,12 +57,10 @@ class Outcome:
     max_abs_error: float = 0.0
 
 
-def run(
-    architectures: Sequence[Architecture], formats: Sequence[str], jobs: int
-) -> Iterator[Outcome]:
+def run(exports: Iterable[tuple[Architecture, Sequence[str]]], jobs: int) -> Iterator[Outcome]:
     """Yield every outcome as it comes, architectures in parallel."""
     with ThreadPoolExecutor(jobs) as pool:
-        waiting = [pool.submit(_all_formats, row, formats) for row in architectures]
+        waiting = [pool.submit(_all_formats, row, formats) for row, formats in exports]
         for done in as_completed(waiting):
             yield from done.result()
 
