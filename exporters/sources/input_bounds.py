@@ -138,8 +138,8 @@ def _axis(name: str, sizes: Sizes, trial: _Trial) -> Axis:
         return trial.runs({**sizes, name: size})
 
     longest = max(sizes[name], 1 + DEFAULT_LONGEST)
-    minimum = 1 if works(1) else _edge(1, sizes[name], works)
-    maximum = None if works(longest) else _edge(longest, sizes[name], works)
+    minimum = 1 if works(1) else edge(1, sizes[name], works)
+    maximum = None if works(longest) else edge(longest, sizes[name], works)
     return Axis(name, minimum, maximum)
 
 
@@ -153,10 +153,10 @@ def _ranged(spec: TensorSpec, sizes: Sizes, trial: _Trial) -> TensorSpec:
     largest = min(LARGEST_ID, int(np.iinfo(NUMPY_DTYPES[spec.datatype]).max))
     if works(largest):
         return spec
-    return replace(spec, minimum=0, maximum=_edge(largest, 0, works))
+    return replace(spec, minimum=0, maximum=edge(largest, 0, works))
 
 
-def _edge(fails: int, working: int, works: Callable[[int], bool]) -> int:
+def edge(fails: int, working: int, works: Callable[[int], bool]) -> int:
     """The last working number on the way to one that fails."""
     while abs(fails - working) > 1:
         middle = (fails + working) // 2

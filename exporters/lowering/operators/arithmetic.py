@@ -211,11 +211,20 @@ def _log_base(base: float) -> Callable[[Any], Any]:
     return lambda x: tf.math.log(x) / cast(math.log(base), x.dtype)
 
 
+def _arc_cosine(x: Any) -> Any:
+    # TensorFlow Lite has the arc tangent of two arguments alone.
+    return tf.acos(x) if x.dtype.is_complex else tf.atan2(tf.sqrt((1 - x) * (1 + x)), x)
+
+
+def _arc_sine(x: Any) -> Any:
+    return tf.asin(x) if x.dtype.is_complex else tf.atan2(x, tf.sqrt((1 - x) * (1 + x)))
+
+
 #: Functions of one floating-point argument; integers are converted first.
 _FLOATING: dict[str, Callable[[Any], Any]] = {
-    "acos": tf.acos,
+    "acos": _arc_cosine,
     "acosh": tf.acosh,
-    "asin": tf.asin,
+    "asin": _arc_sine,
     "asinh": tf.asinh,
     "atan": tf.atan,
     "atanh": tf.atanh,

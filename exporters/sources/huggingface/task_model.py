@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.huggingface.inputs import TaskInputs
 from modelport.exporters.sources.huggingface.tasks import Part
+from modelport.exporters.sources.input_bounds import edge
 from modelport.exporters.sources.torch_eager import datatype_of, inference_mode
 from modelport.gateway.types import NUMPY_DTYPES, Axis, ModelSignature, TensorSpec
 
 BATCH = 2  # of the runs that find the signature
+#: Sizes that are tried as the smallest of a sequence.
+SHORTEST = (1, 2, 4, 8, 16, 32)
 #: The axes of a model whose texts and images are batches of their own.
 PAIRED = ("text_batch", "image_batch")
 #: Outputs that are left out where their weights are missing: another head was trained.
@@ -141,21 +144,22 @@ class SignatureFinder:
         return max(axis.minimum, min(wanted, middle - place))
 
     def _limit(self) -> None:
-        """Lower the limited axis to what the model accepts: tables of positions may begin at 2."""
+        """Bound the limited axis by what the model accepts: tables of positions may begin at 2, and
+        layers that pool tokens need some."""
         name = self._inputs.limited
         if name is None or self._axes[name].maximum is None:
             return
         longest = self._axes[name].maximum or 1
         others = {other: self._size(other, 2) for other in self._axes}
-        if self._runs({**others, name: longest}):
-            return
-        works, fails = 1, longest
-        while fails - works > 1:
-            middle = (works + fails) // 2
-            works, fails = (
-                (middle, fails) if self._runs({**others, name: middle}) else (works, middle)
-            )
-        self._axes[name] = replace(self._axes[name], maximum=works)
+
+        def works(size: int) -> bool:
+            return self._runs({**others, name: size})
+
+        shortest = next((size for size in SHORTEST if size <= longest and works(size)), 1)
+        shortest = edge(shortest // 2, shortest, works)
+        if not works(longest):
+            longest = edge(longest, shortest, works)
+        self._axes[name] = replace(self._axes[name], minimum=shortest, maximum=longest)
 
     def _runs(self, sizes: Mapping[str, int]) -> bool:
         try:
