@@ -165,8 +165,9 @@ def _judged(architecture: Architecture, name: str, status: int, said: str) -> Ou
 
 
 def _plain(line: str) -> str:
-    """``line`` without the temporary folder."""
-    return re.sub(r"/\S*/sweep-[^/\s']+/", "", line)
+    """``line`` without the program's name and the folders of this machine."""
+    line = line.removeprefix("modelport: error: ")
+    return re.sub(r"/\S*/(sweep-[^/\s']+|site-packages)/", "", line)
 
 
 def read(file: Path) -> dict[tuple[str, str], Outcome]:

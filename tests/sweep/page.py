@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tests.sweep.attempts import FORMATS, Outcome, Verdict
+from tests.sweep.catalogue import catalogue
 
 INTRODUCTION = """\
 # Sweep of architectures
@@ -50,9 +51,13 @@ def summary(outcomes: Iterable[Outcome]) -> str:
 
 def markdown(outcomes: Iterable[Outcome], peers: str) -> str:
     """The whole page; ``peers`` is the table of other exporters."""
-    rows = list(outcomes)
+    places = {name: place for place, name in enumerate(catalogue())}
+    rows = sorted(outcomes, key=lambda row: places.get(row.architecture, len(places)))
+    ran = Counter(row.architecture for row in rows)
+    whole = sum(count == len(FORMATS) for count in ran.values())
     beside = f"{PEERS}\n{peers}\n" if peers else ""
-    parts = [INTRODUCTION, _totals(rows), beside, _table(rows), _reasons(rows)]
+    state = f"{whole} of {len(places)} architectures went to all formats, {len(ran)} to some.\n"
+    parts = [INTRODUCTION, state, _totals(rows), beside, _table(rows), _reasons(rows)]
     return "\n".join(parts)
 
 
