@@ -92,7 +92,7 @@ class LoadDuringSwaps:
 
     async def _repeat(self, client: Any, pace: float) -> None:
         """Send requests at their times, whether or not the ones before are answered."""
-        async with asyncio.TaskGroup() as group, client() as send:
+        async with client() as send, asyncio.TaskGroup() as group:
             due, number = time.monotonic(), 0
             while True:
                 number += 1
@@ -120,11 +120,15 @@ class LoadDuringSwaps:
                 self.connections += 1
                 port = self.gateway.http_port
                 reader, writer = await asyncio.open_connection("localhost", port, ssl=context)
-            writer.write(REQUEST)
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200"), head
-            length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
-            await reader.readexactly(length)
+            try:
+                writer.write(REQUEST)
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200"), head
+                length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+                await reader.readexactly(length)
+            except BaseException:  # the end of the load, too
+                writer.transport.abort()
+                raise
             if fresh:
                 writer.close()
             else:
