@@ -89,6 +89,8 @@ _add("fmod.Scalar", _FLOATS, -1.3)
 _add("fmod.Scalar", _INTS, 3)
 _add("pow.Scalar", 2.5, _FLOATS)
 _add("pow.Scalar", 2, _FLOATS)
+for _name in ("acos", "asin"):
+    _add(_name, torch.complex(_FLOATS / 5, _FLOATS.flip(0) / 5))
 
 _CUBE = torch.arange(24.0).reshape(2, 3, 4).sin()
 _add("as_strided", _CUBE, [3, 2], [1, 4], 2)
