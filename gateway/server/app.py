@@ -109,53 +109,31 @@ class GatewayServer:
         self._alone = make_control is None
         self.manager = ModelManager(settings, make_host=self._host)
         self.control: Control = (make_control or LocalControl)(self.manager)
-        self._service = service = InferenceService(
+        self._service = InferenceService(
             self.manager, settings.log_verbose > 0, settings.max_request_timeout_seconds
         )
-        self.rollouts = Rollouts(service)
+        self.rollouts = Rollouts(self._service)
         self.participant = RolloutParticipant(self.manager, self.rollouts)
-        regions = SharedMemoryRegions(settings.allow_client_shm)
-        shared = SharedMemory(regions, self.control, settings.http_max_input_bytes)
         requests = TfServingRequests()
-        parts = GuardedParts(service, self.manager, self.control)
-        if self._access is not None:
-            parts = guard(parts, self._access.quotas)
-        host = DialectHost(settings, *parts, shared, requests, self._access is not None)
-        self.dialects = dialects = Dialects(host)
+        self.dialects = Dialects(self._dialect_host(requests))
         self.registry = registry(
-            self.manager.statistics,
-            requests,
-            self.manager,
-            request_memory.PROCESS,
-            self._alone,
+            self.manager.statistics, requests, self.manager, request_memory.PROCESS, self._alone
         )
         if self._access is not None and self._access.audit is not None:
             self.registry.register(AuditCollector(self._access.audit))
-        app = dialects.http
-        if settings.prometheus_path:
-            app = metrics.mount(app, settings.prometheus_path, self._scrape)
-        if self._access is not None:
-            refuse = dialects.application.refuse
-            if app is not dialects.application:
-                app = answering_refusals(app, refuse)
-            app = AuthenticatedApplication(app, self._access, refuse)
         self._rollout_control: RolloutControl | None = None
         self._metrics: HttpListener | None = None
         if self._alone:
             self._rollout_control = RolloutControl(settings, ThisProcess(self.participant))
-            self.registry.register(RolloutCollector(self._rollout_control.service.statuses))
-            if self._certificate is not None:
-                self.registry.register(CertificateCollector(self._certificate))
-            if self._access is not None:
-                self.registry.register(AccessCollector(self._watcher, self._access))
+            self._register_gateway_metrics(self._rollout_control)
             self._metrics = self._metrics_listener(self._rollout_control)
         try:
-            sets = (self.manager.overloaded, service.splits)
             self._listeners = (make_listeners or Listeners)(
-                app,
-                dialects.grpc,
+                self._application(),
+                self.dialects.grpc,
                 settings,
-                *sets,
+                self.manager.overloaded,
+                self._service.splits,
                 not self._alone,
                 self._certificate,
                 self._access,
@@ -179,6 +157,34 @@ class GatewayServer:
             stream=self._service.stream_step,
             labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),
         )
+
+    def _dialect_host(self, requests: TfServingRequests) -> DialectHost:
+        settings = self._settings
+        regions = SharedMemoryRegions(settings.allow_client_shm)
+        shared = SharedMemory(regions, self.control, settings.http_max_input_bytes)
+        parts = GuardedParts(self._service, self.manager, self.control)
+        if self._access is not None:
+            parts = guard(parts, self._access.quotas)
+        return DialectHost(settings, *parts, shared, requests, self._access is not None)
+
+    def _application(self) -> App:
+        """The application of the HTTP port, behind authentication."""
+        app, refuse = self.dialects.http, self.dialects.application.refuse
+        if self._settings.prometheus_path:
+            app = metrics.mount(app, self._settings.prometheus_path, self._scrape)
+        if self._access is None:
+            return app
+        if app is not self.dialects.application:
+            app = answering_refusals(app, refuse)
+        return AuthenticatedApplication(app, self._access, refuse)
+
+    def _register_gateway_metrics(self, rollouts: RolloutControl) -> None:
+        """Register the metrics that the parent process has when there are several workers."""
+        self.registry.register(RolloutCollector(rollouts.service.statuses))
+        if self._certificate is not None:
+            self.registry.register(CertificateCollector(self._certificate))
+        if self._access is not None:
+            self.registry.register(AccessCollector(self._watcher, self._access))
 
     def _metrics_listener(self, rollouts: RolloutControl) -> HttpListener:
         address, port = self._settings.metrics_address, self._settings.metrics_port
