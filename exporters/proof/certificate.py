@@ -1,6 +1,7 @@
 """``certificate.json``: the record of an artifact's proof and of the inputs it was proven on.
 
 It names no path, host or user, so that it can be shipped with the model.
+``gateway.repository.signing`` signs it and checks the signature.
 """
 
 from __future__ import annotations

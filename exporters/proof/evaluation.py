@@ -18,7 +18,7 @@ from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import Decision
 from modelport.exporters.proof import decisions
 from modelport.exporters.proof.parity import Progress
-from modelport.exporters.proof.parity_report import Bounds
+from modelport.exporters.proof.tolerance import Bounds
 from modelport.exporters.requests import attention_masks
 from modelport.exporters.requests.random_inputs import model_dims
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line

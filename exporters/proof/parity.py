@@ -21,8 +21,8 @@ from modelport.exporters.formats import ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import branch_points, conditioning, decisions
 from modelport.exporters.proof.parity_cases import ParityCase, plan
-from modelport.exporters.proof.parity_report import Bounds, OutputError, ParityReport
-from modelport.exporters.proof.tolerance import Tolerance, pieces
+from modelport.exporters.proof.parity_report import OutputError, ParityReport
+from modelport.exporters.proof.tolerance import Bounds, Tolerance, pieces
 from modelport.exporters.requests import attention_masks
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
 from modelport.gateway.errors import ModelportError

@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from modelport.exporters.model_spec import AttentionMask, Decision
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Limits for an artifact in a precision below fp32.
-
-    Attributes:
-        agreement: fraction of decisions that must equal the checkpoint's.
-        relative_error: largest ``|error| / |reference|`` over all of an output's values (ratio of
-            L2 norms), for a model that declares no decision.
-    """
-
-    agreement: float
-    relative_error: float
-
-
-#: Limits by precision. fp32 has a tolerance instead.
-BOUNDS: Mapping[str, Bounds] = {
-    "fp16": Bounds(agreement=0.995, relative_error=0.01),
-    "bf16": Bounds(agreement=0.98, relative_error=0.05),
-    "int8": Bounds(agreement=0.97, relative_error=0.1),
-}
+from modelport.exporters.proof.tolerance import Bounds
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ from modelport.exporters.formats import ExportTarget, Format, ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import evaluation, parity
 from modelport.exporters.proof.evaluation import Evaluation, HeldOut
-from modelport.exporters.proof.parity_report import BOUNDS, Bounds, ParityReport
+from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.proof.resource_usage import Usage, measured
+from modelport.exporters.proof.tolerance import BOUNDS, Bounds
 from modelport.gateway.errors import Unsupported
 
 #: Called with the stage's name, the amount done and the total; 0 of 0 means unknown.
@@ -23,7 +24,7 @@ class Checks:
     """Limits that an artifact is held to; None uses the default of the spec or the precision.
 
     Attributes:
-        agreement, relative_error: replace ``parity_report.BOUNDS`` below fp32.
+        agreement, relative_error: replace ``tolerance.BOUNDS`` below fp32.
         max_drop: accepted loss of accuracy or AUC on ``data``.
     """
 

@@ -1,8 +1,8 @@
-"""The tolerance of a value: ``atol + rtol * |reference|``."""
+"""Limits of an artifact's error: a tolerance for each value in fp32, bounds in lower precisions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,10 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """The error that fp32 is held to; integers and bools must be equal."""
+    """The largest error of a value in fp32, ``atol + rtol * |reference|``.
+
+    Integers and bools must be equal.
+    """
 
     atol: float
     rtol: float
@@ -42,6 +45,28 @@ class Tolerance:
         for start, theirs, ours in pieces(expected, actual):
             flat[start : start + len(theirs)] = ~(self.ratio(theirs, ours) <= 1)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits for an artifact in a precision below fp32.
+
+    Attributes:
+        agreement: fraction of decisions that must equal the checkpoint's.
+        relative_error: largest ``|error| / |reference|`` over all of an output's values (ratio of
+            L2 norms), for a model that declares no decision.
+    """
+
+    agreement: float
+    relative_error: float
+
+
+#: The defaults by precision. fp32 has a ``Tolerance`` instead.
+BOUNDS: Mapping[str, Bounds] = {
+    "fp16": Bounds(agreement=0.995, relative_error=0.01),
+    "bf16": Bounds(agreement=0.98, relative_error=0.05),
+    "int8": Bounds(agreement=0.97, relative_error=0.1),
+}
 
 
 def pieces(expected: Array, actual: Array) -> Iterator[tuple[int, Array, Array]]:

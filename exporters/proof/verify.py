@@ -19,8 +19,9 @@ from modelport.exporters.loaded_model import Origin, Source
 from modelport.exporters.models import registered
 from modelport.exporters.proof import evaluation, proof
 from modelport.exporters.proof.evaluation import Evaluation
-from modelport.exporters.proof.parity_report import BOUNDS, ParityReport
+from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.proof.proof import Checks, Progress
+from modelport.exporters.proof.tolerance import BOUNDS
 from modelport.exporters.sources import SourceRequest, reader_selection
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
 from modelport.gateway.errors import IntegrityError, ModelportError

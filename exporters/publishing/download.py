@@ -12,9 +12,9 @@ from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.repository import manifest
 from modelport.gateway.repository.config import WARMUP
 from modelport.gateway.repository.scan import VERSION_NAME
+from modelport.gateway.repository.storage.complete_versions import group, in_whole
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.storage.objects import ObjectStore
-from modelport.gateway.repository.storage.survey import group, in_whole
 
 
 @contextlib.contextmanager

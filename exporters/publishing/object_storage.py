@@ -24,9 +24,9 @@ from modelport.gateway.errors import AlreadyExists, InvalidArgument, ModelportEr
 from modelport.gateway.repository import config, manifest
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.scan import MAX_CONFIG_BYTES
+from modelport.gateway.repository.storage.complete_versions import CLAIM, StoredModel, group
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.storage.objects import Object, ObjectStore
-from modelport.gateway.repository.storage.survey import CLAIM, Surveyed, group
 
 #: An incomplete version that has not been written to for this long was left behind.
 LEFT_BEHIND_SECONDS = 24 * 3600.0
@@ -118,17 +118,17 @@ def _check_claim(objects: ObjectStore, below: str, claim: bytes) -> None:
         )
 
 
-def _look(objects: ObjectStore, name: str) -> Surveyed:
+def _look(objects: ObjectStore, name: str) -> StoredModel:
     """List the model's files, complete or not."""
     try:
         listing = objects.listing(name)
     except InvalidArgument as error:
         raise UsageError(f"--repository {objects.location}: {error}") from error
-    return group({f"{name}/{key}": each for key, each in listing.items()}).get(name, Surveyed())
+    return group({f"{name}/{key}": each for key, each in listing.items()}).get(name, StoredModel())
 
 
 def _free_version(
-    objects: ObjectStore, model: Surveyed, wanted: ModelConfig, version: int | None
+    objects: ObjectStore, model: StoredModel, wanted: ModelConfig, version: int | None
 ) -> int:
     if config.FILENAME in model.beside:
         check_contract(_config(objects, wanted.name), wanted)
@@ -163,7 +163,7 @@ def _write_beside(objects: ObjectStore, model: Path, version: str, wanted: Model
             check_contract(_config(objects, wanted.name), wanted)
 
 
-def _sweep(objects: ObjectStore, name: str, model: Surveyed) -> Surveyed:
+def _sweep(objects: ObjectStore, name: str, model: StoredModel) -> StoredModel:
     """Remove the versions that publishers left behind, and list the model again."""
     now = datetime.datetime.now(datetime.UTC)
     left = {

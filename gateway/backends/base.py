@@ -1,8 +1,8 @@
 """The contract between the gateway and its backends: a ``BackendLoader`` makes a ``Backend``.
 
 A backend is an ``Infer`` that knows its model's configuration. Requests are already validated
-against that configuration; the response has its outputs in the requested order. ``capabilities``
-has what a backend may offer besides, ``host`` what it may use of the gateway.
+against it; the response has its outputs in the requested order. ``capabilities`` has what a backend
+may offer besides, ``backend_host`` what it may use, ``extensions.backend_descriptors`` their list.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class StorageRepository:
 
     def __init__(self, location: Location, settings: Settings) -> None:
         # Lazy: only object storage needs these slow imports.
+        from modelport.gateway.repository.storage.complete_versions import SETTLE_SECONDS
         from modelport.gateway.repository.storage.mirror import Mirror, default_cache
-        from modelport.gateway.repository.storage.survey import SETTLE_SECONDS
 
         self._settle_seconds = SETTLE_SECONDS
         self._mirror = Mirror(location, settings.repository_cache or default_cache())

@@ -78,8 +78,8 @@ def find(repositories: Sequence[Path | Location], model: str) -> VersionChoice |
 
 
 def _in_storage(location: Location, model: str) -> VersionChoice | None:
+    from modelport.gateway.repository.storage.complete_versions import group
     from modelport.gateway.repository.storage.objects import ObjectStore  # slow imports
-    from modelport.gateway.repository.storage.survey import group
 
     store, key = ObjectStore(location), f"{model}/{configuration.FILENAME}"
     listing = store.listing(model)

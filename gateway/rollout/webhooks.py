@@ -8,6 +8,8 @@ A rollback is never kept waiting. Only the gateway that writes a state calls.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -23,6 +25,8 @@ from modelport.gateway.rollout.state import RolloutEventKind, RolloutState
 
 log = structlog.get_logger("modelport.rollout")
 
+#: The header of the signature; its form is GitHub's.
+SIGNATURE_HEADER = "x-modelport-signature-256"
 #: The event of a call before a stage; those after a change are ``RolloutEventKind``.
 PRE_STAGE = "pre-stage"
 ANSWER_SECONDS = 10.0
@@ -58,10 +62,16 @@ def read_secret(file: Path) -> bytes:
     return secret
 
 
+def signature(secret: bytes, body: bytes) -> str:
+    """The value of ``SIGNATURE_HEADER``: the HMAC-SHA256 of ``body``."""
+    return f"sha256={hmac.new(secret, body, hashlib.sha256).hexdigest()}"
+
+
 async def _call(url: str, body: bytes, secret: bytes, seconds: float) -> int:
     from modelport.gateway.upstream import webhook_call  # imports aiohttp
 
-    return await webhook_call.call(url, body, secret, seconds)
+    header = {SIGNATURE_HEADER: signature(secret, body)}
+    return await webhook_call.call(url, body, header, seconds)
 
 
 class RolloutWebhooks:

@@ -15,7 +15,7 @@ from modelport.gateway.wire.grpc_body import Body
 from modelport.gateway.wire.http2 import frames
 from modelport.gateway.wire.http2.connection import Http2Connection
 from modelport.gateway.wire.http2.frames import MAX_WINDOW_BYTES, ErrorCode, ProtocolError
-from modelport.gateway.wire.http2.header_blocks import FieldSection
+from modelport.gateway.wire.http2.header_blocks import MAX_HEADER_BYTES, FieldSection
 from modelport.gateway.wire.http2.stream import Http2Stream
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -32,7 +32,7 @@ _GREETING = b"".join(
             (frames.ENABLE_PUSH, 0),
             (frames.INITIAL_WINDOW_SIZE, MAX_WINDOW_BYTES),
             (frames.MAX_FRAME_SIZE, frames.MAX_DATA_BYTES),
-            (frames.MAX_HEADER_LIST_SIZE, frames.MAX_HEADER_BYTES),
+            (frames.MAX_HEADER_LIST_SIZE, MAX_HEADER_BYTES),
         ),
         frames.window_update(0, MAX_WINDOW_BYTES - frames.DEFAULT_WINDOW_BYTES),
     )

@@ -1,25 +1,19 @@
-"""One call of a webhook: a signed POST request, of whose answer only the status is read."""
+"""One call of a webhook: a signed POST request. Only the status of the answer is read."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+from collections.abc import Mapping
 
 import aiohttp
 
 from modelport.gateway.errors import TimedOut, Unavailable
 
-#: GitHub's signature, under our name.
-SIGNATURE_HEADER = "x-modelport-signature-256"
 
-
-def signature(secret: bytes, body: bytes) -> str:
-    """The value of ``SIGNATURE_HEADER``."""
-    return f"sha256={hmac.new(secret, body, hashlib.sha256).hexdigest()}"
-
-
-async def call(url: str, body: bytes, secret: bytes, seconds: float) -> int:
+async def call(url: str, body: bytes, signature: Mapping[str, str], seconds: float) -> int:
     """Send the JSON document ``body``; return the status of the answer. Redirects are answers.
+
+    Args:
+        signature: the header of the signature, by name.
 
     Raises:
         TimedOut: no answer within ``seconds``.
@@ -28,7 +22,7 @@ async def call(url: str, body: bytes, secret: bytes, seconds: float) -> int:
     headers = {
         "Content-Type": "application/json",
         "User-Agent": "modelport",
-        SIGNATURE_HEADER: signature(secret, body),
+        **signature,
     }
     timeout = aiohttp.ClientTimeout(total=seconds)
     try:

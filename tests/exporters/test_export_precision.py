@@ -19,7 +19,7 @@ from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.model_spec import Decision, ModelSpec
 from modelport.exporters.proof import evaluation
 from modelport.exporters.proof.evaluation import HeldOut
-from modelport.exporters.proof.parity_report import Bounds
+from modelport.exporters.proof.tolerance import Bounds
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec

@@ -8,8 +8,9 @@
 The hash covers the objects' sizes and ETags: a folder of files never changes once it exists, even
 if the version is overwritten in the object store, and no load sees files of two contents.
 
-A look lists the store, finds complete versions (``survey``) and downloads only configurations and
-manifests. A version is downloaded when it loads, by one of the processes that share the folder.
+A look lists the store, finds complete versions (``complete_versions``) and downloads only
+configurations and manifests. A version is downloaded when it loads, by one of the processes that
+share the folder.
 """
 
 from __future__ import annotations
@@ -46,9 +47,14 @@ from modelport.gateway.repository.scan import (
     ModelEntry,
     VersionEntry,
 )
+from modelport.gateway.repository.storage.complete_versions import (
+    CompleteVersions,
+    StoredModel,
+    group,
+    in_whole,
+)
 from modelport.gateway.repository.storage.location import Location, server_of
 from modelport.gateway.repository.storage.objects import Object, ObjectStore, no_room
-from modelport.gateway.repository.storage.survey import Survey, Surveyed, group, in_whole
 
 log = structlog.get_logger("modelport.storage")
 
@@ -77,7 +83,7 @@ class Mirror:
         self.location = location
         self.folder = cache / f"{location.scheme}-{location.bucket}-{named}"
         self._objects = ObjectStore(location)
-        self._survey = Survey(self._objects)
+        self._complete = CompleteVersions(self._objects)
         #: config.pbtxt by model: the object it was read from, and its text.
         self._configs: dict[str, tuple[Object, str]] = {}
         self._found: dict[str, ModelEntry] = {}
@@ -88,7 +94,7 @@ class Mirror:
     @property
     def unsettled(self) -> bool:
         """Whether the last look left out versions without a manifest, which another may include."""
-        return self._survey.unsettled
+        return self._complete.unsettled
 
     def look(self) -> dict[str, ModelEntry]:
         """Every model by name, with its complete versions.
@@ -105,11 +111,11 @@ class Mirror:
         began = time.time()
         models = group(self._objects.listing())
         self._configs = {name: read for name, read in self._configs.items() if name in models}
-        surveyed = self._survey.look(models, self._holds)
+        complete = self._complete.among(models, self._holds)
         self._read_configs(models)
         found = {}
         for name, model in models.items():
-            entry = self._entry(name, model, surveyed[name])
+            entry = self._entry(name, model, complete[name])
             if entry is not None:
                 found[name] = entry
         with contextlib.suppress(OSError):  # extra files do no harm
@@ -117,7 +123,7 @@ class Mirror:
         self._found = found
         return found
 
-    def _entry(self, name: str, model: Surveyed, whole: Surveyed) -> ModelEntry | None:
+    def _entry(self, name: str, model: StoredModel, whole: StoredModel) -> ModelEntry | None:
         """The model's entry; None: no version is complete yet."""
         path, before = self.folder / name, self._found.get(name)
         known = before.versions if before is not None else {}
@@ -140,7 +146,7 @@ class Mirror:
             return ModelEntry(name, path, problem=str(error))
         return ModelEntry(name, path, text, versions)
 
-    def _read_configs(self, models: Mapping[str, Surveyed]) -> None:
+    def _read_configs(self, models: Mapping[str, StoredModel]) -> None:
         """Read new and changed configurations concurrently, as there may be a thousand."""
         read = {
             name: self._objects.threads.submit(self._config, name, found)

@@ -14,7 +14,7 @@ from modelport.gateway.server.listening_socket import Room
 from modelport.gateway.wire.http2 import abuse_limits, frames
 from modelport.gateway.wire.http2.connection import Http2Connection
 from modelport.gateway.wire.http2.frames import PREFACE, ErrorCode, ProtocolError
-from modelport.gateway.wire.http2.header_blocks import FieldSection
+from modelport.gateway.wire.http2.header_blocks import MAX_HEADER_BYTES, FieldSection
 from modelport.gateway.wire.http2.stream import Http2Stream
 
 #: The initial receive window of a stream.
@@ -23,7 +23,7 @@ _GREETING = frames.settings(
     (frames.MAX_CONCURRENT_STREAMS, abuse_limits.MAX_STREAMS),
     (frames.INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES),
     (frames.MAX_FRAME_SIZE, frames.MAX_DATA_BYTES),
-    (frames.MAX_HEADER_LIST_SIZE, frames.MAX_HEADER_BYTES),
+    (frames.MAX_HEADER_LIST_SIZE, MAX_HEADER_BYTES),
 ) + frames.window_update(0, frames.MAX_WINDOW_BYTES - frames.DEFAULT_WINDOW_BYTES)
 
 

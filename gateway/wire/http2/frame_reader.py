@@ -14,7 +14,6 @@ from modelport.gateway.wire.http2.frames import (
     GOAWAY,
     HEADERS,
     MAX_DATA_BYTES,
-    MAX_HEADER_BYTES,
     MAX_STREAM,
     PADDED,
     PING,
@@ -28,6 +27,7 @@ from modelport.gateway.wire.http2.frames import (
     ErrorCode,
     ProtocolError,
 )
+from modelport.gateway.wire.http2.header_blocks import MAX_HEADER_BYTES
 
 _SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 _CONNECTION_FRAMES = frozenset((SETTINGS, PING, GOAWAY))

@@ -26,8 +26,6 @@ MAX_WINDOW_BYTES = 2**31 - 1
 MAX_STREAM = 2**31 - 1
 #: The largest DATA frame that is accepted.
 MAX_DATA_BYTES = 2**22
-#: The largest header block, also across its frames, and the largest header list.
-MAX_HEADER_BYTES = 64 * 1024
 
 
 class ErrorCode(IntEnum):

@@ -8,11 +8,13 @@ from typing import Generic, NamedTuple, TypeVar
 
 import hpack
 
-from modelport.gateway.wire.http2.frames import MAX_HEADER_BYTES, ErrorCode, ProtocolError
+from modelport.gateway.wire.http2.frames import ErrorCode, ProtocolError
 
 T = TypeVar("T")
 Fields = list[tuple[bytes, bytes]]
 
+#: The largest header block, also across its frames, and the largest header list.
+MAX_HEADER_BYTES = 64 * 1024
 #: The fields of a block: each costs more to decode than the one byte it may take. Envoy allows 100.
 MAX_FIELDS = 256
 #: The decoded blocks that a connection keeps, and the largest of them.

@@ -24,8 +24,8 @@ import pytest
 from modelport.exporters.publishing import publish
 from modelport.gateway.errors import AlreadyExists, InvalidArgument, Unavailable
 from modelport.gateway.repository import config, manifest
+from modelport.gateway.repository.storage import complete_versions
 from modelport.gateway.repository.storage import objects as storage
-from modelport.gateway.repository.storage import survey
 from modelport.gateway.repository.storage.location import Location, parse
 from modelport.gateway.repository.storage.mirror import Mirror
 from modelport.gateway.repository.storage.objects import ObjectStore
@@ -128,9 +128,9 @@ def test_versions_are_published_once_found_whole_fetched_followed_and_removed(
         assert manifest.verify(entry.path)
     assert mirror.look()["m"] == found
     objects = ObjectStore(location)
-    assert objects.create("m/3/" + survey.CLAIM, b"mine")
+    assert objects.create("m/3/" + complete_versions.CLAIM, b"mine")
     if location.scheme != "gs":  # its emulator takes no notice of ifGenerationMatch
-        assert not objects.create("m/3/" + survey.CLAIM, b"another's")
+        assert not objects.create("m/3/" + complete_versions.CLAIM, b"another's")
     objects.delete(["m/2/manifest.json", "m/2/nothing"])
     objects.delete(f"m/1/{name}" for name in objects.listing("m/1"))
     assert objects.listing("m/1") == {}

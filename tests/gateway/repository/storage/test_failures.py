@@ -12,9 +12,9 @@ from structlog.testing import capture_logs
 
 from modelport.gateway.errors import InvalidArgument, Unavailable
 from modelport.gateway.repository import manifest
+from modelport.gateway.repository.storage import complete_versions
 from modelport.gateway.repository.storage import mirror as mirrors
 from modelport.gateway.repository.storage import objects as storage
-from modelport.gateway.repository.storage import survey
 from modelport.gateway.repository.storage.location import parse
 from modelport.gateway.repository.storage.mirror import Mirror
 from modelport.gateway.repository.storage.objects import Object, ObjectStore
@@ -168,17 +168,19 @@ def test_a_name_that_no_file_may_have_is_passed_over(
     moto.put(f"{prefix}/m/2/{'ä' * 150}", b"")
     found = mirror.look()
     assert manifest.verify(fetch(found))
-    assert survey.group({f"m/2/{'ä' * 150}": Object(0, "")})["m"].problems
+    assert complete_versions.group({f"m/2/{'ä' * 150}": Object(0, "")})["m"].problems
 
 
 def test_keys_that_are_no_names_of_files_make_no_files() -> None:
     some = Object(1, "etag")
     keys = ["m/1/../../evil", "m/1/a\\b", "m/2//x", "m/3/a", "m/3/a/b", "m/4/x.pkl", "m/5/ok"]
-    models = survey.group(dict.fromkeys([*keys, "m/../x", "x", "../m/1/x", "m/6/"], some))
+    models = complete_versions.group(
+        dict.fromkeys([*keys, "m/../x", "x", "../m/1/x", "m/6/"], some)
+    )
     assert list(models) == ["m"]
     assert sorted(models["m"].problems) == [1, 2, 3, 4]
     assert models["m"].beside == {}
-    assert survey.in_whole(models["m"].versions[6]) == {}
+    assert complete_versions.in_whole(models["m"].versions[6]) == {}
 
 
 def test_unavailable_storage_is_reported_without_its_address(tmp_path: Path) -> None:

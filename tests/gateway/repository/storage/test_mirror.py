@@ -12,8 +12,8 @@ import pytest
 
 from modelport.gateway.errors import IntegrityError, InvalidArgument, Unavailable, Unsupported
 from modelport.gateway.repository import manifest
+from modelport.gateway.repository.storage import complete_versions
 from modelport.gateway.repository.storage import mirror as mirrors
-from modelport.gateway.repository.storage import survey
 from modelport.gateway.repository.storage.location import is_url, parse
 from modelport.gateway.repository.storage.mirror import Mirror
 from modelport.gateway.repository.storage.objects import Object, ObjectStore
@@ -124,7 +124,7 @@ def test_a_version_is_not_there_before_its_last_object_whatever_the_order(
     names = [*manifest.files_of(folder), manifest.FILENAME]
     for turn in range(len(names)):
         order = names[turn:] + names[:turn]
-        moto.put(f"{prefix}/m{turn}/1/{survey.CLAIM}", b"claim")
+        moto.put(f"{prefix}/m{turn}/1/{complete_versions.CLAIM}", b"claim")
         for name in order:
             found = mirror.look()
             assert f"m{turn}" not in found
@@ -135,7 +135,7 @@ def test_a_version_is_not_there_before_its_last_object_whatever_the_order(
 def test_a_version_with_a_certificate_and_no_manifest_is_still_being_uploaded(
     moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(complete_versions, "SETTLE_SECONDS", 0.0)
     moto.upload(version(tmp_path / "1"), f"{prefix}/m/1", ["certificate.json", "model.onnx"])
     assert mirror.look() == mirror.look() == mirror.look() == {}
     assert not mirror.unsettled
@@ -144,7 +144,7 @@ def test_a_version_with_a_certificate_and_no_manifest_is_still_being_uploaded(
 def test_a_version_without_a_manifest_is_used_once_two_polls_see_it_unchanged(
     moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(complete_versions, "SETTLE_SECONDS", 0.0)
     moto.put(f"{prefix}/m/config.pbtxt", CONFIG)
     moto.put(f"{prefix}/m/1/model.onnx", b"weights")
     assert mirror.look() == {}
@@ -177,7 +177,7 @@ def test_a_version_that_does_not_match_its_manifest_is_never_here(
 def test_a_version_that_changes_while_it_is_downloaded_is_not_taken(
     moto: Moto, prefix: str, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(complete_versions, "SETTLE_SECONDS", 0.0)
     moto.put(f"{prefix}/m/1/model.onnx", b"weights")
     mirror.look()
     found = mirror.look()
@@ -297,7 +297,7 @@ def test_what_is_still_being_written_of_a_failed_download_is_in_no_later_one(
     moto: Moto, prefix: str, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No manifest would tell."""
-    monkeypatch.setattr(survey, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(complete_versions, "SETTLE_SECONDS", 0.0)
     for name in ("a", "b"):
         moto.put(f"{prefix}/m/1/{name}", b"right")
     mirror.look()

@@ -16,7 +16,7 @@ from modelport.exporters.publishing import contract, object_storage, publish
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, InvalidArgument
 from modelport.gateway.repository import config, manifest
-from modelport.gateway.repository.storage import survey
+from modelport.gateway.repository.storage import complete_versions
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.storage.mirror import Mirror
 from modelport.gateway.repository.storage.objects import ObjectStore
@@ -70,11 +70,11 @@ def test_a_version_is_claimed_uploaded_and_completed_by_its_manifest(
         for line in moto.requests()[before:]
         if "PUT" in line or "DELETE" in line
     ]
-    assert changed[0] == f"1/{survey.CLAIM}"
-    assert changed[-2:] == ["1/manifest.json", f"1/{survey.CLAIM}"]
+    assert changed[0] == f"1/{complete_versions.CLAIM}"
+    assert changed[-2:] == ["1/manifest.json", f"1/{complete_versions.CLAIM}"]
     assert changed.index("config.pbtxt") > changed.index("labels.txt")
     assert whole(location, tmp_path) == {1: b"onnx"}
-    assert survey.CLAIM not in "".join(moto.keys(prefix))
+    assert complete_versions.CLAIM not in "".join(moto.keys(prefix))
 
 
 def test_a_version_is_never_overwritten_and_a_model_keeps_its_contract(
@@ -139,7 +139,7 @@ def test_a_number_that_another_has_finished_before_it_is_claimed_is_not_taken(
         with pytest.raises(AlreadyExists, match="version 1 of 'm' is published"):
             put(location, version)
     assert whole(location, tmp_path)[1] == b"another's"
-    assert survey.CLAIM not in "".join(moto.keys(prefix))
+    assert complete_versions.CLAIM not in "".join(moto.keys(prefix))
 
 
 class Killed(BaseException):
@@ -150,7 +150,7 @@ def test_a_publisher_that_dies_at_any_call_leaves_nothing_that_is_served(
     moto: Moto, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process; ``make storage`` does the same with SIGKILL."""
-    monkeypatch.setattr(survey, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(complete_versions, "SETTLE_SECONDS", 0.0)
     location, left = moto.location(prefix), 0
 
     def dying(change: Any) -> Any:
@@ -227,7 +227,7 @@ def test_a_claimed_version_number_is_refused_and_skipped(
     moto: Moto, prefix: str, tmp_path: Path
 ) -> None:
     location = moto.location(prefix)
-    moto.put(f"{prefix}/m/1/{survey.CLAIM}", b"another's")
+    moto.put(f"{prefix}/m/1/{complete_versions.CLAIM}", b"another's")
     with pytest.raises(AlreadyExists, match="is being published by another"):
         put(location, 1)
     assert put(location).version == 2

@@ -1,4 +1,4 @@
-"""Completeness of versions in object storage.
+"""Complete versions of the models in object storage.
 
 A version with a manifest, which publishers write last, is complete when every listed file is there
 with its size. (The content is verified after the download.)
@@ -39,7 +39,7 @@ Files = Mapping[str, Object]
 
 
 @dataclass(slots=True)
-class Surveyed:
+class StoredModel:
     """A model's objects. ``beside`` are those outside of versions; keys are relative."""
 
     beside: dict[str, Object] = field(default_factory=dict)
@@ -48,15 +48,15 @@ class Surveyed:
     problems: dict[int, str] = field(default_factory=dict)
 
 
-def group(listing: Files) -> dict[str, Surveyed]:
+def group(listing: Files) -> dict[str, StoredModel]:
     """Group a repository's listing by model. Claims are still among the versions' files."""
-    models: dict[str, Surveyed] = {}
+    models: dict[str, StoredModel] = {}
     found: dict[tuple[str, int], dict[str, Object]] = {}
     for key, each in listing.items():
         name, _, rest = key.partition("/")
         if not MODEL_NAME.match(name) or not rest:
             continue
-        model = models.setdefault(name, Surveyed())
+        model = models.setdefault(name, StoredModel())
         folder, below, file = rest.partition("/")
         if below and VERSION_NAME.match(folder) and int(folder) <= MAX_VERSION:
             found.setdefault((name, int(folder)), {})[file] = each
@@ -94,8 +94,8 @@ def _problem(files: Files) -> str:
     return ""
 
 
-class Survey:
-    """Finds complete versions; remembers earlier looks."""
+class CompleteVersions:
+    """Finds complete versions; remembers earlier listings."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
@@ -107,9 +107,9 @@ class Survey:
         self._said: dict[tuple[str, int], str] = {}
         self.unsettled = False
 
-    def look(
-        self, models: Mapping[str, Surveyed], holds: Callable[[str, int, Files], bool]
-    ) -> dict[str, Surveyed]:
+    def among(
+        self, models: Mapping[str, StoredModel], holds: Callable[[str, int, Files], bool]
+    ) -> dict[str, StoredModel]:
         """``models`` with only their complete versions.
 
         Args:
@@ -142,7 +142,7 @@ class Survey:
         if refused is not None and not whole and not self.unsettled:
             raise refused
         return {
-            name: Surveyed(
+            name: StoredModel(
                 model.beside,
                 {n: in_whole(f) for n, f in model.versions.items() if (name, n) in whole},
                 model.problems,
