@@ -21,6 +21,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Each client reads the certificates of all authorities, though few tests ask by TLS.
 httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
+# Five seconds are too few for an answer while other tests keep the machine busy.
+_patience = httpx._config.DEFAULT_TIMEOUT_CONFIG
+_patience.connect = _patience.read = _patience.write = _patience.pool = 60.0
 
 #: The files that take longest, longest first: started first, so that no worker ends long after the
 #: others. The rest fills in.

@@ -194,4 +194,4 @@ def test_a_server_that_stops_ends_its_streams(tmp_path: Any) -> None:
             gateway.process.terminate()
             *_, last = [line for line in lines if line]
         assert json.loads(last.removeprefix("data: ")) == {"error": "the server is shutting down"}
-        assert gateway.process.wait(20) == 0
+        assert gateway.process.wait(25) == 0

@@ -123,7 +123,7 @@ def test_a_stream_passes_shared_memory_too(allowed: Gateway, runner: asyncio.Run
         wire_parameters(request.inputs[0], **place)
         wire_parameters(request.outputs.add(name="y"), **place, shared_memory_offset=16)
         with wire.stub(allowed.grpc) as stub:
-            (answer,) = stub.ModelStreamInfer(iter([request]), timeout=10)
+            (answer,) = stub.ModelStreamInfer(iter([request]), timeout=60)
         assert answer.error_message == ""
         assert list(answer.infer_response.raw_output_contents) == [b""]
         found = shared_memory.get_contents_as_numpy(handle, np.float32, [1, 4], 16)

@@ -195,7 +195,7 @@ def test_a_broken_configuration_on_a_poll_leaves_the_model_serving(repository: R
             assert probes.state(gateway, 1) == "READY"
             assert probes.answer(gateway) == ("1", 2.0)
             repository.config(good)
-            eventually(lambda: probes.index(gateway)["1"] == ("READY", ""), f"after {why}", 5.0)
+            eventually(lambda: probes.index(gateway)["1"] == ("READY", ""), f"after {why}")
 
 
 def test_a_broken_configuration_on_a_load_is_refused_and_the_model_serves_on(
@@ -278,7 +278,7 @@ def test_a_file_name_that_is_no_text_costs_nothing_but_its_version(repository: R
         assert probes.state(gateway, 1, "odd") == "UNAVAILABLE"
         assert ".pkl' may run code when it is read" in probes.reason(gateway, 1, "odd")
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        rows = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=10).models
+        rows = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=60).models
         states = {row.name: (row.state, "may run code" in row.reason) for row in rows}
         assert states == {"m": ("READY", False), "odd": ("UNAVAILABLE", True)}
         assert probes.answer(gateway) == ("1", 2.0)

@@ -86,4 +86,4 @@ def test_proxies_before_it_are_no_loop(via: str, tmp_path: Path) -> None:
     models.repository(tmp_path)
     with serving(tmp_path) as gateway, wire.stub(gateway.grpc) as stub:
         assert httpx.post(url(gateway), json=BODY, headers={"via": via}).status_code == 200
-        assert stub.ModelInfer(REQUEST, metadata=[("via", via)], timeout=10).outputs
+        assert stub.ModelInfer(REQUEST, metadata=[("via", via)], timeout=60).outputs

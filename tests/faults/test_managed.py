@@ -142,7 +142,7 @@ def test_a_gateway_that_ends_while_a_server_starts_leaves_nothing(
     with place.serving(wait_for="listening") as gateway:
         until(place.processes, "it is being started")
         gateway.process.send_signal(number)
-        gateway.process.wait(10)
+        gateway.process.wait(25)
         place.nothing_is_left()
 
 

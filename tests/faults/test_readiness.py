@@ -27,7 +27,7 @@ def serve(repository: Repository, *flags: str) -> subprocess.CompletedProcess[st
         ],
         capture_output=True,
         text=True,
-        timeout=6,
+        timeout=60,
     )
 
 

@@ -151,8 +151,8 @@ def test_readiness_turns_false_first_and_the_request_in_flight_is_answered(
         assert not probes.ready(gateway)
         assert probes.live(gateway)
         assert not reply.done()
-        assert reply.result(10).status_code == 200
-        assert gateway.process.wait(10) == 0
+        assert reply.result(25).status_code == 200
+        assert gateway.process.wait(25) == 0
 
 
 def test_clients_on_kept_connections_are_asked_to_close_them(
@@ -168,7 +168,7 @@ def test_clients_on_kept_connections_are_asked_to_close_them(
         gateway.wait_for("draining")
         while client.get(url).headers.get("connection") != "close":
             pass  # connections are told right after the log
-        assert reply.result(10).status_code == 200
+        assert reply.result(25).status_code == 200
 
 
 def test_a_health_watcher_hears_of_the_end_before_it_comes(
@@ -184,9 +184,9 @@ def test_a_health_watcher_hears_of_the_end_before_it_comes(
         terminate(gateway)
         assert next(heard) == health_pb2.HealthCheckResponse.NOT_SERVING
         assert not reply.done()
-        assert reply.result(10).status_code == 200
+        assert reply.result(25).status_code == 200
         assert list(heard) == []
-        assert gateway.process.wait(10) == 0
+        assert gateway.process.wait(25) == 0
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_an_idle_gateway_ends_at_once_with_status_0_and_leaves_nothing_behind(
         assert not any(bindable(port) for port in ports)
         assert len(processes(repository.root)) == 1
         gateway.process.send_signal(signal_)
-        assert gateway.process.wait(10) == 0
+        assert gateway.process.wait(25) == 0
         assert all(bindable(port) for port in ports)
         assert processes(repository.root) == []
         gateway.wait_for("stopped")
@@ -235,9 +235,9 @@ def test_a_request_that_never_completes_ends_with_the_exit_timeout(
         reply = background(hang, gateway, protocol)
         in_flight(gateway, "slow")
         terminate(gateway)
-        gateway.process.wait(10)
+        gateway.process.wait(25)
         with pytest.raises((httpx.HTTPError, grpc.RpcError, AssertionError)):
-            reply.result(10)
+            reply.result(25)
 
 
 def test_a_pending_request_gets_an_error_when_the_process_ends_at_the_exit_timeout(
@@ -248,8 +248,8 @@ def test_a_pending_request_gets_an_error_when_the_process_ends_at_the_exit_timeo
         reply = background(probes.ask, gateway, "slow", timeout=60)
         in_flight(gateway, "slow")
         terminate(gateway)
-        assert gateway.process.wait(10) == 0
-        answer = reply.result(10)
+        assert gateway.process.wait(25) == 0
+        answer = reply.result(25)
         assert answer.status_code == 503
         assert answer.json() == {"error": "the server is shutting down"}
         gateway.wait_for("stopped")
@@ -279,9 +279,9 @@ def test_a_run_that_cannot_be_stopped_ends_with_the_exit_timeout(
         reply = background(probes.post, gateway, "/v2/models/count/infer", body, 60)
         in_flight(gateway, "count")
         terminate(gateway)
-        gateway.process.wait(10)
+        gateway.process.wait(25)
         with pytest.raises((httpx.HTTPError, AssertionError)):
-            assert reply.result(10).status_code == 200
+            assert reply.result(25).status_code == 200
 
 
 def test_with_an_exit_timeout_of_0_nothing_is_waited_for(
@@ -292,9 +292,9 @@ def test_with_an_exit_timeout_of_0_nothing_is_waited_for(
         reply = background(hang, gateway, "http")
         in_flight(gateway, "slow")
         terminate(gateway)
-        gateway.process.wait(10)
+        gateway.process.wait(25)
         with pytest.raises((httpx.HTTPError, AssertionError)):
-            reply.result(10)
+            reply.result(25)
 
 
 def test_an_idle_stream_does_not_hold_up_the_end(repository: Repository) -> None:
@@ -311,7 +311,7 @@ def test_an_idle_stream_does_not_hold_up_the_end(repository: Repository) -> None
         assert next(replies).infer_response.id == "first"
         terminate(gateway)
         try:
-            assert gateway.process.wait(10) == 0
+            assert gateway.process.wait(25) == 0
         finally:
             requests.put(None)
 
@@ -331,7 +331,7 @@ def test_an_idle_stream_of_torchserves_does_not_hold_up_the_end_either(
         assert json.loads(reply.prediction) == {"predictions": [[2, 4, 6, 8]]}
         terminate(gateway)
         try:
-            assert gateway.process.wait(10) == 0
+            assert gateway.process.wait(25) == 0
             with pytest.raises(grpc.RpcError) as ended:
                 next(replies)
             assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -354,7 +354,7 @@ def test_sigterm_while_a_model_loads_ends_promptly(
         eventually(lambda: written.lines("load"), "loading")
         assert probes.state(gateway) == "LOADING"
         terminate(gateway)
-        assert gateway.process.wait(10) == 0
+        assert gateway.process.wait(25) == 0
         assert "Traceback" not in str(gateway.logs)
 
 
@@ -379,9 +379,9 @@ def test_a_second_sigterm_ends_the_process_at_once(
         terminate(gateway)
         gateway.wait_for("draining")
         terminate(gateway)
-        assert gateway.process.wait(10) != 0
+        assert gateway.process.wait(25) != 0
         with pytest.raises((httpx.HTTPError, AssertionError)):
-            reply.result(10)
+            reply.result(25)
 
 
 def test_a_gateway_serves_and_ends_after_the_reader_of_its_log_is_gone(
@@ -406,7 +406,7 @@ def test_a_gateway_serves_and_ends_after_the_reader_of_its_log_is_gone(
             answer = httpx.post(f"http://127.0.0.1:{port}/v2/models/m/infer", json=body)
             assert answer.status_code == 200, answer.text
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(25) == 0
     finally:
         process.kill()
         process.wait()

@@ -21,7 +21,7 @@ from modelport.loadtests.peers.servers import ALL
 from modelport.loadtests.serving import pytriton
 
 X2, FRAUD, VIT = (models.ALL[name] for name in ("x2", "fraud128", "vit_b16"))
-STATE_SECONDS = 10.0
+STATE_SECONDS = 60.0
 
 
 def test_runs_of_the_same_case_stand_next_to_each_other() -> None:

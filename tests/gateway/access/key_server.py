@@ -44,7 +44,7 @@ class KeyServer:
 
     def wait(self, requests: int) -> None:
         with self.arrived:
-            assert self.arrived.wait_for(lambda: self.requests >= requests, 20)
+            assert self.arrived.wait_for(lambda: self.requests >= requests, 60)
 
     def close(self) -> None:
         self._socket.close()

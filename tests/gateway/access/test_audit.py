@@ -13,6 +13,7 @@ import pytest
 from modelport.gateway.access import audit
 from modelport.gateway.access.audit import AuditEvent, AuditLog
 from modelport.gateway.errors import Unavailable
+from tests.faults.probes import eventually
 
 EVENT = AuditEvent(
     "ci", "key:1a2b", "10.0.0.7", "control", "load", "fraud", "", "refused", reason="no"
@@ -56,8 +57,7 @@ def test_a_file_that_another_program_has_renamed_is_opened_anew(tmp_path: Path) 
     path = tmp_path / "audit.log"
     log = AuditLog(str(path))
     log.write(EVENT)
-    while not path.read_text():
-        os.sched_yield()
+    eventually(path.read_text, "the first line")
     path.rename(tmp_path / "audit.log.1")
     log.write(EVENT)
     log.close()
@@ -109,8 +109,7 @@ def test_a_disk_that_fails_drops_events_and_no_request(
     log = AuditLog(str(path))
     monkeypatch.setattr(os, "write", full)
     log.write(EVENT)
-    while not log.dropped:
-        os.sched_yield()
+    eventually(lambda: log.dropped, "the disk is full")
     monkeypatch.setattr(os, "write", write)
     log.write(EVENT)
     log.close()

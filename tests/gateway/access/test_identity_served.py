@@ -191,7 +191,7 @@ async def test_a_new_key_with_rights_of_its_own_is_accepted_without_a_restart(
 
 
 async def until(status: Callable[[], Any], expected: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await status() != expected:
             await asyncio.sleep(0.05)
 

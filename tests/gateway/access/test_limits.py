@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
+from tests.faults.probes import eventually
 from tests.gateway.access.gateway import (
     KEYS,
     AccessGateway,
@@ -162,8 +163,7 @@ def test_workers_share_a_quota_and_the_audit_log_and_sigusr1_ends_nothing(tmp_pa
             statuses.append(reply.status_code)
         assert statuses.count(200) == 40
         assert statuses.count(429) == 20
-        while len(lines(log)) < 20:  # a thread of each worker writes them
-            os.sched_yield()
+        eventually(lambda: len(lines(log)) == 20, "a thread of each worker has written")
         metrics = httpx.get(gateway.metrics, headers={"authorization": f"Bearer {keys['ops']}"})
         assert "modelport_audit_dropped_total 0.0" in metrics.text
         log.rename(tmp_path / "audit.log.1")

@@ -218,7 +218,7 @@ def test_the_same_port_for_two_protocols_is_one_line(tmp_path: Path) -> None:
     run = program(
         *("serve", "--model-repository", str(tmp_path), "--http-port", port),
         *("--grpc-port", port, "--metrics-port", "0"),
-        timeout=10,
+        timeout=60,
     )
     assert f"--http-port and --grpc-port are both {port}" in one_line(run, 2)
 

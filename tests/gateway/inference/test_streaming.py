@@ -103,7 +103,7 @@ async def collect(
     """The responses, and what ended them."""
     found: list[InferResponse] = []
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             async for each in stream:
                 found.append(each)  # noqa: PERF401 - those before an error count
     except ModelportError as error:
@@ -231,7 +231,7 @@ async def test_cancelling_the_reader_of_a_stream_stops_the_work(serve: Serve) ->
                 first.set()
 
     task = asyncio.create_task(consume())
-    await asyncio.wait_for(first.wait(), 5)
+    await asyncio.wait_for(first.wait(), 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -16,7 +16,7 @@ from modelport.gateway.repository.routes_file import ModelRoute, Routes
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 CONFIG = """
 backend: "obedient"
 max_batch_size: 4

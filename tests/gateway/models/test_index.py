@@ -136,7 +136,7 @@ async def test_a_stop_ends_a_load_of_many_versions_after_the_one_it_is_at(world:
     stopping = asyncio.create_task(manager.stop())
     await asyncio.sleep(0)  # it has begun
     world.gate.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await stopping
         await asyncio.wait([loading])
         await until(lambda: len(world.events) > 1)

@@ -205,7 +205,7 @@ async def test_a_load_that_is_under_way_at_the_end_holds_up_nothing_and_is_unloa
     world.publish(1)
     await until(lambda: world.events)
     poll.cancel()
-    await asyncio.wait_for(manager.stop(), 1)
+    await asyncio.wait_for(manager.stop(), 60)
     assert world.events == [("load", 1)]
     world.gate.set()
     await until(lambda: world.events == [("load", 1), ("unload", 1)])
@@ -219,7 +219,7 @@ async def test_a_load_on_request_that_is_under_way_at_the_end_holds_up_nothing(
     manager = await world.serve(load="")
     loading = asyncio.create_task(manager.load("m"))
     await until(lambda: world.events)
-    await asyncio.wait_for(manager.stop(), 1)
+    await asyncio.wait_for(manager.stop(), 60)
     with pytest.raises(ModelportError, match="shutting down"):
         await loading
     world.gate.set()

@@ -22,6 +22,7 @@ from modelport.gateway.repository.version_choice import VersionChoice
 from modelport.gateway.rollout import transitions
 from modelport.gateway.rollout.transitions import Change
 from tests import models
+from tests.faults.probes import eventually
 from tests.gateway.rollout.plans import plan
 from tests.gateway.rollout.rollout_traffic import FACTORS, repository, traffic
 from tests.server import FLAGS, Gateway, serving
@@ -182,10 +183,8 @@ def test_a_gateway_that_is_killed_goes_on_in_the_same_stage_with_the_same_counts
         with traffic(gateway) as asked:
             told(start(gateway, slo, 2, "--steps", "50%,100%", "--manual"))
             asked.until(lambda versions: set(versions) == {1, 2})
-        # Counts are stored once a second.
-        while not any((root / ".rollouts/counts/x2").glob("*.json")):
-            gateway.wait_for("started")
-        stored = json.loads(next((root / ".rollouts/counts/x2").glob("*.json")).read_bytes())
+        counts = root / ".rollouts/counts/x2"
+        stored = json.loads(eventually(lambda: [*counts.glob("*.json")])[0].read_bytes())
         before = stored["stages"]["0"]["candidate"]["requests"]
         os.kill(gateway.process.pid, signal.SIGKILL)
         gateway.process.wait()

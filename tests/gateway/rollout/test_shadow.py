@@ -22,7 +22,7 @@ ENDED = ("compared", "failed", "dropped")
 
 async def ended(found: Sides, copies: int, stage: int = 0) -> StageCounts:
     """The counts once so many copies have ended."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while sum(getattr(counts := found.counts(stage), name) for name in ENDED) < copies:
             await asyncio.sleep(0.001)
     return counts

@@ -30,7 +30,7 @@ from modelport.gateway.wire.http2.frames import (
     frame,
 )
 
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 60.0
 MAX_MESSAGE = 2**20
 Frame = tuple[int, int, int, bytes]
 REQUEST = {

@@ -281,7 +281,7 @@ async def test_a_message_of_any_size_comes_back_to_grpcs_own_client(size: int) -
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options) as channel,
     ):
         message = BytesValue(value=bytes(size)).SerializeToString()
-        assert await channel.unary_unary("/probe.Probe/Echo")(message, timeout=20) == message
+        assert await channel.unary_unary("/probe.Probe/Echo")(message, timeout=60) == message
 
 
 async def test_a_reply_waits_for_flow_control_windows_and_resumes() -> None:

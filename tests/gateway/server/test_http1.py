@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("transport")
 #: The client of the test decides: it is not asyncio's, or TLS has no word for what it does.
 CLEAR_TEXT = pytest.mark.parametrize("transport", ["clear text"], indirect=True)
 
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 60.0
 OK = b"HTTP/1.1 200 OK"
 
 

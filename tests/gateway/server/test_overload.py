@@ -58,7 +58,7 @@ async def connected(
     await listener.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             yield reader, writer
     finally:
         writer.close()
@@ -148,12 +148,12 @@ async def test_a_call_for_what_is_overloaded_is_refused_unread(name: str, overlo
             for _ in range(2):
                 if name == "idle":
                     reply = pb.ModelInferResponse.FromString(
-                        await call(message.SerializeToString(), timeout=10)
+                        await call(message.SerializeToString(), timeout=60)
                     )
                     assert reply.id == "read"
                     continue
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await call(message.SerializeToString(), timeout=10)
+                    await call(message.SerializeToString(), timeout=60)
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
                 assert caught.value.details() == "Exceeds maximum queue size"
     finally:

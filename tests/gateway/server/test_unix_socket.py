@@ -123,7 +123,7 @@ def test_both_protocols_are_served_until_the_end(gateway: tuple[Gateway, Path]) 
             request_serializer=messages.ServerReadyRequest.SerializeToString,
             response_deserializer=messages.ServerReadyResponse.FromString,
         )
-        assert live(messages.ServerReadyRequest(), timeout=20).ready
+        assert live(messages.ServerReadyRequest(), timeout=60).ready
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(60) == 0
     assert list(folder.iterdir()) == []

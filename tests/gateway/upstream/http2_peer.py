@@ -122,8 +122,8 @@ async def serving(
 
 
 async def ask(channel: upstream.GrpcChannel, message: bytes = MESSAGE) -> bytes:
-    async with asyncio.timeout(5):
-        return await upstream.unary(channel.method("/a.B/C"), message, bytes, Deadline.after(5))
+    async with asyncio.timeout(60):
+        return await upstream.unary(channel.method("/a.B/C"), message, bytes, Deadline.after(60))
 
 
 async def answer(peer: Peer) -> None:

@@ -207,7 +207,7 @@ async def test_a_connection_that_has_ended_takes_no_call() -> None:
         connection = await channel.connect()
         connection.close()
         with pytest.raises(http2.StreamReset):
-            await asyncio.wait_for(connection.call(b"", (b"x",), 100), 5)
+            await asyncio.wait_for(connection.call(b"", (b"x",), 100), 60)
         assert await ask(channel) == MESSAGE
 
 

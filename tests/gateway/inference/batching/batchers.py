@@ -26,7 +26,7 @@ from modelport.gateway.types import (
     Tensor,
 )
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 POISON = -1.0
 CONFIG = """
 name: "m"

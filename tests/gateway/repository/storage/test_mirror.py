@@ -311,18 +311,18 @@ def test_what_is_still_being_written_of_a_failed_download_is_in_no_later_one(
         again = calls.count(key) > 1
         if key == "m/1/b" and not again:
             b_began.set()
-            assert b_is_there.wait(20)
+            assert b_is_there.wait(60)
             with contextlib.suppress(OSError):
                 path.write_bytes(b"WRONG")
             b_ended.set()
             return
         if key == "m/1/a" and not again:
-            assert b_began.wait(20)
+            assert b_began.wait(60)
             raise Unavailable("the connection broke")
         download(self, key, listed, path)
         if key == "m/1/b":
             b_is_there.set()
-        assert b_ended.wait(20)
+        assert b_ended.wait(60)
 
     monkeypatch.setattr(ObjectStore, "download", slow)
     with pytest.raises(Unavailable, match="the connection broke"):

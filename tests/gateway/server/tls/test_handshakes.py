@@ -26,7 +26,7 @@ from modelport.gateway.settings import TlsFiles
 from modelport.gateway.types import Deadline
 from tests.certificates import TestAuthority
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 

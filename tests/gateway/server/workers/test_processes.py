@@ -187,7 +187,7 @@ def test_kill_9_of_the_parent_leaves_no_process_no_port_and_no_file(
         if stopped:
             os.kill(found[0], signal.SIGSTOP)
         gateway.process.kill()
-        gateway.process.wait(10)
+        gateway.process.wait(60)
         eventually(lambda: not any(map(running, found.values())), "the workers are gone")
         ports = (gateway.http_port, gateway.grpc_port, gateway.metrics_port)
         eventually(lambda: all(map(bindable, ports)), "the ports are free")
@@ -249,7 +249,7 @@ def test_a_second_signal_ends_the_gateway_at_once(repository: Repository) -> Non
         gateway.process.send_signal(signal.SIGTERM)
         gateway.wait_for("draining")
         gateway.process.send_signal(signal.SIGTERM)
-        assert gateway.process.wait(10) == 1
+        assert gateway.process.wait(60) == 1
         eventually(lambda: not any(map(running, found.values())), "the workers are gone")
 
 
@@ -260,7 +260,7 @@ def test_the_exit_timeout_holds_for_a_worker_that_hangs(repository: Repository) 
         hanging = workers(gateway)[1]
         os.kill(hanging, signal.SIGSTOP)
         gateway.process.send_signal(signal.SIGINT)
-        assert gateway.process.wait(10) == 0
+        assert gateway.process.wait(60) == 0
         assert not running(hanging)
         gateway.wait_for("a worker did not end in time and is killed", worker=1)
 
