@@ -134,17 +134,10 @@ def export(
         Unsupported: no route leads to this format, or a library is not installed.
         IntegrityError: the checkpoint is damaged or wants to run code.
     """
-    bounds: dict[str, tuple[float | None, float]] = {
-        "max_batch_size": (max_batch_size, 0),
-        "samples": (samples, 1),
-        "seed": (seed, 0),
-        "atol": (atol, 0),
-        "rtol": (rtol, 0),
-        "max_drop": (max_drop, 0),
-        "min_agreement": (min_agreement, 0),
-        "max_relative_error": (max_relative_error, 0),
-    }
-    _check_bounds(bounds)
+    _check_bounds(max_batch_size=max_batch_size, samples=samples, seed=seed, atol=atol, rtol=rtol)
+    _check_bounds(
+        max_drop=max_drop, min_agreement=min_agreement, max_relative_error=max_relative_error
+    )
     with _importing():
         from modelport.exporters import export_pipeline
         from modelport.exporters.formats import ExportTarget
@@ -319,7 +312,7 @@ def convert(
         Unsupported: the model has no Keras port, or a library is not installed.
         IntegrityError: a file is damaged or wants to run code.
     """
-    _check_bounds({"samples": (samples, 1), "seed": (seed, 0)})
+    _check_bounds(samples=samples, seed=seed)
     with _importing():
         from modelport.exporters.keras_conversion import convert as conversion
     request = conversion.ConvertRequest(
@@ -347,9 +340,10 @@ def _importing() -> Iterator[None]:
         raise missing_extra(error) from error
 
 
-def _check_bounds(bounds: Mapping[str, tuple[float | None, float]]) -> None:
-    """Refuse values below their least one; a tolerance of NaN or infinity would prove nothing."""
-    for name, (value, least) in bounds.items():
+def _check_bounds(**values: float | None) -> None:
+    """Refuse negative values and no samples; a tolerance of NaN or infinity would prove nothing."""
+    for name, value in values.items():
+        least = 1 if name == "samples" else 0
         if value is None:
             continue
         if not math.isfinite(value):

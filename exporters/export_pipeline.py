@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import string
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters import formats, inspection
+from modelport.exporters import artifact_destination, formats, inspection
 from modelport.exporters.formats import ExportTarget, Format, ParitySession
 from modelport.exporters.formats.onnx_adopted import adopt
 from modelport.exporters.loaded_model import Source
@@ -30,7 +29,6 @@ from modelport.exporters.requests.random_inputs import counts_positions, sampler
 from modelport.exporters.sources import SourceRequest, image_metadata, reader_selection
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
 from modelport.gateway.errors import AlreadyExists, ModelportError, Unsupported
-from modelport.gateway.extensions.backend_descriptors import platforms
 from modelport.gateway.repository import config, signed_config, signing, signing_keys
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.manifest import files_of
@@ -41,9 +39,6 @@ DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("int8",)
 DEFAULT_REPOSITORY = Path("model_repository")
 LABELS_FILE = "labels.txt"
-
-#: Default ``--name-template`` for one format and for several.
-ONE_NAME, SEVERAL_NAMES = "{name}", "{name}-{format}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +188,12 @@ def _rows(request: ExportRequest) -> list[Format]:
 
 
 def _artifact(request: ExportRequest, source: Source, row: Format, several: bool) -> _Artifact:
-    template = request.name_template
-    if template is None:
-        template = SEVERAL_NAMES if several else ONE_NAME
     default_opset = row.routes[source.framework].default_opset
     opset = default_opset and (request.target.opset or default_opset)
-    name = _fill(template, request.name or source.spec.name, row, request.target)
-    contract.check_name(name)
+    name = request.name or source.spec.name
+    name = artifact_destination.model_name(
+        request.name_template, name, row, request.target, several
+    )
     wanted = config.build(name, row.platform, source.signature)
     for key, value in source.spec.parameters.items():
         wanted.parameters[key].string_value = value
@@ -211,39 +205,10 @@ def _artifact(request: ExportRequest, source: Source, row: Format, several: bool
         chosen = (o for o in wanted.output if o.name == source.spec.decision.output)
         for output in chosen:
             output.label_filename = LABELS_FILE
-    folder, filename = _destination(request, row, several)
+    folder, filename = request.repository, row.platform.default_filename
+    if request.output is not None:
+        folder, filename = artifact_destination.output_file(request.output, row, several)
     return _Artifact(row, replace(request.target, opset=opset), wanted, folder, filename)
-
-
-def _fill(template: str, name: str, row: Format, target: ExportTarget) -> str:
-    fields = {"name": name, "format": row.name, "precision": target.precision}
-    try:
-        for _, field, width, conversion in string.Formatter().parse(template):
-            if field is not None and (field not in fields or width or conversion):
-                raise ValueError(f"'{field}'")
-        return template.format(**fields)
-    except (ValueError, IndexError, KeyError) as error:
-        raise UsageError(
-            f"--name-template '{template}' is wrong ({error}); it may hold "
-            "{name}, {format} and {precision}"
-        ) from error
-
-
-def _destination(request: ExportRequest, row: Format, several: bool) -> tuple[Path | Location, str]:
-    """The folder to write into, and the artifact's file name in it."""
-    default = row.platform.default_filename
-    if request.output is None:
-        return request.repository, default
-    output, suffix = request.output, Path(default).suffix
-    folder = output.is_dir() and not (output / reader_selection.SAVED_MODEL).is_file()
-    if folder or output.suffix not in {Path(p.default_filename).suffix for p in platforms()}:
-        return (output / row.name if several else output), default
-    if several or output.suffix != suffix:
-        raise UsageError(
-            f"--output '{output}' is no file of "
-            + ("several formats; give a folder" if several else f"{row.name}; end it in {suffix}")
-        )
-    return output.parent, output.name
 
 
 def _make(

@@ -255,22 +255,7 @@ class ModelManager(ModelRegistry):
     async def _settled(self, model: ModelRecord) -> None:
         """Wait for pending retries, then raise the final error, if any."""
         await model.settled.wait()
-        failures = [
-            f"version {number} is at {state} state: {reason}"
-            for number, (state, reason) in sorted(model.states.items())
-            if number in model.failed
-        ]
-        if model.entry.problem:
-            raise InvalidArgument(
-                f"failed to load '{model.entry.name}', failed to poll from model repository: "
-                f"{model.entry.problem}"
-            )
-        if model.problem or failures:
-            reasons = "; ".join(filter(None, [model.problem, *failures]))
-            message = f"load failed for model '{model.entry.name}': {reasons}"
-            if any(failure.transient for failure in model.failures()):
-                raise Unavailable(message)
-            raise InvalidArgument(message)
+        model.raise_failure()
 
     async def reload(self, wanted: Mapping[str, VersionSettings]) -> None:
         """Serve exactly the models of ``wanted`` and of their steps; unload all others.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from modelport.gateway.backends.base import Backend
 from modelport.gateway.backends.capabilities import BackgroundBackend, LabelledBackend
-from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.errors import InvalidArgument, Unavailable
 from modelport.gateway.inference import pipeline
 from modelport.gateway.inference.admission.fair_queue import FairQueue
 from modelport.gateway.inference.signatures import NamedSignatures
@@ -248,6 +248,33 @@ class ModelRecord:
         yield from self.failed.values()
         if self.unreachable is not None:
             yield self.unreachable
+
+    def raise_failure(self) -> None:
+        """Raise the error of a load, if any.
+
+        Raises:
+            Unavailable: a dependency is missing.
+            InvalidArgument: anything else failed.
+        """
+        name = self.entry.name
+        if self.entry.problem:
+            raise InvalidArgument(
+                f"failed to load '{name}', failed to poll from model repository: "
+                f"{self.entry.problem}"
+            )
+        reasons = [
+            f"version {number} is at {state} state: {reason}"
+            for number, (state, reason) in sorted(self.states.items())
+            if number in self.failed
+        ]
+        if self.problem:
+            reasons.insert(0, self.problem)
+        if not reasons:
+            return
+        message = f"load failed for model '{name}': {'; '.join(reasons)}"
+        if any(failure.transient for failure in self.failures()):
+            raise Unavailable(message)
+        raise InvalidArgument(message)
 
     def forget_failures(self) -> None:
         self.failed.clear()

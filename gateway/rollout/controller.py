@@ -27,6 +27,7 @@ from modelport.gateway.errors import (
     Unavailable,
 )
 from modelport.gateway.rollout import transitions
+from modelport.gateway.rollout.background_settlement import BackgroundSettlement
 from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.counts_exchange import CountsExchange
 from modelport.gateway.rollout.decision import RolloutDecision, RolloutVerdict, decide
@@ -86,7 +87,7 @@ class RolloutController:
         self._counts = CountsExchange(processes, store, self.replica)
         self._states = ReplicatedStates(store, processes, lease_seconds, monotonic)
         self._webhooks = webhooks or RolloutWebhooks(monotonic=monotonic)
-        self._settling: dict[str, asyncio.Task[None]] = {}
+        self._settlement = BackgroundSettlement(store, processes, self._states, self.replica)
         self._tasks: list[asyncio.Task[None]] = []
         #: Ends the pause of a gateway in which nothing ran.
         self._begun = asyncio.Event()
@@ -123,8 +124,9 @@ class RolloutController:
                         await self._states.write(transitions.led(rollout.current, ""))
 
     def _cancel(self) -> None:
-        for task in (*self._tasks, *self._settling.values()):
+        for task in self._tasks:
             task.cancel()
+        self._settlement.cancel()
         self._webhooks.cancel()
 
     async def _repeat(
@@ -355,7 +357,7 @@ class RolloutController:
             if silent >= HEARTBEAT * self._lease or beat.hold_reason != state.hold_reason:
                 await self._states.write(beat)
         if rollout.state.phase.ended and self._leads(rollout):
-            self._settle_in_background(rollout)
+            self._settlement.begin(rollout)
 
     def _decided(self, rollout: ReplicatedRollout, state: RolloutState) -> RolloutState | None:
         """The state after an automatic decision; None: nothing changes."""
@@ -389,29 +391,3 @@ class RolloutController:
         if not criteria:
             criteria = tuple(each.to_json() for each in self._decision(rollout).criteria)
         return transitions.with_evidence(new, criteria, self._counts.of(rollout))
-
-    def _settle_in_background(self, rollout: ReplicatedRollout) -> None:
-        """Settle the outcome; meanwhile this gateway goes on with its other rollouts."""
-        model = rollout.state.plan.model
-        if model not in self._settling or self._settling[model].done():
-            self._settling[model] = asyncio.create_task(self._settle(rollout))
-
-    async def _settle(self, rollout: ReplicatedRollout) -> None:
-        ended = rollout.state
-        try:
-            reason = await self._processes.settle(ended)
-            state = rollout.state
-            if (state.plan.id, state.phase, state.settled) != (ended.plan.id, ended.phase, False):
-                return
-            new = transitions.settled(state, self.replica, reason)
-            await self._store.archive(new)
-            if await self._states.write(new):
-                await self._store.forget_counts(state.plan.model, keep="")
-            await rollout.apply()
-        except ModelportError as error:
-            log.warning(
-                "the outcome of a rollout is not settled yet",
-                model=ended.plan.model, reason=str(error),
-            )  # fmt: skip
-        except Exception:
-            log.exception("the outcome of a rollout is not settled yet", model=ended.plan.model)

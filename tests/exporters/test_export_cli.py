@@ -20,9 +20,9 @@ from click.testing import Result
 from torch import nn
 
 import modelport.exporters.formats.onnx as formats_onnx
-from modelport.exporters import export_pipeline, formats
+from modelport.exporters import formats
+from modelport.exporters.artifact_destination import output_file
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.sources import SourceRequest
 from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.repository import config, manifest
 from modelport.gateway.repository.manifest import sha256_of
@@ -215,13 +215,12 @@ def test_a_saved_model_that_was_written_before_is_the_file_and_not_a_folder_for_
     tmp_path: Path,
 ) -> None:
     output = tmp_path / "net.savedmodel"
-    request = export_pipeline.ExportRequest(SourceRequest(tmp_path), ("savedmodel",), output=output)
     row = formats.find_format("savedmodel")
-    assert export_pipeline._destination(request, row, several=False) == (tmp_path, output.name)
+    assert output_file(output, row, several=False) == (tmp_path, output.name)
     output.mkdir()
-    assert export_pipeline._destination(request, row, several=False) == (output, "model.savedmodel")
+    assert output_file(output, row, several=False) == (output, "model.savedmodel")
     (output / "saved_model.pb").touch()
-    assert export_pipeline._destination(request, row, several=False) == (tmp_path, output.name)
+    assert output_file(output, row, several=False) == (tmp_path, output.name)
 
 
 def test_a_users_module_that_exits_when_imported_is_a_usage_error(

@@ -1,0 +1,51 @@
+"""Names of exported models, and the files that artifacts are written to."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+from modelport.exporters.formats import ExportTarget, Format
+from modelport.exporters.publishing import contract
+from modelport.exporters.sources import reader_selection
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.extensions.backend_descriptors import platforms
+
+#: Default ``--name-template`` for one format and for several.
+ONE_NAME, SEVERAL_NAMES = "{name}", "{name}-{format}"
+
+
+def model_name(
+    template: str | None, name: str, row: Format, target: ExportTarget, several: bool
+) -> str:
+    """The name that the template gives to a model, checked."""
+    if template is None:
+        template = SEVERAL_NAMES if several else ONE_NAME
+    fields = {"name": name, "format": row.name, "precision": target.precision}
+    try:
+        for _, field, width, conversion in string.Formatter().parse(template):
+            if field is not None and (field not in fields or width or conversion):
+                raise ValueError(f"'{field}'")
+        filled = template.format(**fields)
+    except (ValueError, IndexError, KeyError) as error:
+        raise UsageError(
+            f"--name-template '{template}' is wrong ({error}); it may hold "
+            "{name}, {format} and {precision}"
+        ) from error
+    contract.check_name(filled)
+    return filled
+
+
+def output_file(output: Path, row: Format, several: bool) -> tuple[Path, str]:
+    """The folder that ``--output`` means, and the artifact's file name in it."""
+    default = row.platform.default_filename
+    suffix = Path(default).suffix
+    folder = output.is_dir() and not (output / reader_selection.SAVED_MODEL).is_file()
+    if folder or output.suffix not in {Path(p.default_filename).suffix for p in platforms()}:
+        return (output / row.name if several else output), default
+    if several or output.suffix != suffix:
+        raise UsageError(
+            f"--output '{output}' is no file of "
+            + ("several formats; give a folder" if several else f"{row.name}; end it in {suffix}")
+        )
+    return output.parent, output.name
