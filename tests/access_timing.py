@@ -22,8 +22,8 @@ from pathlib import Path
 from modelport.gateway.access import key_file
 from modelport.gateway.access.api_keys import ApiKeys
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import Unauthenticated
+from modelport.gateway.runtime.file_watcher import FileWatcher
 from tests.gateway.access.identities import table
 
 #: dudect's limit: more is a leak. Chance exceeds it once in 150,000 measurements.

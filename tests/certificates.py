@@ -12,6 +12,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from modelport.gateway.runtime import gateway_files
+from modelport.gateway.server.tls import certificate
+from modelport.gateway.server.tls.certificate import TlsContexts
+from modelport.gateway.settings import TlsFiles
+
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -87,3 +92,10 @@ def _name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
+
+
+def server_contexts(files: TlsFiles) -> TlsContexts:
+    """The contexts of the listeners with these files."""
+    contents = tuple(map(gateway_files.read, certificate.paths(files)))
+    certificate.check_validity(contents)
+    return certificate.load(contents, files.client_required)

@@ -101,11 +101,6 @@ class Gateway:
         assert entry is not None, f"the gateway ended before {event!r}: {self.logs}"
         return entry
 
-    def wait_for_each(self, processes: int, event: str, after: int = 0, **fields: Any) -> None:
-        """Wait until each of so many processes has logged the event."""
-        for _ in range(processes):
-            after = self.logs.index(self.wait_for(event, after, **fields), after) + 1
-
     def terminate(self, timeout_seconds: float = 30.0) -> int:
         """SIGTERM, and the exit status."""
         self.process.send_signal(signal.SIGTERM)

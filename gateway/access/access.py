@@ -20,9 +20,10 @@ from modelport.gateway.access.policy import AccessPolicy, PrincipalRights
 from modelport.gateway.access.principal import ConnectionIdentity, Principal
 from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.access.quotas import Quota, Quotas
-from modelport.gateway.access.rules_file import read_access_file
-from modelport.gateway.access.watched_file import FileWatcher
+from modelport.gateway.access.rules_file import parse_access_file
 from modelport.gateway.errors import Unauthenticated
+from modelport.gateway.runtime.file_watcher import FileWatcher
+from modelport.gateway.runtime.gateway_files import Contents
 from modelport.gateway.settings import Settings, is_loopback, requires_certificates
 
 log = structlog.get_logger("modelport.access")
@@ -71,7 +72,6 @@ class Access:
             UsageError: It is wrong; the message names file and line.
         """
         self.audit = audit
-        self._path = path
         self._watcher = watcher
         self._started = False
         self._configured: tuple[_Configured, ...] = ()
@@ -154,8 +154,8 @@ class Access:
                     family.samples.extend(metric.samples)
         yield from families.values()
 
-    def _load(self) -> _Loaded:
-        file = read_access_file(self._path)
+    def _load(self, contents: Contents) -> _Loaded:
+        file = parse_access_file(contents[0])
         configured: list[_Configured] = []
         try:
             for table in file.authenticators:

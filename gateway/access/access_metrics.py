@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from modelport.gateway.access.access import Access
 from modelport.gateway.access.audit import AuditLog
-from modelport.gateway.access.watched_file import FileWatcher
+from modelport.gateway.runtime.file_watcher import FileWatcher
 
 ERRORS = "modelport_access_reload_errors"
 

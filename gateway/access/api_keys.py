@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from modelport.gateway.access import key_file
@@ -17,8 +16,10 @@ from modelport.gateway.access.key_file import PREFIX, ApiKey
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.principal import Grant, Principal
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import Unauthenticated
+from modelport.gateway.runtime import gateway_files
+from modelport.gateway.runtime.file_watcher import FileWatcher
+from modelport.gateway.runtime.gateway_files import Contents, FileContent
 from modelport.gateway.toml_tables import read_by, text
 
 _PREFIX: Final = PREFIX.encode()
@@ -50,7 +51,8 @@ class ApiKeys(CredentialAuthenticator):
         path = table.path.parent / table.read(ApiKeySettings).file
         self._entries: Mapping[bytes, _Entry] = {}
         self._watcher = watcher
-        self._watch = watcher.watch("keys", [path], lambda: _read(table, path), self._use)
+        self._table = table
+        self._watch = watcher.watch("keys", [path], self._load, self._use)
 
     def recognise(self, credential: bytes) -> Principal | None:
         if not credential.startswith(_PREFIX):
@@ -65,6 +67,9 @@ class ApiKeys(CredentialAuthenticator):
     def close(self) -> None:
         self._watcher.forget(self._watch)
 
+    def _load(self, contents: Contents) -> Mapping[bytes, _Entry]:
+        return _parse(self._table, contents[0])
+
     def _use(self, entries: Mapping[bytes, _Entry]) -> None:
         self._entries = entries
 
@@ -78,13 +83,13 @@ def keys_of(table: TomlTable, name: str) -> list[Principal]:
     path = table.path.parent / table.read(ApiKeySettings).file
     if not path.exists():
         return []
-    found = (entry.principal for entry in _read(table, path).values())
+    found = (entry.principal for entry in _parse(table, gateway_files.read(path)).values())
     return [principal for principal in found if principal.name == name]
 
 
-def _read(table: TomlTable, path: Path) -> dict[bytes, _Entry]:
+def _parse(table: TomlTable, file: FileContent) -> dict[bytes, _Entry]:
     option = f"{table.path.name}:{table.lines.get('file', table.line)}: file"
-    return _by_id(key_file.read(path, option))
+    return _by_id(key_file.parse_file(file, option))
 
 
 def _by_id(keys: Sequence[ApiKey]) -> dict[bytes, _Entry]:

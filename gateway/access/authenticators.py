@@ -17,8 +17,8 @@ from modelport.gateway.access.connection_identities import (
     UnixPeers,
 )
 from modelport.gateway.access.located_toml import TomlTable
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.extensions import ExtensionTable
+from modelport.gateway.runtime.file_watcher import FileWatcher
 
 #: Makes an authenticator of its table, or raises ``UsageError`` (``TomlTable.error``).
 #: Paths are relative to the folder of ``table.path``.

@@ -12,8 +12,8 @@ from modelport.gateway.access import credentials
 from modelport.gateway.access.authentication import Authenticator
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.principal import ConnectionIdentity, Principal
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import Unauthenticated
+from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.toml_tables import InvalidValue, one_of, read_by
 
 MAX_USER_BYTES: Final = 256

@@ -26,7 +26,8 @@ from modelport.gateway.upstream.document_download import download
 if TYPE_CHECKING:
     from jwt import PyJWK
 
-    from modelport.gateway.access.watched_file import FileWatcher
+    from modelport.gateway.runtime.file_watcher import FileWatcher
+    from modelport.gateway.runtime.gateway_files import Contents
 
 log = structlog.get_logger("modelport.access")
 
@@ -155,10 +156,9 @@ class JwksFile:
         """The time since the key set was read."""
         return time.monotonic() - self._read_at
 
-    def _load(self) -> KeySet:
+    def _load(self, contents: Contents) -> KeySet:
         try:
-            with self._path.open("rb") as file:
-                content = file.read(MAX_DOCUMENT_BYTES + 1)
+            content = contents[0].read()
         except OSError as error:
             raise UsageError(f"jwks '{self._path}' cannot be read ({error.strerror})") from error
         if len(content) > MAX_DOCUMENT_BYTES:
@@ -190,11 +190,22 @@ class JwksUrl:
         self.keys: KeySet | None = None
         self.failures = 0
         self._url, self._tls, self._algorithms = url, tls, algorithms
+        self._forget_authorities: Callable[[], None] = lambda: None
         self._refresh_seconds = refresh_seconds
         self._content = b""
         self._fetched_at: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted, self._closed = asyncio.Event(), asyncio.Event()
+
+    def follow_authorities(
+        self, watcher: FileWatcher, path: Path, load: Callable[[Contents], ssl.SSLContext]
+    ) -> None:
+        """Trust the certificates in a watched file instead of the system's."""
+        watch = watcher.watch("jwks_ca", [path], load, self._trust)
+        self._forget_authorities = lambda: watcher.forget(watch)
+
+    def _trust(self, tls: ssl.SSLContext) -> None:
+        self._tls = tls
 
     def start(self) -> None:
         """Begin to fetch."""
@@ -202,7 +213,8 @@ class JwksUrl:
         threading.Thread(target=self._run, args=(self._loop,), name="jwks", daemon=True).start()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and watch no file any longer."""
+        self._forget_authorities()
         self._call(self._closed.set)
 
     def miss(self) -> None:

@@ -24,9 +24,10 @@ from modelport.gateway.access.authentication import CredentialAuthenticator
 from modelport.gateway.access.jwks import ALGORITHMS, JwksFile, JwksUrl, KeySet
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.principal import Principal
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.cli.errors import missing_extra
 from modelport.gateway.errors import Unauthenticated, Unavailable
+from modelport.gateway.runtime.file_watcher import FileWatcher
+from modelport.gateway.runtime.gateway_files import Contents, at_path
 from modelport.gateway.toml_tables import InvalidValue, number, read_by, text
 
 if TYPE_CHECKING:
@@ -233,14 +234,24 @@ def _source(table: TomlTable, settings: JwtSettings, watcher: FileWatcher) -> Jw
         raise table.error(
             f"jwks = '{settings.jwks}' must be a file or an https URL", "jwks"
         ) from None
+    tls = ssl.create_default_context()
+    source = JwksUrl(settings.jwks, tls, settings.algorithms, settings.refresh_seconds)
+    if settings.jwks_ca is not None:
+        authorities = folder / settings.jwks_ca
+        source.follow_authorities(watcher, authorities, lambda files: _trusting(table, files))
+    return source
+
+
+def _trusting(table: TomlTable, authorities: Contents) -> ssl.SSLContext:
+    """Make the context that trusts the certificates in a file alone."""
     try:
-        authorities = None if settings.jwks_ca is None else folder / settings.jwks_ca
-        tls = ssl.create_default_context(cafile=authorities)
+        with at_path(authorities[0].read()) as path:
+            return ssl.create_default_context(cafile=path)
     except (OSError, ValueError) as error:
+        name = table.values["jwks_ca"]
         raise table.error(
-            f"jwks_ca '{settings.jwks_ca}' has no certificates in PEM: {error}", "jwks_ca"
+            f"jwks_ca '{name}' has no certificates in PEM: {error}", "jwks_ca"
         ) from error
-    return JwksUrl(settings.jwks, tls, settings.algorithms, settings.refresh_seconds)
 
 
 def _decoded(segment: bytes) -> bytes | None:

@@ -29,6 +29,8 @@ from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, NotFound, closest
+from modelport.gateway.runtime import gateway_files
+from modelport.gateway.runtime.gateway_files import FileContent
 from modelport.gateway.toml_tables import InvalidValue, digest, read_by
 
 T = TypeVar("T")
@@ -157,29 +159,32 @@ def read(path: Path, option: str = "[keys] file") -> tuple[ApiKey, ...]:
     Raises:
         UsageError: The file cannot be read, is open to other users or invalid.
     """
+    return parse_file(gateway_files.read(path), option)
+
+
+def parse_file(file: FileContent, option: str) -> tuple[ApiKey, ...]:
+    """Parse a file that was read; raise as ``read``."""
+    path = file.path
     try:
-        # Opening a pipe without O_NONBLOCK would wait for its writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            _check_mode(path, os.fstat(descriptor))
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = file.read()
     except OSError as error:
         raise UsageError(f"{option} '{path}' cannot be read ({error.strerror})") from error
+    _check_mode(path, file.mode)
     if len(content) > MAX_FILE_BYTES:
         raise UsageError(f"{option} '{path}' is larger than {MAX_FILE_BYTES} bytes")
     return parse(path, content)
 
 
-def _check_mode(path: Path, found: os.stat_result) -> None:
+def _check_mode(path: Path, found: int) -> None:
     """Raise ``UsageError`` unless only the owner can change the file, and others cannot read it.
 
     The group may read it, because Kubernetes makes a Secret readable to a user other than root in
     no other way.
     """
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(found):
         raise UsageError(f"'{path}' is not a regular file; 'modelport key create' makes one")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO):
-        mode = stat.S_IMODE(found.st_mode)
+    if found & (stat.S_IWGRP | stat.S_IXGRP | stat.S_IRWXO):
+        mode = stat.S_IMODE(found)
         raise UsageError(
             f"'{path}' is open to other users (mode {mode:04o}); close it with: chmod 600 {path}"
         )

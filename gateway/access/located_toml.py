@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.runtime.gateway_files import FileContent
 from modelport.gateway.toml_tables import InvalidKey, read_table
 
 T = TypeVar("T")
@@ -82,24 +83,23 @@ class TomlFile:
         return found[0] if found else None
 
 
-def read(path: Path, option: str, max_bytes: int = MAX_FILE_BYTES) -> TomlFile:
-    """Read the file that ``option`` names.
+def parse_file(file: FileContent, option: str, max_bytes: int = MAX_FILE_BYTES) -> TomlFile:
+    """Parse the file that ``option`` names.
 
     Raises:
         UsageError: It cannot be read, is no TOML, or has keys outside of tables.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
+        content = file.read()
     except OSError as error:
-        raise UsageError(f"{option} '{path}' cannot be read ({error.strerror})") from error
+        raise UsageError(f"{option} '{file.path}' cannot be read ({error.strerror})") from error
     if len(content) > max_bytes:
-        raise UsageError(f"{option} '{path}' is larger than {max_bytes} bytes")
-    return parse(path, content)
+        raise UsageError(f"{option} '{file.path}' is larger than {max_bytes} bytes")
+    return parse(file.path, content)
 
 
 def parse(path: Path, content: bytes) -> TomlFile:
-    """Parse ``content`` of the file ``path``; raise as ``read``."""
+    """Parse ``content`` of the file ``path``; raise as ``parse_file``."""
     try:
         text = content.decode()
         document = tomllib.loads(text)

@@ -28,11 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway.access.authenticators import AUTHENTICATORS
-from modelport.gateway.access.located_toml import TomlFile, TomlTable, read
+from modelport.gateway.access.located_toml import TomlFile, TomlTable, parse_file
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import ALL_VERSIONS, GROUP, AccessPolicy, Rule
 from modelport.gateway.access.quotas import Quota
 from modelport.gateway.errors import closest
+from modelport.gateway.runtime import gateway_files
+from modelport.gateway.runtime.gateway_files import FileContent
 from modelport.gateway.toml_tables import InvalidValue, names, read_by, truth
 
 OPTION = "--access"
@@ -91,12 +93,17 @@ class _HealthTable:
 
 
 def read_access_file(path: Path) -> AccessFile:
-    """Read ``access.toml``.
+    """Read ``access.toml``; raise as ``parse_access_file``."""
+    return parse_access_file(gateway_files.read(path))
+
+
+def parse_access_file(content: FileContent) -> AccessFile:
+    """Parse ``access.toml``.
 
     Raises:
         UsageError: It cannot be read, or a table is wrong; the message names file and line.
     """
-    file = read(path, OPTION)
+    file = parse_file(content, OPTION)
     _check_names(file)
     groups = _read_groups(file.one(_GROUPS))
     rules = [_read_rule(table, groups) for table in file.tables.get(_RULES, ())]

@@ -214,7 +214,7 @@ def settings_from(
     if options["rollout_webhook_secret"] is not None:
         from modelport.gateway.rollout import webhooks
 
-        webhooks.read_secret(options["rollout_webhook_secret"])
+        webhooks.check_secret(options["rollout_webhook_secret"])
     from modelport.gateway.repository import routes_file as routes
 
     found = routes.load(routes_file) if routes_file is not None else routes.Routes()

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
+from modelport.gateway.runtime import gateway_files
+
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 TOKEN_VARIABLE = "MODELPORT_TOKEN"
 _META = "modelport.server_credentials"
@@ -65,7 +67,11 @@ class ServerCredentials(NamedTuple):
 
         if (self.client_cert is None) != (self.client_key is None):
             raise click.UsageError("--client-cert and --client-key belong together; give both")
-        return credentials.client_context(self.ca_file, self.client_cert, self.client_key)
+        ca, certificate, key = (
+            None if path is None else gateway_files.read(path, wait=True)
+            for path in (self.ca_file, self.client_cert, self.client_key)
+        )
+        return credentials.client_context(ca, certificate, key)
 
 
 def credential_options(command: CommandT) -> CommandT:

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository.route_table import RouteTable
+from modelport.gateway.runtime.gateway_files import FILES
 
 T = TypeVar("T")
 
@@ -190,7 +191,7 @@ def load(path: Path) -> Routes:
 
 def _read(path: Path) -> Any:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = FILES.keep("routes", path).read().decode()
         if path.suffix == ".toml":
             import tomllib  # lazy, like yaml
 
@@ -307,7 +308,7 @@ def _check(table: RouteTable, route: ModelRoute) -> None:
         raise table.wrong("label", "is for 'backend' tfserving only, and instead of 'version'")
     if not 0 < route.max_reply_bytes < 2**31:
         raise table.wrong("max_reply_bytes", "must be above 0 and below 2147483648")
-    if route.config is not None and not route.config.is_file():
+    if route.config is not None and FILES.is_disk and not route.config.is_file():
         raise table.wrong("config", f"is not a file: {route.config} does not exist")
 
 

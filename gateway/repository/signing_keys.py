@@ -11,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.runtime import gateway_files
+from modelport.gateway.runtime.gateway_files import FILES, FileContent
 
 MAX_KEY_BYTES = 64 * 1024
 _SPKI_PREFIX = bytes.fromhex("302a300506032b6570032100")  # RFC 8410; the 32 bytes follow
@@ -89,7 +91,7 @@ def load_private_key(path: Path) -> PrivateKey:
     """
     ed25519, formats = _library()
     where = f"private key '{path}'"
-    content = _read_key(path, where)
+    content = _content(gateway_files.read(path, wait=True), where)
     labels = _PEM_LABEL.findall(content)
     if labels and all(label.endswith(b"PUBLIC KEY") for label in labels):
         raise InvalidArgument(f"{where} is a public key; give its private key")
@@ -109,7 +111,7 @@ def load_public_key(path: Path) -> PublicKey:
     """
     ed25519, formats = _library()
     where = f"public key '{path}'"
-    content = _read_key(path, where)
+    content = _content(FILES.keep("public key", path), where)
     if any(label.endswith(b"PRIVATE KEY") for label in _PEM_LABEL.findall(content)):
         raise InvalidArgument(
             f"{where} is a private key; give its public key, and keep the private key safe"
@@ -120,10 +122,9 @@ def load_public_key(path: Path) -> PublicKey:
     return PublicKey(key.public_bytes_raw())
 
 
-def _read_key(path: Path, where: str) -> bytes:
+def _content(file: FileContent, where: str) -> bytes:
     try:
-        with path.open("rb") as file:  # a file or, from a shell, a pipe
-            content = file.read(MAX_KEY_BYTES + 1)
+        content = file.read()
     except OSError as error:
         raise InvalidArgument(f"{where} cannot be read: {error.strerror}") from error
     return content if len(content) <= MAX_KEY_BYTES else b""

@@ -22,6 +22,8 @@ import structlog
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.rollout.plan import RolloutPlan
 from modelport.gateway.rollout.state import RolloutEventKind, RolloutState
+from modelport.gateway.runtime import gateway_files
+from modelport.gateway.runtime.gateway_files import FILES, FileContent
 
 log = structlog.get_logger("modelport.rollout")
 
@@ -52,13 +54,23 @@ def read_secret(file: Path) -> bytes:
     Raises:
         InvalidArgument: it cannot be read, or is empty or too long.
     """
+    return _secret(gateway_files.read(file))
+
+
+def check_secret(file: Path) -> None:
+    """Raise ``InvalidArgument`` if ``read_secret`` did at the start of the gateway."""
+    _secret(FILES.keep("webhook secret", file))
+
+
+def _secret(file: FileContent) -> bytes:
     try:
-        with file.open("rb") as opened:
-            secret = opened.read(MAX_SECRET_BYTES + 1).strip()
+        secret = file.read().strip()
     except OSError as error:
-        raise InvalidArgument(f"the secret '{file}' cannot be read: {error.strerror}") from error
+        raise InvalidArgument(
+            f"the secret '{file.path}' cannot be read: {error.strerror}"
+        ) from error
     if not 0 < len(secret) <= MAX_SECRET_BYTES:
-        raise InvalidArgument(f"the secret '{file}' must have 1 to {MAX_SECRET_BYTES} bytes")
+        raise InvalidArgument(f"the secret '{file.path}' must have 1 to {MAX_SECRET_BYTES} bytes")
     return secret
 
 

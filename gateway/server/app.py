@@ -16,7 +16,6 @@ from modelport.gateway.access.access import Access, access_of, warn_if_exposed
 from modelport.gateway.access.access_metrics import AccessCollector, AuditCollector
 from modelport.gateway.access.guards import GuardedParts, guard
 from modelport.gateway.access.quota_ledger import QuotaLedger
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.inference.service import InferenceService
@@ -39,6 +38,7 @@ from modelport.gateway.rollout.process_group import ThisProcess
 from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.rollout.rollouts import Rollouts
 from modelport.gateway.runtime import collector, request_memory, signals
+from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.malloc import keep_freed_memory
 from modelport.gateway.runtime.watchdog import LoopHeartbeat, Watchdog
 from modelport.gateway.server.admin import metrics_port as metrics
@@ -103,9 +103,9 @@ class GatewayServer:
         keep_freed_memory()
         request_memory.PROCESS.limit_bytes = request_memory_bytes(settings)
         self._settings = settings
-        self._watcher = FileWatcher()
-        self._certificate = certificate.of_settings(settings, self._watcher)
-        self._access = access_of(settings, self._watcher, ledger)
+        self.watcher = FileWatcher()
+        self._certificate = certificate.of_settings(settings, self.watcher)
+        self._access = access_of(settings, self.watcher, ledger)
         self._alone = make_control is None
         self.manager = ModelManager(settings, make_host=self._host)
         self.control: Control = (make_control or LocalControl)(self.manager)
@@ -184,7 +184,7 @@ class GatewayServer:
         if self._certificate is not None:
             self.registry.register(CertificateCollector(self._certificate))
         if self._access is not None:
-            self.registry.register(AccessCollector(self._watcher, self._access))
+            self.registry.register(AccessCollector(self.watcher, self._access))
 
     def _metrics_listener(self, rollouts: RolloutControl) -> HttpListener:
         address, port = self._settings.metrics_address, self._settings.metrics_port
@@ -216,10 +216,9 @@ class GatewayServer:
             self._access.start()
             if self._alone and self._access.audit is not None:
                 signals.on_user_signal(self._access.audit.reopen)
-        if self._certificate is not None or self._access is not None:
-            self._watching = asyncio.get_running_loop().create_task(self._watcher.run())
-            if self._alone:
-                signals.on_hang_up(self._watcher.wake)
+        if self._alone and self.watcher.is_needed:
+            self._watching = asyncio.get_running_loop().create_task(self.watcher.run())
+            signals.on_hang_up(self.watcher.wake)
         if self._metrics is not None:
             await self._metrics.start()
         self._watchdog = Watchdog(self._report, lambda: self.manager.loading)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.server.listening_socket import BACKLOG
+from modelport.gateway.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,26 @@ def listen(place: Path | int | None, flag: str, mode: int) -> UnixSocket | None:
         bound.close()
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise Unavailable(f"cannot listen on {place}: {reason}; choose another {flag}") from error
+
+
+def listen_all(settings: Settings) -> dict[str, UnixSocket]:
+    """Listen on the sockets that workers share; the result is by the name of the setting.
+
+    Raises:
+        Unavailable: As ``listen``.
+    """
+    sockets: dict[str, UnixSocket] = {}
+    try:
+        for name in ("http_socket", "grpc_socket"):
+            flag = f"--{name.replace('_', '-')}"
+            found = listen(getattr(settings, name), flag, settings.socket_mode)
+            if found is not None:
+                sockets[name] = found
+    except Unavailable:
+        for each in sockets.values():
+            each.close()
+        raise
+    return sockets
 
 
 def _remove(path: Path, made: tuple[int, int]) -> None:

@@ -5,22 +5,30 @@ Kubernetes renews the token of a service account within the hour, and cert-manag
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import structlog
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.repository.routes_file import RouteCredentials
+from modelport.gateway.repository.routes_file import ModelRoute, RouteCredentials
+from modelport.gateway.runtime import gateway_files
+from modelport.gateway.runtime.file_watcher import FileWatch, FileWatcher
+from modelport.gateway.runtime.gateway_files import Contents, FileContent, at_path
 
 log = structlog.get_logger("modelport.upstream")
 
 T = TypeVar("T")
 
+#: Name of the watches, in the log.
+WATCH = "route credentials"
 #: The interval of the checks whether a file has changed.
 CHECK_SECONDS = 1.0
 MAX_TOKEN_BYTES = 64 * 1024
@@ -33,20 +41,25 @@ def read_token(path: Path) -> str:
     Raises:
         InvalidArgument: The file cannot be read, or holds no token; the message names it.
     """
+    return _token(gateway_files.read(path, wait=True))
+
+
+def _token(file: FileContent) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_TOKEN_BYTES).strip()
+        content = file.read()[:MAX_TOKEN_BYTES].strip()
     except OSError as error:
-        raise InvalidArgument(f"the token file {path} cannot be read: {error.strerror}") from error
+        raise InvalidArgument(
+            f"the token file {file.path} cannot be read: {error.strerror}"
+        ) from error
     if not _TOKEN.match(content):
-        raise InvalidArgument(f"the token file {path} must hold one token, and nothing else")
+        raise InvalidArgument(f"the token file {file.path} must hold one token, and nothing else")
     return content.decode("ascii")
 
 
 def client_context(
-    ca_file: Path | None = None,
-    certificate: Path | None = None,
-    key: Path | None = None,
+    ca_file: FileContent | None = None,
+    certificate: FileContent | None = None,
+    key: FileContent | None = None,
     roots: str | None = None,
 ) -> ssl.SSLContext:
     """Make the context of a client.
@@ -60,17 +73,20 @@ def client_context(
         InvalidArgument: A file cannot be used; the message names it.
     """
     try:
-        context = ssl.create_default_context(cafile=ca_file or roots)
+        with nullcontext(roots) if ca_file is None else at_path(ca_file.read()) as authorities:
+            context = ssl.create_default_context(cafile=authorities)
     except (ssl.SSLError, OSError) as error:
+        named = roots if ca_file is None else ca_file.path
         raise InvalidArgument(
-            f"{ca_file or roots} cannot be used as authorities (PEM): {_said(error)}"
+            f"{named} cannot be used as authorities (PEM): {_said(error)}"
         ) from error
-    if certificate is not None:
+    if certificate is not None and key is not None:
         try:
-            context.load_cert_chain(certificate, key, password=lambda: "")
+            with at_path(certificate.read()) as chain, at_path(key.read()) as private:
+                context.load_cert_chain(chain, private, password=lambda: "")
         except (ssl.SSLError, OSError) as error:
             raise InvalidArgument(
-                f"the client certificate {certificate} and the key {key} cannot be used: "
+                f"the client certificate {certificate.path} and the key {key.path} cannot be used: "
                 f"{_said(error)}"
             ) from error
     return context
@@ -81,40 +97,34 @@ def _said(error: OSError) -> str:
     return str(reason or error.strerror or error).replace("_", " ").lower()
 
 
-class _Reloaded(Generic[T]):
-    """A value read from files, and read again when they have changed."""
+class _Followed(Generic[T]):
+    """A value made of files, and made again when they have changed."""
 
-    def __init__(self, paths: Sequence[Path | None], read: Callable[[], T]) -> None:
-        self._paths = [path for path in paths if path is not None]
-        self._read = read
-        self._stats = self._look()
-        self._value = read()
+    def __init__(self, paths: Sequence[Path], load: Callable[[Contents], T]) -> None:
+        self._watch = FileWatch(WATCH, paths, load, self._use)
+        self._watch.poll()
         self._next = time.monotonic() + CHECK_SECONDS
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
-        found: list[tuple[int, int, int] | None] = []
-        for path in self._paths:
-            try:
-                stat = path.stat()
-            except OSError:
-                found.append(None)
-            else:
-                found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
-        return found
+    def _use(self, value: T) -> None:
+        self._value = value
 
     def value(self) -> T:
         """Return the current value; the old one if the files cannot be used."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + CHECK_SECONDS
-            stats = self._look()
-            if stats != self._stats:
-                self._stats = stats
-                try:
-                    self._value = self._read()
-                except InvalidArgument as error:
-                    log.warning("credentials of a route not reloaded", reason=str(error))
+            try:
+                self._watch.poll()
+            except InvalidArgument as error:
+                log.warning("credentials of a route not reloaded", reason=str(error))
         return self._value
+
+
+class RouteTls(NamedTuple):
+    """A route's context, and what it is made of: authorities, key and certificate."""
+
+    context: ssl.SSLContext
+    pem: Sequence[bytes | None]
 
 
 class RouteAuthentication:
@@ -127,27 +137,66 @@ class RouteAuthentication:
     def __init__(
         self, files: RouteCredentials, tls: bool, roots: str | None = None, protocol: str = ""
     ) -> None:
-        self._context: _Reloaded[ssl.SSLContext] | None = None
-        self._token: _Reloaded[str] | None = None
-
-        def make() -> ssl.SSLContext:
-            context = client_context(files.ca_file, files.client_cert, files.client_key, roots)
-            if protocol:
-                context.set_alpn_protocols([protocol])
-            return context
+        self._tls: _Followed[RouteTls] | None = None
+        self._token: _Followed[str] | None = None
 
         if tls:
-            self._context = _Reloaded(files[:3], make)
+            self._tls = _Followed(
+                _tls_paths(files), lambda contents: _route_tls(files, contents, roots, protocol)
+            )
         if files.token_file is not None:
-            path = files.token_file
-            self._token = _Reloaded([path], lambda: f"Bearer {read_token(path)}")
+            self._token = _Followed([files.token_file], _authorization)
 
     @property
     def context(self) -> ssl.SSLContext | None:
         """The context for a new connection; None for clear text."""
-        return None if self._context is None else self._context.value()
+        return None if self._tls is None else self._tls.value().context
+
+    @property
+    def pem(self) -> Sequence[bytes | None]:
+        """Authorities, key and certificate of a new connection with TLS, for gRPC's own library."""
+        return (None, None, None) if self._tls is None else self._tls.value().pem
 
     @property
     def authorization(self) -> str:
         """The value of the header ``authorization``; empty for none."""
         return "" if self._token is None else self._token.value()
+
+
+def follow(routes: Iterable[ModelRoute], watcher: FileWatcher) -> None:
+    """Watch the files of routes for the workers, whose ``RouteAuthentication`` uses them.
+
+    Files that cannot be used are no error here: models of the route are not available meanwhile.
+    """
+    for files in {route.credentials for route in routes}:
+        watches = []
+        if paths := _tls_paths(files):
+            load = functools.partial(_route_tls, files)
+            watches.append(FileWatch(WATCH, paths, load, lambda _: None))
+        if files.token_file is not None:
+            watches.append(FileWatch(WATCH, [files.token_file], _authorization, lambda _: None))
+        for watch in watches:
+            with contextlib.suppress(InvalidArgument):
+                watch.poll()
+            watcher.add(watch)
+
+
+def _route_tls(
+    files: RouteCredentials, contents: Contents, roots: str | None = None, protocol: str = ""
+) -> RouteTls:
+    found = iter(contents)
+    ca, certificate, key = (None if path is None else next(found) for path in files[:3])
+    context = client_context(ca, certificate, key, roots)
+    if protocol:
+        context.set_alpn_protocols([protocol])
+    return RouteTls(
+        context, [None if file is None else file.content for file in (ca, key, certificate)]
+    )
+
+
+def _authorization(contents: Contents) -> str:
+    return f"Bearer {_token(contents[0])}"
+
+
+def _tls_paths(files: RouteCredentials) -> list[Path]:
+    return [path for path in files[:3] if path is not None]

@@ -75,7 +75,7 @@ class StreamChannel:
             raise missing_extra(error) from error
         self._aio = grpc.aio
         self._grpc, self._route = grpc, route
-        self._authentication = RouteAuthentication(route.credentials, tls=False)
+        self._authentication = RouteAuthentication(route.credentials, route.tls)
         options = [
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", route.max_reply_bytes),
@@ -97,10 +97,7 @@ class StreamChannel:
 
     def _open(self) -> grpc.aio.Channel:
         if self._route.tls:
-            files = self._route.credentials
-            paths = (files.ca_file, files.client_key, files.client_cert)
-            content = [None if path is None else path.read_bytes() for path in paths]
-            credentials = self._grpc.ssl_channel_credentials(*content)
+            credentials = self._grpc.ssl_channel_credentials(*self._authentication.pem)
             return self._aio.secure_channel(self._address, credentials, self._options)
         return self._aio.insecure_channel(self._address, self._options)
 

@@ -32,10 +32,10 @@ from modelport.gateway.access import located_toml
 from modelport.gateway.access.authentication import AuthenticatorChain
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
 from modelport.gateway.access.principal import ANONYMOUS, UNKNOWN_CONNECTION
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import Unauthenticated, Unsupported
 from modelport.gateway.extensions.backend_descriptors import BACKENDS
 from modelport.gateway.protocols.dialects import DIALECTS
+from modelport.gateway.runtime.file_watcher import FileWatcher
 from tests.docs import pages
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,13 +22,12 @@ from cryptography.x509.oid import ExtensionOID
 
 from modelport.gateway.access.connection_identities import CertificateAuthenticator
 from modelport.gateway.access.principal import ConnectionIdentity
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import Unauthenticated
+from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.server import connection_identity
-from modelport.gateway.server.tls import certificate
 from modelport.gateway.settings import TlsFiles
 from tests.attacks.test_fuzz import CASES, Finds, mutate_bytes
-from tests.certificates import TestAuthority
+from tests.certificates import TestAuthority, server_contexts
 from tests.gateway.access.identities import table
 
 #: Of each kind; a handshake takes milliseconds.
@@ -77,7 +76,7 @@ def authority() -> TestAuthority:
 def server(authority: TestAuthority, tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
     folder = tmp_path_factory.mktemp("server")
     (folder / "ca.crt").write_bytes(authority.pem)
-    return certificate.load(TlsFiles(*authority.write(folder, "server"), folder / "ca.crt")).http
+    return server_contexts(TlsFiles(*authority.write(folder, "server"), folder / "ca.crt")).http
 
 
 def client(chain: Path) -> ssl.SSLContext:

@@ -7,6 +7,7 @@ from pathlib import Path
 from google.protobuf import text_format
 
 from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.runtime.gateway_files import FILES
 from modelport.gateway.server.admin.metrics_port import TFSERVING_PATH
 from modelport.gateway.wire.proto import serving_pb2
 
@@ -19,7 +20,7 @@ def prometheus_path(file: Path) -> str:
     """
     config = serving_pb2.MonitoringConfig()
     try:
-        text_format.Parse(file.read_text(), config)
+        text_format.Parse(FILES.keep("monitoring", file).read().decode(), config)
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise InvalidArgument(
             f"'{file}' is not a tensorflow.serving.MonitoringConfig: {str(error).strip()}"

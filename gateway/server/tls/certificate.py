@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import Unavailable
+from modelport.gateway.runtime.file_watcher import FileWatcher
+from modelport.gateway.runtime.gateway_files import Contents, FileContent, at_path
 from modelport.gateway.settings import Settings, TlsFiles
 
 if TYPE_CHECKING:
@@ -54,10 +55,10 @@ class ServerCertificate:
     def __init__(self, files: TlsFiles, watcher: FileWatcher) -> None:
         self._contexts: TlsContexts
         self._watcher = watcher
-        paths = [files.certificate, files.key]
-        if files.client_ca is not None:
-            paths.append(files.client_ca)
-        watcher.watch(WATCH, paths, lambda: load(files), self._use)
+        required = files.client_required
+        watcher.watch(
+            WATCH, paths(files), lambda found: load(found, required), self._use, check_validity
+        )
 
     def _use(self, contexts: TlsContexts) -> None:
         self._contexts = contexts
@@ -103,72 +104,90 @@ def of_settings(settings: Settings, watcher: FileWatcher) -> ServerCertificate |
     return None if settings.tls is None else ServerCertificate(settings.tls, watcher)
 
 
-def load(files: TlsFiles) -> TlsContexts:
-    """Read and check the files.
+def paths(files: TlsFiles) -> list[Path]:
+    """The files of the watch: certificate, key, and the authorities of clients if there are any."""
+    return [path for path in files[:3] if path is not None]
+
+
+def check_validity(contents: Contents) -> None:
+    """Refuse a certificate that is not valid now, which may still be in use.
 
     Raises:
-        Unavailable: A file cannot be used; the message names it and the remedy.
+        Unavailable: It has expired, is not valid yet, or is none; the message names the remedy.
     """
-    certificate = _certificates("--tls-cert", files.certificate)[0]
-    now = datetime.now(UTC)
+    file, _, *authorities = contents
+    certificate, now = _certificates("--tls-cert", file)[0], datetime.now(UTC)
     if certificate.not_valid_after_utc <= now:
         raise Unavailable(
-            f"--tls-cert {files.certificate} expired on "
+            f"--tls-cert {file.path} expired on "
             f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; renew it"
         )
     if certificate.not_valid_before_utc > now:
         raise Unavailable(
-            f"--tls-cert {files.certificate} is not valid before "
+            f"--tls-cert {file.path} is not valid before "
             f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; check it, and this clock"
         )
-    _check_key(files)
-    if files.client_ca is not None:
-        authorities = _certificates("--tls-client-ca", files.client_ca)
-        if all(each.not_valid_after_utc <= now for each in authorities):
+    for each in authorities:
+        found = _certificates("--tls-client-ca", each)
+        if all(authority.not_valid_after_utc <= now for authority in found):
             raise Unavailable(
-                f"every certificate in --tls-client-ca {files.client_ca} has expired; renew it"
+                f"every certificate in --tls-client-ca {each.path} has expired; renew it"
             )
-    http, grpc = (_context(files, each) for each in (HTTP_PROTOCOLS, GRPC_PROTOCOLS))
+
+
+def load(contents: Contents, client_required: bool) -> TlsContexts:
+    """Make the contexts of the files in ``paths``.
+
+    Raises:
+        Unavailable: A file cannot be used; the message names it and the remedy.
+    """
+    certificate = _certificates("--tls-cert", contents[0])[0]
+    _check_key(contents[1])
+    for authorities in contents[2:]:
+        _certificates("--tls-client-ca", authorities)
+    http, grpc = (
+        _context(contents, client_required, each) for each in (HTTP_PROTOCOLS, GRPC_PROTOCOLS)
+    )
     return TlsContexts(http, grpc, certificate.not_valid_after_utc.timestamp())
 
 
-def _certificates(flag: str, path: Path) -> list[Certificate]:
+def _certificates(flag: str, file: FileContent) -> list[Certificate]:
     from cryptography import x509  # takes longer to import than the rest of a start without TLS
 
     try:
-        return x509.load_pem_x509_certificates(_read(flag, path))
+        return x509.load_pem_x509_certificates(_read(flag, file))
     except ValueError as error:
         raise Unavailable(
-            f"{flag} {path} is not a certificate in PEM format (-----BEGIN CERTIFICATE-----)"
+            f"{flag} {file.path} is not a certificate in PEM format (-----BEGIN CERTIFICATE-----)"
         ) from error
 
 
-def _read(flag: str, path: Path) -> bytes:
+def _read(flag: str, file: FileContent) -> bytes:
     try:
-        return path.read_bytes()
+        return file.read()
     except OSError as error:
-        raise Unavailable(f"{flag} {path} cannot be read: {error.strerror}") from error
+        raise Unavailable(f"{flag} {file.path} cannot be read: {error.strerror}") from error
 
 
-def _check_key(files: TlsFiles) -> None:
+def _check_key(file: FileContent) -> None:
     """Check what OpenSSL's own message would not tell."""
-    content = _read("--tls-key", files.key)
-    if files.key.stat().st_mode & stat.S_IROTH:
+    content, path = _read("--tls-key", file), file.path
+    if file.mode & stat.S_IROTH:
         raise Unavailable(
-            f"--tls-key {files.key} can be read by every user of this machine; run: "
-            f"chmod o= {files.key} (in Kubernetes, give the volume defaultMode: 0440)"
+            f"--tls-key {path} can be read by every user of this machine; run: "
+            f"chmod o= {path} (in Kubernetes, give the volume defaultMode: 0440)"
         )
     if b"ENCRYPTED" in content:
-        raise Unavailable(
-            f"--tls-key {files.key} is encrypted; decrypt it: openssl pkey -in {files.key}"
-        )
+        raise Unavailable(f"--tls-key {path} is encrypted; decrypt it: openssl pkey -in {path}")
     if b"PRIVATE KEY-----" not in content:
         raise Unavailable(
-            f"--tls-key {files.key} is not a key in PEM format (-----BEGIN PRIVATE KEY-----)"
+            f"--tls-key {path} is not a key in PEM format (-----BEGIN PRIVATE KEY-----)"
         )
 
 
-def _context(files: TlsFiles, protocols: tuple[str, ...]) -> ssl.SSLContext:
+def _context(
+    contents: Contents, client_required: bool, protocols: tuple[str, ...]
+) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
@@ -180,18 +199,19 @@ def _context(files: TlsFiles, protocols: tuple[str, ...]) -> ssl.SSLContext:
     # the context for five minutes.
     context.num_tickets = 0
     context.set_alpn_protocols(list(protocols))
+    certificate, key, *authorities = contents
     try:
-        context.load_cert_chain(files.certificate, files.key, password=_no_password)
+        with at_path(certificate.content) as chain, at_path(key.content) as private:
+            context.load_cert_chain(chain, private, password=_no_password)
     except (ssl.SSLError, OSError) as error:
-        raise Unavailable(_reason(files, error)) from error
-    if files.client_ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED if files.client_required else ssl.CERT_OPTIONAL
+        raise Unavailable(_reason(certificate.path, key.path, error)) from error
+    for each in authorities:
+        context.verify_mode = ssl.CERT_REQUIRED if client_required else ssl.CERT_OPTIONAL
         try:
-            context.load_verify_locations(files.client_ca)
+            with at_path(each.content) as path:
+                context.load_verify_locations(path)
         except (ssl.SSLError, OSError) as error:
-            raise Unavailable(
-                f"--tls-client-ca {files.client_ca} cannot be used: {error}"
-            ) from error
+            raise Unavailable(f"--tls-client-ca {each.path} cannot be used: {error}") from error
     return context
 
 
@@ -199,16 +219,16 @@ def _no_password() -> str:
     return ""  # OpenSSL would ask the terminal for it
 
 
-def _reason(files: TlsFiles, error: OSError) -> str:
+def _reason(certificate: Path, key: Path, error: OSError) -> str:
     reason = getattr(error, "reason", None)
     if reason == "KEY_VALUES_MISMATCH":
         return (
-            f"--tls-key {files.key} is not the key of --tls-cert {files.certificate}; "
+            f"--tls-key {key} is not the key of --tls-cert {certificate}; "
             "give the two that were made together"
         )
     if reason in ("EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK"):
         return (
-            f"--tls-cert {files.certificate} is too weak ({reason}); use ECDSA P-256 or RSA with "
+            f"--tls-cert {certificate} is too weak ({reason}); use ECDSA P-256 or RSA with "
             "2048 bits, signed with SHA-256"
         )
-    return f"--tls-key {files.key} or --tls-cert {files.certificate} cannot be used: {error}"
+    return f"--tls-key {key} or --tls-cert {certificate} cannot be used: {error}"

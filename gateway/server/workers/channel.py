@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,20 @@ _CLASSES: Mapping[str, type[ModelportError]] = {
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, ModelportError)
 }
+
+
+def receive(channel: socket.socket) -> Any:
+    """Wait for the first message, which is neither a request nor a response, and return it.
+
+    Raises:
+        ChannelClosed: The other end has ended.
+    """
+    size = channel.recv(_SIZE_BYTES, socket.MSG_WAITALL)
+    length = int.from_bytes(size, "big")
+    content = channel.recv(length, socket.MSG_WAITALL)
+    if not length or len(content) < length:
+        raise ChannelClosed("the parent has ended")
+    return orjson.loads(content)
 
 
 class ChannelClosed(Unavailable):
@@ -95,9 +110,10 @@ class MessageChannel:
         except Exception:
             log.exception("an operation failed", operation=method)
             reply = [number, Internal.__name__, "internal error", None]
-        self._send(reply)
+        self.send(reply)
 
-    def _send(self, message: list[Any]) -> None:
+    def send(self, message: Any) -> None:
+        """Send ``message``; other than requests and responses only before them, for ``receive``."""
         if not self._writer.is_closing():
             content = orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS)
             self._writer.write(len(content).to_bytes(_SIZE_BYTES, "big") + content)
@@ -115,7 +131,7 @@ class MessageChannel:
         answer = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._send([number, method, arguments])
+            self.send([number, method, arguments])
             return await answer
         finally:
             del self._waiting[number]

@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 from modelport.gateway.access.access import access_of, warn_if_exposed
 from modelport.gateway.access.access_metrics import AccessCollector
 from modelport.gateway.access.quota_ledger import QuotaLedger
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.protocols.authenticated_application import (
     AuthenticatedApplication,
@@ -24,6 +23,7 @@ from modelport.gateway.protocols.authenticated_application import (
 )
 from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.runtime import signals
+from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.server import unix_socket
 from modelport.gateway.server.admin import metrics_port
 from modelport.gateway.server.admin.rollout_control import RolloutControl
@@ -37,10 +37,12 @@ from modelport.gateway.server.workers.coordinator import ConnectedWorker, Coordi
 from modelport.gateway.server.workers.merged_answers import MergedFamiliesCollector
 from modelport.gateway.server.workers.ports import ReservedPort
 from modelport.gateway.server.workers.process import Assignment, WorkerProcess
+from modelport.gateway.server.workers.published_files import PublishedFiles
 from modelport.gateway.server.workers.worker_members import WorkerMembers
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.telemetry import configure_logging
 from modelport.gateway.types import Deadline
+from modelport.gateway.upstream import credentials
 
 log = structlog.get_logger("modelport.workers")
 
@@ -69,11 +71,12 @@ def run(settings: Settings, arguments: Sequence[str], entry_point: str) -> None:
     configure_logging(settings.log_format, settings.log_verbose)
     watcher = FileWatcher()
     tls = certificate.of_settings(settings, watcher)
+    credentials.follow(settings.routes.models.values(), watcher)
     http = ReservedPort(settings.http_address, settings.http_port, "--http-port")
     grpc = ReservedPort(settings.grpc_address, settings.grpc_port, "--grpc-port")
     # A metrics port that is taken is reported before any worker starts.
     ReservedPort(settings.metrics_address, settings.metrics_port, "--metrics-port").close()
-    sockets = _unix_sockets(settings)
+    sockets = unix_socket.listen_all(settings)
     descriptors = {name: each.socket.fileno() for name, each in sockets.items()}
     ledger = -1 if settings.access is None else QuotaLedger.share(settings.workers)
     workers: list[WorkerProcess] = []
@@ -102,22 +105,6 @@ def run(settings: Settings, arguments: Sequence[str], entry_point: str) -> None:
             unix.close()
 
 
-def _unix_sockets(settings: Settings) -> Mapping[str, UnixSocket]:
-    """Listen on the UNIX domain sockets, which the workers share, by the name of the setting."""
-    sockets: dict[str, UnixSocket] = {}
-    try:
-        for name in ("http_socket", "grpc_socket"):
-            flag = f"--{name.replace('_', '-')}"
-            found = unix_socket.listen(getattr(settings, name), flag, settings.socket_mode)
-            if found is not None:
-                sockets[name] = found
-    except Unavailable:
-        for each in sockets.values():
-            each.close()
-        raise
-    return sockets
-
-
 class WorkerSupervisor:
     """The parent's event loop: channels to the workers, restarts, metrics and the drain."""
 
@@ -138,6 +125,7 @@ class WorkerSupervisor:
         self._spare = workers[0].spare(SPARE)
         self._spare_timer: asyncio.TimerHandle | None = None
         self._coordinator = Coordinator(len(workers), self._scrape)
+        self._files = PublishedFiles(watcher)
         self._rollouts = RolloutControl(settings, WorkerMembers(self._coordinator))
         self._access = access_of(settings, watcher)
         self._merged = MergedFamiliesCollector()
@@ -175,7 +163,7 @@ class WorkerSupervisor:
             tls=None if self._certificate is None else self._certificate.http,
         )
         await self._metrics.start()
-        if self._certificate is not None or self._access is not None:
+        if self._watcher.is_needed:
             self._in_background(self._watcher.run())
             signals.on_hang_up(self._watcher.wake)
         await self._rollouts.begin()
@@ -230,6 +218,7 @@ class WorkerSupervisor:
         heartbeats, worker.heartbeats = worker.heartbeats, None
         assert heartbeats is not None
         channel = MessageChannel(*await asyncio.open_connection(sock=stream), handlers)
+        self._files.begin(channel)
         connected = ConnectedWorker(worker.number, channel)
         asyncio.get_running_loop().add_reader(heartbeats, connected.heard, heartbeats)
         handlers.update(self._coordinator.handlers(connected))
@@ -257,6 +246,7 @@ class WorkerSupervisor:
         finally:
             asyncio.get_running_loop().remove_reader(heartbeats)
             heartbeats.close()
+        self._files.end(channel)
         self._coordinator.lost(connected)
         # A process without a channel is useless; its successor may have been spawned already.
         if not self._stopping.is_set() and worker.pid == pid:

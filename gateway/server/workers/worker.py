@@ -23,10 +23,11 @@ import structlog
 from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.models.control import Operation
+from modelport.gateway.runtime.gateway_files import FILES
 from modelport.gateway.runtime.watchdog import LoopHeartbeat
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.workers import merged_answers
-from modelport.gateway.server.workers.channel import MessageChannel
+from modelport.gateway.server.workers.channel import ChannelClosed, MessageChannel, receive
 from modelport.gateway.server.workers.coordinator_control import MODELS, CoordinatedControl
 from modelport.gateway.server.workers.process import NUMBER_BYTES, VARIABLE, Assignment
 from modelport.gateway.settings import Settings
@@ -36,12 +37,20 @@ log = structlog.get_logger("modelport.workers")
 
 
 def take_assignment() -> Assignment:
-    """Remove the assignment from the environment; a spare first waits for its worker's number."""
+    """Remove the assignment from the environment, and take the files that the parent has accepted.
+
+    A spare first waits for its worker's number.
+    """
     fields = json.loads(os.environ.pop(VARIABLE))
     assignment = Assignment(**{**fields, "arguments": tuple(fields["arguments"])})
     if assignment.spare:
         assignment = replace(assignment, number=_wait_for_number(assignment.channel))
     _name_process(f"modelport:{assignment.number}")
+    with socket.socket(fileno=os.dup(assignment.channel)) as stream:
+        try:
+            FILES.receive(receive(stream))
+        except (ChannelClosed, OSError):
+            os._exit(0)
     return assignment
 
 
@@ -131,11 +140,11 @@ class Worker:
         snapshot = await channel.request("hello", number=self._assignment.number)
         if self._assignment.restarted:
             await self._catch_up(server, control, channel, snapshot)
-            await server.listen()
-            await channel.request("listening")
-        else:
-            await server.listen()
-            await server.participant.restore(await channel.request("listening"))
+        await server.watcher.poll()  # takes what the parent has accepted meanwhile
+        await server.listen()
+        routings = await channel.request("listening")
+        if not self._assignment.restarted:
+            await server.participant.restore(routings)
             await server.load()
         models = len(server.manager.index(True))
         await channel.request("started", ready=server.manager.ready, models=models)
@@ -182,7 +191,11 @@ def _handlers(
     async def follow(_: dict[str, Any]) -> None:
         await server.manager.follow()
 
-    own: tuple[Any, ...] = (drain, telemetry, states, follow)
+    async def use_files(arguments: dict[str, Any]) -> None:
+        FILES.receive(arguments["rows"])
+        await server.watcher.poll()
+
+    own: tuple[Any, ...] = (drain, telemetry, states, follow, use_files)
     methods: tuple[Any, ...] = (local.ready, local.require_ready, local.index, local.pending)
     handlers = {each.__name__: each for each in own}
     for method in (*methods, control.operations.run):

@@ -183,7 +183,7 @@ async def test_a_refusal_comes_before_the_body_is_read(tmp_path: Path) -> None:
 
 async def test_rules_are_followed_and_broken_ones_change_nothing(tmp_path: Path) -> None:
     async with serving(tmp_path, ALL, "root", "ci") as gateway:
-        path, poll = tmp_path / "access" / "access.toml", gateway.server._watcher.poll
+        path, poll = tmp_path / "access" / "access.toml", gateway.server.watcher.poll
         async with client(gateway.http_url) as http:
             assert await infer(http, gateway, "ci", "mine") == 403
             path.write_text(ALL + limited('["infer"]', 'models = ["mine"]') + KEYS)
@@ -211,7 +211,7 @@ async def test_a_key_that_is_revoked_ends_at_once_on_open_connections(tmp_path: 
         assert await infer(http, gateway, "root", "mine") == 2.0
         keys = tmp_path / "access" / "keys.toml"
         keys.write_text("")
-        await gateway.server._watcher.poll()
+        await gateway.server.watcher.poll()
         assert await infer(http, gateway, "root", "mine") == 401
 
 
@@ -246,12 +246,12 @@ async def test_an_authenticator_whose_table_has_not_changed_stays(tmp_path: Path
         before = found._authenticators
         path = tmp_path / "access" / "access.toml"
         path.write_text(KEYS + ALL + limited('["infer"]'))
-        await gateway.server._watcher.poll()
+        await gateway.server.watcher.poll()
         assert found._authenticators == before
         path.write_text(KEYS.replace("keys.toml", "./keys.toml") + ALL)
-        await gateway.server._watcher.poll()
+        await gateway.server.watcher.poll()
         assert found._authenticators[0] is not before[0]
-        assert len(gateway.server._watcher._watches) == 2
+        assert len(gateway.server.watcher._watches) == 2
 
 
 async def test_broken_rules_at_the_start_are_an_error_with_file_and_line(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from modelport.gateway.access.api_keys import ApiKeys
 from modelport.gateway.access.key_file import ApiKey
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION, Grant, Principal
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import Unauthenticated
+from modelport.gateway.runtime.file_watcher import FileWatcher
 from tests.gateway.access.identities import table
 
 Store = Callable[..., None]

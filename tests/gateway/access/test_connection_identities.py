@@ -18,9 +18,9 @@ from modelport.gateway.access.principal import (
     ConnectionIdentity,
     Principal,
 )
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import Unauthenticated
+from modelport.gateway.runtime.file_watcher import FileWatcher
 from tests.gateway.access.identities import table
 
 PROXY = '[trusted_proxy]\naddresses = ["10.0.0.0/8", "fd00::/8"]\n'

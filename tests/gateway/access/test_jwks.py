@@ -18,8 +18,8 @@ from modelport.gateway.access.authentication import AuthenticatorChain
 from modelport.gateway.access.jwks import JwksUrl, parse
 from modelport.gateway.access.jwt_tokens import JwtAuthenticator
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION, Principal
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import Unauthenticated, Unavailable
+from modelport.gateway.runtime.file_watcher import FileWatcher
 from tests.certificates import TestAuthority
 from tests.gateway.access.identities import AUDIENCE, ISSUER, Issuer, key_set, table
 from tests.gateway.access.key_server import KeyServer, dawdle, endless_body, endless_head, reply

@@ -23,9 +23,9 @@ from modelport.gateway.access.authentication import AuthenticatorChain
 from modelport.gateway.access.authenticators import AUTHENTICATORS
 from modelport.gateway.access.jwt_tokens import JwtAuthenticator
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION, Principal
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import Unauthenticated
+from modelport.gateway.runtime.file_watcher import FileWatcher
 from tests.gateway.access.identities import AUDIENCE, ISSUER, Issuer, key_set, table
 
 SETTINGS = f'[jwt]\nissuer = "{ISSUER}"\naudience = "{AUDIENCE}"\njwks = "jwks.json"\n'

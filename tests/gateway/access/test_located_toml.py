@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from modelport.gateway import toml_tables
-from modelport.gateway.access.located_toml import TomlFile, parse, read
+from modelport.gateway.access.located_toml import TomlFile, parse, parse_file
 from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.runtime import gateway_files
 from modelport.gateway.toml_tables import read_by
 
 TEXT = '''
@@ -94,10 +95,10 @@ def test_a_file_of_another_form_is_an_error_with_its_line(text: str, expected: s
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--access '.*/none' cannot be read"):
-        read(tmp_path / "none", "--access")
+        parse_file(gateway_files.read(tmp_path / "none"), "--access")
     (tmp_path / "bytes").write_bytes(b"\xff")
     with pytest.raises(UsageError, match="bytes:1: not TOML"):
-        read(tmp_path / "bytes", "--access")
+        parse_file(gateway_files.read(tmp_path / "bytes"), "--access")
     (tmp_path / "long").write_text("#" * 101)
     with pytest.raises(UsageError, match="larger than 100 bytes"):
-        read(tmp_path / "long", "--access", 100)
+        parse_file(gateway_files.read(tmp_path / "long"), "--access", 100)

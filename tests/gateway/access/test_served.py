@@ -19,6 +19,7 @@ from modelport.gateway.cli.errors import UsageError
 from modelport.server import Server
 from tests.gateway.access.gateway import KEYS, repository, write_keys
 from tests.gateway.access.test_every_route import OIP
+from tests.gateway.server.workers.processes import workers
 from tests.server import Gateway
 
 PUBLIC = """
@@ -46,7 +47,9 @@ def statuses(gateway: Gateway, headers: dict[str, str], requests: int = 8) -> se
     return found
 
 
-def test_every_worker_and_the_parent_follow_the_rules(tmp_path: Path) -> None:
+def test_all_processes_follow_what_was_accepted_last_and_start_again_with_it(
+    tmp_path: Path,
+) -> None:
     keys = write_keys(tmp_path / "access", "root", "ci")
     path = tmp_path / "access" / "access.toml"
     path.write_text(KEYS + ROOT)
@@ -59,16 +62,26 @@ def test_every_worker_and_the_parent_follow_the_rules(tmp_path: Path) -> None:
         metrics = httpx.get(gateway.metrics, headers=root)
         assert 'modelport_access_reload_errors_total{file="rules"} 0.0' in metrics.text
         replace(path, KEYS + ROOT + PUBLIC)
-        gateway.wait_for_each(1 + WORKERS, "access rules reloaded")
+        gateway.wait_for("access rules reloaded")  # logged when every worker uses them
         assert statuses(gateway, {}) == {200}
-        os.kill(gateway.process.pid, signal.SIGHUP)  # means: look at the files
         replace(path, "[[rule]]\n")
-        gateway.wait_for_each(1 + WORKERS, "access rules not reloaded")
-        assert statuses(gateway, {}) == {200}
-        read = len(gateway.logs)
+        replace(path.with_name("keys.toml"), "[[keys]]\n")
+        os.kill(gateway.process.pid, signal.SIGHUP)  # means: look at the files
+        gateway.wait_for("access rules not reloaded")
+        gateway.wait_for("access keys not reloaded")
+        for process in workers(gateway).values():
+            before = len(gateway.logs)
+            os.kill(process, signal.SIGKILL)
+            gateway.wait_for("worker started again", after=before)
+        assert statuses(gateway, {}) == statuses(gateway, root) == {200}
+        before = len(gateway.logs)
         replace(path, KEYS + ROOT)
-        gateway.wait_for_each(1 + WORKERS, "access rules reloaded", after=read)
+        gateway.wait_for("access rules reloaded", after=before)
         assert statuses(gateway, {}) == {401}
+        assert statuses(gateway, root) == {200}  # by the key that is not on disk any more
+        events = [entry["event"] for entry in gateway.logs]
+        assert events.count("access rules reloaded") == 2
+        assert not any("Traceback" in event for event in events)
 
 
 def test_other_addresses_need_access_or_insecure(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import modelport as api
 from modelport.gateway.errors import InvalidArgument, Unavailable
+from modelport.gateway.runtime import gateway_files
 from modelport.gateway.upstream import credentials
 from tests import models
 from tests.certificates import TestAuthority
@@ -147,9 +148,8 @@ def test_the_client_takes_a_context_and_a_token(
     scheme: str, gateway: Gateway, folder: Path
 ) -> None:
     port = gateway.http_port if scheme == "https" else gateway.grpc_port
-    context = credentials.client_context(
-        folder / "ca.crt", folder / "client.crt", folder / "client.key"
-    )
+    files = (folder / name for name in ("ca.crt", "client.crt", "client.key"))
+    context = credentials.client_context(*map(gateway_files.read, files))
     with api.Client(f"{scheme}://localhost:{port}", token="t", tls=context) as client:
         y = client.infer("x2", {"x": np.ones((1, 4), np.float32)})["y"]
         assert y.tolist() == [[2.0] * 4]
@@ -158,6 +158,6 @@ def test_the_client_takes_a_context_and_a_token(
 
 
 def test_a_context_for_clear_text_is_refused(folder: Path) -> None:
-    context = credentials.client_context(folder / "ca.crt")
+    context = credentials.client_context(gateway_files.read(folder / "ca.crt"))
     with pytest.raises(InvalidArgument, match="is clear text; with tls, use https:// or grpcs://"):
         api.Client("http://localhost:1", tls=context)

@@ -12,9 +12,8 @@ import uvloop
 
 from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.http1.listener import HttpListener
-from modelport.gateway.server.tls import certificate
 from modelport.gateway.settings import TlsFiles
-from tests.certificates import TestAuthority
+from tests.certificates import TestAuthority, server_contexts
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -41,7 +40,7 @@ def transport(
     """Listeners serve, and ``asyncio.open_connection`` connects, in clear text or over TLS."""
     if request.param == "clear text":
         return
-    contexts = certificate.load(tls_files)
+    contexts = server_contexts(tls_files)
     client = ssl.create_default_context(cadata=authority.pem.decode())
     for listener, context in ((HttpListener, contexts.http), (GrpcListener, contexts.grpc)):
         served = functools.partialmethod(listener.__init__, tls=lambda context=context: context)

@@ -14,9 +14,11 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.repository import routes_file
 from modelport.gateway.repository.routes_file import ModelRoute, RouteCredentials
+from modelport.gateway.runtime import file_watcher
+from modelport.gateway.runtime.file_watcher import FileWatcher
+from modelport.gateway.runtime.gateway_files import GatewayFiles
 from modelport.gateway.server.http1.head import CONNECTION
 from modelport.gateway.server.http1.listener import HttpListener
-from modelport.gateway.server.tls import certificate
 from modelport.gateway.settings import TlsFiles
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream import credentials, grpc
@@ -24,7 +26,7 @@ from modelport.gateway.upstream.grpc import GrpcChannel
 from modelport.gateway.upstream.http import HttpSession
 from modelport.gateway.upstream.outlier_detection import EndpointFailed
 from modelport.gateway.wire import via_header
-from tests.certificates import TestAuthority
+from tests.certificates import TestAuthority, server_contexts
 
 
 class RecordingServer:
@@ -49,7 +51,7 @@ class RecordingServer:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        contexts = certificate.load(self.files)
+        contexts = server_contexts(self.files)
         listener = HttpListener(self, "127.0.0.1", 0, "--port", tls=lambda: contexts.http)
         await listener.start()
         self.address = f"localhost:{listener.port}"
@@ -193,3 +195,27 @@ def test_files_of_a_route_are_relative_to_the_file_of_routes(
     (tmp_path / "routes.toml").write_text(ROUTE + lines + 'token_file = "token"')
     monkeypatch.chdir(os.path.sep)
     assert routes_file.load(tmp_path / "routes.toml").models["m"].credentials == server.credentials
+
+
+async def test_workers_use_the_credentials_that_their_parent_has_accepted(
+    server: RecordingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "CHECK_SECONDS", 0.0)
+    path, watcher = server.credentials.token_file, FileWatcher()
+    assert path is not None
+    async with server.running():
+        route = server.route()
+        path.write_text("two words")
+        credentials.follow([route, route], watcher)  # the route is not available yet
+        path.write_text("first")
+        await watcher.poll()
+        path.write_text("two words")
+        assert server.credentials.client_key is not None
+        server.credentials.client_key.write_text("broken")
+        await watcher.poll()
+        assert watcher.errors == {credentials.WATCH: 2}
+        monkeypatch.setattr(file_watcher, "FILES", GatewayFiles())
+        file_watcher.FILES.receive(watcher.rows())
+        for call in (call_http, call_grpc):
+            await call(route)
+    assert server.calls == [("Bearer first", ("gateway.example.com",))] * 2

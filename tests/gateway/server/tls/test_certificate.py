@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,12 +12,14 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from modelport.gateway.access.watched_file import FileWatcher
 from modelport.gateway.errors import Unavailable
+from modelport.gateway.runtime import file_watcher, gateway_files
+from modelport.gateway.runtime.file_watcher import FileWatcher
+from modelport.gateway.runtime.gateway_files import GatewayFiles
 from modelport.gateway.server.tls import certificate
 from modelport.gateway.server.tls.certificate import CertificateCollector, ServerCertificate
 from modelport.gateway.settings import TlsFiles
-from tests.certificates import TestAuthority, write_pair
+from tests.certificates import TestAuthority, server_contexts, write_pair
 
 
 @pytest.fixture
@@ -90,7 +94,7 @@ async def test_a_damaged_file_is_named_with_the_remedy_and_never_replaces_a_good
     before = served.http()
     damage(files, authority)
     with pytest.raises(Unavailable) as caught:
-        certificate.load(files)
+        server_contexts(files)
     assert re.match(DAMAGES[damage], str(caught.value)), caught.value
     await watcher.poll()
     assert served.http() is before
@@ -100,6 +104,25 @@ async def test_a_damaged_file_is_named_with_the_remedy_and_never_replaces_a_good
     files.key.chmod(0o600)
     await watcher.poll()
     assert served.http() is not before
+
+
+def test_a_worker_serves_an_expired_certificate_that_is_in_use(
+    files: TlsFiles, authority: TestAuthority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent has accepted it before, and found no better one since."""
+    expire(files, authority)
+    contents = tuple(map(gateway_files.read, certificate.paths(files)))
+    parents = GatewayFiles()
+    with pytest.raises(Unavailable, match="expired on"):
+        ServerCertificate(files, FileWatcher())
+    monkeypatch.setattr(file_watcher, "FILES", GatewayFiles())
+    key = certificate.WATCH, tuple(certificate.paths(files))
+    file_watcher.FILES.receive(parents.rows([(key, contents)]))
+    for path in certificate.paths(files):
+        path.unlink()
+    served = ServerCertificate(files, FileWatcher())
+    assert served.expires_at < time.time()
+    assert served.http().verify_mode is ssl.CERT_REQUIRED
 
 
 async def test_the_metric_is_the_end_of_the_certificate_that_is_served(

@@ -20,11 +20,10 @@ from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.server.http1.head import CONNECTION
 from modelport.gateway.server.http1.listener import HttpListener
-from modelport.gateway.server.tls import certificate
 from modelport.gateway.server.tls.certificate import TlsContexts
 from modelport.gateway.settings import TlsFiles
 from modelport.gateway.types import Deadline
-from tests.certificates import TestAuthority
+from tests.certificates import TestAuthority, server_contexts
 
 PATIENCE_SECONDS = 60.0
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -42,7 +41,7 @@ async def identity(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.fixture
 def contexts(tls_files: TlsFiles) -> TlsContexts:
-    return certificate.load(tls_files)
+    return server_contexts(tls_files)
 
 
 @pytest.fixture
@@ -175,7 +174,7 @@ async def test_no_ticket_is_given_and_no_session_outlives_its_certificate(
     async with listening(contexts.http) as listener:
         _, output = await s_client(listener.port, version, "-sess_out", str(saved))
     assert "TLS session ticket:" not in output
-    async with listening(certificate.load(tls_files).http) as listener:
+    async with listening(server_contexts(tls_files).http) as listener:
         options = ("-sess_in", str(saved)) if saved.exists() else ()
         _, output = await s_client(listener.port, version, *options)
     assert "New, TLS" in output
@@ -246,7 +245,7 @@ async def test_the_names_of_a_client_certificate_identify_the_connection(
     authority: TestAuthority,
     tmp_path: Path,
 ) -> None:
-    served = certificate.load(mutual._replace(client_required=required)).http
+    served = server_contexts(mutual._replace(client_required=required)).http
     with_certificate(client, authority, tmp_path)
     async with listening(served) as listener:
         answer = await get(listener.port, client)
@@ -256,10 +255,10 @@ async def test_the_names_of_a_client_certificate_identify_the_connection(
 async def test_a_client_without_a_certificate_is_refused_where_one_is_required(
     mutual: TlsFiles, client: ssl.SSLContext
 ) -> None:
-    async with listening(certificate.load(mutual).http) as listener:
+    async with listening(server_contexts(mutual).http) as listener:
         with pytest.raises(ssl.SSLError, match="certificate required"):
             await get(listener.port, client)
-    optional = certificate.load(mutual._replace(client_required=False)).http
+    optional = server_contexts(mutual._replace(client_required=False)).http
     async with listening(optional) as listener:
         assert (await get(listener.port, client)).endswith(b"\r\n\r\nhttps 127.0.0.1")
 
@@ -270,7 +269,7 @@ async def test_a_wrong_client_certificate_is_refused_even_where_none_is_required
     required: bool, foreign: bool, days: float, mutual: TlsFiles, client: ssl.SSLContext,
     authority: TestAuthority, tmp_path: Path,
 ) -> None:  # fmt: skip
-    served = certificate.load(mutual._replace(client_required=required)).http
+    served = server_contexts(mutual._replace(client_required=required)).http
     with_certificate(
         client, TestAuthority("another") if foreign else authority, tmp_path, days=days
     )

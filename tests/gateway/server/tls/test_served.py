@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from tests import models
 from tests.access.certificate_swap import BODY, MODEL, LoadDuringSwaps, MountedSecret, swap
 from tests.certificates import TestAuthority
 from tests.commands import modelport
+from tests.gateway.server.workers.processes import CONNECTIONS, workers
 from tests.server import Gateway, serving
 
 INFER = f"/v2/models/{MODEL}/infer"
@@ -123,7 +126,11 @@ async def test_a_bad_pair_is_not_served_and_is_named_in_the_log(
     (secret.folder / "..data" / "tls.crt").write_bytes(b"-----BEGIN CERT")
     entry = gateway.wait_for("access certificate not reloaded")
     assert "tls.crt is not a certificate in PEM format" in entry["reason"]
-    httpx.get(f"https://localhost:{gateway.http_port}/v2", verify=secret.client())
+    process = workers(gateway)[0]
+    os.kill(process, signal.SIGKILL)
+    gateway.wait_for("worker started again")
+    for _ in range(CONNECTIONS):
+        httpx.get(f"https://localhost:{gateway.http_port}/v2", verify=secret.client())
     load = LoadDuringSwaps(gateway, secret, 50)
     await swap(load, 1)
     assert load.errors == []
