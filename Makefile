@@ -1,4 +1,4 @@
-# Every verb makes the environment it needs; `make` alone lists them.
+# Every target makes the environment it needs; `make` alone lists the targets.
 PYTHON ?= python3
 # The pinned build is installed first and by itself, so that nothing else can pull in another one.
 TORCH ?= torch==2.13.0
@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --constraint constraints.txt
-# One environment, filled in two steps: what the demo needs, and what the other verbs need besides.
+# One environment, filled in two steps: what the demo needs, and what the other targets need.
 DEMO := $(VENV)/.demo
 READY := $(VENV)/.dev
 # Many tests wait for servers of their own, so one more runs than two cores would take. A file stays
@@ -19,7 +19,7 @@ PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	managed matrix package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
 
-help: ## List the verbs
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(DEMO): pyproject.toml constraints.txt
@@ -74,7 +74,7 @@ access: $(READY) ## Replace certificates 100 times under load, and other proofs 
 long-streams: $(READY) ## Keep gRPC streams of real clients up for a million messages; 20 minutes
 	$(BIN)/python -m tests.long_streams
 
-constraints: ## Resolve every extra anew and pin the versions in constraints.txt; Python 3.11
+constraints: ## Resolve every extra again and pin the versions in constraints.txt; Python 3.11
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
 		|| { echo "pins hold for later Pythons, not earlier ones: make PYTHON=python3.11 $@" >&2; exit 1; }
 	rm -rf $(VENV)/constraints && $(PYTHON) -m venv $(VENV)/constraints
@@ -214,7 +214,7 @@ peer-suites: $(READY) ## Run Triton's, KServe's … own tests against a gateway;
 upstream-triton: $(READY) ## Compare answers through the gateway with a real Triton's own, bit by bit
 	$(BIN)/python -m tests.upstream_triton
 
-protos: $(READY) ## Generate the messages of gateway/wire, exporters/formats and loadtests/users anew
+protos: $(READY) ## Generate the messages of gateway/wire, exporters/formats and loadtests/users again
 	$(BIN)/python -m modelport.gateway.wire.proto
 	$(BIN)/python -m modelport.exporters.formats.proto
 	$(BIN)/python -m modelport.loadtests.users.proto

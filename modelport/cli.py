@@ -26,7 +26,7 @@ COMMANDS = {
     ),
     "certify": (
         "modelport.exporters.cli.certify:certify",
-        "Prove an ONNX file from elsewhere, publish it.",
+        "Prove an ONNX file of another tool, publish it.",
     ),
     "verify": (
         "modelport.exporters.cli.verify:verify",
@@ -34,7 +34,7 @@ COMMANDS = {
     ),
     "publish": (
         "modelport.exporters.cli.publish:publish_command",
-        "Copy a proven version to another repository.",
+        "Copy a published version to another repository.",
     ),
     "keygen": (
         "modelport.exporters.cli.keygen:keygen",
@@ -71,7 +71,7 @@ COMMANDS = {
     "serve": ("modelport.gateway.cli.serve:serve", "Serve a model repository over HTTP and gRPC."),
     "loadtest": (
         "modelport.loadtests.loadtest.cli:loadtest",
-        "Put a load on a model server, and judge it.",
+        "Measure a model server under load.",
     ),
     "key": (
         "modelport.gateway.cli.key:key",
@@ -102,7 +102,7 @@ COMMANDS = {
     ),
     "rollout": (
         "modelport.gateway.cli.rollout:rollout",
-        "Roll a candidate out under statistical control.",
+        "Replace a version step by step, or roll it back.",
     ),
 }
 
@@ -166,10 +166,10 @@ def _read_config(ctx: click.Context, param: click.Parameter, file: Path | None) 
     envvar="MODELPORT_CONFIG",
     callback=_read_config,
     expose_value=False,
-    help="Options of the verbs, in TOML: a table for each verb.  [env: MODELPORT_CONFIG]",
+    help="Options in TOML, with a table for each command.  [env: MODELPORT_CONFIG]",
 )
 def modelport() -> None:
-    """Export a trained model once, prove it, serve it behind the Open Inference Protocol.
+    """Export a trained model, prove that it computes what its checkpoint does, and serve it.
 
     Every option can also be set in the environment, as MODELPORT_SERVE_HTTP_PORT=9000 for
     --http-port of serve, or in the --config file, as http-port = 9000 under [serve].

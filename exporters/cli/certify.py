@@ -32,9 +32,9 @@ _OF_CONVERSION = frozenset({"checkpoint", "formats", "opset", "name_template"})
 )
 def certify(artifact: Path, against: Path, **options: Any) -> None:
     """Prove that the ONNX file ARTIFACT computes what a checkpoint or recorded answers say, and
-    publish it with a certificate, so that --require-certificate and --require-signature serve it.
+    publish it with a certificate, as 'serve --require-manifest' and '--require-signature' need.
 
-    --dtype or --quantize tells the precision that the file was exported in, which sets the bounds.
+    --dtype or --quantize states the precision of the file, which sets the accepted differences.
 
     Exit codes: 0 done, 2 usage, 3 parity, 4 unsupported, 5 integrity.
     """
@@ -46,7 +46,7 @@ def certify(artifact: Path, against: Path, **options: Any) -> None:
 
 
 def _without_variable(option: click.Parameter) -> click.Parameter:
-    """A copy that gets a variable of the environment with this verb's name."""
+    """A copy that gets a variable of the environment with this command's name."""
     own = copy.copy(option)
     own.envvar = None
     return own

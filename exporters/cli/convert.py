@@ -27,7 +27,7 @@ _FILE = click.Path(path_type=Path)
 @click.command(cls=OneLineCommand)
 @click.argument("source", type=_FILE)
 @click.argument("target", type=_FILE)
-@click.option("--model", required=True, metavar="fraud|vit", help="A model with a Keras twin.")
+@click.option("--model", required=True, metavar="fraud|vit", help="A model that has a Keras port.")
 @click.option("--model-kwargs", metavar="JSON", help="Hyper-parameters; they override the files'.")
 @click.option(
     "--samples",

@@ -29,7 +29,7 @@ FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|openvino|pt2|aoti|executorch|
 #: ``--image-NAME`` sets the parameter ``image.NAME`` of ``config.pbtxt``; its help text.
 IMAGE_FLAGS: Mapping[str, str] = {
     "mean": "Mean, subtracted from pixels as fractions of full scale: a number, or one for "
-    "each channel: 0.485,0.456,0.406.  [default: preprocessor_config.json's or the spec's]",
+    "each channel: 0.485,0.456,0.406.  [default: preprocessor_config.json's or the model's own]",
     "std": "Standard deviation, by which pixels are then divided: 0.229,0.224,0.225.",
     "scale": "Factor applied to pixels, 0 to 255, first.  [default: 1/255, for UINT8 1]",
     "size": "Side, or HEIGHT,WIDTH, of the model's image if its input leaves them open.",
@@ -110,7 +110,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     metavar=FORMAT_NAMES,
     help="The artifact's format; 'all' is onnx, torchscript, savedmodel and tflite. Repeatable.",
 )
-@click.option("--name", help="The model's name in the repository.  [default: the spec's]")
+@click.option("--name", help="The model's name in the repository.  [default: the model's own]")
 @click.option(
     "--name-template",
     metavar="TEMPLATE",
@@ -143,8 +143,12 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     help="ONNX operator set, up to the newest that ONNX Runtime runs.  [default: 20; from "
     "TensorFlow 18]",
 )
-@click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance.  [default: the spec's]")
-@click.option("--rtol", type=click.FloatRange(0), help="Relative tolerance.  [default: the spec's]")
+@click.option(
+    "--atol", type=click.FloatRange(0), help="Absolute tolerance.  [default: the model's own]"
+)
+@click.option(
+    "--rtol", type=click.FloatRange(0), help="Relative tolerance.  [default: the model's own]"
+)
 @click.option(
     "--samples",
     type=click.IntRange(1),

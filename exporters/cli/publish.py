@@ -36,7 +36,10 @@ def publish_command(
     model_version: str,
     public_keys: tuple[Path, ...],
 ) -> None:
-    """Copy the version at PATH, or the newest version of the model at PATH, to another repository.
+    """Copy a published version, or the newest version of a model, to another repository.
+
+    DIR is the folder of the version or of the model; URL is s3://, gs:// or
+    az://BUCKET/PREFIX/MODEL[/VERSION].
 
     The files are published unchanged if they match their manifest and their certificate. A
     model that is new in the repository gets the configuration, labels and warm-up samples too.

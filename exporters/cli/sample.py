@@ -69,12 +69,12 @@ def sample(
 ) -> None:
     """Write seeded requests for the model at PATH, and their expected answers.
 
-    PATH is a checkpoint, whose answers in eager mode are written, or a published version, or a
-    model that has one, whose artifact runs in its runtime. perf_analyzer takes the file
-    as --input-data, and so do the load tests.
+    PATH is a checkpoint, a published version, or a model (its newest version). A checkpoint
+    answers in eager mode; a version's artifact answers in its runtime. perf_analyzer takes the
+    file as --input-data, and 'modelport loadtest' as --data.
 
-    Without --output the answers become part of the version, as 'modelport export' records them;
-    use this for a version published by an older modelport. 'modelport gate' checks against them.
+    Without --output the answers become part of the version, as 'modelport export' records them.
+    Use this for a version published by an older modelport. 'modelport gate' compares with them.
 
     Exit codes: 0 done, 2 usage, 4 unsupported, 5 integrity.
     """

@@ -66,13 +66,15 @@ def verify(
     quiet: bool,
     **given: Any,
 ) -> None:
-    """Check the version at PATH, or the newest version of the model at PATH: a folder, or
-    s3://, gs:// or az://BUCKET/PREFIX/MODEL/VERSION.
+    """Check a published version, or the newest version of a model.
 
-    Checks the files first: manifest, certificate, signature. Then repeats the proof, with the
-    certificate's seed, samples and tolerances, against its checkpoint; this runs the artifact.
-    An artifact that can do more than compute runs only if it is signed with a --public-key, or
-    with --trust; one that only computes is safe to run without either.
+    DIR is the folder of the version or of the model; URL is s3://, gs:// or
+    az://BUCKET/PREFIX/MODEL[/VERSION].
+
+    Checks the files first: manifest, certificate, signature. Then repeats the proof against the
+    checkpoint, with the certificate's seed, samples and tolerances; this runs the artifact.
+    An artifact that only computes is safe to run. Any other artifact runs only if it is signed
+    with a --public-key, or with --trust.
 
     Exit codes: 0 the proof holds, 2 usage, 3 the proof fails, 4 unsupported, 5 the files were
     changed.

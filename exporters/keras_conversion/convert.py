@@ -131,7 +131,7 @@ def _find_twin(model: str) -> tuple[ModelSpec, Twin]:
     declared = getattr(model_spec.find_factory(model), model_spec.ATTRIBUTE, None)
     if not isinstance(declared, ModelSpec) or declared.twin is None:
         raise Unsupported(
-            f"--model '{model}' has no Keras twin, so its weights have no place in Keras; use a "
+            f"--model '{model}' has no Keras port, so its weights have no place in Keras; use a "
             "model that has one, such as fraud or vit"
         )
     return declared, find_twin(declared.twin)

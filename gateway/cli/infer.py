@@ -29,7 +29,8 @@ IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".t
 _url = click.option(
     "--url",
     "-u",
-    help="HOST:PORT, or https:// or grpcs:// before.  [default: 127.0.0.1:8000, gRPC :8001]",
+    help="HOST:PORT, or for TLS https://HOST:PORT or grpcs://HOST:PORT.  [default: "
+    "127.0.0.1:8000, gRPC :8001]",
 )
 protocol_option = click.option(
     "--protocol", "-i", type=click.Choice(["http", "grpc"]), default="http", show_default=True

@@ -69,7 +69,7 @@ def create(
     """Make a key, and print it once.
 
     Without --models and --operations, the key has the rights that rules give to NAME. With them, it
-    has these rights besides.
+    has these rights, too.
     """
     now = datetime.now(UTC)
     globs = split(models)

@@ -72,7 +72,7 @@ class Shares(click.ParamType[tuple[float, ...]]):
 
 @click.group(cls=OneLineGroup)
 def rollout() -> None:
-    """Roll a candidate out step by step, and back if it does harm."""
+    """Replace a version by a candidate step by step; roll it back if it does harm."""
 
 
 _url_alone = click.option(
@@ -98,7 +98,7 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="For the his
     "--candidate",
     required=True,
     metavar="VERSION|MODEL[/VERSION]",
-    help="A version of MODEL, or another model of the gateway, as a route to another server.",
+    help="A version of MODEL, or another model of the gateway, such as a route to another server.",
 )
 @click.option(
     "--baseline",
@@ -112,7 +112,7 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="For the his
     default=0.0,
     metavar="SHARE",
     help="Begin with a stage that copies this share of the requests to the candidate, and "
-    "compares the answers.  [default: no such stage]",
+    "compares the answers.  [default: no shadow stage]",
 )
 @click.option(
     "--steps",
@@ -126,15 +126,15 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="For the his
 @click.option(
     "--gate-report",
     type=click.Path(path_type=Path),
-    help="The JSON report of 'modelport gate': how often a retrained candidate may decide "
-    "otherwise.",
+    help="The JSON report of 'modelport gate', which has the share of decisions that a retrained "
+    "candidate may change.",
 )
-@click.option("--min-requests", type=click.IntRange(min=1), help="Least requests of each stage.")
-@click.option("--min-seconds", type=click.FloatRange(min=0), help="Least duration of each stage.")
+@click.option("--min-requests", type=click.IntRange(min=1), help="Minimum requests of a stage.")
+@click.option("--min-seconds", type=click.FloatRange(min=0), help="Minimum duration of a stage.")
 @click.option(
     "--max-seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Longest duration of each stage; then the rollout pauses.",
+    help="Maximum duration of a stage; then the rollout pauses.",
 )
 @click.option(
     "--sticky",
@@ -170,7 +170,7 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="For the his
 @_url
 @_json
 def start(model: str, url: str, wait: bool, as_json: bool, **options: Any) -> None:
-    """Start a rollout of a candidate in the place of the version of MODEL that serves.
+    """Start to replace the version of MODEL that serves by a candidate.
 
     With --wait, the exit code is 0 if the candidate is promoted, 1 if it is rolled back, and 3 if
     the rollout pauses undecided.
@@ -346,10 +346,14 @@ def _command(name: str, help: str, said: str) -> None:
         click.echo(json.dumps(state, indent=2) if as_json else f"{model}: {said}")
 
 
-_command("pause", "Keep the share of the stage, and decide nothing but a rollback.", "paused")
-_command("resume", "Go on after a pause.", "running")
-_command("promote", "Go on with the next stage; after the last, with the candidate.", "goes on")
-_command("rollback", "Send everything to the baseline at once.", "rolled back")
+_command("pause", "Keep the present share, and decide nothing except a rollback.", "paused")
+_command("resume", "Continue after a pause.", "running")
+_command(
+    "promote",
+    "Begin the next stage; after the last one, make the candidate the default.",
+    "goes on",
+)
+_command("rollback", "Send all requests to the baseline at once.", "rolled back")
 
 
 def _checked(model: str) -> str:

@@ -59,7 +59,7 @@ class Serve(click.Command):
     "routes_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Models on other servers, and how to reach these: TOML or YAML.",
+    help="File of models on other servers and their addresses: TOML or YAML.",
 )
 @click.option(
     "--model-control-mode",
@@ -165,7 +165,7 @@ class Serve(click.Command):
     "dialects",
     multiple=True,
     metavar="NAME",
-    help="A protocol of an installed package (modelport.dialects) to serve besides. Repeatable.",
+    help="A protocol of an installed package (modelport.dialects) to serve, too. Repeatable.",
 )
 @click.option(
     "--allow-sagemaker",
@@ -239,7 +239,7 @@ class Serve(click.Command):
     "--access",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Rules that say who may do what: access.toml, followed when it changes.",
+    help="File of rules that say who may do what (access.toml), read again when it changes.",
 )
 @click.option(
     "--audit-log",

@@ -132,7 +132,7 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     type=PositiveParam(),
     help="Price of a machine like this one; gives the cost of a million inferences.",
 )
-@click.option("--currency", default="USD", show_default=True, help="Of the price.")
+@click.option("--currency", default="USD", show_default=True, help="Currency of the price.")
 @click.option(
     "--repository",
     type=_FILE,
@@ -172,7 +172,7 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
 @click.pass_context
 def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any) -> None:
-    """Compare formats and backends on this machine, and show the winner of each concern.
+    """Compare formats and backends on this machine, and show the best one by each criterion.
 
     CHECKPOINT is exported to every missing format, proven, and served by every backend that
     this machine has. MODEL... are published models, NAME, NAME:VERSION or a folder, with one

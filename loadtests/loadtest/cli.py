@@ -135,7 +135,7 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Of the generator.",
+    help="Processes of the load generator.",
 )
 @click.option("--json", "json_file", type=WRITTEN, help="Write the results as JSON.")
 @click.option("--html", "html_file", type=WRITTEN, help="Write a report with plots.")

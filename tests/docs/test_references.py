@@ -138,3 +138,11 @@ def test_every_file_and_folder_of_the_architecture_exists() -> None:
             assert any(place.exists() for place in places), f"{word} of {line!r} does not exist"
             count += 1
     assert count > 60
+
+
+def test_every_file_and_folder_that_the_table_of_changes_names_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("| to change | open |")[2].partition("\n\n")[0]
+    names = re.findall(r"`([\w/*]+(?:\.py|/))`", table)
+    assert [name for name in names if not list(ROOT.glob(name))] == []
+    assert len(names) > 15

@@ -118,7 +118,7 @@ def test_wrong_arguments_are_refused_and_leave_nothing(files: Path, tmp_path: Pa
     target = tmp_path / "b.pt"
     keras_file = files / "a.keras"
     assert "leave --check" in failed(run(keras_file, target, "--check"), 2)
-    assert "has no Keras twin" in failed(run(keras_file, target, model="unet"), 4)
+    assert "has no Keras port" in failed(run(keras_file, target, model="unet"), 4)
     assert "not registered" in failed(run(keras_file, target, model="nope"), 2)
     assert "not a ViT's" in failed(run(keras_file, target, model="vit"), 2)
     kwargs = ("--model-kwargs", '{"num_layers": 2}')

@@ -171,7 +171,7 @@ class Archive:
 def native_code_refused(file: str) -> Unsupported:
     """The error for a compiled archive that is not trusted."""
     return Unsupported(
-        f"'{file}' is native code, which does as it likes when it is loaded; sign the version and "
+        f"'{file}' is native code, which can do anything when it is loaded; sign the version and "
         "give --require-signature, or give --allow-native-code (modelport verify: --public-key, or "
         "--trust)"
     )
