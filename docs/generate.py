@@ -52,17 +52,20 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages and the adopted documents."""
-    pages = {
+    pages = made_pages() | {page: adopted(source) for source, page in ADOPTED.items()}
+    for page, text in pages.items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def made_pages() -> dict[str, str]:
+    """The pages made from the code."""
+    return {
         "reference/cli.md": cli_page(),
         "reference/http.md": http_page(openapi()),
         "reference/configuration.md": configuration_page(),
         "reference/errors.md": errors_page(),
     }
-    for source, page in ADOPTED.items():
-        pages[page] = adopted(source)
-    for page, text in pages.items():
-        files.append(File.generated(config, page, content=text))
-    return files
 
 
 def adopted(source: str) -> str:

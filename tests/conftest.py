@@ -82,6 +82,13 @@ _run = trial_load.run
 pytest.MonkeyPatch().setattr(trial_load, "run", lambda *_, **__: None)
 
 
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all processes that run tests at the same time."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Trial loads take place, as outside of tests; the result is the folder of what passed."""

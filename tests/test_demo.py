@@ -31,7 +31,7 @@ SHORT_DEMO = """
 from functools import partial
 from modelport.cli import main
 from modelport.exporters.demo_models import train
-train.train_fraud = partial(train.train_fraud, sequences=5000, epochs=3)
+train.train_fraud = partial(train.train_fraud, sequences=2500, epochs=4)
 train.train_vit = partial(train.train_vit, epochs=11)
 main()
 """
@@ -58,7 +58,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_the_demo_trains_both_models_far_beyond_chance(demo: tuple[Path, str]) -> None:
-    """They reach 0.87 and 0.88 here; another processor's rounding leads to other weights."""
+    """They reach 0.84 and 0.86 here; another processor's rounding leads to other weights."""
     auc = re.search(r"AUC ([\d.]+)", demo[1])
     accuracy = re.search(r"accuracy ([\d.]+)", demo[1])
     assert auc is not None

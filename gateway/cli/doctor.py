@@ -31,7 +31,7 @@ from modelport.gateway.extensions.backend_descriptors import BACKENDS, Library
 from modelport.gateway.repository.routes_file import ModelRoute, Program, Routes
 
 #: A program or a library that takes longer to respond is reported as broken.
-ASK_SECONDS = 20.0
+ASK_SECONDS = 60.0
 #: Device files of GPUs for CUDA.
 GPU_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 MAX_SAID = 200

@@ -78,23 +78,21 @@ class LoadDuringSwaps:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        pace, begun = 2 / self.per_second, time.monotonic()
+        pace, begun, ending = 2 / self.per_second, time.monotonic(), asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._repeat(each, pace)) for each in (self._http, self._grpc)
-            ]
+            for each in (self._http, self._grpc):
+                group.create_task(self._repeat(each, pace, ending))
             try:
                 yield
             finally:
                 self.seconds += time.monotonic() - begun
-                for task in tasks:
-                    task.cancel()
+                ending.set()
 
-    async def _repeat(self, client: Any, pace: float) -> None:
+    async def _repeat(self, client: Any, pace: float, ending: asyncio.Event) -> None:
         """Send requests at their times, whether or not the ones before are answered."""
         async with client() as send, asyncio.TaskGroup() as group:
             due, number = time.monotonic(), 0
-            while True:
+            while not ending.is_set():
                 number += 1
                 group.create_task(self._count(send, number))
                 due += pace
@@ -173,6 +171,8 @@ async def served_serial(port: int, context: ssl.SSLContext) -> int:
     _, writer = await asyncio.open_connection("localhost", port, ssl=context)
     der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
     return x509.load_der_x509_certificate(der).serial_number
 
 

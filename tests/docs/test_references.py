@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,18 +107,16 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
 
 
-def test_the_site_builds_strictly(tmp_path: Path) -> None:
-    mkdocs = Path(sys.executable).with_name("mkdocs")
-    command = [mkdocs, "build", "--strict", "--quiet", "--site-dir", tmp_path]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    pages_built = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.html")}
-    for page in ("cli", "http", "configuration", "errors"):
-        assert f"reference/{page}.html" in pages_built
-    assert "modelport-serve" in (tmp_path / "reference" / "cli.html").read_text()
+def test_the_pages_made_from_the_code_have_its_names() -> None:
+    """`make docs`, which CI runs, builds the site with them; it fails on a broken link."""
+    made = generate.made_pages()
+    for page, text in (
+        ("cli", "\n## modelport serve\n"),
+        ("http", "`POST /v2/models/{model}/infer`"),
+        ("configuration", "MODELPORT_SERVE_HTTP_PORT"),
+        ("errors", "a rollout of"),
+    ):
+        assert text in made[f"reference/{page}.md"], page
 
 
 def test_every_file_and_folder_of_the_architecture_exists() -> None:

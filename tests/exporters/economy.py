@@ -6,8 +6,8 @@ import contextlib
 import fcntl
 import gc
 import hashlib
-import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,22 +25,20 @@ OURS = ("modelport.", "torch.")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_conversion_a_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _one_conversion_a_model(shared_folder: Path) -> Iterator[None]:
     """Convert each of our own models to ONNX once: most tests are about what comes after.
 
     Processes that run tests at the same time share what they convert.
     """
-    convert, folder = torch.onnx.export, tmp_path_factory.getbasetemp()
+    convert = torch.onnx.export
     if convert.__module__ == __name__:  # the fixture of another folder of tests
         yield
         return
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
 
     def export(module: nn.Module, inputs: Any, **options: Any) -> Any:
         if any(not type(m).__module__.startswith(OURS) for m in module.modules()):
             return convert(module, inputs, **options)
-        path = folder / f"{_identity(module, inputs, options)}.onnx"
+        path = shared_folder / f"{_identity(module, inputs, options)}.onnx"
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():

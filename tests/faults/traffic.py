@@ -37,7 +37,7 @@ from tests.server import Gateway
 
 STOP_SECONDS = 60.0
 #: Between two requests of a client that goes on: what the traffic waits for needs a processor, too.
-PAUSE_SECONDS = 0.004
+PAUSE_SECONDS = 0.01
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated:Deprec
 
 
 @pytest.fixture(scope="module", params=runtimes.QUICK)
-def published(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with version 1 of a small model, and a manifest."""
-    root = tmp_path_factory.mktemp(request.param)
-    runtimes.publish(root, "fraud", runtimes.source("fraud"), request.param)
-    return root
+def published(request: pytest.FixtureRequest, shared_folder: Path) -> Path:
+    """Version 1 of a small model, with a manifest."""
+    return runtimes.published(shared_folder, "fraud", request.param)
 
 
 def largest(version: Path) -> Path:
@@ -60,17 +58,18 @@ async def test_a_damaged_version_2_leaves_version_1_ready_and_the_index_says_why
     published: Path, damage: Callable[[Path], None], tmp_path: Path
 ) -> None:
     root = tmp_path / "repository"
-    shutil.copytree(published, root)
+    name = published.name
+    shutil.copytree(published, root / name)
     manager = ModelManager(Settings((root,), ModelControlMode.POLL))
     await manager.start()
     assert manager.ready
-    second = root / "fraud" / "2"
-    shutil.copytree(root / "fraud" / "1", second)
+    second = root / name / "2"
+    shutil.copytree(root / name / "1", second)
     damage(second)
     (second / manifest.FILENAME).unlink(missing_ok=True)  # it would be found out by its hash
     for _ in range(2):  # a folder without a manifest is looked at twice
         await manager.refresh()
-    one, two = manager.states("fraud")
+    one, two = manager.states(name)
     assert one == (1, VersionState.READY, "")
     number, state, reason = two
     assert (number, state) == (2, VersionState.UNAVAILABLE)
@@ -78,8 +77,8 @@ async def test_a_damaged_version_2_leaves_version_1_ready_and_the_index_says_why
     assert str(tmp_path) not in reason
     assert manager.ready
     case = runtimes.cases(runtimes.source("fraud"))[0]
-    served = manager.get("fraud")
-    request = InferRequest("fraud", runtimes.tensors(case.inputs, served.signature))
+    served = manager.get(name)
+    request = InferRequest(name, runtimes.tensors(case.inputs, served.signature))
     response = await served.backend(request, NO_DEADLINE)
     assert len(response.outputs) == len(case.outputs)
     await manager.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,19 @@ def publish(repository: Path, name: str, model: Source, format_name: str) -> Pat
     (folder.parent / config.FILENAME).write_text(config.to_text(wanted))
     manifest.write(folder)
     return folder
+
+
+def published(shared_folder: Path, name: str, format_name: str) -> Path:
+    """The folder of a model of ``MODELS``, written once for all processes that run tests."""
+    root, model = shared_folder / "published", f"{name}_{format_name}"
+    root.mkdir(exist_ok=True)
+    if format_name == "openvino":
+        published(shared_folder, name, "onnx")
+    with (root / f"{model}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / model).exists():
+            publish(root, model, source(name), format_name)
+    return root / model
 
 
 def cases(model: Source) -> list[Case]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -44,12 +45,13 @@ def cases(sources: dict[str, Source]) -> dict[str, list[Case]]:
 
 
 @pytest.fixture(scope="module")
-def repository(sources: dict[str, Source], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``fraud`` and ``vit`` in every format that is quick to write."""
     root = tmp_path_factory.mktemp("repository")
-    for name, source in sources.items():
+    for name in runtimes.MODELS:
         for format_name in QUICK:
-            runtimes.publish(root, f"{name}_{format_name}", source, format_name)
+            model = runtimes.published(shared_folder, name, format_name)
+            shutil.copytree(model, root / model.name)
     return root
 
 
