@@ -55,7 +55,7 @@ async def test_a_call_is_one_grpc_message_each_way_with_its_deadline() -> None:
     headers = dict(hpack.Decoder().decode(next(f[3] for f in seen if f[0] == HEADERS)))
     assert headers[":path"] == "/a.B/C"
     assert headers["te"] == "trailers"
-    assert 4_000_000 < int(headers["grpc-timeout"].removesuffix("u")) <= 5_000_000
+    assert 50_000_000 < int(headers["grpc-timeout"].removesuffix("u")) <= 60_000_000
     assert b"".join(f[3] for f in seen if f[0] == DATA) == prefixed(MESSAGE) * 3
 
 
