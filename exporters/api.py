@@ -66,6 +66,11 @@ def export(
     dtype: str = "fp32",
     quantize: str | None = None,
     opset: int | None = None,
+    optimize: str | None = None,
+    calibrate: Sequence[Path | str] = (),
+    calibration_method: str | None = None,
+    per_channel: bool | None = None,
+    block_size: int | None = None,
     samples: int | None = None,
     seed: int = 0,
     atol: float | None = None,
@@ -107,8 +112,14 @@ def export(
         name_template: of ``{name}``, ``{format}`` and ``{precision}``, for several formats.
         version: a positive number, or ``auto`` for the next free one.
         dtype: precision inside the artifact: ``fp32``, ``fp16`` or ``bf16``.
-        quantize: ``int8`` quantises the weights.
+        quantize: ``int8`` quantises weights and activations, ``int8-weight-only`` and ``int4``
+            weights alone, in blocks.
         opset: ONNX's operator set; None takes the default.
+        optimize: ``O1``, ``O2`` or ``O3`` optimises the ONNX graph.
+        calibrate: files of inputs; ``int8`` is then static.
+        calibration_method: ``minmax``, ``entropy`` or ``percentile``; None takes the first.
+        per_channel: a scale for each channel of int8 weights; None: yes.
+        block_size: weights that share a scale, of ``int8-weight-only`` and ``int4``; None: 32.
         samples: random inputs to compare on; None decides by the model's size.
         seed: of the random inputs.
         atol: absolute tolerance; None takes the model's.
@@ -141,6 +152,7 @@ def export(
     with _importing():
         from modelport.exporters import export_pipeline
         from modelport.exporters.formats import ExportTarget
+        from modelport.exporters.optimization.options import OptimizationOptions
         from modelport.exporters.proof.proof import Checks
         from modelport.exporters.publishing import contract
         from modelport.exporters.sources import SourceRequest
@@ -179,6 +191,13 @@ def export(
         sign_key=_path(sign_key),
         output=_path(output),
         artifact=_path(artifact),
+        optimization=OptimizationOptions(
+            optimize,
+            tuple(map(Path, calibrate)),
+            calibration_method,
+            per_channel,
+            block_size,
+        ),
     )
     return export_pipeline.export(request, progress or _silent)
 

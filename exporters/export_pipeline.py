@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import time
@@ -15,20 +14,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters import artifact_destination, formats, inspection
-from modelport.exporters.formats import ExportTarget, Format, ParitySession
-from modelport.exporters.formats.onnx_adopted import adopt
+from modelport.exporters import artifact_conversion, artifact_destination, formats
+from modelport.exporters.formats import ExportTarget, Format
 from modelport.exporters.loaded_model import Source
+from modelport.exporters.optimization.options import OptimizationOptions
 from modelport.exporters.proof import certificate, evaluation
-from modelport.exporters.proof.parity import ValuesDiffer
 from modelport.exporters.proof.parity_report import ParityReport
-from modelport.exporters.proof.proof import Checks, Progress, Proof, convert, prove
+from modelport.exporters.proof.proof import Checks, Progress, Proof
 from modelport.exporters.publishing import contract, publish
 from modelport.exporters.requests import sample_requests, triton_warmup
 from modelport.exporters.requests.random_inputs import counts_positions, sampler, unpadded_sampler
 from modelport.exporters.sources import SourceRequest, image_metadata, reader_selection
-from modelport.gateway.cli.errors import ParityError, UsageError, first_line
-from modelport.gateway.errors import AlreadyExists, ModelportError, Unsupported
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import AlreadyExists, Unsupported
 from modelport.gateway.repository import config, signed_config, signing, signing_keys
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.manifest import files_of
@@ -36,7 +34,7 @@ from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.types import Array
 
 DTYPES = ("fp32", "fp16", "bf16")
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int8", "int8-weight-only", "int4")
 DEFAULT_REPOSITORY = Path("model_repository")
 LABELS_FILE = "labels.txt"
 
@@ -56,6 +54,7 @@ class ExportRequest:
         sign_key: a private key to sign the certificates with.
         output: a file or folder to write to instead of publishing into ``repository``.
         artifact: an ONNX file to prove instead of converting the source.
+        optimization: how converted graphs are optimised and quantised.
     """
 
     source: SourceRequest
@@ -72,6 +71,7 @@ class ExportRequest:
     sign_key: Path | None = None
     output: Path | None = None
     artifact: Path | None = None
+    optimization: OptimizationOptions = field(default_factory=OptimizationOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,10 @@ def export(
     progress("loading", 0, 0)
     source = reader_selection.load(request.source)
     source = image_metadata.describe(source, request.image, request.labels)
+    target = request.optimization.applied(request.target, source)
     for row in rows:
-        formats.check_route(source, row, request.target)
+        formats.check_route(source, row, target)
+    request = replace(request, target=target)
     checks = request.checks
     if request.data is not None:
         checks = replace(checks, data=evaluation.read(request.data, source))
@@ -184,12 +186,11 @@ def _rows(request: ExportRequest) -> list[Format]:
     rows = [formats.find_format(name) for name in dict.fromkeys(names)]
     if target.opset is not None and all(row.name != "onnx" for row in rows):
         raise UsageError(f"--opset is ONNX's; --format {' '.join(request.formats)} has none")
+    request.optimization.check(rows, target.quantize)
     return rows
 
 
 def _artifact(request: ExportRequest, source: Source, row: Format, several: bool) -> _Artifact:
-    default_opset = row.routes[source.framework].default_opset
-    opset = default_opset and (request.target.opset or default_opset)
     name = request.name or source.spec.name
     name = artifact_destination.model_name(
         request.name_template, name, row, request.target, several
@@ -208,6 +209,7 @@ def _artifact(request: ExportRequest, source: Source, row: Format, several: bool
     folder, filename = request.repository, row.platform.default_filename
     if request.output is not None:
         folder, filename = artifact_destination.output_file(request.output, row, several)
+    opset = row.routes[source.framework].opset_for(request.target)
     return _Artifact(row, replace(request.target, opset=opset), wanted, folder, filename)
 
 
@@ -222,31 +224,19 @@ def _make(
     def told(stage: str, done: int, total: int) -> None:
         progress(f"{row.name}: {stage}", done, total)
 
-    told("converting", 0, 0)
     with _writing_to(artifact.folder):
-        if request.artifact is not None:
-            usage = adopt(request.artifact, path)
-        else:
-            usage = convert(source, row, target, path, checks)
-        gc.collect()  # a converter's graphs hold a copy of the weights
-        if target.quantize:
-            _check_quantized(path, row, target.quantize)
-        session = _opened(row, path)
-        try:
-            report, found = prove(source, session, target.precision, checks, told)
-        except ValuesDiffer as error:
-            told("looking for the operator", 0, 0)
-            raise _located(source, artifact, path, error) from error
+        artifact.proof = artifact_conversion.make(
+            source, row, target, path, checks, told, request.artifact
+        )
         if row.name == "savedmodel":
             from modelport.exporters.requests import tensorflow_serving_warmup
 
             tensorflow_serving_warmup.write(path, artifact.config.name, requests)
-        artifact.proof = Proof(report, found, usage)
         if request.output is None:
             for name, data in source.companions.items():
                 (artifact.staged / name).write_bytes(data)
         told("recording the checkpoint's answers", 0, 0)
-        samples = _record(request, source, artifact.staged, report)
+        samples = _record(request, source, artifact.staged, artifact.proof.report)
         content = certificate.certify(
             model=artifact.config.name,
             request=request.source,
@@ -264,15 +254,6 @@ def _make(
             _furnish(source, artifact, requests)
     gc.collect()
     artifact.seconds = time.perf_counter() - started
-
-
-def _located(source: Source, artifact: _Artifact, path: Path, error: ValuesDiffer) -> ParityError:
-    """``error`` with the operator at which the artifact parts from the model, if it is found."""
-    where = ""
-    if error.inputs:
-        with contextlib.suppress(Exception):  # the search is a courtesy
-            where = artifact.row.first_difference(source, path, artifact.target, error.inputs)
-    return ParityError(f"{error}; they part at {where}" if where else str(error))
 
 
 def _record(
@@ -297,29 +278,6 @@ def _record(
         count=report.samples,
         seed=report.seed,
     )
-
-
-def _opened(row: Format, path: Path) -> ParitySession:
-    """Open the artifact in the runtime that will serve it; that runtime may lack an operator."""
-    try:
-        return row.open_session(path, trusted=True)
-    except (ModelportError, OSError):
-        raise
-    except Exception as error:
-        raise Unsupported(
-            f"the runtime of {row.name} cannot run this model ({first_line(error)}); use another "
-            "--format or --dtype"
-        ) from error
-
-
-def _check_quantized(path: Path, row: Format, precision: str) -> None:
-    """Refuse an artifact in which the converter quantised nothing: converters skip small
-    tensors."""
-    if not inspection.inspect(path).quantized_share:
-        raise Unsupported(
-            f"{row.name} leaves every tensor of this model as it is, they are too small for "
-            f"{precision}; export it without --quantize"
-        )
 
 
 def _furnish(source: Source, artifact: _Artifact, requests: Sequence[Mapping[str, Array]]) -> None:

@@ -17,7 +17,12 @@ from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand
 
 #: Options of ``export`` that choose a conversion.
-_OF_CONVERSION = frozenset({"checkpoint", "formats", "opset", "name_template"})
+_OF_CONVERSION = frozenset(
+    {
+        *("checkpoint", "formats", "opset", "name_template", "optimize", "calibrate"),
+        *("calibration_method", "per_channel", "block_size"),
+    }
+)
 
 
 @click.command(cls=OneLineCommand)

@@ -21,6 +21,7 @@ from modelport.gateway.repository.storage.location import Repository
 
 if TYPE_CHECKING:
     from modelport.exporters.export_pipeline import ExportResult
+    from modelport.exporters.optimization.result import GraphOptimization
     from modelport.exporters.proof.evaluation import Evaluation
 
 FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|openvino|pt2|aoti|executorch|all"
@@ -134,8 +135,43 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option(
     "--quantize",
-    metavar="int8",
-    help="Quantise the weights (ONNX: dynamic, per channel; TFLite: dynamic range).",
+    metavar="int8|int8-weight-only|int4",
+    help="int8: weights and activations (ONNX: dynamic, or static with --calibrate; TFLite: "
+    "dynamic range). int8-weight-only, int4: weights alone, in blocks, for language models in "
+    "ONNX.",
+)
+@click.option(
+    "--calibrate",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE.npz|.jsonl",
+    help="Quantise activations of --quantize int8 statically, by their ranges on these inputs: an "
+    ".npz of rows by input name, requests as .json or .jsonl, or a file of 'modelport sample'. "
+    "Repeatable.",
+)
+@click.option(
+    "--calibration-method",
+    metavar="minmax|entropy|percentile",
+    help="The choice of ranges on --calibrate.  [default: minmax]",
+)
+@click.option(
+    "--per-channel/--no-per-channel",
+    default=None,
+    help="One scale for each output channel of int8 weights, or for each tensor.  [default: per "
+    "channel]",
+)
+@click.option(
+    "--block-size",
+    type=int,
+    metavar="16|32|64|128|256",
+    help="Weights that share a scale, for int4 and int8-weight-only.  [default: 32]",
+)
+@click.option(
+    "--optimize",
+    metavar="O1|O2|O3",
+    help="Optimise the ONNX graph as optimum-cli does. O1: constant folding and redundant nodes, "
+    "ONNX's own operators only. O2: fusions of ONNX Runtime and of transformers, too. O3: GELU is "
+    "approximated, too, held to the bounds of fp16.",
 )
 @click.option(
     "--opset",
@@ -172,13 +208,13 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     "--min-agreement",
     type=click.FloatRange(0, 1),
     help="Below fp32, the fraction of decisions that must agree.  [default: fp16 0.995, bf16 0.98, "
-    "int8 0.97]",
+    "int8 0.97, int8-weight-only 0.98, int4 0.9]",
 )
 @click.option(
     "--max-relative-error",
     type=click.FloatRange(0),
     help="Below fp32, the limit for a model without a decision.  [default: fp16 0.01, bf16 0.05, "
-    "int8 0.1]",
+    "int8 0.1, int8-weight-only 0.05, int4 0.2]",
 )
 @_image_flags
 @click.option(
@@ -265,6 +301,9 @@ def _document(result: ExportResult) -> dict[str, Any]:
         },
         "agreement": report.agreement,
         "evaluation": None if found is None else dataclasses.asdict(found),
+        "optimization": None
+        if result.proof.optimization is None
+        else dataclasses.asdict(result.proof.optimization),
         "seconds": round(result.seconds, 3),
         "peak_memory_bytes": usage.peak_memory_bytes,
     }
@@ -296,6 +335,8 @@ def _print(results: Sequence[ExportResult]) -> None:
             )
         if found is not None:
             rows["held out"] = _evaluated(found)
+        if result.proof.optimization is not None:
+            rows |= optimization_rows(result.proof.optimization)
         usage = result.proof.usage
         rows["seconds"] = (
             f"{result.seconds:.1f} (conversion {usage.seconds:.1f}, peak memory "
@@ -303,6 +344,22 @@ def _print(results: Sequence[ExportResult]) -> None:
         )
         for label, value in rows.items():
             click.echo(f"{label:<10} {value}")
+
+
+def optimization_rows(found: GraphOptimization) -> dict[str, str]:
+    """The rows that say how a graph was changed, and how much faster it is."""
+    rows = {
+        "optimised": f"{found.operators_before} operators before, {found.operators_after} now; "
+        f"{found.size_bytes_before / 1e6:.2f} MB before, {found.size_bytes_after / 1e6:.2f} MB now",
+    }
+    if found.fused:
+        rows["operators"] = ", ".join(f"{count} {name}" for name, count in found.fused.items())
+    for one in found.speedup:
+        shapes = ", ".join(f"{name} {list(shape)}" for name, shape in one.shapes.items())
+        rows[f"speed-up{' ' * len(rows)}"] = (
+            f"{one.ratio:.2f}x (middle half {one.low:.2f} to {one.high:.2f}) on {shapes}"
+        )
+    return rows
 
 
 def _evaluated(found: Evaluation) -> str:

@@ -5,6 +5,7 @@ This module imports neither torch nor a runtime, which keeps ``--help`` fast.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelport.exporters import api
+from modelport.exporters.cli.export import optimization_rows
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.repository.storage.location import Location, Repository
@@ -115,6 +117,7 @@ def _document(checked: Checked, proven: Proven | None) -> dict[str, Any]:
                 for name, output in report.outputs.items()
             },
             "agreement": {"certified": claim.agreement, "now": report.agreement},
+            "optimization": claim.optimization and dataclasses.asdict(claim.optimization),
         }
     return document
 
@@ -147,6 +150,8 @@ def _print(checked: Checked, proven: Proven | None, where: str) -> None:
             )
         for name, error in document["proof"]["max_abs_errors"].items():
             rows[f"error {name}"] = _beside(error, ".2e")
+        if proven.claim.optimization is not None:
+            rows |= optimization_rows(proven.claim.optimization)
         if report.agreement is not None:
             rows["agreement"] = _beside(document["proof"]["agreement"], ".2%")
     width = max(map(len, rows))

@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.gateway.cli.errors import missing_extra, suggestion
@@ -22,6 +22,10 @@ from modelport.gateway.errors import Unsupported
 from modelport.gateway.extensions import ExtensionError, ExtensionTable
 from modelport.gateway.extensions.backend_descriptors import Platform, platforms
 from modelport.gateway.types import Array
+
+if TYPE_CHECKING:
+    from modelport.exporters.optimization.calibration import CalibrationData
+    from modelport.exporters.optimization.result import GraphOptimization
 
 
 class ParitySession(Protocol):
@@ -44,17 +48,32 @@ class ExportTarget:
 
     Attributes:
         dtype: of weights and arithmetic: ``fp32``, ``fp16`` or ``bf16``.
-        quantize: ``int8`` weights, or None.
+        quantize: ``int8``, ``int8-weight-only`` or ``int4`` weights, or None.
         opset: ONNX's operator set; None for other formats.
+        optimize: the level of graph optimisation, ``O1`` to ``O3``, or None.
+        calibration: inputs for static quantisation; None quantises activations at run time.
+        calibration_method: the choice of ranges from them: ``minmax``, ``entropy``, ``percentile``.
+        per_channel: int8 weights have a scale for each channel.
+        block_size: number of weights that share a scale where weights alone are quantised.
     """
 
     dtype: str = "fp32"
     quantize: str | None = None
     opset: int | None = None
+    optimize: str | None = None
+    calibration: CalibrationData | None = None
+    calibration_method: str = "minmax"
+    per_channel: bool = True
+    block_size: int = 32
 
     @property
     def precision(self) -> str:
         return self.quantize or self.dtype
+
+    @property
+    def converted(self) -> ExportTarget:
+        """The target of the conversion, before the graph is optimised and quantised."""
+        return ExportTarget("fp32" if self.optimize else self.dtype, opset=self.opset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +84,20 @@ class ExportRoute:
         module: the module with ``export(source, path, target)``.
         precisions: the accepted values of ``--dtype`` and ``--quantize``.
         libraries: distributions whose versions the certificate records.
+        int4_opset: the first operator set with 4-bit tensors, if this route writes it.
     """
 
     module: str
     precisions: tuple[str, ...]
     libraries: tuple[str, ...]
     default_opset: int | None = None
+    int4_opset: int | None = None
+
+    def opset_for(self, target: ExportTarget) -> int | None:
+        """The operator set to write; None for formats without one."""
+        if self.default_opset is None or target.opset is not None:
+            return self.default_opset and target.opset
+        return (target.quantize == "int4" and self.int4_opset) or self.default_opset
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +108,14 @@ class Format:
         name: the word of ``--format``, and of the platform.
         opener: the module with ``open_session(path, trusted)``.
         routes: the module that writes it, by the framework of the model.
+        optimizer: the module with ``optimize(source, draft, path, target)``, if converted files are
+            optimised and quantised afterwards.
     """
 
     name: str
     opener: str
     routes: Mapping[Framework, ExportRoute]
+    optimizer: str = ""
 
     @property
     def platform(self) -> Platform:
@@ -104,6 +134,22 @@ class Format:
             Unsupported: the converter refuses, or is not installed.
         """
         _load(self.routes[source.framework].module).export(source, path, target)
+
+    def optimizes(self, target: ExportTarget) -> bool:
+        """Whether a converted file has to be optimised or quantised for ``target``."""
+        return bool(self.optimizer and (target.optimize or target.quantize))
+
+    def optimize(
+        self, source: Source, draft: Path, path: Path, target: ExportTarget
+    ) -> GraphOptimization:
+        """Write the converted file ``draft`` to ``path``, optimised and quantised.
+
+        Raises:
+            Unsupported: the library refuses the graph, or is not installed.
+            UsageError: the model does not run on the calibration data.
+        """
+        result: GraphOptimization = _load(self.optimizer).optimize(source, draft, path, target)
+        return result
 
     def first_difference(
         self, source: Source, path: Path, target: ExportTarget, inputs: Mapping[str, Array]
@@ -137,7 +183,8 @@ def _load(module: str) -> Any:
 _TORCH, _TF = Framework.PYTORCH, Framework.TENSORFLOW
 _TRACED = ("fp32", "fp16", "bf16")
 _KERAS = ("tensorflow", "keras")
-_ADOPTED = ("fp32", "fp16", "bf16", "int8")
+_QUANTIZED = ("int8", "int8-weight-only", "int4")
+_ADOPTED = (*_TRACED, *_QUANTIZED)
 _TREES = ("skl2onnx", "onnxmltools", "onnx", "onnxruntime")
 _LITE = (*_KERAS, "ai-edge-litert")
 
@@ -146,13 +193,15 @@ def _traced(module: str) -> dict[Framework, ExportRoute]:
     return {_TORCH: ExportRoute(module, _TRACED, ("torch",))}
 
 
-def _builtin(name: str, opener: str, routes: Mapping[Framework, ExportRoute]) -> Format:
+def _builtin(
+    name: str, opener: str, routes: Mapping[Framework, ExportRoute], optimizer: str = ""
+) -> Format:
     """A format whose modules lie in this package."""
     local = {
         framework: replace(route, module=f"{__name__}.{route.module}")
         for framework, route in routes.items()
     }
-    return Format(name, f"{__name__}.{opener}", local)
+    return Format(name, f"{__name__}.{opener}", local, optimizer)
 
 
 FORMATS: dict[str, Format] = {
@@ -164,13 +213,14 @@ FORMATS: dict[str, Format] = {
             {
                 _TORCH: ExportRoute(
                     "onnx",
-                    ("fp32", "fp16", "int8"),
+                    ("fp32", "fp16", *_QUANTIZED),
                     ("torch", "onnx", "onnxscript", "onnxruntime"),
                     default_opset=20,
+                    int4_opset=21,
                 ),
                 _TF: ExportRoute(
                     "tensorflow_onnx",
-                    ("fp32", "int8"),
+                    ("fp32", *_QUANTIZED),
                     (*_KERAS, "tf2onnx", "onnx", "onnxruntime"),
                     default_opset=18,
                 ),
@@ -186,6 +236,7 @@ FORMATS: dict[str, Format] = {
                     )
                 },
             },
+            optimizer="modelport.exporters.optimization.onnx_graph",
         ),
         _builtin("torchscript", "torchscript", _traced("torchscript")),
         _builtin(

@@ -14,7 +14,7 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import nn
 from torch.onnx import ONNXProgram
 
-from modelport.exporters.formats import ExportTarget, onnx_difference, onnx_quantization, tracing
+from modelport.exporters.formats import ExportTarget, onnx_difference, tracing
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.torch_eager import inference_mode
@@ -61,8 +61,6 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         raise
     except Exception as error:
         raise converter_refused(error, "torch.onnx") from error
-    if target.quantize:
-        onnx_quantization.to_int8(path, size > EXTERNAL_DATA_BYTES)
 
 
 def _size_of(module: nn.Module) -> int:

@@ -68,6 +68,7 @@ def certify(
         },
         "parity": _parity(proof.report),
         "evaluation": None if proof.evaluation is None else asdict(proof.evaluation),
+        "optimization": None if proof.optimization is None else asdict(proof.optimization),
         "samples": samples,
         "resources": {
             "export_seconds": round(proof.usage.seconds, 3),
@@ -108,12 +109,32 @@ def provenance(
             "opset": target.opset,
             "dtype": target.dtype,
             "quantize": target.quantize,
+            "optimize": target.optimize,
+            "quantization": _quantization(target),
         },
         "versions": {
             "modelport": __version__,
             "python": platform.python_version(),
             **{name: _version(name) for name in ("numpy", *libraries)},
         },
+    }
+
+
+def _quantization(target: ExportTarget) -> dict[str, Any] | None:
+    """The scheme of quantisation in ONNX; other formats have only one."""
+    if target.quantize is None or target.opset is None:
+        return None
+    if target.quantize != "int8":
+        return {"scheme": "weight-only", "block_size": target.block_size}
+    data = target.calibration
+    if data is None:
+        return {"scheme": "dynamic", "per_channel": target.per_channel}
+    return {
+        "scheme": "static",
+        "per_channel": target.per_channel,
+        "calibration_method": target.calibration_method,
+        "calibration": [_origin(origin) for origin in data.origins],
+        "calibration_rows": data.rows,
     }
 
 

@@ -19,13 +19,11 @@ from modelport.exporters.model_spec import Decision
 from modelport.exporters.proof import decisions
 from modelport.exporters.proof.parity import Progress
 from modelport.exporters.proof.tolerance import Bounds
-from modelport.exporters.requests import attention_masks
-from modelport.exporters.requests.random_inputs import model_dims
+from modelport.exporters.requests import attention_masks, input_files
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
 from modelport.gateway.errors import ModelportError
-from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.repository.manifest import sha256_of
-from modelport.gateway.types import NUMPY_DTYPES, Array, TensorSpec
+from modelport.gateway.types import Array
 
 LABELS = "labels"
 #: Rows per batch, unless the model's largest batch is smaller.
@@ -72,26 +70,10 @@ def read(path: Path, source: Source) -> HeldOut:
     Raises:
         UsageError: it cannot be read, or an input is missing or has the wrong shape or datatype.
     """
-    try:
-        if not zip_guard.is_zip(path):
-            raise ValueError("it is not a zip archive")
-        zip_guard.check(path)
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except Exception as error:  # a damaged file can raise almost anything
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise UsageError(
-            f"--data '{path}' is not a readable .npz file: {reason}; write one with numpy.savez"
-        ) from error
+    arrays = input_files.read_arrays(path, "--data")
     if not source.signature.max_batch_size:
         raise UsageError(f"--data needs a model that batches; '{source.spec.name}' does not")
-    inputs = {}
-    for spec in source.signature.inputs:
-        if spec.name not in arrays:
-            raise UsageError(
-                f"--data '{path}' has no input '{spec.name}'; it has {', '.join(arrays) or 'none'}"
-            )
-        inputs[spec.name] = _fit(spec, arrays[spec.name], path)
+    inputs = input_files.choose(arrays, source.signature, f"--data '{path}'")
     lengths = {name: len(array) for name, array in inputs.items()}
     labels = arrays.get(LABELS)
     if labels is not None:
@@ -111,21 +93,6 @@ def _check_labels(labels: Array, decision: Decision | None, path: Path) -> None:
         )
     if decision and decision.threshold is not None and len(np.unique(labels)) != 2:
         raise UsageError(f"{where} must hold two classes, as the model decides between two")
-
-
-def _fit(spec: TensorSpec, array: Array, path: Path) -> Array:
-    where = f"--data '{path}': '{spec.name}'"
-    if array.dtype != NUMPY_DTYPES[spec.datatype]:
-        raise UsageError(f"{where} is {array.dtype}, the signature says {spec.datatype}")
-    dims = [d if isinstance(d, int) else -1 for d in model_dims(spec)]
-    if spec.reshape is not None and array.shape[1:] == spec.wire_dims:
-        array = array.reshape(len(array), *dims)
-    fits = array.ndim == len(dims) + 1 and all(
-        d in (-1, n) for d, n in zip(dims, array.shape[1:], strict=True)
-    )
-    if not fits:
-        raise UsageError(f"{where} is {list(array.shape)}, the signature says [N, *{dims}]")
-    return array
 
 
 def evaluate(

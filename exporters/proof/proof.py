@@ -8,11 +8,12 @@ from pathlib import Path
 
 from modelport.exporters.formats import ExportTarget, Format, ParitySession
 from modelport.exporters.loaded_model import Source
+from modelport.exporters.optimization.result import GraphOptimization
 from modelport.exporters.proof import evaluation, parity
 from modelport.exporters.proof.evaluation import Evaluation, HeldOut
 from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.proof.resource_usage import Usage, measured
-from modelport.exporters.proof.tolerance import BOUNDS, Bounds
+from modelport.exporters.proof.tolerance import APPROXIMATE, BOUNDS, Bounds
 from modelport.gateway.errors import Unsupported
 
 #: Called with the stage's name, the amount done and the total; 0 of 0 means unknown.
@@ -40,11 +41,13 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The results of a proof, and the resources that writing the artifact took."""
+    """The results of a proof, the resources that writing the artifact took, and how its graph was
+    optimised."""
 
     report: ParityReport
     evaluation: Evaluation | None
     usage: Usage
+    optimization: GraphOptimization | None = None
 
 
 def convert(source: Source, row: Format, target: ExportTarget, path: Path, checks: Checks) -> Usage:
@@ -95,6 +98,12 @@ def prove(
         progress=lambda done, total: progress("evaluating", done, total),
     )
     return report, found
+
+
+def held_to(target: ExportTarget, optimization: GraphOptimization | None) -> str:
+    """The key of ``BOUNDS`` for an artifact; none where it must keep every value."""
+    approximate = optimization is not None and optimization.approximate
+    return APPROXIMATE if approximate and target.precision == "fp32" else target.precision
 
 
 def _bounds(precision: str, checks: Checks) -> Bounds | None:

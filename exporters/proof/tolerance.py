@@ -61,11 +61,16 @@ class Bounds:
     relative_error: float
 
 
+#: The key for a graph in fp32 that approximates a function.
+APPROXIMATE = "approximate"
 #: The defaults by precision. fp32 has a ``Tolerance`` instead.
 BOUNDS: Mapping[str, Bounds] = {
     "fp16": Bounds(agreement=0.995, relative_error=0.01),
     "bf16": Bounds(agreement=0.98, relative_error=0.05),
+    APPROXIMATE: Bounds(agreement=0.995, relative_error=0.01),
     "int8": Bounds(agreement=0.97, relative_error=0.1),
+    "int8-weight-only": Bounds(agreement=0.98, relative_error=0.05),
+    "int4": Bounds(agreement=0.9, relative_error=0.2),
 }
 
 

@@ -17,6 +17,8 @@ from modelport.exporters import formats
 from modelport.exporters.formats import ExportTarget, Format, ParitySession
 from modelport.exporters.loaded_model import Origin, Source
 from modelport.exporters.models import registered
+from modelport.exporters.optimization import result
+from modelport.exporters.optimization.result import GraphOptimization
 from modelport.exporters.proof import evaluation, proof
 from modelport.exporters.proof.evaluation import Evaluation
 from modelport.exporters.proof.parity_report import ParityReport
@@ -77,6 +79,12 @@ class Claim:
     max_abs_errors: Mapping[str, float]
     agreement: float | None
     evaluation: Evaluation | None
+    optimization: GraphOptimization | None = None
+
+    @property
+    def held_to(self) -> str:
+        """The key of the bounds that the artifact was held to, or ``fp32``."""
+        return proof.held_to(self.target, self.optimization)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +183,7 @@ def prove(
     with _as_verified(version) as folder:
         session = _open(claim, folder, where, version.trusted or given.trust)
         try:
-            report, found = proof.prove(source, session, claim.target.precision, checks, progress)
+            report, found = proof.prove(source, session, claim.held_to, checks, progress)
         except ParityError as error:
             raise ParityError(f"{where} is not what was proven: {error}") from error
     return Proven(claim, report, found)
@@ -195,6 +203,7 @@ def _claim(document: Mapping[str, Any]) -> Claim:
         model, artifact, proven = document["model"], document["artifact"], document["parity"]
         outputs, decision = proven["outputs"], proven["decision"]
         found = document["evaluation"] and Evaluation(**document["evaluation"])
+        optimized = document.get("optimization")
         source = SourceRequest(
             checkpoint=Path(document["checkpoint"]["file"]),
             model=model["factory"],
@@ -217,7 +226,12 @@ def _claim(document: Mapping[str, Any]) -> Claim:
             raise ValueError(source.max_batch_size)
         return Claim(
             format=formats.find_format(artifact["format"]),
-            target=ExportTarget(artifact["dtype"], artifact["quantize"], artifact["opset"]),
+            target=ExportTarget(
+                artifact["dtype"],
+                artifact["quantize"],
+                artifact["opset"],
+                optimize=artifact.get("optimize"),
+            ),
             source=source,
             origins=tuple(
                 Origin(_filename(origin["file"]), str(origin["sha256"]))
@@ -227,6 +241,7 @@ def _claim(document: Mapping[str, Any]) -> Claim:
             max_abs_errors={name: float(outputs[name]["max_abs_error"]) for name in outputs},
             agreement=decision and decision["agreement"],
             evaluation=found,
+            optimization=None if optimized is None else result.from_certificate(optimized),
         )
 
 
@@ -339,7 +354,7 @@ def _held_out(claim: Claim, given: VerificationInputs, source: Source) -> evalua
                 "--data", given.data, Origin(claim.evaluation.file, claim.evaluation.sha256)
             )
         return data
-    if claim.evaluation is not None and claim.target.precision in BOUNDS:
+    if claim.evaluation is not None and claim.held_to in BOUNDS:
         raise UsageError(f"the version was held to '{claim.evaluation.file}'; give it with --data")
     return None
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.onnx import ONNXProgram
 
-from modelport.exporters import export_pipeline
+from modelport.exporters import artifact_conversion, export_pipeline
 from modelport.exporters.formats import tflite
 
 #: Whose layers are identified by their settings and weights.
@@ -77,6 +77,6 @@ def _each_collection_looks_at_what_is_new() -> Iterator[None]:
         gc.freeze()
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (export_pipeline, tflite):
+        for module in (artifact_conversion, export_pipeline, tflite):
             patch.setattr(module, "gc", SimpleNamespace(collect=collect))
         yield

@@ -14,9 +14,9 @@ import torch
 from click.testing import Result
 from torch import nn
 
-from modelport.exporters.formats import onnx_quantization
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.model_spec import Decision, ModelSpec
+from modelport.exporters.optimization import dynamic_quantization
 from modelport.exporters.proof import evaluation
 from modelport.exporters.proof.evaluation import HeldOut
 from modelport.exporters.proof.tolerance import Bounds
@@ -40,12 +40,12 @@ def failed(result: Result, code: int) -> str:
     return lines[0]
 
 
-def spoiling(change: Callable[[Any], Any]) -> Callable[[Path, bool], None]:
+def spoiling(change: Callable[[Any], Any]) -> Callable[[Path, Path, bool, bool], None]:
     """A quantisation that changes every int8 matrix as well."""
-    honest = onnx_quantization.to_int8
+    honest = dynamic_quantization.to_int8
 
-    def quantized(path: Path, external_data: bool) -> None:
-        honest(path, external_data)
+    def quantized(draft: Path, path: Path, per_channel: bool, external_data: bool) -> None:
+        honest(draft, path, per_channel, external_data)
         model = onnx.load(path)
         for tensor in model.graph.initializer:
             if tensor.data_type == onnx.TensorProto.INT8 and len(tensor.dims) == 2:
@@ -158,7 +158,7 @@ def test_int8_products_never_saturate_on_a_processor_without_vnni(
 def test_too_many_changed_decisions_exit_3_and_leave_the_repository_as_it_was(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx_quantization, "to_int8", spoiling(lambda array: -array))
+    monkeypatch.setattr(dynamic_quantization, "to_int8", spoiling(lambda array: -array))
     said = failed(invoke(fraud_checkpoint, "--quantize", "int8"), 3)
     assert "decisions agree on" in said
     assert "below 97.00%" in said
@@ -169,7 +169,7 @@ def test_a_metric_that_falls_exits_3(
     invoke: Invoke, fraud_checkpoint: Path, held_out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        onnx_quantization, "to_int8", spoiling(np.random.default_rng(0).permutation)
+        dynamic_quantization, "to_int8", spoiling(np.random.default_rng(0).permutation)
     )
     arguments = ("--quantize", "int8", "--data", str(held_out), "--min-agreement", "0")
     said = failed(invoke(fraud_checkpoint, *arguments), 3)
@@ -196,7 +196,11 @@ def test_a_model_without_a_decision_is_held_to_a_relative_error(
     [
         (("--dtype", "bf16"), 4, "has no route to onnx in bf16; use --format torchscript or"),
         (("--format", "torchscript", "--quantize", "int8"), 4, "use --format onnx or tflite"),
-        (("--quantize", "int4"), 4, "--quantize 'int4' is not supported; use int8"),
+        (
+            ("--quantize", "int2"),
+            4,
+            "'int2' is not supported; use int8 or int8-weight-only or int4",
+        ),
         (("--quantize", "int8", "--dtype", "fp16"), 2, "exclude each other"),
         (("--format", "torchscript", "--opset", "20"), 2, "--opset is ONNX's"),
         (("--max-drop", "nan"), 2, "--max-drop must be a finite number"),

@@ -19,11 +19,12 @@ import torch
 from onnxruntime.quantization import quantize_dynamic
 from torch import Tensor, nn
 
-from modelport.exporters.formats import ExportTarget, find_format, onnx_quantization
+from modelport.exporters.formats import ExportTarget, find_format
 from modelport.exporters.formats import onnx as onnx_format
 from modelport.exporters.keras_ports import find_twin
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
+from modelport.exporters.optimization import dynamic_quantization
 from modelport.exporters.proof import parity
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
@@ -278,8 +279,9 @@ def test_9_dynamic_quantisation_ignores_contradicting_shapes_that_the_exporter_l
     onnx.save(model, path)
     with quiet(), pytest.raises(Exception, match=r"[Ii]nfer"):
         quantize_dynamic(path, tmp_path / "naive.onnx", per_channel=True)
-    onnx_quantization.to_int8(path, external_data=False)
-    assert "MatMulInteger" in {node.op_type for node in onnx.load(path).graph.node}
+    quantized = tmp_path / "quantized.onnx"
+    dynamic_quantization.to_int8(path, quantized, per_channel=True, external_data=False)
+    assert "MatMulInteger" in {node.op_type for node in onnx.load(quantized).graph.node}
 
 
 def test_10_large_weights_lie_beside_the_model_and_must_travel_with_it(

@@ -1,0 +1,128 @@
+"""Conversion of a model to one artifact, optimised if that is asked for, and its proof."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from modelport.exporters import inspection
+from modelport.exporters.formats import ExportTarget, Format, ParitySession
+from modelport.exporters.formats.onnx_adopted import adopt
+from modelport.exporters.loaded_model import Source
+from modelport.exporters.optimization import speedup
+from modelport.exporters.optimization.result import GraphOptimization
+from modelport.exporters.proof.parity import ValuesDiffer
+from modelport.exporters.proof.proof import Checks, Proof, convert, held_to, prove
+from modelport.exporters.proof.resource_usage import Usage, measured
+from modelport.gateway.cli.errors import ParityError, first_line
+from modelport.gateway.errors import ModelportError, Unsupported
+
+#: Called with the stage's name, the amount done and the total; 0 of 0 means unknown.
+Progress = Callable[[str, int, int], None]
+
+
+def make(
+    source: Source,
+    row: Format,
+    target: ExportTarget,
+    path: Path,
+    checks: Checks,
+    progress: Progress,
+    adopted: Path | None = None,
+) -> Proof:
+    """Write the artifact to ``path`` and prove it.
+
+    Args:
+        adopted: a file to copy instead of converting.
+
+    Raises:
+        Unsupported: there is no conversion, or the runtime cannot run its result.
+        ParityError: the artifact does not compute what the model computes.
+    """
+    progress("converting", 0, 0)
+    if adopted is not None:
+        return _proven(source, row, target, path, checks, progress, adopt(adopted, path))
+    if not row.optimizes(target):
+        usage = convert(source, row, target, path, checks)
+        return _proven(source, row, target, path, checks, progress, usage)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        draft = Path(folder) / path.name
+        converted = convert(source, row, target.converted, draft, checks)
+        gc.collect()
+        progress("optimising", 0, 0)
+        with measured() as usage:
+            optimization = row.optimize(source, draft, path, target)
+        usage.seconds += converted.seconds
+        usage.peak_memory_bytes = max(usage.peak_memory_bytes, converted.peak_memory_bytes)
+        proof = _proven(source, row, target, path, checks, progress, usage, optimization)
+        progress("measuring", 0, 0)
+        pair = row.open_session(draft, trusted=True), row.open_session(path, trusted=True)
+        faster = speedup.measure(source, *pair, checks.seed)
+        return replace(proof, optimization=replace(optimization, speedup=faster))
+
+
+def _proven(
+    source: Source,
+    row: Format,
+    target: ExportTarget,
+    path: Path,
+    checks: Checks,
+    progress: Progress,
+    usage: Usage,
+    optimization: GraphOptimization | None = None,
+) -> Proof:
+    gc.collect()  # a converter's graphs hold a copy of the weights
+    if target.quantize:
+        _check_quantized(path, row, target.quantize)
+    session = _opened(row, path)
+    precision = held_to(target, optimization)
+    try:
+        report, found = prove(source, session, precision, checks, progress)
+    except ValuesDiffer as error:
+        progress("looking for the operator", 0, 0)
+        raise _located(source, row, target, path, error) from error
+    except ParityError as error:
+        raise ParityError(f"{error}{_remedy(target)}") from error
+    return Proof(report, found, usage, optimization)
+
+
+def _opened(row: Format, path: Path) -> ParitySession:
+    """Open the artifact in the runtime that will serve it; that runtime may lack an operator."""
+    try:
+        return row.open_session(path, trusted=True)
+    except (ModelportError, OSError):
+        raise
+    except Exception as error:
+        raise Unsupported(
+            f"the runtime of {row.name} cannot run this model ({first_line(error)}); use another "
+            "--format or --dtype"
+        ) from error
+
+
+def _check_quantized(path: Path, row: Format, precision: str) -> None:
+    """Refuse an artifact in which the converter quantised nothing: converters skip small
+    tensors."""
+    if not inspection.inspect(path).quantized_share:
+        raise Unsupported(
+            f"{row.name} leaves every tensor of this model as it is, they are too small for "
+            f"{precision}; export it without --quantize"
+        )
+
+
+def _located(
+    source: Source, row: Format, target: ExportTarget, path: Path, error: ValuesDiffer
+) -> ParityError:
+    """``error`` with the operator at which the artifact parts from the model, if it is found."""
+    where = ""
+    if error.inputs and not target.optimize:
+        with contextlib.suppress(Exception):  # the search is a courtesy
+            where = row.first_difference(source, path, target, error.inputs)
+    return ParityError(f"{error}; they part at {where}" if where else f"{error}{_remedy(target)}")
+
+
+def _remedy(target: ExportTarget) -> str:
+    return f"; try without --optimize {target.optimize}" if target.optimize else ""
