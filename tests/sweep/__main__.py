@@ -18,7 +18,7 @@ from pathlib import Path
 from tests import verb
 from tests.sweep import attempts, page, peers
 from tests.sweep.attempts import FORMATS, Verdict
-from tests.sweep.catalogue import catalogue
+from tests.sweep.catalogue import TENTH, catalogue
 
 MARKS = {
     Verdict.PUBLISHED: ".",
@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("patterns", nargs="*", default=["*"], metavar="PATTERN")
     parser.add_argument("--format", dest="formats", action="append", choices=FORMATS)
     parser.add_argument("--shard", default="1/1", metavar="I/N", help="the I-th of N parts")
-    parser.add_argument("--tenth", action="store_true", help="every tenth, to one format each")
+    parser.add_argument("--tenth", action="store_true", help="a tenth of them, to one format each")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--results", type=Path, default=Path("build/sweep.jsonl"))
     parser.add_argument("--again", action="store_true", help="run what has a result, too")
@@ -47,13 +47,11 @@ def main() -> int:
         parser.error(f"no architecture matches {' '.join(options.patterns)}")
     formats = tuple(options.formats or FORMATS)
     if options.tenth:
-        chosen = chosen[::10]
-        rotated = {n: (formats[i % len(formats)],) for i, n in enumerate(chosen)}
-    else:
-        rotated = dict.fromkeys(chosen, formats)
+        chosen = list(TENTH)
+    wanted = {n: (TENTH[n],) if options.tenth else formats for n in chosen}
     options.results.parent.mkdir(parents=True, exist_ok=True)
     done = {} if options.again else attempts.read(options.results)
-    left = {n: [f for f in rotated[n] if (n, f) not in done] for n in chosen[shard - 1 :: of]}
+    left = {n: [f for f in wanted[n] if (n, f) not in done] for n in chosen[shard - 1 :: of]}
     exports = [(every[n], formats) for n, formats in left.items() if formats]
     import_libraries()
     count = sum(len(formats) for _, formats in exports)
@@ -83,7 +81,8 @@ def import_libraries() -> None:
     import torch
     import transformers
 
-    import modelport.exporters.export_pipeline  # noqa: F401
+    import modelport.exporters.export_pipeline
+    import modelport.exporters.runtime.tensorflow_runtime  # noqa: F401
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
