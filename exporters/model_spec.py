@@ -84,6 +84,7 @@ class ModelSpec:
         sample: generates inputs for a batch size and axis sizes; None: from the signature's ranges
             and the masks.
         masks: inputs that say which positions hold data.
+        waveforms: inputs that are sound, whose values lie around 0 and vary.
         atol, rtol: an output is right if ``|error| <= atol + rtol * |reference|``.
         parameters: further entries for ``config.pbtxt``.
         twin: ``module:attribute`` of the ``exporters.keras_ports.Twin`` that computes the same in
@@ -101,6 +102,7 @@ class ModelSpec:
     parameters: Mapping[str, str] = field(default_factory=dict)
     twin: str | None = None
     masks: tuple[AttentionMask, ...] = ()
+    waveforms: tuple[str, ...] = ()
     recorded: int = 0
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
@@ -14,6 +15,7 @@ from torch.export._patches import (
     register_gru_while_loop_decomposition,
     register_lstm_while_loop_decomposition,
 )
+from torch.fx.experimental import _config as symbolic_sizes
 
 from modelport.exporters.formats import ExportTarget, tracing
 from modelport.exporters.formats.torch_archive import seal
@@ -100,18 +102,20 @@ def _with_found_sizes(
     """Export with sizes whose bounds PyTorch finds; None unless they hold all that are declared.
 
     Code that asks for a size, as masks of attention do, passes so more often than with declared
-    bounds.
+    bounds; and nothing then sets a size of 1, which broadcasts, apart from larger ones, so that the
+    shortest input may make an inner size 1.
     """
     auto = {name: dict.fromkeys(shape, torch.export.Dim.AUTO) for name, shape in declared.items()}
     try:
-        program = torch.export.export(
-            module,
-            (),
-            dict(examples),
-            dynamic_shapes=auto,
-            strict=False,
-            prefer_deferred_runtime_asserts_over_guards=True,
-        )
+        with symbolic_sizes.patch(backed_size_oblivious=True):
+            program = torch.export.export(
+                module,
+                (),
+                dict(examples),
+                dynamic_shapes=auto,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
     except Exception:
         return None
     inputs = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
@@ -120,7 +124,34 @@ def _with_found_sizes(
         for name, shape in declared.items()
         for dim, size in shape.items()
     )
-    return program if kept else None
+    if not kept:
+        return None
+    for pick in ("min", "max"):
+        ends = {
+            inputs[name].shape[dim].node.expr: getattr(size, pick)
+            for name, shape in declared.items()
+            for dim, size in shape.items()
+        }
+        _drop_refuted(program, ends)
+    return program
+
+
+def _drop_refuted(program: ExportedProgram, sizes: Mapping[Any, int]) -> None:
+    """Remove assertions that fail at ``sizes``, which the model accepts.
+
+    PyTorch asserts that an inner size of the example, such as one above 1, is so for all inputs.
+    The proof runs the program at these sizes, and decides if it is right there.
+    """
+    for graph in program.graph_module.modules():
+        if not isinstance(graph, fx.GraphModule):
+            continue
+        for node in graph.graph.find_nodes(
+            op="call_function", target=torch.ops.aten._assert_scalar.default
+        ):
+            claim = getattr(getattr(node.args[0].meta.get("val"), "node", None), "expr", None)
+            if claim is not None and claim.xreplace(sizes) == sympy.false:
+                graph.graph.erase_node(node)
+        graph.graph.eliminate_dead_code()
 
 
 def _admits(program: ExportedProgram, found: Any, declared: Any) -> bool:

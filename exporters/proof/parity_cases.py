@@ -49,7 +49,7 @@ def plan(
             done += batch or 1
     for sizes, fills in () if spec.recorded else corners(signature):
         for batch in batches[:EDGE_BATCHES]:
-            inputs = draw(signature, batch, sizes, rng, fills, spec.masks)
+            inputs = draw(signature, batch, sizes, rng, fills, spec.masks, spec.waveforms)
             yield ParityCase(batch, sizes, inputs, edge=True)
     while done < max(samples, spec.recorded):
         batch = batches[int(rng.integers(len(batches)))]

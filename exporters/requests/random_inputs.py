@@ -8,7 +8,7 @@ Arrays have the shapes of the model itself (``reshape`` applied), batch dimensio
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
@@ -21,6 +21,9 @@ from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, Datatype, ModelSi
 DEFAULT_LONGEST = 64  # maximum of a dynamic axis without one, counted from its minimum
 DEFAULT_LARGEST = 127  # maximum of an integer input without a range
 THREE_SIGMA = 3.0  # corners of a float input without a range, which is standard normal
+
+#: The quietest sound of 16-bit samples, and the loudest of standardised ones.
+FAINT, LOUD = 2.0**-15, 3.0
 
 WHOLE_ROWS = 0.25  # share of a random mask's rows without padding
 
@@ -80,6 +83,7 @@ def draw(
     rng: np.random.Generator,
     fills: Mapping[str, Fill] | None = None,
     masks: Sequence[AttentionMask] = (),
+    waveforms: Collection[str] = (),
 ) -> dict[str, Array]:
     """Generate one batch of inputs by name.
 
@@ -88,6 +92,9 @@ def draw(
         sizes: the size of every dynamic axis.
         fills: the fill of each input; random for an input that is not named. A mask is at its
             minimum with data at one position, and at its maximum with data at all.
+        waveforms: inputs that are sound; at the minimum silent or faint, at the maximum a square
+            wave. A constant other than 0 is no sound: it has no variance, so that models that
+            divide by it would answer with rounding errors.
 
     Raises:
         Unsupported: an input's datatype cannot be drawn.
@@ -104,7 +111,11 @@ def draw(
         dims = tuple(sizes[d] if isinstance(d, str) else d for d in model_dims(spec))
         fill = (fills or {}).get(spec.name, Fill.RANDOM)
         mask = by_input.get(spec.name)
-        if mask is None:
+        if spec.name in waveforms and fill is not Fill.RANDOM:
+            inputs[spec.name] = _sound(leading + dims, rng, fill).astype(
+                NUMPY_DTYPES[spec.datatype]
+            )
+        elif mask is None:
             inputs[spec.name] = _values(spec, leading + dims, sizes, rng, fill)
         elif counts_positions(spec):
             at_least_one = replace(spec, minimum=max(1, spec.minimum or 0))
@@ -134,6 +145,16 @@ def _positions(padding: str, shape: tuple[int, ...], rng: np.random.Generator, f
     if padding == "left":
         return held[..., ::-1]
     return rng.permuted(held, axis=-1) if padding == "any" else held
+
+
+def _sound(shape: tuple[int, ...], rng: np.random.Generator, fill: Fill) -> Array:
+    """Silence in the first row and every second one after it, faint noise in the others; or a
+    square wave in each."""
+    wave = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
+    if fill is Fill.MAXIMUM:
+        return LOUD * wave
+    silent = np.arange(shape[0]) % 2 == 0
+    return np.where(silent.reshape(-1, *[1] * (len(shape) - 1)), 0.0, FAINT * wave)
 
 
 def sampler(spec: ModelSpec) -> Sampler:

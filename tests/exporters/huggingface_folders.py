@@ -252,6 +252,15 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "wav2vec2": Family("Wav2Vec2ForCTC", _AUDIO, ("input_values",), {"logits": (-1, 20)}),
     "hubert": _classifier("HubertForSequenceClassification", _AUDIO, ("input_values",)),
+    "sew": Family(
+        "SEWForCTC", {**_AUDIO, "squeeze_factor": 2}, ("input_values",), {"logits": (-1, 20)}
+    ),
+    "wav2vec2-bert": Family(
+        "Wav2Vec2BertForCTC",
+        {**_SIZES, "vocab_size": 20, "intermediate_size": 48, "feature_projection_input_dim": 6},
+        ("input_features", "attention_mask"),
+        {"logits": ("sequence", 20)},
+    ),
     "patchtst": Family(
         "PatchTSTForPrediction",
         {

@@ -114,6 +114,8 @@ def test_ranges_are_those_of_the_configuration(folders: Callable[[str], Path]) -
     assert roberta.axes["sequence"].maximum == 22, "its positions begin after the padding's"
     waves = load(SourceRequest(folders("wav2vec2"))).signature
     assert waves.axes["sequence"].minimum == 30, "the first frame's samples"
+    squeezed = load(SourceRequest(folders("sew"))).signature
+    assert squeezed.axes["sequence"].minimum == 50, "the samples of two frames"
     short = {"max_positions": 4}
     outputs = load(SourceRequest(folders("t5"), model_kwargs=short)).signature.outputs
     assert [output.dims[0] for output in outputs] == ["decoder_sequence", "encoder_sequence"]

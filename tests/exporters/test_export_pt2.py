@@ -18,8 +18,9 @@ from torch._inductor import config as inductor
 from modelport.exporters.formats import ExportTarget, aoti, pt2
 from modelport.exporters.formats.torch_binding import TorchParitySession
 from modelport.exporters.loaded_model import Source
+from modelport.exporters.proof import parity
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.gateway.cli.errors import exit_code
+from modelport.gateway.cli.errors import ParityError, exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
@@ -110,6 +111,67 @@ def test_unusual_signatures_and_names_hold(tmp_path: Path, declared: ModelSignat
 def test_a_recurrent_layer_runs_for_every_length(tmp_path: Path) -> None:
     model = subject(Recurrent(), RECURRENT)
     assert worst(model, convert(model, tmp_path / "model.pt2")) <= 1.2e-7
+
+
+class Neighbours(nn.Module):
+    """Each step beside its neighbours; of one step, there are none."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        after = nn.functional.pad(x[:, 1:], [0, 0, 0, 1])
+        before = nn.functional.pad(x[:, :-1], [0, 0, 1, 0])
+        return torch.cat([before, x, after], -1)
+
+
+class Strided(nn.Module):
+    """Attention among the frames of a convolution; the shortest input makes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(3, 4, 3, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        frames = self.convolution(x.transpose(1, 2)).transpose(1, 2)
+        attended = torch.softmax(frames @ frames.transpose(1, 2), -1) @ frames
+        mean: torch.Tensor = attended.mean(1)
+        return mean
+
+
+@pytest.mark.parametrize(
+    ("module", "output", "least"),
+    [(Neighbours(), fp32("y", "n", 9), 1), (Strided(), fp32("y", 4), 3)],
+    ids=["neighbours", "strided"],
+)
+def test_the_shortest_inputs_may_make_an_inner_size_1(
+    tmp_path: Path, module: nn.Module, output: TensorSpec, least: int
+) -> None:
+    signature = ModelSignature((fp32("x", "n", 3),), (output,), 4, {"n": Axis("n", least, 32)})
+    model = subject(module.eval(), signature)
+    assert worst(model, convert(model, tmp_path / "model.pt2")) <= 1.2e-7
+
+
+class BranchesByLength(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.shape[1] > 4 else -x
+
+
+class BranchesByParity(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.shape[1] % 2 else -x
+
+
+@pytest.mark.parametrize("module", [BranchesByLength(), BranchesByParity()], ids=["length", "odd"])
+def test_a_branch_by_length_is_not_proven(tmp_path: Path, module: nn.Module) -> None:
+    sizes = {"n": Axis("n", 1, 32)}
+    model = subject(module, ModelSignature((fp32("x", "n"),), (fp32("y", "n"),), 4, sizes))
+    with pytest.raises((ParityError, Unsupported), match=r"differs|fails at|cannot export"):
+        parity.check(
+            model,
+            convert(model, tmp_path / "model.pt2"),
+            samples=8,
+            seed=0,
+            atol=1e-5,
+            rtol=1e-5,
+        )
 
 
 class Branchy(nn.Module):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from modelport.exporters.model_spec import AttentionMask
@@ -30,6 +30,9 @@ SIDES = (64, 512)
 MOST_SIDE, MOST_SIDE_OF_FLAG = 1 << 11, 1 << 14
 MOST_SAMPLES = 1 << 22
 
+#: Names of the number of features that a sound has at a time.
+FEATURES = ("feature_projection_input_dim", "input_feat_per_channel")
+
 HYPER_PARAMETERS = frozenset({"max_positions", "image_size"})
 
 
@@ -39,7 +42,9 @@ class TaskInputs:
 
     Attributes:
         pairs: texts and images are batches of their own; then ``max_batch_size`` is 0.
-        limited: the axis whose maximum is the number of position embeddings.
+        limited: the axis whose bounds the model itself may narrow: its maximum may be the number
+            of position embeddings.
+        waveforms: inputs that are sound.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -47,6 +52,7 @@ class TaskInputs:
     masks: tuple[AttentionMask, ...] = ()
     pairs: bool = False
     limited: str | None = None
+    waveforms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,13 +297,7 @@ def _audio(facts: _Model) -> TaskInputs:
     config = facts.config
     bins = _attribute(config, "num_mel_bins")
     if "input_features" in facts.arguments:
-        frames = _attribute(config, "max_source_positions")
-        if not (bins and frames):
-            raise Unsupported(
-                f"'{facts.folder.path}' takes input_features of a shape that its config.json does "
-                "not state; write a factory, and give it with --model, --input and the weights"
-            )
-        return TaskInputs((TensorSpec("input_features", Datatype.FP32, (bins, 2 * frames)),))
+        return _features(facts, bins)
     if bins and (longest := _attribute(config, "max_length")):
         return TaskInputs((TensorSpec("input_values", Datatype.FP32, (longest, bins)),))
     kernels, strides = _attribute(config, "conv_kernel"), _attribute(config, "conv_stride")
@@ -311,12 +311,36 @@ def _audio(facts: _Model) -> TaskInputs:
         _waveform(1, kernels, strides),
         _waveform(facts.positions(), kernels, strides),
     )
-    specs = [TensorSpec("input_values", Datatype.FP32, (axis.name,))]
-    masks: tuple[AttentionMask, ...] = ()
-    if _processor(facts).get("return_attention_mask") is True:
-        specs.append(_tokens("attention_mask", axis.name, 2))
-        masks = (AttentionMask("attention_mask"),)
-    return TaskInputs(tuple(specs), {axis.name: axis}, masks)
+    spec = TensorSpec("input_values", Datatype.FP32, (axis.name,))
+    found = _over_time(facts, spec, axis, _processor(facts).get("return_attention_mask") is True)
+    return replace(found, waveforms=(spec.name,))
+
+
+def _features(facts: _Model, bins: int | None) -> TaskInputs:
+    """Features of sound: all that a window has, ``[bins, frames]``, or ``[frames, features]``."""
+    config = facts.config
+    frames = _attribute(config, "max_source_positions")
+    if bins and frames:
+        return TaskInputs((TensorSpec("input_features", Datatype.FP32, (bins, 2 * frames)),))
+    width = next(filter(None, (_attribute(config, name) for name in FEATURES)), None)
+    if not width:
+        raise Unsupported(
+            f"'{facts.folder.path}' takes input_features of a shape that its config.json does "
+            "not state; write a factory, and give it with --model, --input and the weights"
+        )
+    axis = Axis(facts.sequence, 1, facts.positions())
+    spec = TensorSpec("input_features", Datatype.FP32, (axis.name, width))
+    return _over_time(facts, spec, axis, _processor(facts).get("return_attention_mask", True))
+
+
+def _over_time(facts: _Model, spec: TensorSpec, axis: Axis, masked: bool) -> TaskInputs:
+    """``spec`` along ``axis``, and the mask of its positions if the preprocessor makes one."""
+    specs, axes = (spec,), {axis.name: axis}
+    if not (masked and "attention_mask" in facts.arguments):
+        return TaskInputs(specs, axes, limited=axis.name)
+    mask = _tokens("attention_mask", axis.name, 2)
+    masks = (AttentionMask(mask.name),)
+    return TaskInputs((*specs, mask), axes, masks, limited=axis.name)
 
 
 def _waveform(frames: int, kernels: list[int], strides: list[int]) -> int:

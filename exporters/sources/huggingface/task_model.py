@@ -18,7 +18,7 @@ from modelport.exporters.sources.torch_eager import datatype_of, inference_mode
 from modelport.gateway.types import NUMPY_DTYPES, Axis, ModelSignature, TensorSpec
 
 BATCH = 2  # of the runs that find the signature
-#: Sizes that are tried as the smallest of a sequence.
+#: Multiples of a sequence's minimum that are tried as the smallest that the model takes.
 SHORTEST = (1, 2, 4, 8, 16, 32)
 #: The axes of a model whose texts and images are batches of their own.
 PAIRED = ("text_batch", "image_batch")
@@ -149,14 +149,15 @@ class SignatureFinder:
         name = self._inputs.limited
         if name is None or self._axes[name].maximum is None:
             return
-        longest = self._axes[name].maximum or 1
+        least, longest = self._axes[name].minimum, self._axes[name].maximum or 1
         others = {other: self._size(other, 2) for other in self._axes}
 
         def works(size: int) -> bool:
             return self._runs({**others, name: size})
 
-        shortest = next((size for size in SHORTEST if size <= longest and works(size)), 1)
-        shortest = edge(shortest // 2, shortest, works)
+        sizes = (least * times for times in SHORTEST)
+        shortest = next((size for size in sizes if size <= longest and works(size)), least)
+        shortest = edge(max(shortest // 2, least - 1), shortest, works)
         if not works(longest):
             longest = edge(longest, shortest, works)
         self._axes[name] = replace(self._axes[name], minimum=shortest, maximum=longest)

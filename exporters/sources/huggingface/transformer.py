@@ -70,6 +70,7 @@ def load(
         decision=_decision(task, config, signature),
         parameters=_image_parameters(folder, signature),
         masks=_masks(inputs.masks, signature),
+        waveforms=inputs.waveforms,
     )
     return source(module, spec, signature, (origin or folder.origin,), request.model_kwargs, labels)
 
