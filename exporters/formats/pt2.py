@@ -107,7 +107,7 @@ def _with_found_sizes(
     """
     auto = {name: dict.fromkeys(shape, torch.export.Dim.AUTO) for name, shape in declared.items()}
     try:
-        with symbolic_sizes.patch(backed_size_oblivious=True):
+        with symbolic_sizes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             program = torch.export.export(
                 module,
                 (),
