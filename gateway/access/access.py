@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +31,7 @@ log = structlog.get_logger("modelport.access")
 
 #: The caller of a request with a wrong credential.
 _STRANGER = PrincipalRights(AccessPolicy(()), Principal(""))
-#: A credential that was right is right for at most this long, unless a file changes.
+#: A credential that was right is right for at most this long, unless a file changes or it expires.
 KEPT_SECONDS = 1.0
 MAX_KEPT = 1024
 #: The kinds of callers that these headers alone decide.
@@ -81,8 +82,8 @@ class Access:
         self.quotas = Quotas((), ledger or QuotaLedger(), self.policy.names)
         #: Callers whose credentials were right a moment ago, by ``credentials.fields``. A look-up
         #: compares hashes first, so its time says nothing about a part of a credential.
-        self._kept: dict[tuple[bytes, ...], PrincipalRights] = {}
-        watcher.reloaded.append(self._kept.clear)
+        self.kept: dict[tuple[bytes, ...], PrincipalRights] = {}
+        watcher.reloaded.append(self.kept.clear)
         self._watch = watcher.watch("rules", [path], self._load, self._use)
 
     def authenticate(
@@ -101,7 +102,7 @@ class Access:
         """
         if credential is None:
             credential = credentials.fields(headers)
-        caller = self._kept.get(credential)
+        caller = self.kept.get(credential)
         if caller is None:
             caller = self._recognise(credential, headers, connection)
         return AccessContext(caller, connection, headers, self.audit)
@@ -120,13 +121,14 @@ class Access:
         size = sum(map(len, credential))
         if (
             principal.method in _KEPT_METHODS
+            and principal.expires - time.time() > KEPT_SECONDS
             and not self._chain.reads_more
             and size <= credentials.MAX_CREDENTIAL_BYTES
         ):
-            if not self._kept or len(self._kept) >= MAX_KEPT:
-                self._kept.clear()
-                asyncio.get_running_loop().call_later(KEPT_SECONDS, self._kept.clear)
-            self._kept[credential] = caller
+            if not self.kept or len(self.kept) >= MAX_KEPT:
+                self.kept.clear()
+                asyncio.get_running_loop().call_later(KEPT_SECONDS, self.kept.clear)
+            self.kept[credential] = caller
         return caller
 
     def start(self) -> None:
@@ -138,7 +140,7 @@ class Access:
     def close(self) -> None:
         """End the work in the background, and watch no file any longer."""
         self._watcher.forget(self._watch)
-        self._watcher.reloaded.remove(self._kept.clear)
+        self._watcher.reloaded.remove(self.kept.clear)
         for authenticator in self._authenticators:
             authenticator.close()
         if self.audit is not None:

@@ -35,13 +35,11 @@ class ApiKeySettings:
 
 class _Entry(NamedTuple):
     sha256: bytes
-    #: Seconds since the epoch.
-    expires: float
     principal: Principal
 
 
 #: Stands for an unknown key, so that it costs as much to check as a wrong one.
-_UNKNOWN = _Entry(bytes(32), math.inf, Principal(""))
+_UNKNOWN = _Entry(bytes(32), Principal(""))
 
 
 class ApiKeys(CredentialAuthenticator):
@@ -60,7 +58,7 @@ class ApiKeys(CredentialAuthenticator):
         entry = self._entries.get(credential[_ID], _UNKNOWN)
         if not hmac.compare_digest(hashlib.sha256(credential).digest(), entry.sha256):
             raise Unauthenticated("the API key is wrong, or has been revoked")
-        if entry.expires <= time.time():
+        if entry.principal.expires <= time.time():
             raise Unauthenticated("the API key has expired")
         return entry.principal
 
@@ -96,8 +94,13 @@ def _by_id(keys: Sequence[ApiKey]) -> dict[bytes, _Entry]:
     return {
         key.id.encode(): _Entry(
             bytes.fromhex(key.sha256),
-            math.inf if key.expires is None else key.expires.timestamp(),
-            Principal(key.name, method="key", fingerprint=f"{PREFIX}{key.id}", grant=_grant(key)),
+            Principal(
+                key.name,
+                method="key",
+                fingerprint=f"{PREFIX}{key.id}",
+                grant=_grant(key),
+                expires=math.inf if key.expires is None else key.expires.timestamp(),
+            ),
         )
         for key in keys
     }

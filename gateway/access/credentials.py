@@ -28,9 +28,9 @@ _AWS_SIGNATURE = b"aws4-"
 def fields(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
     """Return the names and values of the fields of a request's head that may have a credential."""
     found: tuple[bytes, ...] = ()
-    for name, value in headers:
-        if name in HEADERS:
-            found += (name, value)
+    for field in headers:
+        if field[0] in HEADERS:
+            found += field
     return found
 
 

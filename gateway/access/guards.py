@@ -62,7 +62,7 @@ class GuardedService:
     def __init__(
         self, service: SupportsInference, models: ModelView, guarded: GuardedModels, quotas: Quotas
     ) -> None:
-        self._service = service
+        self._service, self._infer = service, service.infer
         self._models, self._guarded = models, guarded
         self._quotas = quotas
         self.splits = service.splits
@@ -74,16 +74,15 @@ class GuardedService:
             QuotaExceeded: The caller's quota for the model is used up.
         """
         context = CURRENT.get()
-        if (
-            context is None
-            or context.rights.operation is not _INFER
-            or context.rights.versions[request.model_name] is not ALL_VERSIONS
-        ):
-            return self._restricted(request, deadline)
-        request.caller = context.caller.principal.name
-        if context.caller.has_quota:
-            return self._charged(request, deadline)
-        return self._service.infer(request, deadline)
+        if context is not None:
+            rights = context.rights
+            if rights.operation is _INFER and rights.versions[request.model_name] is ALL_VERSIONS:
+                caller = context.caller
+                request.caller = caller.name
+                if caller.has_quota:
+                    return self._charged(request, deadline)
+                return self._infer(request, deadline)
+        return self._restricted(request, deadline)
 
     async def _restricted(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         with self._restrict(request).stated():

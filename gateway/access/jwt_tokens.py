@@ -106,8 +106,8 @@ class JwtAuthenticator(CredentialAuthenticator):
         self._prefix = f"jwt:{settings.name}:" if settings.name else "jwt:"
         self.source = _source(table, settings, watcher)
         self._keys: KeySet | None = None
-        #: SHA-256 of a token verified with ``_keys`` → its caller, and when it expires.
-        self._verified: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
+        #: SHA-256 of a token verified with ``_keys`` → its caller.
+        self._verified: OrderedDict[bytes, Principal] = OrderedDict()
 
     def start(self) -> None:
         self.source.start()
@@ -147,22 +147,21 @@ class JwtAuthenticator(CredentialAuthenticator):
         if keys is None:
             raise Unavailable("tokens cannot be verified yet: the issuer's keys are not loaded")
         fingerprint = hashlib.sha256(credential).digest()
-        cached = self._verified.get(fingerprint)
-        if cached is None:
-            cached = self._verify(credential, keys, fingerprint.hex()[:16])
-            self._verified[fingerprint] = cached
+        caller = self._verified.get(fingerprint)
+        if caller is None:
+            caller = self._verify(credential, keys, fingerprint.hex()[:16])
+            self._verified[fingerprint] = caller
             if len(self._verified) > MAX_CACHED:
                 self._verified.popitem(last=False)
         else:
             self._verified.move_to_end(fingerprint)
-        caller, expires = cached
-        if expires <= time.time():
+        if caller.expires <= time.time():
             del self._verified[fingerprint]
             raise Unauthenticated("the token has expired")
         return caller
 
-    def _verify(self, token: bytes, keys: KeySet, fingerprint: str) -> tuple[Principal, float]:
-        """The caller that the token names, and the time when it expires."""
+    def _verify(self, token: bytes, keys: KeySet, fingerprint: str) -> Principal:
+        """The caller that the token names."""
         key = self._key_of(token, keys)
         settings = self._settings
         try:
@@ -188,8 +187,9 @@ class JwtAuthenticator(CredentialAuthenticator):
         subject = _named(claims, settings.principal_claim)
         stated = _groups(claims.get(settings.groups_claim))
         groups = frozenset(f"{self._prefix}{name}" for name in stated)
-        caller = Principal(f"{self._prefix}{subject}", groups, "jwt", fingerprint)
-        return caller, min(expires, 2**40) + settings.leeway_seconds
+        until = min(expires, 2**40) + settings.leeway_seconds
+        name = f"{self._prefix}{subject}"
+        return Principal(name, groups, "jwt", fingerprint, expires=until)
 
     def _key_of(self, token: bytes, keys: KeySet) -> PyJWK:
         """The key that has signed the token.

@@ -87,12 +87,13 @@ class PrincipalRights:
     """A principal and its rights, by operation.
 
     Attributes:
+        name: That of the principal.
         by_operation: The rights to each operation.
         has_quota: Whether a quota limits its use of some model.
     """
 
     def __init__(self, policy: AccessPolicy, principal: Principal) -> None:
-        self.principal = principal
+        self.principal, self.name = principal, principal.name
         self.has_quota = any(policy.names(each, principal) for each in policy.limited)
         rules = [rule for rule in policy.rules if policy.applies(rule, principal)]
         if principal.grant is not None:

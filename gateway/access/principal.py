@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 from modelport.gateway.access.operations import Operation
 
@@ -53,6 +54,7 @@ class Principal:
         fingerprint: Identifies the credential in the audit log, but does not reveal it.
         aliases: Further names of the same caller, which rules may use too.
         grant: Rights of an API key itself (``modelport key create --models``).
+        expires: When the credential ends, as Unix time.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Principal:
     fingerprint: str = ""
     aliases: tuple[str, ...] = ()
     grant: Grant | None = None
+    expires: float = field(default=math.inf, compare=False)
 
     @property
     def is_anonymous(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
+from types import FunctionType
 from typing import Any
 
 Scope = MutableMapping[str, Any]
@@ -10,3 +11,14 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def as_method(app: App) -> App:
+    """Return the method or function that ``app`` is.
+
+    Python calls an object with ``__call__`` by a detour that takes as long as several functions.
+    """
+    if isinstance(app, FunctionType):
+        return app
+    method: App = app.__call__  # type: ignore[operator]
+    return method

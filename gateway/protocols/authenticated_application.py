@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from modelport.gateway.access.access import Access
 from modelport.gateway.access.context import CURRENT, AccessContext
+from modelport.gateway.access.credentials import fields
 from modelport.gateway.access.principal import ConnectionIdentity
 from modelport.gateway.errors import (
     ModelportError,
@@ -13,7 +14,7 @@ from modelport.gateway.errors import (
     Unauthenticated,
     Unavailable,
 )
-from modelport.gateway.protocols.asgi import App, Message, Receive, Scope, Send
+from modelport.gateway.protocols.asgi import App, Message, Receive, Scope, Send, as_method
 
 #: Key of the ``ConnectionIdentity`` in the scope's extensions.
 CONNECTION = "modelport.connection"
@@ -33,25 +34,36 @@ class AuthenticatedApplication:
     """
 
     def __init__(self, app: App, access: Access, refuse: Refuse) -> None:
-        self._app, self._access, self._refuse = app, access, refuse
+        self._app, self._access, self._refuse = as_method(app), access, refuse
+        self._kept, self._audit = access.kept, access.audit
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
             return self._app(scope, receive, send)
+        headers = scope["headers"]
         try:
             connection = scope["extensions"][CONNECTION]
-        except KeyError:  # another server than the gateway's own
-            client = scope.get("client")
-            connection = ConnectionIdentity(client[0] if client else "")
-        try:
-            context = self._access.authenticate(scope["headers"], connection)
-        except (Unauthenticated, Unavailable) as error:
-            fields = [(CHALLENGE_FIELD, _INVALID)] if isinstance(error, Unauthenticated) else []
-            return self._refuse(scope, receive, _adding(send, lambda: fields), error)
+            caller = self._kept[fields(headers)]  # most requests
+        except KeyError:
+            try:
+                context = self._access.authenticate(headers, _connection(scope))
+            except (Unauthenticated, Unavailable) as error:
+                more = [(CHALLENGE_FIELD, _INVALID)] if isinstance(error, Unauthenticated) else []
+                return self._refuse(scope, receive, _adding(send, lambda: more), error)
+            caller = context.caller
+        else:
+            context = AccessContext(caller, connection, headers, self._audit)
         CURRENT.set(context)
-        if context.caller.has_quota:
+        if caller.has_quota:
             send = with_fields(send, context)
         return self._app(scope, receive, send)
+
+
+def _connection(scope: Scope) -> ConnectionIdentity:
+    """The identity of a request's connection, also on another server than the gateway's own."""
+    known: ConnectionIdentity | None = scope.get("extensions", {}).get(CONNECTION)
+    client = scope.get("client")
+    return known or ConnectionIdentity(client[0] if client else "")
 
 
 def answering_refusals(app: App, refuse: Refuse) -> App:

@@ -65,21 +65,23 @@ class GuardedDialect:
     """``dialect`` for a gateway with ``--access``: what ``serve`` answers enters its operation."""
 
     def __init__(self, dialect: HttpDialect) -> None:
-        self._dialect = dialect
+        self._serve = dialect.serve
         self.segments = dialect.segments
         self.operation, self.add_routes = dialect.operation, dialect.add_routes
         self.refusal, self.failure = dialect.refusal, dialect.failure
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        answer, context = self._dialect.serve(scope, receive, send), CURRENT.get()
-        if answer is not None and context is not None:
-            try:
-                context.enter(self.operation(scope))
-            except ModelportError as error:
-                if isinstance(answer, Coroutine):
-                    answer.close()
-                return _failure(self, error)(scope, receive, send)
-        return answer
+        answer, context = self._serve(scope, receive, send), CURRENT.get()
+        if answer is None or context is None:
+            return answer
+        operation = self.operation(scope)
+        rights = context.caller.by_operation[operation]
+        if rights.permitted:
+            context.rights = rights
+            return answer
+        if isinstance(answer, Coroutine):
+            answer.close()
+        return _failure(self, context.refusal(operation))(scope, receive, send)
 
     def refuses(self, raw_path: bytes) -> bool:
         """Refuse nothing that is not authenticated; the handler itself does under overload."""

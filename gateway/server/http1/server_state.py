@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from modelport.gateway.protocols.asgi import App
+from modelport.gateway.protocols.asgi import App, as_method
 from modelport.gateway.server.http1.request_cycle import DateHeader, RequestResponseCycle
 from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening_socket import ConnectionLimit
@@ -22,7 +22,7 @@ class HttpServerState(ServerState):
         overloaded: Collection[object],
     ) -> None:
         super().__init__(limit)
-        self.app = app
+        self.app: App = as_method(app)
         self.health = frozenset(health)
         self.overloaded = overloaded
         self.date_header = DateHeader()

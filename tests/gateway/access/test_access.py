@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from modelport.gateway.access import access
+from modelport.gateway.access import access, key_file
 from modelport.gateway.access.access_metrics import ERRORS
+from modelport.gateway.access.principal import UNKNOWN_CONNECTION
 from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import Unauthenticated
 from modelport.gateway.protocols.oip.http import OipHttp
+from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.settings import Settings
 from tests.gateway.access.gateway import KEYS, AccessGateway, client, repository, serving
@@ -213,6 +217,26 @@ async def test_a_key_that_is_revoked_ends_at_once_on_open_connections(tmp_path: 
         keys.write_text("")
         await gateway.server.watcher.poll()
         assert await infer(http, gateway, "root", "mine") == 401
+
+
+async def test_a_credential_ends_when_it_expires_and_not_a_moment_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.now(UTC).replace(microsecond=0)
+    for seconds in (1, 3600):  # nothing is kept of the first, and the second is used again
+        text, entry = key_file.generate("ci", expires=now + timedelta(seconds=seconds))
+        with key_file.locked(tmp_path / "keys.toml") as replace:
+            replace([entry])
+        (tmp_path / "access.toml").write_text(KEYS)
+        monkeypatch.setattr("time.time", now.timestamp)
+        found = access.Access(tmp_path / "access.toml", FileWatcher())
+        headers = [(b"x-api-key", text.encode())]
+        assert found.authenticate(headers, UNKNOWN_CONNECTION).principal.name == "ci"
+        assert len(found.kept) == (seconds == 3600)
+        monkeypatch.setattr("time.time", (now + timedelta(seconds=1)).timestamp)
+        if seconds == 1:
+            with pytest.raises(Unauthenticated, match="has expired"):
+                found.authenticate(headers, UNKNOWN_CONNECTION)
 
 
 async def test_a_right_credential_is_checked_again_after_a_moment(
