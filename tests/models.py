@@ -58,7 +58,7 @@ def multiply(path: Path, factor: float = 2.0) -> Path:
 
 
 def weighty(path: Path, factor: float = 2.0, width: int = 2**17) -> Path:
-    """As ``multiply``, with 32 bytes of weights for each of ``width``; 4 MiB by default."""
+    """Write ``multiply`` with 32 bytes of weights for each of ``width``; 4 MiB by default."""
     there = np.zeros((4, width), np.float32)
     there[:, :4] = np.eye(4)
     weights = [("there", there), ("back", np.ascontiguousarray(there.T) * np.float32(factor))]

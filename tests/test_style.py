@@ -16,6 +16,7 @@ PACKAGES = ("modelport", "gateway", "exporters", "loadtests")
 #: First words that make a docstring a riddle: it says what the thing is or does, subject first.
 BANNED_OPENINGS = frozenset(
     [
+        "as",
         "how",
         "of",
         "that",

@@ -25,7 +25,7 @@ CONSTANTS = frozenset({"Constant"})
 
 
 def inspect(path: Path) -> Inspection:
-    """As ``modelport.exporters.inspection.inspect``."""
+    """Inspect an ONNX file; raises as ``inspection.inspect``."""
     model = onnx.load(path, load_external_data=False)
     if not (model.ir_version and model.graph.node):
         raise IntegrityError(f"'{path.name}' is damaged: it holds no graph; export it again")

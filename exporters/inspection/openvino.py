@@ -17,7 +17,7 @@ _PREFIXES = {"f": "FP", "i": "INT", "u": "UINT", "bf": "BF"}
 
 
 def inspect(path: Path) -> Inspection:
-    """As ``modelport.exporters.inspection.inspect``."""
+    """Inspect an OpenVINO model; raises as ``inspection.inspect``."""
     layers = list(openvino_guard.layers(path))
     weights = path.with_suffix(".bin")
     external = (ExternalFile(weights.name, weights.stat().st_size),) if weights.is_file() else ()

@@ -45,7 +45,7 @@ _SYMBOL = re.compile(r"(?:Symbol\(')?(\w+)")
 
 
 def inspect(path: Path) -> Inspection:
-    """As ``modelport.exporters.inspection.inspect``."""
+    """Inspect an exported program or a compiled archive; raises as ``inspection.inspect``."""
     archive = Archive(path)
     return _inspect_compiled(archive) if archive.below(COMPILED) else _inspect_program(archive)
 

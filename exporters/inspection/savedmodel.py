@@ -39,7 +39,7 @@ PASSIVE = HANDLES | {
 
 
 def inspect(path: Path) -> Inspection:
-    """As ``modelport.exporters.inspection.inspect``."""
+    """Inspect a SavedModel; raises as ``inspection.inspect``."""
     # Imported after the runtime, which keeps TensorFlow's import quiet.
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 

@@ -17,7 +17,7 @@ IDENTIFIER = b"TFL3"
 
 
 def inspect(path: Path) -> Inspection:
-    """As ``modelport.exporters.inspection.inspect``."""
+    """Inspect a TensorFlow Lite file; raises as ``inspection.inspect``."""
     content = path.read_bytes()
     if content[4:8] != IDENTIFIER:
         raise IntegrityError(f"'{path.name}' is damaged or no TensorFlow Lite file")

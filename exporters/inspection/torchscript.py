@@ -43,7 +43,7 @@ STORAGES = {
 
 
 def inspect(path: Path) -> Inspection:
-    """As ``modelport.exporters.inspection.inspect``."""
+    """Inspect a TorchScript file; raises as ``inspection.inspect``."""
     archive = Archive(path)
     stored = {name: _Unpickler(io.BytesIO(archive.read(name))).load() for name in PICKLES}
     program = _Program(archive)

@@ -64,7 +64,7 @@ class BackgroundBackend(Protocol):
     """A ``Backend`` that computes on this machine, and can do so at a lower priority."""
 
     def in_background(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
-        """As a call, but with little effect on the latency of other requests.
+        """Compute with little effect on the latency of other requests.
 
         The caller enforces the deadline.
         """

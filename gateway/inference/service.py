@@ -87,7 +87,7 @@ class InferenceService:
         return self.infer_version(request, deadline)
 
     async def infer_version(self, request: InferRequest, deadline: Deadline) -> InferResponse:
-        """As ``infer``, by the version that ``request`` names, without a traffic split."""
+        """Run the version that ``request`` names, without a traffic split; raises as ``infer``."""
         started = time.perf_counter_ns()
         version = self._manager.acquire(request.model_name, request.model_version)
         request.via = via_header.CURRENT.get()
@@ -136,13 +136,13 @@ class InferenceService:
         return True
 
     def infer_step(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
-        """As ``infer``, for a step of an ensemble request in flight, which always finishes."""
+        """Run a step of an ensemble request in flight, which always finishes."""
         return self.infer(request, deadline, step=True)
 
     def stream_step(
         self, request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[InferResponse, None]:
-        """As ``stream``, for the steps of an ensemble."""
+        """Stream a step of an ensemble."""
         return self.stream(request, deadline, step=True)
 
     async def stream(
@@ -206,7 +206,7 @@ class InferenceService:
     async def _run_in_turn(
         self, version: ServedVersion, request: InferRequest, deadline: Deadline, started: int
     ) -> InferResponse:
-        """As ``_run``, when it is the turn of the request's caller."""
+        """Run the version when it is the turn of the request's caller."""
         turns, caller = version.turns, request.caller
         await turns.enter(caller, deadline.earliest(self._max_seconds))
         try:

@@ -33,7 +33,7 @@ class ModelRegistry:
         return version
 
     def get(self, name: str, number: int = 0) -> ServedVersion:
-        """As ``acquire``, but without a handle: for inspection, not for inference."""
+        """The version that ``acquire`` returns, without a handle: for inspection, not inference."""
         model = self._models.get(name)
         if model is None:
             raise self._unknown(name)
@@ -49,7 +49,7 @@ class ModelRegistry:
         raise NotFound(f"Request for unknown model: '{name}' version {number} is not found")
 
     def find(self, name: str, number: int = 0) -> ServedVersion | None:
-        """As ``get``, but None if there is no such version."""
+        """The version that ``get`` returns; None if there is no such version."""
         model = self._models.get(name)
         if model is None:
             return None
@@ -58,7 +58,7 @@ class ModelRegistry:
     # -- inspection -----------------------------------------------------------------------------
 
     def require_ready(self, name: str, number: int = 0) -> ServedVersion:
-        """As ``get``, but require that the backend can answer now.
+        """The version that ``get`` returns, if its backend can answer now.
 
         Raises:
             NotFound, Unavailable: as ``get``; or the backend has a problem, which is the

@@ -104,7 +104,7 @@ def read_certificate(version: Path, model: str) -> VersionCertificate:
 
 
 def verify_signature(version: Path, model: str, keys: Collection[PublicKey]) -> VersionCertificate:
-    """As ``read_certificate``, and verify that it is signed with one of ``keys``.
+    """Read the certificate, and verify that it is signed with one of ``keys``.
 
     It does not check the files; use ``verify_files`` or ``verified_copy``.
 

@@ -92,7 +92,7 @@ class AnswerComparison:
         return float(not np.all(within & np.isfinite(expected) | same))
 
     def _chosen(self, name: str, values: Array) -> Array | None:
-        """As ``decisions``, or the sorted indices of the ``decision_top_k`` largest classes."""
+        """The decisions, or the sorted indices of the ``decision_top_k`` largest classes."""
         decisions, count = self.decisions(name, values), self._top_k
         if decisions is None or count == 1:
             return decisions

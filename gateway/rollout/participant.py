@@ -96,7 +96,7 @@ class RolloutParticipant:
         self._route(arguments["routing"])
 
     async def hold_sides(self, arguments: Arguments) -> None:
-        """As ``hold``, but only log a failure, which ``problem`` reports."""
+        """Hold both sides, and only log a failure, which ``problem`` reports."""
         await self._hold_or_log(arguments["routing"])
 
     def _route(self, routing: Document) -> None:

@@ -33,10 +33,10 @@ class RolloutMembers(Protocol):
         """The answer or error of every process, without those that do not answer in time."""
 
     async def ask_patiently(self, operation: str, arguments: Document) -> Sequence[Answer]:
-        """As ``ask``, but wait as long as a process shows that it lives."""
+        """Ask as ``ask`` does, and wait as long as a process shows that it lives."""
 
     async def insist(self, operation: str, arguments: Document) -> None:
-        """As ``ask``, but replace the processes that do not answer in time, or with an error."""
+        """Ask as ``ask`` does, and replace processes that answer late, or with an error."""
 
     def tell(self, operation: str, arguments: Document) -> None:
         """Send to every process, and wait for no answer."""

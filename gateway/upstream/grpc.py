@@ -312,7 +312,7 @@ def message_of(
 
 
 def _timeout(seconds: float) -> bytes:
-    """As ``grpc-timeout`` has it, at most eight digits."""
+    """The value of the header ``grpc-timeout``, which has at most eight digits."""
     for unit, per_second in ((b"u", 1e6), (b"m", 1e3)):
         if seconds * per_second < _MAX_TIMEOUT:
             return b"%d%b" % (max(1, int(seconds * per_second)), unit)

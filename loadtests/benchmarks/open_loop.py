@@ -152,11 +152,11 @@ class OpenLoopHttpClient:
         return len(self.run(1.0, 1.0).answered) == 1
 
     def saturate(self, in_flight: int, seconds: float) -> float:
-        """As ``OpenLoopClient.saturate``."""
+        """Saturate the server, as ``OpenLoopClient.saturate`` does."""
         return uvloop.run(self._saturate(in_flight, seconds))
 
     def run(self, requests_per_second: float, seconds: float) -> Outcomes:
-        """As ``OpenLoopClient.run``."""
+        """Send at a rate, as ``OpenLoopClient.run`` does."""
         return uvloop.run(self._run(requests_per_second, seconds))
 
     def insist(self, in_flight: int, seconds: float) -> list[tuple[float, bool]]:

@@ -109,7 +109,7 @@ def mutate_value(chance: random.Random, value: Any) -> Any:
 
 
 def dump(value: Any) -> bytes:
-    """As JSON, with whatever Python can hold that JSON can not."""
+    """JSON, with all values that Python can hold and JSON can not."""
     return json.dumps(value).encode()
 
 

@@ -69,7 +69,7 @@ def test_every_datatype_goes_in_and_comes_out(client: RegionClient, datatype: st
 def assert_nothing_but_its_form(
     transport: str, result: Any, shape: tuple[int, ...], datatype: str
 ) -> None:
-    """As Triton's reply: with ``parameters`` NVIDIA's C++ client takes it for binary data."""
+    """The reply of Triton: with ``parameters`` NVIDIA's C++ client takes it for binary data."""
     response = result.get_response()
     if transport == "http":
         form = {"name": "y", "datatype": datatype, "shape": list(shape)}

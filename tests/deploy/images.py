@@ -133,7 +133,7 @@ class Container:
     log: Path
 
     def execute(self, *command: str) -> tuple[int, str]:
-        """As ``docker exec``: in the container's namespaces, as its user."""
+        """Run as ``docker exec`` does: in the container's namespaces, as its user."""
         uid, _, gid = self.image.user.partition(":")
         inside = ("nsenter", "--target", str(self.pid), "--mount", "--net", "--pid", "--root")
         user = ("--setuid", uid, "--setgid", gid, "--wd=/")
@@ -148,7 +148,7 @@ class Container:
 def running(
     image: Image, models: Path, log: Path, command: Sequence[str] = ()
 ) -> Iterator[Container]:
-    """As ``docker run --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges``.
+    """Run read-only, with /tmp in memory, without capabilities or new privileges.
 
     ``command`` replaces the image's own. The network is a loopback of its own.
     """

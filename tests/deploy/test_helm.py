@@ -254,7 +254,7 @@ def test_values_that_cannot_be_are_refused(setting: str, names: str) -> None:
 @pytest.mark.parametrize("replicas", [1, 2, 30])
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 def test_a_drain_goes_on_however_few_pods_there_are(values: Path, replicas: int) -> None:
-    """As Kubernetes reckons: a share is rounded up; what is not ready may always go."""
+    """The reckoning of Kubernetes: a share is rounded up; what is not ready may always go."""
     counts = ("replicaCount", "autoscaling.minReplicas", "autoscaling.maxReplicas")
     flags = ("--set", ",".join(f"{count}={replicas}" for count in counts))
     rendered = render(values, *flags, "--set", "podDisruptionBudget.enabled=true")

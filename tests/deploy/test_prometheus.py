@@ -307,7 +307,7 @@ def test_the_autoscaler_finds_its_metric_before_the_first_request_and_while_one_
 
 @thorough
 def test_the_autoscalers_metric_can_be_asked_for(watching: Watching) -> None:
-    """As prometheus-adapter asks; labels of Kubernetes are not there, so the series are none."""
+    """The question of prometheus-adapter; without labels of Kubernetes there are no series."""
     (rule,) = ADAPTER["rules"]["custom"]
     query = rule["metricsQuery"]
     for name, value in {

@@ -40,7 +40,7 @@ def environment(unit: Path = UNIT) -> dict[str, str]:
 
 
 def command(values: dict[str, str]) -> list[str]:
-    """As systemd makes it: ``${A}`` is one word, ``$A`` as many as it has."""
+    """The words that systemd makes of it: ``${A}`` is one word, ``$A`` as many as it has."""
     (line,) = service()["ExecStart"]
     words = []
     for word in shlex.split(line):

@@ -119,6 +119,18 @@ def test_the_pages_made_from_the_code_have_its_names() -> None:
         assert text in made[f"reference/{page}.md"], page
 
 
+def test_every_path_below_a_folder_of_the_repository_that_the_pages_name_exists() -> None:
+    folders = "deploy|docs|exporters|gateway|loadtests|modelport|tests"
+    files = [*pages.FILES, *(ROOT / "tests").rglob("README.md"), ROOT / "SECURITY.md"]
+    named = {
+        (str(file.relative_to(ROOT)), path)
+        for file in files
+        for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", file.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 30
+    assert [(file, path) for file, path in sorted(named) if not (ROOT / path).exists()] == []
+
+
 def test_every_file_and_folder_of_the_architecture_exists() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     tree = re.search(r"```text\n(modelport/.+?)```", text, re.DOTALL)

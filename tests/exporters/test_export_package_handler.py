@@ -359,7 +359,7 @@ def test_a_row_that_asks_for_a_description_gets_the_signature_and_its_mates_thei
 
 
 def without_null(value: Any) -> Any:
-    """As TorchServe passes a description on."""
+    """The description that TorchServe passes on."""
     if isinstance(value, dict):
         return {key: without_null(item) for key, item in value.items() if item is not None}
     return [without_null(item) for item in value] if isinstance(value, list) else value

@@ -173,7 +173,7 @@ async def ordeal(infer: Infer, cases: int, seed: int = 1, hung: float = HUNG_SEC
 
 
 async def asked(infer: Infer, request: InferRequest, deadline: Deadline) -> InferResponse:
-    """As the data plane does it."""
+    """Answer like the inference service."""
     return await within(infer(request, deadline), deadline)
 
 

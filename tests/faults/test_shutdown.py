@@ -387,7 +387,7 @@ def test_a_second_sigterm_ends_the_process_at_once(
 def test_a_gateway_serves_and_ends_after_the_reader_of_its_log_is_gone(
     repository: Repository,
 ) -> None:
-    """As in ``modelport serve 2>&1 | head``: every further line would be an error."""
+    """The case of ``modelport serve 2>&1 | head``: every further line would be an error."""
     repository.version(2.0)
     command = [sys.executable, "-m", "modelport", "serve", "--log-verbose", "1"]
     command += ["--model-repository", str(repository.root), "--log-format", "json"]

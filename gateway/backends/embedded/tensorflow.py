@@ -265,7 +265,7 @@ class SavedSignature:
         return call
 
     def run_any(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
-        """As ``run``, for requests with unchecked shapes, which the graph may refuse."""
+        """Run a request with unchecked shapes, which the graph may refuse."""
         try:
             return self._run(names, self._defaults | inputs)
         except tf.errors.InvalidArgumentError as error:

@@ -178,7 +178,7 @@ class RemoteBackend:
         await self._server.ready(endpoint.address, self._version, limit)
 
     async def start(self) -> None:
-        """As ``load``."""
+        """Describe the model, and start to watch its servers; raises as ``load``."""
         server, pool = self._server, self._pool
         limit = Deadline.after(self._route.connect_timeout_seconds + DESCRIBE_SECONDS)
 

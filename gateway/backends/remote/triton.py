@@ -15,12 +15,12 @@ from modelport.gateway.repository.routes_file import ModelRoute, UpstreamProtoco
 
 
 def load(artifact: Artifact) -> RemoteBackend:
-    """As ``backend.load``."""
+    """Load a model of a Triton server; raises as ``backend.load``."""
     return backend.load(artifact, _server)
 
 
 async def versions(route: ModelRoute, model_name: str) -> list[int]:
-    """As ``backend.versions``."""
+    """The versions of a model on a Triton server; raises as ``backend.versions``."""
     return await backend.versions(route, model_name, _server)
 
 

@@ -159,7 +159,7 @@ class TorchServeHttp:
         )
         @app.put("/predictions/{model}/{version}", dependencies=INFER, include_in_schema=False)
         async def predict_with_version(model: Model, version: Version) -> Response:
-            """As without a version."""
+            """Do the same for one version."""
             return Delegate(self._predict, self._find(model, version))
 
         @app.post(
@@ -169,7 +169,7 @@ class TorchServeHttp:
             openapi_extra=_ANY_BODY,
         )
         async def explain(model: Model) -> Response:
-            """As a prediction, of the model's explainer: its parameter `explainer` names it."""
+            """Run the model's explainer, as a prediction: its parameter `explainer` names it."""
             return Delegate(self._predict, self._find_explainer(model, ""))
 
         @app.options("/predictions/{model}", dependencies=METADATA, tags=["torchserve"])
@@ -181,7 +181,7 @@ class TorchServeHttp:
         async def prediction_api_of_version(
             model: Model, version: Version, request: Request
         ) -> Response:
-            """As without a version."""
+            """Do the same for one version."""
             return self._prediction_api(app, model, version, request)
 
         self._add_reading(app)
@@ -231,7 +231,7 @@ class TorchServeHttp:
 
         @app.put("/models/{model}/{version}", tags=["torchserve"], dependencies=CONTROL)
         async def scale_version(model: Model, version: Version, request: Request) -> Response:
-            """As without a version."""
+            """Do the same for one version."""
             return self._scale(model, version, request)
 
         @app.put("/models/{model}/{version}/set-default", tags=["torchserve"], dependencies=CONTROL)

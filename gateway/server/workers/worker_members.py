@@ -33,7 +33,7 @@ class WorkerMembers:
         return [answer for _, answer in answers if not isinstance(answer, TimeoutError)]
 
     async def ask_patiently(self, operation: str, arguments: Document) -> Sequence[Answer]:
-        """As ``ask``, but wait as long as a worker sends other messages."""
+        """Ask as ``ask`` does, and wait as long as a worker sends other messages."""
 
         async def ask(worker: ConnectedWorker) -> Answer:
             try:
@@ -45,7 +45,7 @@ class WorkerMembers:
         return [answer for answer in answers if not isinstance(answer, ChannelClosed)]
 
     async def insist(self, operation: str, arguments: Document) -> None:
-        """As ``ask``, but replace the workers that do not confirm."""
+        """Ask as ``ask`` does, and replace the workers that do not confirm."""
 
         async def ask(worker: ConnectedWorker) -> None:
             try:

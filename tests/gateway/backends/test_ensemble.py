@@ -72,7 +72,7 @@ async def twice(request: InferRequest, deadline: Deadline) -> InferResponse:
 async def streamed(
     request: InferRequest, deadline: Deadline
 ) -> AsyncGenerator[InferResponse, None]:
-    """As many responses as the first value says, counted up from it."""
+    """The number of responses that the first value says, counted up from it."""
     (x,) = request.inputs
     for index in range(int(x.data.flat[0])):
         yield InferResponse(request.model_name, 1, [Tensor("y", x.datatype, x.data + index)])

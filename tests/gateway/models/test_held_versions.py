@@ -133,7 +133,7 @@ async def test_a_version_that_is_not_there_is_named(world: World) -> None:
 async def test_a_hold_that_was_known_before_the_start_keeps_the_default(
     world: World, mode: ModelControlMode
 ) -> None:
-    """As after a restart in the middle: version 2 never answers alone, not even while 1 loads."""
+    """After a restart in the middle, version 2 never answers alone, not even while 1 loads."""
     world.publish(1, 2)
     manager = ModelManager(world.settings(mode), world.find, find_versions=world.find_versions)
     manager.held.expect("m", HOLD)

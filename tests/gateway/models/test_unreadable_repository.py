@@ -50,7 +50,7 @@ class Faults:
 
 
 async def look(manager: ModelManager) -> None:
-    """As a poll does it, and what follows from it."""
+    """Poll once, and wait for the consequences."""
     await manager.follow()
     for model in manager._models.values():
         async with model.lock:

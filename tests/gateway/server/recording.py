@@ -155,7 +155,7 @@ def frames(content: bytes) -> Iterator[bytes]:
 
 
 def beginning(content: bytes) -> bytes:
-    """As much of ``content`` as brings the messages that are wanted, and what follows the last."""
+    """The part of ``content`` that brings the wanted messages, and the bytes after the last."""
     kept, messages = bytearray(PREFACE), 0
     for each in frames(content):
         messages += each[3] == DATA and len(each) < 2**14

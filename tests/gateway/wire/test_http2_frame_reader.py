@@ -61,7 +61,7 @@ class Reading(FrameReader):
             self.bodies.pop(stream, None)
 
     def read(self, content: bytes, sizes: Callable[[], int]) -> None:
-        """As a transport does, of a socket that has so many bytes each time."""
+        """Read as a transport does, from a socket that has a few bytes each time."""
         at = 0
         while at < len(content) and self.error is None:
             buffer = self.get_buffer(-1)
