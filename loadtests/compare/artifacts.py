@@ -54,6 +54,11 @@ class Certified:
     checkpoint_sha256: str
     #: ``parity.decision``.
     decision: Mapping[str, Any] | None = None
+    #: Values were held to their decisions, and not to the tolerance.
+    bounded: bool = False
+    #: Speed over the unoptimised file, and the rows of the requests it was measured with.
+    speedup: float | None = None
+    speedup_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -112,16 +117,17 @@ def export(
 ) -> tuple[dict[Variant, ComparedArtifact], list[Absent]]:
     """Publish every variant in ``repository``; return them, and the failures.
 
-    Each precision is exported by one command, one command after another, as runtimes with spinning
-    threads would take the cores from each other. A command proves all its artifacts before it
-    publishes any, so if one is refused, the others are exported again, separately.
+    Each precision and optimisation is exported by one command, one command after another, as
+    runtimes with spinning threads would take the cores from each other. A command proves all its
+    artifacts before it publishes any, so if one is refused, the others are exported again,
+    separately.
 
     Raises:
         UsageError: the checkpoint itself is invalid.
         Failed: the checkpoint is damaged, or wants to run code.
     """
     missing = [v for v in variants if not (repository / _name(v)).is_dir()]
-    groups = [[v for v in missing if v.precision == p] for p in {v.precision for v in missing}]
+    groups = [[v for v in missing if v.flags == flags] for flags in {v.flags for v in missing}]
     failed: dict[Variant, Failed] = {}
     if groups:
         progress(f"exporting {', '.join(map(str, missing))}")
@@ -157,11 +163,13 @@ def _name(variant: Variant) -> str:
 def _exports(
     checkpoint: ComparedCheckpoint, groups: Sequence[Sequence[Variant]], repository: Path
 ) -> list[tuple[Sequence[Variant], Failed]]:
-    """Export each group, all of one precision, with one command; return the failures."""
+    """Export each group, of one precision and optimisation, with one command; return the
+    failures."""
     data = ("--data", str(checkpoint.data)) if checkpoint.data else ()
-    names = ("--name-template", "model-{format}-{precision}", "--repository", str(repository))
     failed = []
     for group in groups:
+        template = f"model-{{format}}-{group[0].suffix}"
+        names = ("--name-template", template, "--repository", str(repository))
         formats = [part for variant in group for part in ("--format", variant.format)]
         try:
             modelport(["export", *checkpoint.flags, *formats, *group[0].flags, *data, *names])
@@ -181,7 +189,11 @@ def published(folder: Path, version: str = "", variant: Variant | None = None) -
     try:
         document = json.loads(file.read_text())
         artifact = document["artifact"]
-        found = Variant(artifact["format"], artifact["quantize"] or artifact["dtype"])
+        found = Variant(
+            artifact["format"],
+            artifact["quantize"] or artifact["dtype"],
+            artifact.get("optimize") or "",
+        )
         return ComparedArtifact(variant or found, folder, number, _certified(document))
     except OSError as error:
         raise UsageError(
@@ -195,6 +207,8 @@ def _certified(document: Mapping[str, Any]) -> Certified:
     parity, found = document["parity"], document["evaluation"] or {}
     decision, outputs = parity["decision"] or {}, parity["outputs"].values()
     agreement, decisions = found.get("agreement"), found.get("rows")
+    measured = (document.get("optimization") or {}).get("speedup", ())
+    largest = measured[-1] if measured else None
     if agreement is None:
         agreement, decisions = decision.get("agreement"), decision.get("decisions")
     return Certified(
@@ -210,4 +224,7 @@ def _certified(document: Mapping[str, Any]) -> Certified:
         checkpoint=str(document["checkpoint"]["file"]),
         checkpoint_sha256=str(document["checkpoint"]["sha256"]),
         decision=parity["decision"],
+        bounded=parity["bounds"] is not None,
+        speedup=None if largest is None else float(largest["ratio"]),
+        speedup_rows=None if largest is None else int(largest["batch"]),
     )

@@ -142,7 +142,7 @@ def sampled(
     Raises:
         Failed: the artifact does not run.
     """
-    fp32 = artifact.variant.precision == "fp32"
+    fp32 = artifact.variant.precision == "fp32" and not artifact.certificate.bounded
     name = f"{artifact.folder.name}-{artifact.version}-{count}-{seed}.json"
     target = folder / name
     if target.is_file():

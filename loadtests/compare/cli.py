@@ -77,8 +77,9 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     "--formats",
     multiple=True,
     callback=_words,
-    metavar="FORMAT[:PRECISION],...",
-    help="[default: onnx, onnx:int8, torchscript, savedmodel, tflite, tflite:int8, pt2]",
+    metavar="FORMAT[:PRECISION][:LEVEL],...",
+    help="onnx, onnx:int4, onnx:O2, onnx:int8:O2, ...  [default: onnx, onnx:int8, torchscript, "
+    "savedmodel, tflite, tflite:int8, openvino, pt2]",
 )
 @click.option(
     "--backends",

@@ -67,6 +67,8 @@ class MeasuredCandidate:
             max_abs_error=proven.max_abs_error,
             agreement=proven.agreement,
             decisions=proven.decisions,
+            speedup=proven.speedup,
+            speedup_rows=proven.speedup_rows,
             metric_name=measured.metric if measured else proven.metric_name,
             metric=measured.value if measured else proven.metric,
             metric_interval=(measured.low, measured.high) if measured else None,

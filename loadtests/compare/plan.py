@@ -17,20 +17,28 @@ class Variant:
 
     format: str
     precision: str = "fp32"
+    #: The level of graph optimisation; empty: none.
+    optimize: str = ""
 
     def __str__(self) -> str:
-        return f"{self.format} {self.precision}"
+        return " ".join(filter(None, (self.format, self.precision, self.optimize)))
 
     @property
     def slug(self) -> str:
-        return f"{self.format}-{self.precision}"
+        return f"{self.format}-{self.suffix}"
+
+    @property
+    def suffix(self) -> str:
+        """The part of the slug that the formats of one export share."""
+        return "-".join(filter(None, (self.precision, self.optimize)))
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Flags of ``modelport export`` for the precision."""
+        """Flags of ``modelport export`` for the precision and the optimisation."""
+        level = ("--optimize", self.optimize) if self.optimize else ()
         if self.precision == "fp32":
-            return ()
-        return (("--quantize" if self.precision == "int8" else "--dtype"), self.precision)
+            return level
+        return ("--quantize" if self.precision in QUANTIZED else "--dtype", self.precision, *level)
 
 
 #: In the order of the report.
@@ -41,9 +49,12 @@ VARIANTS = (
     Variant("savedmodel"),
     Variant("tflite"),
     Variant("tflite", "int8"),
+    Variant("openvino"),
     Variant("pt2"),
 )
-PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+QUANTIZED = ("int8", "int8-weight-only", "int4")
+PRECISIONS = ("fp32", "fp16", "bf16", *QUANTIZED)
+LEVELS = ("O1", "O2", "O3")
 #: Embedded backends of the gateway by format, those of installed extensions included.
 EMBEDDED: Mapping[str, str] = {each.format: each.backend for each in platforms()}
 FORMATS = tuple(EMBEDDED)
@@ -88,7 +99,8 @@ def entries(formats: Sequence[str] = (), backends: Sequence[str] = ()) -> list[E
     """All combinations to compare, in the order of the report.
 
     Args:
-        formats: ``onnx``, or with a precision, ``onnx:int8``; none: ``VARIANTS``.
+        formats: ``onnx``, or with a precision or an optimisation, ``onnx:int8``, ``onnx:O2``,
+            ``onnx:int8:O2``; none: ``VARIANTS``.
         backends: of ``BACKENDS``; none: all but the managed ones.
 
     Raises:
@@ -119,19 +131,21 @@ def entries(formats: Sequence[str] = (), backends: Sequence[str] = ()) -> list[E
 
 
 def parse(text: str) -> Variant:
-    """Parse ``FORMAT`` or ``FORMAT:PRECISION``.
+    """Parse ``FORMAT[:PRECISION][:LEVEL]``.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is something else.
     """
-    name, _, precision = text.partition(":")
-    variant = Variant(name, precision or "fp32")
-    if name not in FORMATS or variant.precision not in PRECISIONS:
+    name, *rest = text.split(":")
+    level = rest.pop() if rest and rest[-1] in LEVELS else ""
+    precision = rest.pop() if rest else "fp32"
+    if rest or name not in FORMATS or precision not in PRECISIONS:
         raise UsageError(
-            f"--formats '{text}' is not FORMAT or FORMAT:PRECISION; formats are "
-            f"{', '.join(FORMATS)}, precisions {', '.join(PRECISIONS)}"
+            f"--formats '{text}' is not FORMAT[:PRECISION][:LEVEL]; formats are "
+            f"{', '.join(FORMATS)}, precisions {', '.join(PRECISIONS)}, levels of --optimize "
+            f"{', '.join(LEVELS)}"
         )
-    return variant
+    return Variant(name, precision, level)
 
 
 def protocol_for(

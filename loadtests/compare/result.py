@@ -56,6 +56,10 @@ class Candidate:
     agreement: float | None = None
     #: The number of decisions behind that share.
     decisions: int | None = None
+    #: From the certificate of an optimised file: its speed over the unoptimised one, and the rows
+    #: of a request.
+    speedup: float | None = None
+    speedup_rows: int | None = None
     metric_name: str | None = None
     metric: float | None = None
     #: Interval of the metric if it was measured here, rather than read from the certificate.

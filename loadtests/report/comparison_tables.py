@@ -56,6 +56,7 @@ def candidates(comparison: Comparison) -> Table:
     )
     exact: tuple[tuple[str, Callable[[Candidate], str]], ...] = (
         ("agreement", lambda c: number_format.with_unit(_percent(c.agreement), "%")),
+        ("certified speed-up", _speedup),
         (metric, lambda c: number_format.NOTHING if c.metric is None else f"{c.metric:.4f}"),
     )
     told = [_cells(comparison, column) for column in columns]
@@ -209,6 +210,13 @@ def errors(comparison: Comparison) -> Table | None:
         for message, count in sorted(counts.items(), key=lambda item: -item[1]):
             rows.append(TableRow(candidate.name, (f"{count:,}", message), number, out))
     return Table("Errors", ("times", "message"), tuple(rows)) if rows else None
+
+
+def _speedup(candidate: Candidate) -> str:
+    if candidate.speedup is None:
+        return number_format.NOTHING
+    rows = candidate.speedup_rows
+    return f"{candidate.speedup:.2f}x" + (f", {rows} rows" if rows else "")
 
 
 def _percent(share: float | None) -> float | None:

@@ -24,6 +24,8 @@ from modelport.exporters.requests.random_inputs import sampler
 from modelport.exporters.sources.pytorch import source
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.loadtests.compare import artifacts
+from modelport.loadtests.compare.plan import Variant
 from tests.exporters.conftest import FRAUD_KWARGS
 
 Invoke = Callable[..., Result]
@@ -146,6 +148,10 @@ def test_the_second_level_fuses_and_keeps_every_value_and_verify_shows_it(
     assert document["parity"]["bounds"] is None, "fusions keep values: the tolerance holds"
     assert [one["shapes"]["image"][0] for one in found["speedup"]] == [1, 8]
     assert all(one["low"] <= one["ratio"] <= one["high"] for one in found["speedup"])
+    compared = artifacts.published(tmp_path / "repository" / "vit")
+    assert compared.variant == Variant("onnx", "fp32", "O2")
+    assert compared.certificate.speedup == found["speedup"][1]["ratio"]
+    assert compared.certificate.speedup_rows == 8
     again = _verify(tmp_path / "repository" / "vit", vit_checkpoint)
     assert "SkipLayerNormalization" in again
     assert f"{found['speedup'][1]['ratio']:.2f}x" in again

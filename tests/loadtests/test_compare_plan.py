@@ -32,6 +32,7 @@ def test_every_format_meets_the_backend_that_runs_it() -> None:
         "savedmodel fp32 · TensorFlow",
         "tflite fp32 · LiteRT",
         "tflite int8 · LiteRT",
+        "openvino fp32 · OpenVINO",
         "pt2 fp32 · PyTorch",
         "torchscript fp32 · TorchServe",
         "onnx fp32 · Triton",
@@ -48,11 +49,26 @@ def test_formats_and_backends_narrow_the_plan() -> None:
     assert found[1].name == "torchscript fp32 · TorchServe behind the gateway"
 
 
+def test_a_variant_names_its_precision_and_its_optimisation() -> None:
+    for text, flags, slug in (
+        ("onnx", (), "onnx-fp32"),
+        ("onnx:O2", ("--optimize", "O2"), "onnx-fp32-O2"),
+        ("onnx:fp16:O3", ("--dtype", "fp16", "--optimize", "O3"), "onnx-fp16-O3"),
+        ("onnx:int4", ("--quantize", "int4"), "onnx-int4"),
+        ("onnx:int8:O1", ("--quantize", "int8", "--optimize", "O1"), "onnx-int8-O1"),
+    ):
+        variant = plan.parse(text)
+        assert variant.flags == flags
+        assert variant.slug == slug
+    assert str(plan.parse("onnx:int8:O1")) == "onnx int8 O1"
+
+
 @pytest.mark.parametrize(
     ("formats", "backends", "named"),
     [
         (["h5"], [], "--formats 'h5'"),
-        (["onnx:int4"], [], "--formats 'onnx:int4'"),
+        (["onnx:int2"], [], "--formats 'onnx:int2'"),
+        (["onnx:O2:int8"], [], "--formats 'onnx:O2:int8'"),
         ([], ["tensorrt"], "--backends 'tensorrt'"),
         (["onnx"], ["tflite"], "no backend of tflite runs onnx fp32"),
     ],

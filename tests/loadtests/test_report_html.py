@@ -179,6 +179,15 @@ def test_without_certificates_prices_or_starts_there_are_no_such_plots() -> None
     assert comparison_plots.draw(comparison) == []
 
 
+def test_a_certified_speed_up_is_named_with_the_rows_it_was_measured_with(tmp_path: Path) -> None:
+    plain = Candidate("plain", "onnx", "fp32", "onnxruntime", False, 1000)
+    fused = dataclasses.replace(plain, name="fused", speedup=1.254, speedup_rows=8)
+    html.write_comparison(
+        Comparison("m", "s", "", 1.0, {}, 10.0, 1, (plain, fused)), tmp_path / "c.html"
+    )
+    assert "1.25x, 8 rows" in Tree((tmp_path / "c.html").read_text()).text
+
+
 def test_nothing_measured_is_still_a_report(tmp_path: Path) -> None:
     html.write_comparison(Comparison("m", "s", "", 1.0, {}, 10.0, 1, ()), tmp_path / "c.html")
     assert "nothing was measured" in (tmp_path / "c.html").read_text()
