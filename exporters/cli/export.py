@@ -356,7 +356,7 @@ def optimization_rows(found: GraphOptimization) -> dict[str, str]:
         rows["operators"] = ", ".join(f"{count} {name}" for name, count in found.fused.items())
     for one in found.speedup:
         shapes = ", ".join(f"{name} {list(shape)}" for name, shape in one.shapes.items())
-        rows[f"speed-up{' ' * len(rows)}"] = (
+        rows[f"speed-up {one.batch or ''}"] = (
             f"{one.ratio:.2f}x (middle half {one.low:.2f} to {one.high:.2f}) on {shapes}"
         )
     return rows

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+from modelport.exporters import api
 from modelport.exporters.formats import FORMATS, ExportTarget, tensorflow_onnx
 from modelport.exporters.keras_ports import find_twin
 from modelport.exporters.loaded_model import Source
@@ -95,6 +97,16 @@ def test_weights_that_go_around_the_onnx_converter_arrive(tmp_path: Path) -> Non
     inputs = draw(source.signature, 3, {"tokens_0": 6}, np.random.default_rng(0))
     actual = row.open_session(path)(inputs)["both"]
     np.testing.assert_allclose(actual, source.reference(inputs)["both"], rtol=1e-4, atol=1e-5)
+
+
+def test_int8_weights_of_a_keras_model_are_int8_in_onnx(tmp_path: Path) -> None:
+    x = keras.Input((16,), name="x")
+    model = functional(x, layers.Dense(4, name="y")(layers.Dense(32, activation="relu")(x)))
+    path = saved(model, tmp_path / "net.keras")
+    (tmp_path / "out").mkdir()
+    api.export(path, formats="onnx", quantize="int8", samples=8, output=tmp_path / "out")
+    graph = onnx.load(tmp_path / "out" / "model.onnx").graph
+    assert {t.data_type for t in graph.initializer if len(t.dims) == 2} == {onnx.TensorProto.INT8}
 
 
 @pytest.mark.parametrize("opset", [12, 19])
