@@ -16,8 +16,10 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 from modelport.exporters.cli.verify import verify
+from modelport.exporters.formats import onnx as onnx_format
 from modelport.exporters.model_spec import Decision, ModelSpec
-from modelport.exporters.optimization import calibration, transformer_fusion
+from modelport.exporters.models.fraud import FraudTransformer
+from modelport.exporters.optimization import calibration, onnx_graph, transformer_fusion
 from modelport.exporters.optimization.options import OptimizationOptions
 from modelport.exporters.requests import sample_requests
 from modelport.exporters.requests.random_inputs import sampler
@@ -441,6 +443,31 @@ def test_a_model_that_does_not_tolerate_int4_is_refused(invoke: Invoke, tmp_path
     said = failed(done, 3, tmp_path)
     assert "decisions agree on" in said
     assert "below 90.00%" in said
+
+
+def test_large_weights_stay_in_a_file_beside_the_optimised_graph(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kwargs = {**FRAUD_KWARGS, "d_model": 64, "num_layers": 1}
+    module, checkpoint = FraudTransformer(**kwargs), tmp_path / "fraud.pt"
+    torch.save({"model_state_dict": module.state_dict(), "model_kwargs": kwargs}, checkpoint)
+    np.savez(tmp_path / "rows.npz", tokens=np.zeros((8, 4), int), seq_lens=np.full(8, 4))
+    for module in (onnx_format, onnx_graph):
+        monkeypatch.setattr(module, "EXTERNAL_DATA_BYTES", 1000)
+    for name, arguments in {
+        "fused": ("--optimize", "O2"),
+        "dynamic": ("--optimize", "O1", "--quantize", "int8"),
+        "static": ("--quantize", "int8", "--calibrate", str(tmp_path / "rows.npz")),
+        "blocks": ("--quantize", "int4"),
+    }.items():
+        loose = () if name == "fused" else ("--min-agreement", "0")
+        done = invoke(checkpoint, *arguments, *loose, "--name", name)
+        assert done.exit_code == 0, (name, done.stderr)
+        version = tmp_path / "repository" / name / "1"
+        listed = json.loads((version / "certificate.json").read_text())["artifact"]["files"]
+        assert {"model.onnx", "model.onnx.data"} <= listed.keys(), name
+        assert {path.name for path in version.glob("*.onnx*")} <= listed.keys()
+        _verify(version, checkpoint)
 
 
 # -- options --------------------------------------------------------------------------------------
