@@ -34,6 +34,7 @@ MOST_USERS, MOST_RATE = 10_000, 1e6
 #: Protocols of a load; the values are those of ``--protocol``.
 LOAD_PROTOCOLS = (
     "oip-http",
+    "oip-http2",
     "oip-http-binary",
     "oip-grpc",
     "tfserving-http",

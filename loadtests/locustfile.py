@@ -34,6 +34,7 @@ from modelport.loadtests.users.locust_users import (  # noqa: E402, F401  # Locu
     USERS,
     ModelUser,
     OipGrpcUser,
+    OipHttp2User,
     OipHttpBinaryUser,
     OipHttpUser,
     TfServingGrpcUser,

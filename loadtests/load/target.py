@@ -13,6 +13,7 @@ class LoadTestProtocol(StrEnum):
     """The protocols of a load; the values are those of ``--protocol``."""
 
     OIP_HTTP = "oip-http"
+    OIP_HTTP2 = "oip-http2"
     OIP_HTTP_BINARY = "oip-http-binary"
     OIP_GRPC = "oip-grpc"
     TFSERVING_HTTP = "tfserving-http"

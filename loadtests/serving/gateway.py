@@ -17,6 +17,7 @@ from modelport.loadtests.system.processes import HOST, free_ports
 
 HTTP = (
     LoadTestProtocol.OIP_HTTP,
+    LoadTestProtocol.OIP_HTTP2,
     LoadTestProtocol.OIP_HTTP_BINARY,
     LoadTestProtocol.TFSERVING_HTTP,
     LoadTestProtocol.TORCHSERVE_HTTP,

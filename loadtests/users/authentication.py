@@ -11,7 +11,7 @@ from typing import Any
 from modelport.gateway.cli.server_credentials import ServerCredentials
 from modelport.loadtests.load.target import LoadTestTarget
 
-HTTP, GRPC = "http/1.1", "h2"
+HTTP, HTTP2 = "http/1.1", "h2"
 
 
 @lru_cache

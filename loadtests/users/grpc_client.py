@@ -1,17 +1,16 @@
-"""Unary gRPC from prepared bytes: nothing is serialised inside the timed section."""
+"""Unary gRPC from prepared bytes (grpc/doc/PROTOCOL-HTTP2.md)."""
 
 from __future__ import annotations
 
-from time import perf_counter
+import struct
+from collections.abc import Mapping
 from urllib.parse import unquote
 
 import grpc
 
 from modelport.loadtests.load.samples import Outcome
-from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.users.client import Unanswered
-from modelport.loadtests.users.http import IDLE_SECONDS, reason
-from modelport.loadtests.users.http2 import MESSAGE, GrpcUnaryConnection
+from modelport.loadtests.users.http2_client import Http2Client
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 OUTCOMES = {
@@ -20,76 +19,37 @@ OUTCOMES = {
     grpc.StatusCode.DEADLINE_EXCEEDED: Outcome.TIMED_OUT,
 }
 SAID_CHARACTERS = 200
+MESSAGE = struct.Struct(">BI")  # compressed, length
 
 
-class GrpcClient:
-    """A client with one connection and one method; it reconnects after a loss."""
+class GrpcClient(Http2Client):
+    """A client with one connection and one method."""
 
     method: str
 
-    def __init__(self, target: LoadTestTarget, timeout_seconds: float) -> None:
-        self.sent = self.first_byte = self.done = 0.0
-        self._target, self._timeout_seconds = target, timeout_seconds
-        self._connection: GrpcUnaryConnection | None = None
+    def path(self) -> str:
+        return self.method
 
-    def connect(self) -> None:
-        self._connect()
-
-    def _connect(self) -> GrpcUnaryConnection:
-        try:
-            made = GrpcUnaryConnection(self._target, self.method, self._timeout_seconds)
-        except Exception as error:  # socket errors, and errors from a peer without HTTP/2
-            raise Unanswered(Outcome.FAILED, f"cannot connect: {reason(error)}") from error
-        self._connection = made
-        return made
+    def fields(self) -> Mapping[str, str]:
+        return {
+            "content-type": "application/grpc",
+            "te": "trailers",
+            "grpc-timeout": f"{max(1, round(self._timeout_seconds * 1000))}m",
+        }
 
     def ask(self, request: bytes) -> tuple[bytes, int | None]:
-        idle = perf_counter() - self.done > IDLE_SECONDS
-        if self._connection is not None and idle and not self._connection.alive():
-            self.close()
-        self.sent = self.first_byte = perf_counter()
-        connection, reconnected = self._connection, False
-        if connection is None or connection.used_up:
-            self.close()
-            reconnected = True  # reconnecting counts as part of this request
-            try:
-                connection = self._connect()
-            finally:
-                self.done = self.first_byte = perf_counter()
-        try:
-            answer = connection.call(request)
-            if not reconnected:
-                self.sent = connection.sent
-            self.done = connection.done
-            fields = connection.decode(answer)
-        except (TimeoutError, BlockingIOError) as error:
-            self._lost(connection)
-            raise Unanswered(
-                Outcome.TIMED_OUT, f"no answer within {self._timeout_seconds:g} s"
-            ) from error
-        except Exception as error:  # socket errors, and errors from unreadable frames
-            self._lost(connection)
-            raise Unanswered(Outcome.FAILED, reason(error)) from error
-        self.first_byte = connection.first_byte
+        return super().ask(MESSAGE.pack(0, len(request)) + request)
+
+    def read(self, fields: Mapping[str, str], data: bytes) -> tuple[bytes, int | None]:
         if fields.get("grpc-status") != "0":
             raise _unanswered(fields)
-        compressed, size = MESSAGE.unpack_from(answer.data) if len(answer.data) >= 5 else (0, -1)
-        if compressed or size != len(answer.data) - MESSAGE.size:
+        compressed, size = MESSAGE.unpack_from(data) if len(data) >= MESSAGE.size else (0, -1)
+        if compressed or size != len(data) - MESSAGE.size:
             raise Unanswered(Outcome.FAILED, "the answer is not one uncompressed message")
-        return bytes(answer.data[MESSAGE.size :]), None
-
-    def _lost(self, connection: GrpcUnaryConnection) -> None:
-        self.done = perf_counter()
-        self.first_byte = connection.first_byte or self.done
-        self.close()
-
-    def close(self) -> None:
-        gone, self._connection = self._connection, None
-        if gone is not None:
-            gone.close()
+        return data[MESSAGE.size :], None
 
 
-def _unanswered(fields: dict[str, str]) -> Unanswered:
+def _unanswered(fields: Mapping[str, str]) -> Unanswered:
     """The error of a call, from its trailers."""
     status = fields.get("grpc-status")
     if status is None:

@@ -79,16 +79,7 @@ class HttpClient:
             raise Unanswered(Outcome.FAILED, reason(error)) from error
         if answer.should_close():
             self.close()
-        status, body = answer.get_code(), bytes(answer._body_buffer)
-        if status != 200:
-            said = " ".join(body[:SAID_BYTES].decode(errors="replace").split())
-            outcome = Outcome.REFUSED if status in REFUSED_STATUSES else Outcome.FAILED
-            raise Unanswered(outcome, f"HTTP {status}: {said}")
-        size = answer.get(BINARY_SIZE)
-        try:
-            return body, None if size is None else int(str(size))
-        except ValueError as error:
-            raise Unanswered(Outcome.FAILED, f"{BINARY_SIZE}: '{size}' is no number") from error
+        return answered(answer.get_code(), bytes(answer._body_buffer), answer.get(BINARY_SIZE))
 
     def _exchange(self, request: bytes) -> HTTPResponse:
         assert self._socket is not None
@@ -123,6 +114,22 @@ class HttpClient:
         if gone is not None:
             with contextlib.suppress(OSError):
                 gone.close()
+
+
+def answered(status: int, body: bytes, size: object) -> tuple[bytes, int | None]:
+    """Return an answer's body, and the size of its JSON part, which ``size`` states.
+
+    Raises:
+        Unanswered: It is an error.
+    """
+    if status != 200:
+        said = " ".join(body[:SAID_BYTES].decode(errors="replace").split())
+        outcome = Outcome.REFUSED if status in REFUSED_STATUSES else Outcome.FAILED
+        raise Unanswered(outcome, f"HTTP {status}: {said}")
+    try:
+        return body, None if size is None else int(str(size))
+    except ValueError as error:
+        raise Unanswered(Outcome.FAILED, f"{BINARY_SIZE}: '{size}' is no number") from error
 
 
 def reason(error: Exception) -> str:

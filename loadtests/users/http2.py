@@ -1,8 +1,7 @@
-"""Unary gRPC calls on a bare HTTP/2 connection under gevent, from prepared bytes.
+"""Requests on a bare HTTP/2 connection under gevent, from prepared bytes, one at a time.
 
-grpcio's own overhead is a large part of a fast model's latency, differs from other clients' and
-hides the first byte. Frames: RFC 9113; gRPC on them: grpc/doc/PROTOCOL-HTTP2.md. One call at a time
-per connection.
+Client libraries' own overhead is a large part of a fast model's latency, differs between them and
+hides the first byte. Frames: RFC 9113.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
+from collections.abc import Mapping
 from time import perf_counter
 
 from hpack import Decoder, Encoder
@@ -28,15 +28,14 @@ DEFAULT_WINDOW, DEFAULT_FRAME = 65_535, 16_384
 LAST_STREAM = 2**31 - 3
 RECEIVE_BYTES = 1 << 18
 FRAME = struct.Struct(">HBBBI")  # length (24 bits in two fields), type, flags, stream
-MESSAGE = struct.Struct(">BI")  # compressed, length
 
 
 class ConnectionBroken(ConnectionError):
     """The peer ended the connection or the stream, or does not speak HTTP/2."""
 
 
-class GrpcAnswer:
-    """The answer to one call; header blocks are decoded after the timed section."""
+class Http2Answer:
+    """The answer to one request; header blocks are decoded after the timed section."""
 
     def __init__(self) -> None:
         self.blocks: list[bytes] = []
@@ -51,13 +50,18 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return FRAME.pack(size >> 8, size & 255, kind, flags, stream) + payload
 
 
-class GrpcUnaryConnection:
-    """A connection; ``call`` sends one message and waits for the end of the stream."""
+class Http2UserConnection:
+    """A connection; ``call`` sends one request and waits for the end of the stream.
 
-    def __init__(self, target: LoadTestTarget, method: str, timeout_seconds: float) -> None:
+    All requests are a POST to ``path`` with the same header ``fields``.
+    """
+
+    def __init__(
+        self, target: LoadTestTarget, path: str, fields: Mapping[str, str], timeout_seconds: float
+    ) -> None:
         self.sent = self.first_byte = self.done = 0.0
         self._timeout_seconds = timeout_seconds
-        tls = authentication.context(target, authentication.GRPC)
+        tls = authentication.context(target, authentication.HTTP2)
         self._socket = sockets.connect(sockets.address(target.address), timeout_seconds, tls)
         self._buffer = bytearray()
         self._stream = -1
@@ -73,12 +77,10 @@ class GrpcUnaryConnection:
                 for name, value in (
                     (":method", "POST"),
                     (":scheme", "http" if tls is None else "https"),
-                    (":path", method),
+                    (":path", path),
                     (":authority", target.address),
-                    ("content-type", "application/grpc"),
-                    ("te", "trailers"),
                     ("user-agent", "modelport-loadtest"),
-                    ("grpc-timeout", f"{max(1, round(timeout_seconds * 1000))}m"),
+                    *fields.items(),
                     *authentication.headers(target).items(),
                 )
             ],
@@ -114,12 +116,11 @@ class GrpcUnaryConnection:
             return False
         return True
 
-    def call(self, message: bytes) -> GrpcAnswer:
-        """Send one message; raises ``OSError``, ``TimeoutError`` or ``ConnectionBroken``."""
+    def call(self, body: bytes) -> Http2Answer:
+        """Send one request; raises ``OSError``, ``TimeoutError`` or ``ConnectionBroken``."""
         self._stream += 2
-        stream, answer = self._stream, GrpcAnswer()
+        stream, answer = self._stream, Http2Answer()
         self._stream_window = self._initial_window
-        body = MESSAGE.pack(0, len(message)) + message
         self.first_byte = 0.0
         self.sent = perf_counter()
         deadline = self.sent + self._timeout_seconds
@@ -134,7 +135,7 @@ class GrpcUnaryConnection:
             self._receive(answer, deadline)
         return answer
 
-    def _send_parts(self, stream: int, body: bytes, answer: GrpcAnswer, deadline: float) -> None:
+    def _send_parts(self, stream: int, body: bytes, answer: Http2Answer, deadline: float) -> None:
         """Send as the peer's flow-control windows allow."""
         position = 0
         while position < len(body) and not answer.ended:
@@ -148,7 +149,7 @@ class GrpcUnaryConnection:
             last = END_STREAM if position == len(body) else 0
             self._socket.sendall(frame(DATA, last, stream, part))
 
-    def _receive(self, answer: GrpcAnswer | None, deadline: float) -> None:
+    def _receive(self, answer: Http2Answer | None, deadline: float) -> None:
         """Read once, and process the complete frames."""
         data = self._socket.recv(RECEIVE_BYTES)
         now = perf_counter()
@@ -176,7 +177,7 @@ class GrpcUnaryConnection:
             raise TimeoutError
 
     def _take(
-        self, kind: int, flags: int, stream: int, payload: bytes, answer: GrpcAnswer | None
+        self, kind: int, flags: int, stream: int, payload: bytes, answer: Http2Answer | None
     ) -> None:
         mine = answer is not None and stream == self._stream
         if kind in (DATA, HEADERS, CONTINUATION):
@@ -208,7 +209,7 @@ class GrpcUnaryConnection:
                 f"the server goes away: {payload[8:].decode(errors='replace')}".strip()
             )
 
-    def _add(self, kind: int, flags: int, payload: bytes, answer: GrpcAnswer) -> None:
+    def _add(self, kind: int, flags: int, payload: bytes, answer: Http2Answer) -> None:
         """Process a frame of the answer."""
         self.first_byte = self.first_byte or self.done
         if kind == DATA:
@@ -236,7 +237,7 @@ class GrpcUnaryConnection:
         self._socket.sendall(frame(SETTINGS, ACK, 0))
         self._settled = True
 
-    def decode(self, answer: GrpcAnswer) -> dict[str, str]:
+    def decode(self, answer: Http2Answer) -> dict[str, str]:
         """Decode the header fields of an answer, trailers last; once per answer, in order."""
         try:
             return {name: value for block in answer.blocks for name, value in self._fields(block)}

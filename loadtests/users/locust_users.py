@@ -60,6 +60,12 @@ class OipHttpUser(ModelUser):
     protocol = LoadTestProtocol.OIP_HTTP
 
 
+class OipHttp2User(ModelUser):
+    """The Open Inference Protocol over HTTP/2, as JSON."""
+
+    protocol = LoadTestProtocol.OIP_HTTP2
+
+
 class OipHttpBinaryUser(ModelUser):
     """The Open Inference Protocol over HTTP, with binary tensors."""
 
@@ -112,6 +118,7 @@ USERS: dict[LoadTestProtocol, type[ModelUser]] = {
     one.protocol: one
     for one in (
         OipHttpUser,
+        OipHttp2User,
         OipHttpBinaryUser,
         OipGrpcUser,
         TfServingHttpUser,

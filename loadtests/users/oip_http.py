@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over HTTP, as JSON and with Triton's binary tensors."""
+"""The Open Inference Protocol over HTTP: JSON, also over HTTP/2, and Triton's binary tensors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from modelport.loadtests.load.payloads import Payloads
 from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.users import oip
 from modelport.loadtests.users.http import BINARY_SIZE, HttpClient, request, segment
+from modelport.loadtests.users.http2_client import JsonOverHttp2
 from modelport.loadtests.users.protocol_table import Dialect
 
 
@@ -25,5 +26,17 @@ def _binary(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
     return request(target, path(target), body, headers)
 
 
+def _body(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
+    return oip.json_body(payloads, number)
+
+
+class InferOverHttp2(JsonOverHttp2):
+    """The client of ``infer``."""
+
+    def path(self) -> str:
+        return path(self._target)
+
+
 JSON = Dialect(_json, HttpClient, oip.read_http)
+JSON_HTTP2 = Dialect(_body, InferOverHttp2, oip.read_http)
 BINARY = Dialect(_binary, HttpClient, oip.read_http)

@@ -28,6 +28,7 @@ class Dialect:
 #: Imported on demand: grpcio's gevent must be set up first, and HTTP needs none of it.
 MODULES = {
     LoadTestProtocol.OIP_HTTP: "oip_http:JSON",
+    LoadTestProtocol.OIP_HTTP2: "oip_http:JSON_HTTP2",
     LoadTestProtocol.OIP_HTTP_BINARY: "oip_http:BINARY",
     LoadTestProtocol.OIP_GRPC: "oip_grpc:DIALECT",
     LoadTestProtocol.TFSERVING_HTTP: "tfserving:REST",

@@ -62,7 +62,7 @@ def test_the_example_says_every_key_and_the_defaults() -> None:
         ("[load]\nusers = true", "a whole number of at least 1"),
         ("[load]\nusers = 1000000", "a whole number of at least 1, at most 10000"),
         ("[load]\nrate_per_second = 1e9", "a number above 0, at most 1e\\+06"),
-        ("[load]\nprotocol = 'http'", "must be one of oip-http, oip-http-binary"),
+        ("[load]\nprotocol = 'http'", "must be one of oip-http, oip-http2, oip-http-binary"),
         ("[certificate]\ncheckpoint_sha256 = 'abc'", "64 hexadecimal digits"),
         ("[certificate]\npublic_keys = 'a.pub'", "a list of files"),
         ("[rollout]\nmin_requests = 0", "rollout.min_requests = 0 must be a whole number"),

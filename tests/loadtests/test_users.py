@@ -20,7 +20,7 @@ from modelport.loadtests.load.locust_arguments import Plan
 from modelport.loadtests.load.payloads import BadPayload, Payloads
 from modelport.loadtests.load.samples import LoadProfile, Outcome
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
-from modelport.loadtests.users import http2, oip, signature, tfserving, torchserve
+from modelport.loadtests.users import grpc_client, http2, oip, signature, tfserving, torchserve
 from modelport.loadtests.users.client import Unanswered
 from modelport.loadtests.users.grpc_client import GrpcClient
 from modelport.loadtests.users.http import HttpClient
@@ -320,7 +320,7 @@ def test_a_connection_that_the_server_closed_while_idle_is_no_failure(
     http = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
     settings, end = http2.frame(http2.SETTINGS, 0, 0), http2.HEADERS
     status = http2.frame(end, 5, 1, Encoder().encode([(":status", "200"), ("grpc-status", "0")]))
-    grpc_answer = http2.frame(http2.DATA, 0, 1, http2.MESSAGE.pack(0, 2) + b"{}") + status
+    grpc_answer = http2.frame(http2.DATA, 0, 1, grpc_client.MESSAGE.pack(0, 2) + b"{}") + status
     connections, closed = 0, threading.Semaphore(0)
 
     def serve(listener: socket) -> None:
