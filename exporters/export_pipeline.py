@@ -119,6 +119,7 @@ def export(
     source = reader_selection.load(request.source)
     source = image_metadata.describe(source, request.image, request.labels)
     target = request.optimization.applied(request.target, source)
+    target = replace(target, adopted=request.artifact is not None)
     for row in rows:
         formats.check_route(source, row, target)
     request = replace(request, target=target)
@@ -186,6 +187,10 @@ def _rows(request: ExportRequest) -> list[Format]:
     rows = [formats.find_format(name) for name in dict.fromkeys(names)]
     if target.opset is not None and all(row.name != "onnx" for row in rows):
         raise UsageError(f"--opset is ONNX's; --format {' '.join(request.formats)} has none")
+    if request.artifact is not None and request.optimization != OptimizationOptions():
+        raise UsageError(
+            "a file is certified as it is; leave --optimize, --calibrate, --block-size"
+        )
     request.optimization.check(rows, target.quantize)
     return rows
 

@@ -54,6 +54,7 @@ class ExportTarget:
         calibration: inputs for static quantisation; None quantises activations at run time.
         calibration_method: the choice of ranges from them: ``minmax``, ``entropy``, ``percentile``.
         per_channel: int8 weights have a scale for each channel.
+        adopted: the artifact is a file from elsewhere, which is not changed.
         block_size: number of weights that share a scale where weights alone are quantised.
     """
 
@@ -65,6 +66,7 @@ class ExportTarget:
     calibration_method: str = "minmax"
     per_channel: bool = True
     block_size: int = 32
+    adopted: bool = False
 
     @property
     def precision(self) -> str:

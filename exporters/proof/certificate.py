@@ -122,7 +122,7 @@ def provenance(
 
 def _quantization(target: ExportTarget) -> dict[str, Any] | None:
     """The scheme of quantisation in ONNX; other formats have only one."""
-    if target.quantize is None or target.opset is None:
+    if target.quantize is None or target.opset is None or target.adopted:
         return None
     if target.quantize != "int8":
         return {"scheme": "weight-only", "block_size": target.block_size}

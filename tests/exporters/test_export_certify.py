@@ -13,10 +13,12 @@ import torch
 from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
+from modelport.exporters import api
 from modelport.exporters.cli.certify import certify
 from modelport.exporters.cli.keygen import keygen
 from modelport.exporters.cli.verify import verify
 from modelport.gateway.backends import find
+from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.models.loader import VersionLoader
 from modelport.gateway.models.model_config import read_config
 from modelport.gateway.repository import scan, signing_keys
@@ -72,6 +74,12 @@ def test_a_file_is_certified_against_recorded_answers_signed_and_served(
     loader = VersionLoader(settings, find, 1)
     loaded = loader.load(entry, entry.versions[1], read_config(entry), Statistics())
     assert [output.name for output in loaded.backend.config.output] == ["scores"]
+
+
+def test_a_file_from_elsewhere_is_not_optimised(tmp_path: Path) -> None:
+    file, samples = write(tmp_path), record(tmp_path)
+    with pytest.raises(UsageError, match="certified as it is; leave --optimize"):
+        api.certify(file, samples, repository=tmp_path / "repository", optimize="O2")
 
 
 def test_a_file_is_certified_against_its_checkpoint(tmp_path: Path) -> None:

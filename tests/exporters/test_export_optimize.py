@@ -21,10 +21,12 @@ from modelport.exporters.model_spec import Decision, ModelSpec
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.optimization import calibration, onnx_graph, transformer_fusion
 from modelport.exporters.optimization.options import OptimizationOptions
+from modelport.exporters.proof import verify as verification
 from modelport.exporters.requests import sample_requests
 from modelport.exporters.requests.random_inputs import sampler
 from modelport.exporters.sources.pytorch import source
 from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from modelport.loadtests.compare import artifacts
 from modelport.loadtests.compare.plan import Variant
@@ -117,6 +119,43 @@ def failed(result: Result, code: int, tmp_path: Path) -> str:
     assert not (tmp_path / "repository").exists()
     (line,) = result.stderr.splitlines()
     return line
+
+
+def test_a_certificate_with_a_nonsensical_optimisation_is_an_integrity_error(
+    invoke: Invoke, vit_checkpoint: Path, tmp_path: Path
+) -> None:
+    assert invoke(vit_checkpoint, *VIT, "--optimize", "O1", model="vit").exit_code == 0
+    _, document = published(tmp_path, "vit")
+    good = document["optimization"]
+    for bad in (
+        3,
+        "O1",
+        [],
+        {},
+        {**good, "speedup": [1]},
+        {**good, "speedup": [{**good["speedup"][0], "shapes": {"image": [None]}}]},
+        {**good, "fused": {"Gelu": "many"}},
+        {**good, "operators_before": None},
+    ):
+        with pytest.raises(IntegrityError, match="does not say what was proven"):
+            verification._claim({**document, "optimization": bad})
+
+
+def test_models_without_a_batch_dimension_are_measured_as_they_are(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(4, 2)
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    declared = ("--model-kwargs", '{"in_features": 4, "out_features": 2}')
+    whole = ("--max-batch-size", "0", "--input", "x:FP32[nodes=2..9,4]", "--name", "net")
+    done = invoke(
+        tmp_path / "net.pt", *declared, *whole, "--optimize", "O1", model="torch.nn:Linear"
+    )
+    assert done.exit_code == 0, done.stderr
+    _, document = published(tmp_path, "net")
+    (one,) = document["optimization"]["speedup"]
+    assert (one["batch"], one["shapes"]) == (0, {"x": [5, 4]})
 
 
 # -- --optimize -----------------------------------------------------------------------------------
