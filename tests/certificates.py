@@ -1,4 +1,7 @@
-"""Certificates made for a test: an authority, and what it signs."""
+"""Certificates made for a test: an authority, and what it signs.
+
+They have the extensions that Python requires from 3.13 on.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,17 @@ from modelport.gateway.server.tls.certificate import TlsContexts
 from modelport.gateway.settings import TlsFiles
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    key_cert_sign=True,
+    crl_sign=True,
+    **dict.fromkeys(
+        (
+            *("digital_signature", "content_commitment", "key_encipherment"),
+            *("data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
+        ),
+        False,
+    ),
+)
 
 
 class TestAuthority:
@@ -38,6 +52,8 @@ class TestAuthority:
             .not_valid_before(now - timedelta(days=30))
             .not_valid_after(now + timedelta(days=30))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self.key.public_key()), False)
+            .add_extension(_SIGNS_CERTIFICATES, critical=True)
             .sign(self.key, hashes.SHA256())
         )
         self.pem = self._certificate.public_bytes(serialization.Encoding.PEM)
@@ -58,6 +74,9 @@ class TestAuthority:
             .not_valid_after(now + timedelta(days=days))
             .add_extension(
                 x509.SubjectAlternativeName([_name(each) for each in names]), critical=True
+            )
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), False
             )
             .sign(self.key, hashes.SHA256())
         )
