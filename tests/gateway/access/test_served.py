@@ -28,7 +28,17 @@ principals = ["anonymous"]
 operations = ["infer"]
 models = ["mine"]
 """
-ROOT = '[[rules]]\nprincipals = ["root"]\noperations = "*"\n'
+QUOTA = 32
+ROOT = f"""
+[[rules]]
+principals = ["root", "ci"]
+operations = "*"
+
+[[quotas]]
+principals = ["ci"]
+requests_per_second = 0.001
+burst = {QUOTA}
+"""
 WORKERS = 2
 
 
@@ -53,7 +63,7 @@ def test_all_processes_follow_what_was_accepted_last_and_start_again_with_it(
     keys = write_keys(tmp_path / "access", "root", "ci")
     path = tmp_path / "access" / "access.toml"
     path.write_text(KEYS + ROOT)
-    root = {"authorization": f"Bearer {keys['root']}"}
+    root, ci = ({"authorization": f"Bearer {keys[name]}"} for name in ("root", "ci"))
     flags = ("--access", str(path), "--workers", str(WORKERS), "--log-verbose", "1")
     with closing(Gateway(repository(tmp_path / "models"), *flags)) as gateway:
         assert statuses(gateway, {}) == {401}
@@ -69,11 +79,14 @@ def test_all_processes_follow_what_was_accepted_last_and_start_again_with_it(
         os.kill(gateway.process.pid, signal.SIGHUP)  # means: look at the files
         gateway.wait_for("access rules not reloaded")
         gateway.wait_for("access keys not reloaded")
+        assert statuses(gateway, ci, QUOTA // 2) == {200}
         for process in workers(gateway).values():
             before = len(gateway.logs)
             os.kill(process, signal.SIGKILL)
             gateway.wait_for("worker started again", after=before)
         assert statuses(gateway, {}) == statuses(gateway, root) == {200}
+        assert statuses(gateway, ci, QUOTA // 2) == {200}  # what the first workers had left of it
+        assert statuses(gateway, ci) == {429}
         before = len(gateway.logs)
         replace(path, KEYS + ROOT)
         gateway.wait_for("access rules reloaded", after=before)
