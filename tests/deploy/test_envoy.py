@@ -49,9 +49,11 @@ def test_the_gateway_reads_the_header_that_envoy_removes_and_writes() -> None:
     for manager in managers():
         (early,) = manager["early_header_mutation_extensions"]
         assert early["typed_config"]["mutations"] == [{"remove": header}]
-        tokens = manager["http_filters"][0]["typed_config"]["providers"]["issuer"]
-        assert tokens["claim_to_headers"] == [{"header_name": header, "claim_name": "sub"}]
-        assert tokens["forward"] is False
+        assert manager["http_filters"][0]["name"] == "tokens"
+    (filter_config,) = yaml.safe_load((FILES / "tokens.yaml").read_text())["resources"]
+    tokens = filter_config["typed_config"]["providers"]["issuer"]
+    assert tokens["claim_to_headers"] == [{"header_name": header, "claim_name": "sub"}]
+    assert tokens["forward"] is False
 
 
 def test_envoy_waits_longer_for_a_request_and_shorter_for_the_next_one_than_the_gateway() -> None:
@@ -126,10 +128,12 @@ def test_envoy_takes_the_files_and_no_misspelt_one(config: Path) -> None:
     validate = (proxies.program(), "--mode", "validate", "--log-level", "error", "--config-path")
     tools.check(*validate, config)
     wrong = config.with_name("wrong.yaml")
-    wrong.write_text(proxies.replaced(config.read_text(), {"require_expiration": "require_expiry"}))
+    wrong.write_text(
+        proxies.replaced(config.read_text(), {"require_client_cert": "require_a_cert"})
+    )
     status, said = tools.said(*validate, wrong)
     assert status != 0
-    assert "require_expiry" in said
+    assert "require_a_cert" in said
 
 
 @thorough
@@ -260,10 +264,10 @@ def test_the_name_of_a_caller_is_taken_off_where_no_token_is_asked_for(
     config: Path, gateways: list[Gateway], nobody: Caller
 ) -> None:
     """The access log says what the gateway is told. Envoy itself removes what it would write."""
-    forgettable = {
-        "x-forwarded-user}]": "x-other}]",
-        "{header_name: x-f": "{header_name: x-other-f",
-    }
+    other = {"{header_name: x-f": "{header_name: x-other-f"}
+    forgettable = {"x-forwarded-user}]": "x-other}]", "/tokens.yaml": "/forgettable.yaml", **other}
+    tokens = (config.parent / "tokens.yaml").read_text()
+    (config.parent / "forgettable.yaml").write_text(proxies.replaced(tokens, other))
     for changes, caller in ({}, None), (forgettable, "alice"):
         with proxies.envoy(config, gateways, changes) as proxy, nobody.http() as client:
             proxy.wait_healthy(2, 2)
@@ -317,6 +321,35 @@ def test_a_certificate_that_kubernetes_renews_is_served_without_a_failed_request
             assert client.post(proxy.url + INFER % "fraud", content=BODY).status_code == 200
             assert time.monotonic() < give_up, proxy.log()[-3000:]
         assert client.post(proxy.url + INFER % "fraud", content=BODY).status_code == 200
+
+
+@thorough
+def test_new_keys_of_the_issuer_are_followed_and_a_wrong_file_changes_nothing(
+    proxy: EnvoyProxy, ci: Caller, nobody: Caller, issuer: Issuer
+) -> None:
+    later = Issuer(kid="later")
+    renewed = nobody.with_token(later.token(sub="ci").decode())
+    (proxy.folder / "later.json").write_bytes(key_set(issuer, later))
+    file = proxy.folder / "tokens.yaml"
+    text = proxies.replaced(file.read_text(), {"jwks.json": "later.json"})
+
+    def replace(content: str) -> None:
+        (proxy.folder / "new.yaml").write_text(content)
+        (proxy.folder / "new.yaml").rename(file)
+
+    assert renewed.infer(proxy).status_code == 401
+    replace(text)
+    give_up = time.monotonic() + proxies.WAIT_SECONDS
+    while renewed.infer(proxy).status_code == 401:
+        assert ci.infer(proxy).status_code == 200
+        assert time.monotonic() < give_up, proxy.log()[-3000:]
+    replace(proxies.replaced(text, {"clock_skew_seconds: 30": "clock_skew_seconds: thirty"}))
+    while "thirty" not in proxy.log():
+        assert time.monotonic() < give_up, proxy.log()[-3000:]
+        time.sleep(0.05)
+    for caller in (ci, renewed):
+        assert caller.infer(proxy).status_code == 200
+    replace(text)  # for those that start later
 
 
 @thorough
