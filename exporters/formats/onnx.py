@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
-from torch import nn
+from torch import Tensor, nn
 from torch.onnx import ONNXProgram
 
-from modelport.exporters.formats import ExportTarget, onnx_difference, tracing
+from modelport.exporters.formats import ExportTarget, onnx_difference, open_sizes, tracing
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.torch_eager import inference_mode
@@ -69,18 +70,37 @@ def _size_of(module: nn.Module) -> int:
 
 def _convert(source: Source, module: nn.Module, target: ExportTarget) -> ONNXProgram:
     signature = source.signature
-    program = torch.onnx.export(
-        module,
-        tracing.example_inputs(signature, source.spec.masks),
-        dynamo=True,
-        dynamic_shapes=tracing.dynamic_shapes(signature, module),
-        input_names=[spec.name for spec in signature.inputs],
-        output_names=[spec.name for spec in signature.outputs],
-        opset_version=target.opset,
-        verbose=False,
-    )
+    with open_sizes.kept_by(module), _subtraction_of_integers():
+        program = torch.onnx.export(
+            module,
+            tracing.example_inputs(signature, source.spec.masks),
+            dynamo=True,
+            dynamic_shapes=tracing.dynamic_shapes(signature, module),
+            input_names=[spec.name for spec in signature.inputs],
+            output_names=[spec.name for spec in signature.outputs],
+            opset_version=target.opset,
+            verbose=False,
+        )
     assert program is not None  # the other exporter returns None
     return program
+
+
+@contextlib.contextmanager
+def _subtraction_of_integers() -> Iterator[None]:
+    """Trace ``1.0 - x`` of integers as ``-x + 1.0``; torch.onnx cannot promote a number on the left
+    (torch 2.13)."""
+    subtract = Tensor.__rsub__
+
+    def reversed_subtraction(x: Tensor, other: Any) -> Any:
+        if isinstance(other, float) and not x.is_floating_point() and not x.is_complex():
+            return torch.neg(x) + other
+        return subtract(x, other)
+
+    Tensor.__rsub__ = reversed_subtraction  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Tensor.__rsub__ = subtract  # type: ignore[method-assign]
 
 
 def first_difference(

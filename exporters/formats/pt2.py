@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.export._patches import (
 )
 from torch.fx.experimental import _config as symbolic_sizes
 
-from modelport.exporters.formats import ExportTarget, tracing
+from modelport.exporters.formats import ExportTarget, open_sizes, tracing
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import (
     Named,
@@ -82,41 +83,51 @@ def traced_program(source: Source, target: ExportTarget) -> ExportedProgram:
     shapes = tracing.dynamic_shapes(signature, named)
     # What earlier exports compiled, while loops above all, would fix sizes of this one.
     torch.compiler.reset()
-    # torch would unroll a recurrent layer to the example's length.
-    recurrent = register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition()
     examples = dict(zip(names, tracing.example_inputs(signature, source.spec.masks), strict=True))
-    with inference_mode(named), recurrent[0], recurrent[1]:
+    with inference_mode(named), open_sizes.kept_by(named), recurrent_layers():
         declared = dict(zip(names, shapes, strict=True))
         try:
             return torch.export.export(named, (), examples, dynamic_shapes=declared, strict=False)
         except Exception:
-            program = _with_found_sizes(named, examples, declared)
-            if program is None:
-                raise
-            return program
+            auto = {n: dict.fromkeys(s, torch.export.Dim.AUTO) for n, s in declared.items()}
+            for sizes in (declared, auto):
+                program = _with_assertions(named, examples, sizes, declared)
+                if program is not None:
+                    return program
+            raise
 
 
-def _with_found_sizes(
-    module: nn.Module, examples: Mapping[str, Tensor], declared: Mapping[str, Any]
+@contextlib.contextmanager
+def recurrent_layers() -> Iterator[None]:
+    """Keep the length of recurrent layers open; torch would fix the example's."""
+    with register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition():
+        yield
+
+
+def _with_assertions(
+    module: nn.Module,
+    examples: Mapping[str, Tensor],
+    sizes: Mapping[str, Any],
+    declared: Mapping[str, Any],
 ) -> ExportedProgram | None:
-    """Export with sizes whose bounds PyTorch finds; None unless they hold all that are declared.
+    """Export with assertions in the program in place of guards; None unless its sizes hold all that
+    are declared.
 
-    Code that asks for a size, as masks of attention do, passes so more often than with declared
-    bounds; and nothing then sets a size of 1, which broadcasts, apart from larger ones, so that the
-    shortest input may make an inner size 1.
+    Code that asks for a size, as masks of attention do, passes so more often; and nothing then sets
+    a size of 1, which broadcasts, apart from larger ones, so that the shortest input may make an
+    inner size 1.
     """
-    auto = {name: dict.fromkeys(shape, torch.export.Dim.AUTO) for name, shape in declared.items()}
     try:
         with symbolic_sizes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
             program = torch.export.export(
                 module,
                 (),
                 dict(examples),
-                dynamic_shapes=auto,
+                dynamic_shapes=dict(sizes),
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-    except Exception:
+    except (Exception, open_sizes.OpenLoop):
         return None
     inputs = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
     kept = all(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +44,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         with quiet():
             module = tracing.at_precision(source.model, target.dtype, signature)
             named = Named(module, signature, _pack).eval()
-            with inference_mode(named):
+            with inference_mode(named), _forward_alone():
                 traced = torch.jit.trace(  # type: ignore[no-untyped-call]
                     named,
                     tracing.example_inputs(signature, source.spec.masks),
@@ -54,6 +56,39 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         raise
     except Exception as error:
         raise converter_refused(error, "torch.jit.trace") from error
+
+
+@contextlib.contextmanager
+def _forward_alone() -> Iterator[None]:
+    """Run ``forward`` of custom autograd functions itself, since no archive can hold a call of
+    Python."""
+    function = torch.autograd.Function
+    ordinary = vars(function)["apply"]
+
+    def apply(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        if kind.setup_context is not function.setup_context:  # then forward takes no context
+            return kind.forward(*args, **kwargs)
+        return kind.forward(WithoutGradients(), *args, **kwargs)
+
+    function.apply = classmethod(apply)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        function.apply = ordinary  # type: ignore[method-assign]
+
+
+class WithoutGradients:
+    """The context of a custom autograd function that nobody differentiates."""
+
+    needs_input_grad: tuple[bool, ...] = ()
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Save nothing."""
+
+    save_for_forward = mark_dirty = mark_non_differentiable = save_for_backward
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Ignore it."""
 
 
 def _pack(results: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:

@@ -11,8 +11,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from modelport.exporters.formats import ExportTarget
-from modelport.exporters.formats.pt2 import traced_program
+from modelport.exporters.formats import ExportTarget, pt2
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.lowering.registry import name_of
@@ -48,8 +47,8 @@ def lowerable_program(source: Source, target: ExportTarget) -> ExportedProgram:
     """
     try:
         with quiet():
-            traced = traced_program(source, target)
-            with inference_mode(source.model):
+            traced = pt2.traced_program(source, target)
+            with inference_mode(source.model), pt2.recurrent_layers():
                 program: ExportedProgram = traced.run_decompositions(decompositions())
     except ModelportError:
         raise

@@ -75,10 +75,21 @@ def load(request: SourceRequest) -> Source:
         found = declared
         if found is None or request.inputs:
             found = signature_inference.spec(module, request, declared)
+        if not request.inputs:
+            check_batch(found.signature(module, 1), request)
         signature = found.signature(module, request.max_batch_size)
         return source(module, found, signature, origins, kwargs)
 
     return _at_full_precision(module, declared, request, described)
+
+
+def check_batch(own: ModelSignature, request: SourceRequest) -> None:
+    """Raise ``UsageError`` if a batch is refused to a model whose own signature has one."""
+    if request.max_batch_size == 0 and own.max_batch_size:
+        raise UsageError(
+            "--max-batch-size 0 is for models without a batch dimension, and this one has one in "
+            "its own signature; give 1 or more"
+        )
 
 
 def _at_full_precision(

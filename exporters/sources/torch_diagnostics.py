@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelport.exporters.loaded_model import Reference
-from modelport.exporters.sources.torch_eager import TorchEager, as_tensors, inference_mode
+from modelport.exporters.sources.torch_eager import TorchEager
 from modelport.gateway.types import Array, ModelSignature
 
 aten = torch.ops.aten
@@ -68,7 +68,7 @@ class TorchDiagnostics:
 
     def rounded_otherwise(self) -> Iterator[tuple[str, Callable[[], Reference]]]:
         """The module in float64, and with every weight moved by one unit in the last place."""
-        yield "float64", lambda: _InFloat64(self._module, self._signature)
+        yield "float64", lambda: TorchEager(_InFloat64(self._module), self._signature)
         for seed in range(ULP_VARIANTS):
             yield "weights moved by one ulp", functools.partial(self._with_moved_weights, seed)
 
@@ -82,20 +82,15 @@ class TorchDiagnostics:
         return TorchEager(moved, self._signature)
 
 
-class _InFloat64:
-    """A module that computes in float64, called with arrays by name."""
+class _InFloat64(nn.Module):
+    """A copy of a module that takes and computes float64 in place of all other floats."""
 
-    def __init__(self, module: nn.Module, signature: ModelSignature) -> None:
-        self._module = copy.deepcopy(module).double()
-        self._inputs = [spec.name for spec in signature.inputs]
-        self._outputs = [spec.name for spec in signature.outputs]
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._wide = copy.deepcopy(module).double()
 
-    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        tensors = [torch.tensor(inputs[name]) for name in self._inputs]
-        wide = [x.double() if x.is_floating_point() else x for x in tensors]
-        with inference_mode(self._module):
-            results = as_tensors(self._module(*wide))
-        return {name: x.numpy() for name, x in zip(self._outputs, results, strict=True)}
+    def forward(self, *inputs: Tensor) -> Any:
+        return self._wide(*(x.double() if x.is_floating_point() else x for x in inputs))
 
 
 def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:

@@ -217,6 +217,12 @@ FAMILIES: Mapping[str, Family] = {
         IMAGE,
         {"logits": (3, -1, -1)},
     ),
+    "glpn": Family(
+        "GLPNForDepthEstimation",
+        {**_STAGES, "num_attention_heads": [1, 2, 2, 4], "decoder_hidden_size": 16},
+        IMAGE,
+        {"predicted_depth": (224, 224)},
+    ),
     "detr": Family(
         "DetrForObjectDetection",
         {

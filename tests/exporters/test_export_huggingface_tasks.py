@@ -167,6 +167,10 @@ def test_a_task_is_for_folders_only(fraud_checkpoint: Path, bert: Path) -> None:
         refusal(fraud_checkpoint, model="fraud", task="fill-mask")
     )
     assert "exclude each other" in str(refusal(bert, model="causal-lm", task="fill-mask"))
+    without = refusal(bert, max_batch_size=0)
+    assert (exit_code(without), "--max-batch-size 0 is for" in str(without)) == (2, True)
+    own = refusal(fraud_checkpoint, model="fraud", max_batch_size=0)
+    assert (exit_code(own), "--max-batch-size 0 is for" in str(own)) == (2, True)
     assert "--lora is for --task text-generation" in str(refusal(bert, lora=bert))
     assert "has no depth, only image_size and max_positions" in str(
         refusal(bert, model_kwargs={"depth": 1})
@@ -257,6 +261,8 @@ def test_sizes_of_images_and_audio_in_a_file_are_bounded(
     waves = Path(shutil.copytree(folders("wav2vec2"), tmp_path / "waves"))
     edit(waves, conv_stride=[10**6] * 3)
     assert "make no frames of audio" in str(refusal(waves))
+    multiples = load(SourceRequest(folders("glpn"))).signature
+    assert multiples.inputs[0].dims == (3, 224, 224), "no other than multiples of its strides"
     pixels = Path(shutil.copytree(folders("convnext"), tmp_path / "pixels"))
     edit(pixels, image_size=10**4)
     assert load(SourceRequest(pixels)).signature.axes["height"].maximum == 512
@@ -266,6 +272,19 @@ def test_sizes_of_images_and_audio_in_a_file_are_bounded(
     fixed = load(SourceRequest(pixels, model_kwargs={"image_size": [64, 96]})).signature
     assert fixed.inputs[0].dims == (3, 64, 96)
     assert "give a side" in str(refusal(pixels, model_kwargs={"image_size": "large"}))
+
+
+def test_images_that_are_cut_into_patches_beforehand_are_refused_by_name(tmp_path: Path) -> None:
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes |= {"num_hidden_layers": 1, "vocab_size": 20, "num_patches": 16}
+    with quiet():
+        config = transformers.Siglip2Config(text_config=sizes, vision_config=sizes)
+        transformers.Siglip2Model(config).save_pretrained(tmp_path)
+    refused = refusal(tmp_path)
+    assert exit_code(refused) == 4
+    assert "takes spatial_shapes, whose values decide on sizes" in str(refused)
 
 
 def test_a_quantized_folder_is_refused_with_the_way_that_works(bert: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from modelport.exporters.lowering.datatypes import cast, is_tensor
 from modelport.exporters.lowering.operators.indexing import (
+    Index,
     broadcast_mask,
     flat_index,
     from_front,
@@ -26,8 +27,6 @@ from modelport.exporters.lowering.sizes import (
     sizes,
 )
 from modelport.exporters.runtime.tensorflow_runtime import tf
-
-Index = Any
 
 
 def put_rows(x: Any, where: Any, rows: Any) -> Any:

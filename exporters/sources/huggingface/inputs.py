@@ -26,6 +26,11 @@ CODE_POINTS = 0x110000
 #: Sides of an image for a model that neither its configuration nor its preprocessor bounds. Below
 #: 64 the last stage of a network with strides of 32 has one place, a constant to exporters.
 SIDES = (64, 512)
+#: The side for a model that takes no sides but multiples of its strides.
+SIDE = 224
+#: Arguments that say how images were cut into patches; their values, not only their shapes, decide
+#: on sizes within the model.
+PATCHES = ("spatial_shapes", "image_grid_thw", "image_position_ids")
 #: The largest side and the longest waveform that a file may ask for; a flag may ask for more.
 MOST_SIDE, MOST_SIDE_OF_FLAG = 1 << 11, 1 << 14
 MOST_SAMPLES = 1 << 22
@@ -212,7 +217,13 @@ def _decoder(facts: _Model) -> TaskInputs:
 
 
 def _images(facts: _Model) -> Iterator[TaskInputs]:
-    """One size for each place that states one; dynamic sides if none does."""
+    """One size for each place that states one; dynamic sides if none does, or one size."""
+    if cut := [name for name in PATCHES if name in facts.arguments]:
+        raise Unsupported(
+            f"'{facts.folder.path}' takes {cut[0]}, whose values decide on sizes within the model, "
+            "which no graph keeps open; write a factory that fixes them, and give it with --model, "
+            "--input and the weights"
+        )
     config = _attribute(facts.config, "vision_config") or facts.config
     backbone = _attribute(config, "backbone_config")
     channels = _attribute(config, "num_channels") or _attribute(backbone, "num_channels") or 3
@@ -223,6 +234,7 @@ def _images(facts: _Model) -> Iterator[TaskInputs]:
         spec = TensorSpec("pixel_values", Datatype.FP32, (channels, "height", "width"))
         low, high = SIDES[0], _longest_side(facts) or SIDES[1]
         yield TaskInputs((spec,), {side: Axis(side, low, high) for side in ("height", "width")})
+        yield TaskInputs((TensorSpec("pixel_values", Datatype.FP32, (channels, SIDE, SIDE)),))
 
 
 def _longest_side(facts: _Model) -> int | None:

@@ -19,7 +19,7 @@ from modelport.exporters.sources.huggingface.inputs import TaskInputs, inputs_fo
 from modelport.exporters.sources.huggingface.pretrained import Pretrained
 from modelport.exporters.sources.huggingface.task_model import SignatureFinder, TaskModel
 from modelport.exporters.sources.huggingface.tasks import Choice, ExportTask, Part
-from modelport.exporters.sources.pytorch import source
+from modelport.exporters.sources.pytorch import check_batch, source
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
 from modelport.gateway.types import ModelSignature, TensorSpec
@@ -62,6 +62,8 @@ def load(
     _check_unexpected(folder, found)
     task = _part_of(choice.task, found.model)
     module, inputs, signature = _signature(folder, found, task, request, make)
+    if not inputs.pairs:
+        check_batch(replace(signature, max_batch_size=1), request)
     labels = _labels(folder, task, signature)
     spec = ModelSpec(
         name=model_name(folder.path, str(folder.config.get("model_type"))),

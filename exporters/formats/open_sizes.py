@@ -1,0 +1,94 @@
+"""Functions that would turn an open size of a graph into the number that the example has.
+
+Python's ``len`` and ``range`` give plain numbers, ``einsum`` looks for the cheapest order of its
+operands, and pooling of one dimension has a kernel that takes no open size (torch 2.13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from modelport.gateway.errors import Unsupported
+
+
+class OpenLoop(BaseException):
+    """A loop ends at an open size; converters would answer another error by a slower attempt."""
+
+
+@contextlib.contextmanager
+def kept_by(module: nn.Module) -> Iterator[None]:
+    """Trace ``module`` with variants of these functions that keep sizes open.
+
+    Raises:
+        Unsupported: the number of steps of a loop is not the same for all sizes.
+    """
+    replaced = {"len": _length, "range": _steps}
+    names = {type(part).__module__ for part in module.modules()}
+    places = [vars(sys.modules[n]) for n in names if n in sys.modules and not _is_torch(n)]
+    changed = [(place, name) for place in places for name in replaced if name not in place]
+    for place, name in changed:
+        place[name] = replaced[name]
+    pool = torch.max_pool1d
+    torch.max_pool1d = _max_pool1d  # type: ignore[assignment]
+    try:
+        with torch.backends.opt_einsum.flags(enabled=False):
+            yield
+    except OpenLoop as error:
+        raise Unsupported(
+            f"forward() loops along an axis of open length ({error}), which a graph can only repeat"
+            " for one length; compute all steps at once, or in torch's scan or while_loop"
+        ) from None
+    finally:
+        torch.max_pool1d = pool
+        for place, name in changed:
+            del place[name]
+
+
+def _is_torch(name: str) -> bool:
+    return name.partition(".")[0] == "torch"
+
+
+def _max_pool1d(
+    x: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, *rest: bool
+) -> Tensor:
+    """The maximum pooling of images one pixel high."""
+    kernel, step, margin, spread = (
+        n[0] if isinstance(n, tuple | list) else n
+        for n in (kernel_size, stride or kernel_size, padding, dilation)
+    )
+    pooled: Tensor = torch.max_pool2d(
+        x.unsqueeze(-2), [1, kernel], [1, step], [0, margin], [1, spread], *rest
+    )
+    return pooled.squeeze(-2)
+
+
+def _length(x: Any) -> Any:
+    return x.shape[0] if isinstance(x, Tensor) and x.dim() else len(x)
+
+
+def _steps(*bounds: Any) -> Iterable[Any]:
+    if not any(isinstance(bound, torch.SymInt) for bound in bounds):
+        return range(*bounds)
+    start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    return _counted(start, stop, step)
+
+
+def _counted(number: Any, stop: Any, step: Any) -> Iterator[Any]:
+    """Count as long as the bounds of the sizes decide if there is a next number."""
+    while True:
+        left = (stop - number) * (1 if step > 0 else -1)
+        if statically_known_true(left <= 0):
+            return
+        if not statically_known_true(left > 0):
+            frame = sys._getframe(1)
+            raise OpenLoop(f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}")
+        yield number
+        number = number + step
