@@ -87,25 +87,33 @@ class GatewayFiles:
 
     def read(self, key: FilesKey) -> Contents:
         """Return the files as they are now."""
-        if self._received is not None and key in self._received:
-            return self._received[key]
-        return tuple(map(read, key[1]))
+        return self._accepted(key) or tuple(map(read, key[1]))
 
     def state(self, key: FilesKey) -> object:
         """Return what is the same for two reads only if the files are; None if that is unknown."""
-        if self._received is not None and key in self._received:
-            return self._received[key]
+        accepted = self._accepted(key)
+        if accepted is not None:
+            return accepted
         stats = tuple(_stat(path) for path in key[1])
         return None if any(map(_is_young, stats)) else stats
 
     def keep(self, name: str, path: Path) -> FileContent:
         """Read a file that is not watched; workers get the same content however late they start."""
         key: FilesKey = name, (path,)
-        if self._received is not None and key in self._received:
-            return self._received[key][0]
+        accepted = self._accepted(key)
+        if accepted is not None:
+            return accepted[0]
         file = read(path, wait=True)
         self._kept[key] = (file,)
         return file
+
+    def _accepted(self, key: FilesKey) -> Contents | None:
+        """Return what the parent has accepted; None in the parent, and for files it does not watch.
+
+        A thread may ask while ``receive`` replaces everything.
+        """
+        received = self._received
+        return None if received is None else received.get(key)
 
     def rows(self, watched: Iterable[tuple[FilesKey, Contents]]) -> Rows:
         """Make the rows for ``receive`` of a worker: what was kept, and what is watched."""
