@@ -100,8 +100,15 @@ def traced_program(source: Source, target: ExportTarget) -> ExportedProgram:
 @contextlib.contextmanager
 def recurrent_layers() -> Iterator[None]:
     """Keep the length of recurrent layers open; torch would fix the example's."""
-    with register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition():
-        yield
+    operators = torch.ops.aten.lstm.input, torch.ops.aten.gru.input
+    try:
+        for each in operators:  # an earlier export has left what it ran instead
+            each._dispatch_cache.clear()
+        with register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition():
+            yield
+    finally:
+        for each in operators:
+            each._dispatch_cache.clear()
 
 
 def _with_assertions(
