@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from modelport.exporters import inspection
-from modelport.exporters.formats import ExportTarget, Format, ParitySession
+from modelport.exporters.formats import ExportTarget, Format, ParitySession, conversion_time
 from modelport.exporters.formats.onnx_adopted import adopt
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.optimization import speedup
@@ -43,7 +43,7 @@ def make(
         Unsupported: there is no conversion, or the runtime cannot run its result.
         ParityError: the artifact does not compute what the model computes.
     """
-    progress("converting", 0, 0)
+    progress(conversion_time.stage(row.name, source), 0, 0)
     if adopted is not None:
         return _proven(source, row, target, path, checks, progress, adopt(adopted, path))
     if not row.optimizes(target):

@@ -59,7 +59,7 @@ def check(
     Args:
         samples: minimum number of random samples; the grid of sizes and the edges always run.
         bounds: limits for a precision below fp32; None applies the tolerance.
-        progress: called with the samples done and the total after each batch.
+        progress: called after each batch with the input elements done and the total.
 
     Raises:
         ParityError: a name, shape, datatype or value differs, is not finite, or the runtime fails.
@@ -78,7 +78,7 @@ def check(
     worst = _WorstCases()
     for case in plan(signature, spec, samples, seed):
         _check_case(source, session, case, report, worst)
-        progress(min(report.samples, samples), samples)
+        progress(*case.work)
     if bounds is None:
         _condition(source, report, worst, plan(signature, spec, 0, seed))
     _judge(report, worst)

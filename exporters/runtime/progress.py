@@ -28,7 +28,7 @@ class Heartbeat:
     """
 
     def __init__(self, tell: Callable[[str], None], seconds: float | None = None) -> None:
-        self.text = "starting"
+        self.text: object = "starting"
         self._tell = tell
         self._seconds = LINE_SECONDS if seconds is None else seconds
         self._began = time.monotonic()
@@ -98,28 +98,51 @@ def progress_bar(quiet: bool = False) -> Iterator[Show]:
             yield show
     else:
         with heartbeat() as beating:
-            yield lambda stage, done, total: setattr(beating, "text", _line(stage, done, total))
+            estimate = beating.text = Estimate()
+            yield estimate.tell
 
 
-def _line(stage: str, done: int, total: int) -> str:
-    return f"{stage}, {done} of {total}" if total else stage
+class Estimate:
+    """The latest stage, its share that is done, and the time that the rest will take."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stage, self._done, self._total = "starting", 0, 0
+        self._began = self._told = clock()
+
+    def tell(self, stage: str, done: int, total: int) -> None:
+        """Take what a stage has done; 0 of 0 is unknown."""
+        self._told = self._clock()
+        if stage != self._stage:
+            self._began = self._told
+        self._stage, self._done, self._total = stage, done, total
+
+    def __str__(self) -> str:
+        if not self._total:
+            return self._stage
+        shown = f"{self._stage}, {self._done / self._total:.0%}"
+        if not 0 < self._done < self._total or self._told == self._began:
+            return shown
+        whole = (self._told - self._began) * self._total / self._done
+        return f"{shown}, about {max(1, whole - (self._clock() - self._began)):.0f} s left"
 
 
 @contextlib.contextmanager
 def _status_line() -> Iterator[Show]:
     """Yield a callback that shows the stage in one line of a terminal, which is cleared in the
     end."""
-    began, latest = time.monotonic(), ("", 0.0)
+    began, latest, estimate = time.monotonic(), ("", 0.0), Estimate()
     with _stderr() as write:
 
         def show(stage: str, done: int, total: int) -> None:
             nonlocal latest
+            estimate.tell(stage, done, total)
             now = time.monotonic()
             if stage == latest[0] and now - latest[1] < FRAME_SECONDS:
                 return
             latest = (stage, now)
             bar = "━" * (BAR_WIDTH * done // total) if total else ""
-            text = f"{bar:<{BAR_WIDTH}} {now - began:3.0f} s  {_line(stage, done, total)}"
+            text = f"{bar:<{BAR_WIDTH}} {now - began:3.0f} s  {estimate}"
             write(f"{CLEAR}{text[: shutil.get_terminal_size().columns - 1]}")
 
         try:

@@ -130,9 +130,28 @@ def test_progress_in_a_log_is_a_line_now_and_then_even_while_converters_are_mute
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.001)
     told = ""
     with progress.progress_bar() as show, output_capture.muted(), output_capture.quiet():
-        show("converting", 1, 2)
-        while "s: converting, 1 of 2" not in told:
+        show("proving", 1, 2)
+        while "s: proving, 50%" not in told:
             told += capfd.readouterr().err
+
+
+def test_progress_estimates_the_rest_of_a_stage_from_its_share_that_is_done() -> None:
+    now = 100.0
+    estimate = progress.Estimate(lambda: now)
+    estimate.tell("loading", 0, 0)
+    assert str(estimate) == "loading"
+    now = 110.0
+    estimate.tell("proving", 0, 400)
+    assert str(estimate) == "proving, 0%"
+    now = 120.0
+    estimate.tell("proving", 100, 400)
+    assert str(estimate) == "proving, 25%, about 30 s left"
+    now = 125.0  # nothing new, but time goes by
+    assert str(estimate) == "proving, 25%, about 25 s left"
+    estimate.tell("proving", 400, 400)
+    assert str(estimate) == "proving, 100%"
+    estimate.tell("publishing", 0, 0)
+    assert str(estimate) == "publishing"
 
 
 def test_nothing_is_said_of_the_progress_of_a_quiet_command(

@@ -5,18 +5,26 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from functools import cache
+from types import FunctionType, ModuleType
 from typing import Any
 
-from modelport.exporters.lowering import operators, registry
+import pytest
 
-#: Modules that are changed. Wrong sizes of a convolution or of a pool end the process in oneDNN.
-MODULES = (
-    *("activations", "arithmetic", "attention", "comparison", "creation", "normalization"),
-    *("padding", "products", "reductions", "shapes", "symbolic"),
-)
+from modelport.exporters.lowering import loops, operators, registry
+from modelport.exporters.lowering.operators import OPERATORS
+
+#: Every module of operators, and the loops that some of them run.
+MODULES: Mapping[str, ModuleType] = {
+    **{
+        name: module
+        for name in operators.__all__
+        if inspect.ismodule(module := getattr(operators, name))
+    },
+    "loops": loops,
+}
 
 #: Functions that are easily taken for each other; each is replaced by its neighbour.
 SIBLINGS = {
@@ -59,85 +67,162 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 #: Calls whose first two arguments cannot be swapped without another result.
 ORDERED = frozenset(("atan2", "matmul", "mod", "multiplied", "pow", "subtract", "truncatediv"))
 
+#: A function: the name of its module among ``MODULES``, and its own.
+Place = tuple[str, str]
+
 
 @dataclass(frozen=True, slots=True)
 class WrongLowering:
     """One change of one function.
 
     Attributes:
-        module: the module of operators that it changes.
-        place: the function and the line in it, counted from the function's first.
+        module: the name of the changed module.
+        function: the name of the changed function.
+        line: the line in it, counted from its first.
         change: the change in words.
         tree: the changed module.
     """
 
-    module: ModuleType
-    place: str
+    module: str
+    function: str
+    line: int
     change: str
     tree: ast.Module
 
     def __repr__(self) -> str:
-        return f"{self.module.__name__.rpartition('.')[2]}.{self.place}: {self.change}"
+        return f"{self.module}.{self.function} +{self.line}: {self.change}"
 
-    def lowerings(self) -> Mapping[str, Callable[..., Any]]:
-        """The module's operators, compiled from the changed source."""
-        found: dict[str, Callable[..., Any]] = {}
-
-        def lowers(*names: str) -> Any:
-            return lambda function: [found.update({name: function}) for name in names] and function
-
-        namespace = {"__name__": self.module.__name__, "__package__": self.module.__package__}
-        kept, registry.lowers = registry.lowers, lowers
-        try:
-            exec(compile(self.tree, f"<{self!r}>", "exec"), namespace)
-        finally:
-            registry.lowers = kept
-        return found
+    def apply(self, patch: pytest.MonkeyPatch) -> None:
+        """Put the changed function into the place of the right one, for all that call it."""
+        module = MODULES[self.module]
+        namespace, lowered = _executed(module, self.tree, f"<{self!r}>")
+        right, wrong = getattr(module, self.function), namespace[self.function]
+        for attribute in ("__code__", "__defaults__", "__kwdefaults__"):
+            patch.setattr(right, attribute, getattr(wrong, attribute))
+        if self.function in _used_at_import(module):
+            # Functions that it made when the module was imported are those of the right one.
+            for name, function in lowered.items():
+                patch.setitem(OPERATORS, name, function)
+            if module is operators.layout:
+                table = {name: _unwrapped(function)[-1] for name, function in OPERATORS.items()}
+                namespace["keep_layouts"](table)
+                for name in _wrapped():
+                    patch.setitem(OPERATORS, name, table[name])
 
     def affected(self) -> list[str]:
-        """The operators whose functions are changed, or call the changed one.
-
-        All of the module, if the change is in a function that makes others.
-        """
-        function = self.place.partition(" ")[0]
-        callers = _callers(self.tree)
-        reached, waiting = set(), [function]
+        """The operators that the changed function computes or helps to compute."""
+        reached: set[Place] = set()
+        waiting = [(self.module, self.function)]
         while waiting:
-            name = waiting.pop()
-            if name not in reached:
-                reached.add(name)
-                waiting += callers.get(name, ())
-        names = []
-        for definition in self.tree.body:
-            if isinstance(definition, ast.FunctionDef) and definition.name in reached:
-                for decorator in definition.decorator_list:
-                    if isinstance(decorator, ast.Call):
-                        names += [each.value for each in decorator.args]  # type: ignore[attr-defined]
-        return [str(name) for name in names] or sorted(self.lowerings())
+            place = waiting.pop()
+            if place not in reached:
+                reached.add(place)
+                waiting += _callers().get(place, ())
+        names = [name for name, places in _places().items() if reached & set(places)]
+        if not names or self.function in _used_at_import(MODULES[self.module]):
+            names += [n for n, places in _places().items() if places[-1][0] == self.module]
+        return sorted(set(names))
 
 
-def _callers(tree: ast.Module) -> dict[str, set[str]]:
-    """The functions of a module that mention each of its functions."""
-    callers: dict[str, set[str]] = {}
-    for definition in tree.body:
-        if isinstance(definition, ast.FunctionDef):
+def _executed(
+    module: ModuleType, tree: ast.Module, filename: str
+) -> tuple[dict[str, Any], Mapping[str, Callable[..., Any]]]:
+    """The names of a changed module, and the operators that it lowers."""
+    found: dict[str, Callable[..., Any]] = {}
+
+    def lowers(*names: str) -> Any:
+        return lambda function: [found.update({name: function}) for name in names] and function
+
+    namespace = {"__name__": module.__name__, "__package__": module.__package__}
+    kept, registry.lowers = registry.lowers, lowers
+    try:
+        exec(compile(tree, filename, "exec"), namespace)
+    finally:
+        registry.lowers = kept
+    return namespace, found
+
+
+@cache
+def _used_at_import(module: ModuleType) -> frozenset[str]:
+    """The names that are mentioned outside of function bodies: decorators, tables and calls."""
+    names: set[str] = set()
+    for statement in ast.parse(inspect.getsource(module)).body:
+        parts: Sequence[ast.AST] = (
+            statement.decorator_list if isinstance(statement, ast.FunctionDef) else [statement]
+        )
+        for part in parts:
+            names |= {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}
+    return frozenset(names)
+
+
+def _unwrapped(function: Any) -> list[Any]:
+    """``function``, and what it wraps, inwards."""
+    chain = [function]
+    while hasattr(chain[-1], "__wrapped__"):
+        chain.append(chain[-1].__wrapped__)
+    return chain
+
+
+@cache
+def _wrapped() -> Sequence[str]:
+    """The operators that keep the layout of their operands."""
+    return [name for name, function in OPERATORS.items() if hasattr(function, "__wrapped__")]
+
+
+@cache
+def _places() -> Mapping[str, list[Place]]:
+    """For each operator, the functions that made it; the last one computes it."""
+    short = {module.__name__: name for name, module in MODULES.items()}
+    found = {}
+    for name, function in OPERATORS.items():
+        codes = [
+            (each.__globals__["__name__"], each.__code__.co_qualname)
+            for each in _unwrapped(function)
+            if isinstance(each, FunctionType)
+        ]
+        found[name] = [
+            (short.get(module, ""), qualified.partition(".")[0]) for module, qualified in codes
+        ] or [("", "")]
+    return found
+
+
+@cache
+def _callers() -> Mapping[Place, set[Place]]:
+    """The functions that mention each function."""
+    short = {module.__name__: name for name, module in MODULES.items()}
+    callers: dict[Place, set[Place]] = {}
+    for name, module in MODULES.items():
+        for definition in ast.parse(inspect.getsource(module)).body:
+            if not isinstance(definition, ast.FunctionDef | ast.ClassDef):
+                continue
             for node in ast.walk(definition):
-                if isinstance(node, ast.Name):
-                    callers.setdefault(node.id, set()).add(definition.name)
+                found = _resolved(module, node)
+                if isinstance(found, FunctionType | type) and found.__module__ in short:
+                    place = (short[found.__module__], found.__name__)
+                    callers.setdefault(place, set()).add((name, definition.name))
     return callers
+
+
+def _resolved(module: ModuleType, node: ast.AST) -> Any:
+    """What a name, or an attribute of a module, means in ``module``."""
+    if isinstance(node, ast.Name):
+        return getattr(module, node.id, None)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        owner = getattr(module, node.value.id, None)
+        return getattr(owner, node.attr, None) if inspect.ismodule(owner) else None
+    return None
 
 
 def wrong_lowerings() -> Iterator[WrongLowering]:
     """All changes of ``MODULES``, in the order of the source."""
-    for name in MODULES:
-        module = getattr(operators, name)
+    for name, module in MODULES.items():
         tree = ast.parse(inspect.getsource(module))
         for i, definition in enumerate(tree.body):
             if isinstance(definition, ast.FunctionDef):
-                yield from _changes_of(module, tree, i)
+                yield from _changes_of(name, tree, i)
 
 
-def _changes_of(module: ModuleType, tree: ast.Module, index: int) -> Iterator[WrongLowering]:
+def _changes_of(module: str, tree: ast.Module, index: int) -> Iterator[WrongLowering]:
     definition = tree.body[index]
     assert isinstance(definition, ast.FunctionDef)
     for number, node in enumerate(ast.walk(definition)):
@@ -148,7 +233,7 @@ def _changes_of(module: ModuleType, tree: ast.Module, index: int) -> Iterator[Wr
             changed.body[index] = function
             apply(next(each for i, each in enumerate(ast.walk(function)) if i == number))
             line = getattr(node, "lineno", definition.lineno) - definition.lineno
-            yield WrongLowering(module, f"{definition.name} +{line}", change, changed)
+            yield WrongLowering(module, definition.name, line, change, changed)
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:
@@ -167,6 +252,8 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:
         )
     if isinstance(node, ast.Call) and _name(node.func) in ORDERED and len(node.args) > 1:
         yield f"swapped arguments: {ast.unparse(node)}", _swap
+    if isinstance(node, ast.If | ast.IfExp):
+        yield f"negated: {ast.unparse(node.test)}", _negate
 
 
 def _name(function: ast.expr) -> str:
@@ -175,3 +262,8 @@ def _name(function: ast.expr) -> str:
 
 def _swap(call: ast.Call) -> None:
     call.args[:2] = call.args[1::-1]
+
+
+def _negate(branch: Any) -> None:
+    branch.test = ast.copy_location(ast.UnaryOp(ast.Not(), branch.test), branch.test)
+    ast.fix_missing_locations(branch)
