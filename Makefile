@@ -16,7 +16,7 @@ PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 .PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve help package run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
-	managed matrix package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling sweep \
+	managed matrix mutations package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
 
 help: ## List the targets
@@ -160,8 +160,9 @@ workers: $(READY) ## Run the conformance and shutdown suites with two workers
 	MODELPORT_WORKERS=2 $(BIN)/python -m pytest tests/conformance tests/faults/test_shutdown.py
 	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest tests/gateway/server/workers
 
-table: $(READY) ## Export every model to every format and write its page of the documentation
+table: $(READY) ## Export every model to every format, beside Keras twins and litert-torch, and write the page
 	$(BIN)/python -m modelport.exporters.demo_models.table
+	$(BIN)/python -m tests.export_figures
 
 sweep: $(READY) ## Export 150 architectures to every format, check each artifact, and write docs/sweep.md; goes on where it was stopped; 2 hours; SHARD=I/N
 	$(BIN)/python -m tests.sweep.peers
@@ -224,6 +225,9 @@ deploy: $(READY) ## Build images, render the chart, check and run what is in dep
 
 envoy: $(READY) ## Put the real Envoy with deploy/envoy in front of gateways: tokens, certificates, rates, health checks
 	MODELPORT_DEPLOY_TESTS=1 $(BIN)/python -m pytest tests/deploy/test_envoy.py
+
+mutations: $(READY) ## Try every wrong lowering that one small change makes of an operator; 20 minutes
+	$(BIN)/python -m tests.exporters.lowering.mutation_checks
 
 fuzz: $(READY) ## Ten times the default fuzz: 10^6 decoder cases, 10^5 requests on the wire, 10^5 credentials, 10^4 certificates
 	MODELPORT_FUZZ_CASES=1000000 MODELPORT_FUZZ_WIRE_CASES=100000 \

@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,8 @@ from modelport.exporters.models.vit import VisionTransformer
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.errors import Internal
 
-#: The page between whose markers the table stands.
+#: The page with the tables, each between two markers.
 PAGE = Path("docs/benchmarks/exports.md")
-BEGIN, END = "<!-- table of exports: begin -->", "<!-- table of exports: end -->"
 HEAD = "| model | format | max error | agreement | held out | size | export | peak memory |"
 
 LARGE_FRAUD = {
@@ -282,12 +281,21 @@ def table(page: Path, only: str | None) -> None:
     lines = _measure(tuple(s for s in SUBJECTS if only is None or only in s.label))
     if only is not None:
         return
-    text = page.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    write_table(page, "table of exports", lines)
+
+
+def write_table(page: Path, name: str, lines: Sequence[str]) -> None:
+    """Replace the text between the two markers of ``name`` in ``page``.
+
+    Raises:
+        Internal: the page lacks them.
+    """
+    first, last = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, begin, rest = page.read_text().partition(first)
+    _, end, after = rest.partition(last)
     if not (begin and end):
-        raise Internal(f"'{page}' lacks the markers '{BEGIN}' and '{END}'")
-    page.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
+        raise Internal(f"'{page}' lacks the markers '{first}' and '{last}'")
+    page.write_text(f"{before}{first}\n" + "\n".join(lines) + f"\n{last}{after}")
 
 
 if __name__ == "__main__":

@@ -49,16 +49,22 @@ def lowerable_program(source: Source, target: ExportTarget) -> ExportedProgram:
         with quiet():
             traced = pt2.traced_program(source, target)
             with inference_mode(source.model), pt2.recurrent_layers():
-                program: ExportedProgram = traced.run_decompositions(decompositions())
+                program = prepared(traced)
     except ModelportError:
         raise
     except Exception as error:
         raise converter_refused(error, "torch.export") from error
+    check_operators(program)
+    return program
+
+
+def prepared(traced: ExportedProgram) -> ExportedProgram:
+    """``traced`` decomposed, without checks, and with views of views made simpler."""
+    program: ExportedProgram = traced.run_decompositions(decompositions())
     for graph in graphs(program):
         _drop_assertions(graph)
         _resolve_sizes(graph)
         simplify(graph)
-    check_operators(program)
     return program
 
 

@@ -24,8 +24,8 @@ from modelport.gateway.types import Array, ModelSignature
 #: Batch sizes that are always tried, besides the largest.
 BATCH_SIZES = (1, 2, 8)
 
-#: Edge inputs run at this many of the smallest batch sizes, as an edge concerns values. At the
-#: shortest sizes each runs at all of them; at longer ones, which cost more, they take turns.
+#: Edge inputs run at this many of the smallest batch sizes at the shortest sizes, and at the
+#: smallest alone at longer ones: an edge concerns values, and the grid tries each batch size there.
 EDGE_BATCHES = 2
 
 
@@ -109,10 +109,9 @@ def _outlines(
 
 def _edges(signature: ModelSignature, batches: Sequence[int]) -> Iterator[_Outline]:
     shortest = None
-    turns = itertools.cycle(batches)
     for sizes, fills in corners(signature):
         shortest = sizes if shortest is None else shortest
-        for batch in batches if sizes == shortest else [next(turns)]:
+        for batch in batches if sizes == shortest else batches[:1]:
             yield _Outline(batch, sizes, fills)
 
 

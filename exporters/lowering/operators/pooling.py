@@ -265,7 +265,6 @@ def _product_along(x: Any, dim: int, matrix: Any) -> Any:
     lengths = sizes(moved)
     y = tf.matmul(reshape(moved, [-1, lengths[-1]]), matrix, transpose_b=True)
     y = reshape(y, [*lengths[:-1], size(y, 1)])
-    order.insert(dim, rank(x) - 1)
     back = list(range(rank(x) - 1))
     back.insert(dim, rank(x) - 1)
     return tf.transpose(y, back)

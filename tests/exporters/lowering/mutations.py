@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import FunctionType, ModuleType
@@ -90,7 +90,7 @@ class WrongLowering:
     tree: ast.Module
 
     def __repr__(self) -> str:
-        return f"{self.module}.{self.function} +{self.line}: {self.change}"
+        return f"{self.module}.{self.function}: {self.change}"
 
     def apply(self, patch: pytest.MonkeyPatch) -> None:
         """Put the changed function into the place of the right one, for all that call it."""
@@ -118,10 +118,13 @@ class WrongLowering:
             if place not in reached:
                 reached.add(place)
                 waiting += _callers().get(place, ())
-        names = [name for name, places in _places().items() if reached & set(places)]
-        if not names or self.function in _used_at_import(MODULES[self.module]):
-            names += [n for n, places in _places().items() if places[-1][0] == self.module]
-        return sorted(set(names))
+        # A function that is mentioned at import may compute any operator of its module.
+        whole = {module for module, name in reached if name in _used_at_import(MODULES[module])}
+        return [
+            name
+            for name, places in _places().items()
+            if reached & set(places) or (places[-1][0] in whole and _is_made(name))
+        ]
 
 
 def _executed(
@@ -186,6 +189,12 @@ def _places() -> Mapping[str, list[Place]]:
     return found
 
 
+def _is_made(operator: str) -> bool:
+    """Whether the function of an operator was made by another one."""
+    code = getattr(_unwrapped(OPERATORS[operator])[-1], "__code__", None)
+    return code is None or "<locals>" in code.co_qualname or code.co_name == "<lambda>"
+
+
 @cache
 def _callers() -> Mapping[Place, set[Place]]:
     """The functions that mention each function."""
@@ -213,10 +222,10 @@ def _resolved(module: ModuleType, node: ast.AST) -> Any:
     return None
 
 
-def wrong_lowerings() -> Iterator[WrongLowering]:
-    """All changes of ``MODULES``, in the order of the source."""
-    for name, module in MODULES.items():
-        tree = ast.parse(inspect.getsource(module))
+def wrong_lowerings(modules: Iterable[str] = MODULES) -> Iterator[WrongLowering]:
+    """All changes of ``modules``, in the order of the source."""
+    for name in modules:
+        tree = ast.parse(inspect.getsource(MODULES[name]))
         for i, definition in enumerate(tree.body):
             if isinstance(definition, ast.FunctionDef):
                 yield from _changes_of(name, tree, i)

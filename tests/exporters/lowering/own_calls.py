@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable
@@ -192,9 +193,45 @@ _add("slice_scatter", _CUBE.repeat(1, 1, 2), _PART[:, :, :2] * torch.tensor([1, 
 _add("pow.Tensor_Tensor", torch.tensor([2, 3]), torch.tensor([3, 2], dtype=torch.uint8))
 _add("pow.Tensor_Tensor", *(torch.tensor([2, 3], dtype=torch.uint8), torch.tensor([5, 2]).byte()))
 _GRID = torch.linspace(-1.2, 1.2, 24).reshape(1, 3, 4, 2)
-_add("grid_sampler", _CUBE[None], _GRID, 0, 0, False)
+_VOLUME, _POINTS = torch.arange(48.0).reshape(1, 2, 2, 3, 4).cos(), _GRID.reshape(1, 2, 2, 2, 3)
+for _interpolation, _padding, _corners in itertools.product(range(3), range(3), (False, True)):
+    _add("grid_sampler", _CUBE[None], 2 * _GRID, _interpolation, _padding, _corners)
+    if _interpolation != 2:  # PyTorch has no cubic one of volumes
+        _add("grid_sampler_3d", _VOLUME, 2 * _POINTS, _interpolation, _padding, _corners)
 _add("native_channel_shuffle", torch.arange(24.0).reshape(1, 6, 2, 2), 3)
 _add("leaky_relu", _CUBE, -0.3)
 _add("celu", _CUBE, 2.5)
 _add("select.int", _CUBE, 1, -1)
 _add("select.int", _CUBE, 1, -2)
+for _value in (True, 2, 1.5):
+    _add("full", [2, 3], _value)
+    _scalar = torch.tensor(_value, dtype=torch.int32 if _value == 2 else None)
+    _result = torch.full([2, 3], _value)
+    OWN_CALLS["full"].append(OperatorCall("full", ([2, 3], _scalar), {}, _result))
+_add("rrelu_with_noise", _CUBE, torch.zeros(2, 3, 4))
+_add("fmod.Scalar", _FLOATS * 1e7, 0.7)
+_PLACES = torch.tensor([[-1, 0], [1, -2]])
+_add("index.Tensor", _CUBE, [None, _PLACES])
+_add("index.Tensor", _CUBE, [_PLACES, None, _PLACES])
+for _dim in (0, 1, -1):
+    _add("gather", _CUBE, _dim, torch.tensor([[[0, 1]], [[1, 0]]]))
+_add("im2col", _CUBE[None], [2, 3], [1, 1], [1, 2], [1, 2])
+_add("im2col", _CUBE[None], [2, 3], [1, 1], [0, 0], [1, 1])
+_add("one_hot", _PLACES.abs())
+_BAGS = _WEIGHT, torch.tensor([1, 0, 3, 2]), torch.tensor([0, 2, 2, 3])
+for _mode in (0, 1, 2):
+    _add("_embedding_bag", *_BAGS, False, _mode)
+_add("upsample_bilinear2d.vec", _CUBE[None].double(), [5, 7], False, None)
+_add("upsample_bicubic2d.vec", _CUBE[None].double(), [5, 7], True, None)
+for _several in ([None, _PLACES, _PLACES], [_PLACES, None, _PLACES.abs()], [None, _PLACES, None]):
+    for _accumulate in (False, True):
+        _values = torch.zeros(2, 3, 4)[tuple(slice(None) if i is None else i for i in _several)]
+        _values = _values + torch.arange(float(_values.numel())).reshape(_values.shape)
+        _add("index_put", _CUBE, _several, _values, _accumulate)
+_add("index_put", _CUBE, [torch.zeros(2, dtype=torch.bool)], torch.ones(0, 3, 4))
+_add("index_put", _CUBE, [torch.tensor([True, False])], torch.ones(1, 3, 4), True)
+_add("constant_pad_nd", _CUBE, [-1, 2, 1, -1], 0.5)
+_STEPS = torch.tensor([-1, 0, 1, 2])
+_add("bucketize.Tensor", _FLOATS, _STEPS)
+_add("bucketize.Scalar", 0.7, _STEPS)
+_add("bucketize.Tensor", _INTS, _STEPS + 0.5)

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 from modelport.exporters.lowering.interpreter import FOLDED, Interpreter
 from modelport.exporters.lowering.loops import built_in_operators
-from modelport.exporters.lowering.program import decompositions, graphs
+from modelport.exporters.lowering.program import graphs, prepared
 from modelport.exporters.lowering.registry import name_of
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import tf
@@ -77,7 +77,28 @@ class Sizes(nn.Module):
             x.new_zeros(longest),
             x.new_full((x.numel() - rows + 1,), 2.5),
             x.unbind(1)[1] * y.shape[0] ** 2,
+            torch.arange(rows),
+            torch.arange(1, rows * 3, 2),
+            torch.arange(0.5, rows, 0.5),
+            torch.full((2, 3), rows),
+            torch.full((2, 3), rows * 0.5),
         )
+
+
+class Items(nn.Module):
+    """Numbers taken out of tensors."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        count = (x > 0).sum().item()
+        torch._check(count >= 0)
+        return x.new_ones(count + 1), y * x.amax().item()
+
+
+class Squeezed(nn.Module):
+    """An axis of one element between two of unknown sizes."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (torch.squeeze(x.unsqueeze(2).sin(), 2),)
 
 
 class Channels(nn.Module):
@@ -87,6 +108,8 @@ class Channels(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.expand = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Hardswish())
+        for statistic in ("weight", "bias", "running_mean", "running_var"):
+            nn.init.uniform_(getattr(self.expand[1], statistic), 0.5, 2)
         self.depthwise = nn.Conv2d(8, 8, 3, groups=8)
         self.gate = nn.Conv2d(8, 8, 1)
         self.project = nn.Conv2d(16, 4, 1)
@@ -119,6 +142,7 @@ class ManyLayouts(nn.Module):
             torch.cat([z, x], 1),
             z.sum((2, 3)),
             z.sum((1, 3)),
+            z.sum((0, 2)),
             z.mean(1),
             z.sum((0, 1), keepdim=True),
             nn.functional.pad(z, (1, 2, 0, 1, 1, 0)),
@@ -128,6 +152,30 @@ class ManyLayouts(nn.Module):
         )
 
 
+class Pooled(nn.Module):
+    """Features of a convolution, without a place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.convolution = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (self.convolution(x).mean((2, 3)),)
+
+
+class Volumes(nn.Module):
+    """Convolutions of volumes, padded between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList([nn.Conv3d(2, 4, 2), nn.Conv3d(4, 2, 2)])
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (self.layers[1](nn.functional.pad(self.layers[0](x), (1, 0, 0, 1, 1, 1))),)
+
+
 @dataclass(frozen=True)
 class ProgramCase:
     """A module with inputs of several sizes.
@@ -135,12 +183,14 @@ class ProgramCase:
     Attributes:
         transposes: the transposes that its graph has at most; None if it may have any number.
         sizes: sizes of the first axis of both inputs.
+        dynamic: axes whose sizes the program does not know.
     """
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
     transposes: int | None = None
     sizes: Sequence[int] = (2, 5)
+    dynamic: Sequence[int] = (0,)
 
     def __repr__(self) -> str:
         return self.build.__name__
@@ -160,7 +210,10 @@ class ProgramCase:
         for module in program.graph_module.modules():
             getattr(module, "meta", {}).pop(FOLDED, None)
         run = Interpreter(program)
-        specs = [tf.TensorSpec([None, *x.shape[1:]], tf.float32) for x in expected[0][0]]
+        specs = [
+            tf.TensorSpec([None if i in self.dynamic else n for i, n in enumerate(x.shape)])
+            for x in expected[0][0]
+        ]
         traced = tf.function(run, input_signature=specs, autograph=False).get_concrete_function()
         with built_in_operators():
             built_in = tf.function(run, input_signature=specs, autograph=False)
@@ -211,10 +264,10 @@ def _program(case: ProgramCase) -> tuple[ExportedProgram, Expected]:
         return x, x.flip(-1) * 0.5 if case.build is not Loop else torch.full((1,), 0.5)
 
     examples = inputs(3)
-    dynamic = tuple({0: AUTO} if len(x) > 1 else {} for x in examples)
+    dynamic = tuple(dict.fromkeys(case.dynamic, AUTO) if len(x) > 1 else {} for x in examples)
     with quiet(), torch.no_grad():
         program = torch.export.export(module, examples, dynamic_shapes=dynamic, strict=False)
-        program = program.run_decompositions(decompositions())
+        program = prepared(program)
         batches = [inputs(rows) for rows in case.sizes]
         batches += [tuple(-x for x in batch) for batch in batches]
         expected = [(batch, module(*batch)) for batch in batches]
@@ -226,6 +279,10 @@ PROGRAMS = (
     ProgramCase(Loop, (3,)),
     ProgramCase(Scan, (4,)),
     ProgramCase(Sizes, (4,)),
+    ProgramCase(Items, (4,)),
+    ProgramCase(Squeezed, (4, 3), dynamic=(0, 1)),
     ProgramCase(Channels, (3, 7, 6), transposes=2),
+    ProgramCase(Pooled, (3, 7, 6), transposes=1),
+    ProgramCase(Volumes, (2, 3, 4, 5), transposes=2),
     ProgramCase(ManyLayouts, (3, 7, 6)),
 )
