@@ -290,6 +290,21 @@ def test_the_plan_is_the_same_for_the_same_seed() -> None:
     assert plan(1) == plan(1) != plan(2)
 
 
+def test_edges_run_at_both_ends_of_an_axis_and_in_several_batches_where_that_is_cheap() -> None:
+    axes = {"time": Axis("time", 1, 20)}
+    inputs = tuple(TensorSpec(name, Datatype.FP32, ("time",), minimum=0) for name in "xy")
+    signature = replace(ordinary(), inputs=inputs, max_batch_size=8, axes=axes)
+    cases = list(parity.plan(signature, SPEC, 0, 0))
+    edges = [(case.sizes["time"], case.batch) for case in cases if case.edge]
+    corners = 2 * (1 + len(inputs))
+    assert edges == [(1, 1), (1, 2)] * corners + [(20, 1)] * corners
+    grid = {(case.sizes["time"], case.batch) for case in cases if not case.edge}
+    assert grid == {(time, batch) for time in (1, 10, 20) for batch in (1, 2, 8)}
+    done = [case.work[0] for case in cases]
+    assert done == sorted(done)
+    assert cases[-1].work == (done[-1], sum(2 * case.batch * case.sizes["time"] for case in cases))
+
+
 def test_larger_models_take_fewer_samples() -> None:
     counts = [parity.default_samples(size) for size in (10, 86_000_000, 354_000_000)]
     assert counts == [1000, 64, 16]
