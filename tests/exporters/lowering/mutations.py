@@ -213,7 +213,7 @@ def _callers() -> Mapping[Place, set[Place]]:
 
 
 def _resolved(module: ModuleType, node: ast.AST) -> Any:
-    """What a name, or an attribute of a module, means in ``module``."""
+    """The meaning of a name, or of an attribute of a module, in ``module``."""
     if isinstance(node, ast.Name):
         return getattr(module, node.id, None)
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

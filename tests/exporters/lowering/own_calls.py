@@ -215,9 +215,11 @@ _add("index.Tensor", _CUBE, [None, _PLACES])
 _add("index.Tensor", _CUBE, [_PLACES, None, _PLACES])
 for _dim in (0, 1, -1):
     _add("gather", _CUBE, _dim, torch.tensor([[[0, 1]], [[1, 0]]]))
-_add("im2col", _CUBE[None], [2, 3], [1, 1], [1, 2], [1, 2])
+_add("im2col", _CUBE[None], [3, 2], [1, 1], [1, 2], [1, 2])
 _add("im2col", _CUBE[None], [2, 3], [1, 1], [0, 0], [1, 1])
+_COLUMNS = torch.arange(576.0).reshape(2, 12, 24).sin()
 _add("one_hot", _PLACES.abs())
+_add("col2im", _COLUMNS, [4, 5], [3, 2], [1, 1], [1, 1], [1, 1])
 _BAGS = _WEIGHT, torch.tensor([1, 0, 3, 2]), torch.tensor([0, 2, 2, 3])
 for _mode in (0, 1, 2):
     _add("_embedding_bag", *_BAGS, False, _mode)
