@@ -437,12 +437,12 @@ class WrittenModule:
         return [str(file), "--model", f"{__name__}:{self.name}", *self.arguments]
 
     def original(self, folder: Path) -> Callable[[Mapping[str, Any]], Any]:
-        """Build the module again and load its weights."""
+        """Build the module again and load its weights, as float32."""
         from safetensors.torch import load_model
 
         module = self.factory()
         load_model(module, str(folder / "model.safetensors"))
-        module.eval()
+        module.eval().float()  # as certificates say: weights in half precision compute in float32
         keywords = self.factory is KeywordOnly
 
         def run(inputs: Mapping[str, Any]) -> Any:
