@@ -67,6 +67,8 @@ def test_a_module_is_lowered_for_every_length(
 
 
 def test_a_module_that_fixes_a_declared_size_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=r"loops along an axis of open length \(test_modules\.py") as refused:
+    with pytest.raises(
+        Unsupported, match=r"loops along an axis of open length \(test_modules\.py"
+    ) as refused:
         savedmodel.export(of(FixedLength()), tmp_path / "model", ExportTarget())
     assert "\n" not in str(refused.value)
