@@ -29,6 +29,7 @@ MAX_MESSAGE = [
     ("grpc.max_send_message_length", -1),
 ]
 #: What an error's text must never hold: places, code and machine of the server.
+_HOST = re.compile(rf"(?<!\w){re.escape(socket.gethostname())}(?!\w)")
 _PRIVATE = re.compile(
     r"/(?:work|tmp|usr|home|root|var|srv|opt|etc|proc)\b|site-packages|\.py\b|Traceback|"
     r"0x[0-9a-f]{6,}|<class|<.* object|\b\w+(?:Error|Exception)\b|NoneType|numpy|orjson|rapidjson|"
@@ -298,8 +299,8 @@ def assert_serves_grpc(stub: Any) -> None:
 def private(text: str | None, sent: str = "") -> list[str]:
     """List internal details of the server in ``text`` that the client did not send itself."""
     text = text or ""
-    found = [match for match in _PRIVATE.findall(text) if match not in sent]
-    return [*found, *([socket.gethostname()] if socket.gethostname() in text else [])]
+    found = [*_PRIVATE.findall(text), *_HOST.findall(text)]
+    return [match for match in found if match not in sent]
 
 
 def assert_public(text: str | None, sent: str = "") -> None:
