@@ -104,7 +104,9 @@ def images(tmp_path: Path) -> Path:
     return tmp_path / "images.npz"
 
 
-def published(tmp_path: Path, name: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
+def published(done: Result, tmp_path: Path, name: str) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """The graph and the certificate that an export, which succeeded, has published."""
+    assert done.exit_code == 0, done.stderr
     version = tmp_path / "repository" / name / "1"
     document: dict[str, Any] = json.loads((version / "certificate.json").read_text())
     return onnx.load(version / "model.onnx"), document
@@ -124,8 +126,8 @@ def failed(result: Result, code: int, tmp_path: Path) -> str:
 def test_a_certificate_with_a_nonsensical_optimisation_is_an_integrity_error(
     invoke: Invoke, vit_checkpoint: Path, tmp_path: Path
 ) -> None:
-    assert invoke(vit_checkpoint, *VIT, "--optimize", "O1", model="vit").exit_code == 0
-    _, document = published(tmp_path, "vit")
+    done = invoke(vit_checkpoint, *VIT, "--optimize", "O1", model="vit")
+    _, document = published(done, tmp_path, "vit")
     good = document["optimization"]
     for bad in (
         3,
@@ -152,8 +154,7 @@ def test_models_without_a_batch_dimension_are_measured_as_they_are(
     done = invoke(
         tmp_path / "net.pt", *declared, *whole, "--optimize", "O1", model="torch.nn:Linear"
     )
-    assert done.exit_code == 0, done.stderr
-    _, document = published(tmp_path, "net")
+    _, document = published(done, tmp_path, "net")
     (one,) = document["optimization"]["speedup"]
     assert (one["batch"], one["shapes"]) == (0, {"x": [5, 4]})
 
@@ -165,8 +166,7 @@ def test_the_first_level_keeps_to_operators_of_onnx_itself(
     invoke: Invoke, vit_checkpoint: Path, tmp_path: Path
 ) -> None:
     done = invoke(vit_checkpoint, *VIT, "--optimize", "O1", model="vit")
-    assert done.exit_code == 0, done.stderr
-    model, document = published(tmp_path, "vit")
+    model, document = published(done, tmp_path, "vit")
     assert {entry.domain for entry in model.opset_import} == {""}
     assert document["artifact"]["optimize"] == "O1"
     assert document["optimization"]["portable"] is True
@@ -178,8 +178,7 @@ def test_the_second_level_fuses_and_keeps_every_value_and_verify_shows_it(
     invoke: Invoke, vit_checkpoint: Path, tmp_path: Path
 ) -> None:
     done = invoke(vit_checkpoint, *VIT, "--optimize", "O2", model="vit")
-    assert done.exit_code == 0, done.stderr
-    model, document = published(tmp_path, "vit")
+    model, document = published(done, tmp_path, "vit")
     found = document["optimization"]
     assert {"SkipLayerNormalization", "BiasGelu"} <= operators(model)
     assert found["fused"].keys() >= {"SkipLayerNormalization", "BiasGelu"}
@@ -209,8 +208,7 @@ def test_the_third_level_approximates_gelu_and_is_held_to_decisions(
     invoke: Invoke, vit_checkpoint: Path, tmp_path: Path
 ) -> None:
     done = invoke(vit_checkpoint, *VIT, "--optimize", "O3", model="vit")
-    assert done.exit_code == 0, done.stderr
-    model, document = published(tmp_path, "vit")
+    model, document = published(done, tmp_path, "vit")
     assert "FastGelu" in operators(model)
     assert document["optimization"]["approximate"] is True
     assert document["parity"]["bounds"] == {"agreement": 0.995, "relative_error": 0.01}
@@ -221,8 +219,7 @@ def test_a_model_without_gelu_keeps_every_value_at_the_third_level(
     invoke: Invoke, cnn: Path, tmp_path: Path
 ) -> None:
     done = invoke(cnn, "--optimize", "O3", model=CNN)
-    assert done.exit_code == 0, done.stderr
-    _, document = published(tmp_path, "cnn")
+    _, document = published(done, tmp_path, "cnn")
     assert document["optimization"]["approximate"] is False
     assert document["parity"]["bounds"] is None
 
@@ -232,8 +229,7 @@ def test_fp16_is_made_after_the_fusions(
 ) -> None:
     arguments = (*VIT, "--optimize", "O2", "--dtype", "fp16", "--min-agreement", "0.9")
     done = invoke(vit_checkpoint, *arguments, model="vit")
-    assert done.exit_code == 0, done.stderr
-    model, document = published(tmp_path, "vit")
+    model, document = published(done, tmp_path, "vit")
     kinds = {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) == 2}
     assert kinds == {onnx.TensorProto.FLOAT16}
     assert "SkipLayerNormalization" in operators(model)
@@ -278,8 +274,8 @@ def test_fusions_that_fail_for_an_architecture_give_way_to_general_ones(
         return honest(draft, transformer)
 
     monkeypatch.setattr(transformer_fusion, "_with_fusions_of", strict)
-    assert invoke(vit_checkpoint, *VIT, "--optimize", "O2", model="vit").exit_code == 0
-    _, document = published(tmp_path, "vit")
+    done = invoke(vit_checkpoint, *VIT, "--optimize", "O2", model="vit")
+    _, document = published(done, tmp_path, "vit")
     assert document["optimization"]["model_type"] == "bert"
 
 
@@ -309,8 +305,7 @@ def test_calibration_data_makes_int8_static_and_the_certificate_names_it(
         chosen = ("--calibration-method", method, "--name", f"cnn-{method}")
         channels = ("--no-per-channel",) if number else ()
         done = invoke(cnn, *arguments, *chosen, *channels, model=CNN)
-        assert done.exit_code == 0, done.stderr
-        model, document = published(tmp_path, f"cnn-{method}")
+        model, document = published(done, tmp_path, f"cnn-{method}")
         assert {"QuantizeLinear", "DequantizeLinear"} <= operators(model)
         assert not {"DynamicQuantizeLinear"} & operators(model)
         scheme = document["artifact"]["quantization"]
@@ -460,8 +455,7 @@ def test_weights_alone_are_quantised_in_blocks(
 ) -> None:
     arguments = ("--quantize", kind, "--block-size", "16", "--min-agreement", "0.5")
     done = invoke(fraud_checkpoint, *arguments)
-    assert done.exit_code == 0, done.stderr
-    model, document = published(tmp_path, "fraud")
+    model, document = published(done, tmp_path, "fraud")
     nodes = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
     assert len(nodes) >= 8, "four matrices of each of two layers"
     bits = 4 if kind == "int4" else 8
@@ -571,7 +565,7 @@ def test_no_option_is_no_optimisation(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path
 ) -> None:
     assert OptimizationOptions() == OptimizationOptions(None, (), None, None, None)
-    assert invoke(fraud_checkpoint).exit_code == 0
-    _, document = published(tmp_path, "fraud")
+    done = invoke(fraud_checkpoint)
+    _, document = published(done, tmp_path, "fraud")
     assert document["optimization"] is None
     assert document["artifact"]["quantization"] is None
