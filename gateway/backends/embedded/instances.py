@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -17,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from modelport.gateway.errors import QueueFull, TimedOut, Unavailable
+from modelport.gateway.runtime.background_thread import lower_priority
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 Run = Callable[[InferRequest], InferResponse]
@@ -32,9 +32,6 @@ INLINE_SECONDS = 100e-6
 SLOW_INLINE_NS = 5_000_000
 SLOW_IN_A_ROW = 3
 NEVER = -1
-#: Nice value of the background thread. A much larger one would let other processes delay the event
-#: loop, while the thread holds the interpreter lock.
-BACKGROUND_NICE = 10
 
 
 @dataclass(slots=True)
@@ -125,7 +122,7 @@ class Instances:
         """Run ``request`` in a thread of lower priority, which other requests do not wait for."""
         if self._background is None:
             name = f"{self._name}_background"
-            self._background = Instances(self._run, name, 1, prepare=_lower_priority)
+            self._background = Instances(self._run, name, 1, prepare=lower_priority)
         return self._background(request, deadline)
 
     def _begin(self) -> None:
@@ -180,12 +177,6 @@ class Instances:
             thread.join()
         if self._background is not None:
             self._background.close()
-
-
-def _lower_priority() -> None:
-    """Lower the priority of this thread, on systems where threads have one of their own."""
-    with contextlib.suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
 
 
 def _take(job: _Job) -> InferRequest | None:

@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable, Iterator
 import numpy as np
 import pytest
 
-from modelport.gateway.backends.embedded.instances import BACKGROUND_NICE, MAX_QUEUE_SIZE, Instances
+from modelport.gateway.backends.embedded.instances import MAX_QUEUE_SIZE, Instances
 from modelport.gateway.errors import Internal, TimedOut, Unavailable
+from modelport.gateway.runtime.background_thread import BACKGROUND_NICE
 from modelport.gateway.types import (
     NO_DEADLINE,
     Datatype,
