@@ -72,7 +72,8 @@ class OutlierDetection(NamedTuple):
             the others.
         failure_percentage_request_volume: the least number of requests to compare.
         latency_factor: a response this many times slower than those of the others is slow.
-        interval_seconds: after this time, earlier counts have half the weight.
+        interval_seconds: after this time, earlier counts have half the weight; after 200
+            requests, or twice ``failure_percentage_request_volume``, too.
         base_ejection_time_seconds: the duration of the first ejection; it doubles each time.
         max_ejection_time_seconds: the longest ejection.
         max_ejection_percent: of the endpoints; one may always be ejected, and one always stays.

@@ -22,6 +22,9 @@ CONNECT_FAILURES = 1
 DROPPED_CONNECTIONS = 2  # a single one may be an expired idle connection
 #: A response is slow if it exceeds ``latency_factor`` times the others' latency by this much.
 SLOWER_SECONDS = 0.1
+#: The most requests in the counts, which are halved then, and those as a multiple of the requests
+#: needed to compare. So a long time without failures does not hide those of the last moment.
+RECENT_REQUESTS, RECENT_FACTOR = 200, 2
 #: The weight of the last response in an endpoint's mean latency.
 WEIGHT = 0.1
 
@@ -110,6 +113,16 @@ class Endpoint:
             self.failing_since = now
         self.failures += 1
         self.failed += 1
+
+    def keep_recent(self, settings: OutlierDetection) -> None:
+        """Halve the counts if they hold too many requests."""
+        most = RECENT_FACTOR * settings.failure_percentage_request_volume
+        if self.answered + self.failed > max(RECENT_REQUESTS, most):
+            self.halve_counts()
+
+    def halve_counts(self) -> None:
+        self.answered /= 2
+        self.failed /= 2
 
     def come_back(self, now: float) -> None:
         self.ejected, self.trial = False, True

@@ -226,6 +226,7 @@ class EndpointPool:
     def _answered(self, endpoint: Endpoint, began: float) -> None:
         now = time.monotonic()
         endpoint.count_answer(now, now - began)
+        endpoint.keep_recent(self._settings)
         if now - began <= endpoint.slow_seconds:
             endpoint.slow = 0
             endpoint.trial = False
@@ -247,6 +248,7 @@ class EndpointPool:
         fault of the endpoint only if others respond in half the time; otherwise a probe decides.
         """
         endpoint.count_failure(time.monotonic())
+        endpoint.keep_recent(self._settings)
         settings, failure = self._settings, error.failure
         others = [each for each in self.endpoints if each is not endpoint and not each.ejected]
         if endpoint.ejected or not is_outlier(endpoint, failure, others, settings):
@@ -360,8 +362,7 @@ class EndpointPool:
         serving = sum(not endpoint.ejected for endpoint in endpoints)
         for endpoint in endpoints:
             if half:
-                endpoint.answered /= 2
-                endpoint.failed /= 2
+                endpoint.halve_counts()
             endpoint.slow_seconds = slow_seconds(endpoint, endpoints, settings)
             if endpoint.waiting and not endpoint.ejected and serving > 1:
                 self._look_for_stall(endpoint, now)

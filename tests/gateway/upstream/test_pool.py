@@ -588,8 +588,20 @@ async def test_a_full_queue_is_tried_elsewhere_and_full_everywhere_is_full() -> 
     servers.pool.close()
 
 
-async def test_an_endpoint_that_fails_now_and_then_is_ejected_for_its_success_rate() -> None:
-    servers, asked = Servers(), 0
+@pytest.mark.parametrize(
+    ("good", "most", "settings"),
+    [
+        (0, 21, DEFAULT),
+        (10_000, 100, DEFAULT),  # the last requests tell, however many were good before
+        (10_000, 2000, DEFAULT._replace(failure_percentage_request_volume=1000)),
+    ],
+)
+async def test_an_endpoint_that_fails_now_and_then_is_ejected_for_its_success_rate(
+    good: int, most: int, settings: OutlierDetection
+) -> None:
+    servers, asked = Servers(settings=settings), 0
+    for _ in range(2 * good):
+        await servers.ask()
 
     async def attempt(endpoint: Endpoint, limit: Deadline) -> str:
         nonlocal asked
@@ -599,10 +611,11 @@ async def test_an_endpoint_that_fails_now_and_then_is_ejected_for_its_success_ra
                 raise ServerError("now and then")
         return endpoint.address
 
-    for _ in range(100):
-        await servers.pool.call(attempt, NO_DEADLINE)
+    for _ in range(4 * most):
+        with contextlib.suppress(ServerError):  # the retries are spent
+            await servers.pool.call(attempt, NO_DEADLINE)
     assert servers.ejected == {"a"}
-    assert asked <= 21
+    assert asked <= most
     servers.pool.close()
 
 
