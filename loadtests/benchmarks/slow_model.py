@@ -60,7 +60,7 @@ def _model(multiplications: int) -> ModelProto:
 
 
 def _multiplications() -> int:
-    """How many of them take ``SECONDS`` on this machine."""
+    """Find the number of them that takes ``SECONDS`` on this machine."""
     import numpy as np
     import onnxruntime
 
