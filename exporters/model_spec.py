@@ -87,8 +87,7 @@ class ModelSpec:
         waveforms: inputs that are sound, whose values lie around 0 and vary.
         atol, rtol: an output is right if ``|error| <= atol + rtol * |reference|``.
         parameters: further entries for ``config.pbtxt``.
-        twin: ``module:attribute`` of the ``exporters.keras_ports.Twin`` that computes the same in
-            Keras, for ``convert``.
+        keras_port: ``module:attribute`` of the ``exporters.keras_ports.KerasPort`` for ``convert``.
         recorded: the number of samples that ``sample`` gives in turn, where no others have answers.
     """
 
@@ -100,7 +99,7 @@ class ModelSpec:
     rtol: float = DEFAULT_RTOL
     decision: Decision | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
-    twin: str | None = None
+    keras_port: str | None = None
     masks: tuple[AttentionMask, ...] = ()
     waveforms: tuple[str, ...] = ()
     recorded: int = 0

@@ -1,4 +1,4 @@
-"""Conversion between Keras and PyTorch checkpoints, for models that have a Keras twin.
+"""Conversion between Keras and PyTorch checkpoints, for models that have a Keras port.
 
 A conversion, by modelport or another tool, is accepted only if every tensor is in its place, with
 its shape and its values, and if both models give the same outputs for random inputs. Values count
@@ -24,7 +24,7 @@ from modelport.exporters.keras_conversion import output_comparison, report, weig
 from modelport.exporters.keras_conversion.keras_weights import MODEL_KWARGS_KEY, STATED
 from modelport.exporters.keras_conversion.model_files import Pair, Side, framework_of, open_side
 from modelport.exporters.keras_conversion.report import ConversionReport
-from modelport.exporters.keras_ports import Twin, find_twin
+from modelport.exporters.keras_ports import KerasPort, find_port
 from modelport.exporters.keras_ports.weights import extract, port
 from modelport.exporters.loaded_model import Framework
 from modelport.exporters.model_spec import ModelSpec
@@ -69,15 +69,15 @@ def convert(
         UsageError: a file is invalid, or does not fit the model.
         AlreadyExists: the target exists.
         ParityError: the two are not the same model; the message names the layer.
-        Unsupported: the model has no twin.
+        Unsupported: the model has no Keras port.
         IntegrityError: a file is damaged or wants to run code.
     """
     _check_paths(request)
-    declared, twin = _find_twin(request.model)
+    declared, keras_port = _find_port(request.model)
     progress("reading", 0, 0)
     source = open_side(request.source, request.model)
     target = open_side(request.target, request.model) if request.check else None
-    pair = _build(request, declared, twin, source, target)
+    pair = _build(request, declared, keras_port, source, target)
     source.load(pair)
     try:
         if target is None:
@@ -127,20 +127,20 @@ def _check_paths(request: ConvertRequest) -> None:
         raise UsageError(f"'{request.target.parent}' is not a folder; make it, or choose another")
 
 
-def _find_twin(model: str) -> tuple[ModelSpec, Twin]:
+def _find_port(model: str) -> tuple[ModelSpec, KerasPort]:
     declared = getattr(model_spec.find_factory(model), model_spec.ATTRIBUTE, None)
-    if not isinstance(declared, ModelSpec) or declared.twin is None:
+    if not isinstance(declared, ModelSpec) or declared.keras_port is None:
         raise Unsupported(
             f"--model '{model}' has no Keras port, so its weights have no place in Keras; use a "
             "model that has one, such as fraud or vit"
         )
-    return declared, find_twin(declared.twin)
+    return declared, find_port(declared.keras_port)
 
 
 def _build(
     request: ConvertRequest,
     declared: ModelSpec,
-    twin: Twin,
+    keras_port: KerasPort,
     source: Side,
     target: Side | None,
 ) -> Pair:
@@ -153,25 +153,26 @@ def _build(
         **source.model_kwargs,
         **request.model_kwargs,
     }
-    module, _, kwargs = model_spec.build(request.model, source.torch_shapes(twin), known)
+    module, _, kwargs = model_spec.build(request.model, source.torch_shapes(keras_port), known)
     with quiet():
-        model = twin.build(kwargs, "float32")
-    return Pair(declared, module.eval(), model, twin.links(kwargs), twin.probes(kwargs), kwargs)
+        model = keras_port.build(kwargs, "float32")
+    links, probes = keras_port.links(kwargs), keras_port.probes(kwargs)
+    return Pair(declared, module.eval(), model, links, probes, kwargs)
 
 
 def _write(pair: Pair, path: Path) -> None:
     kwargs = dict(pair.model_kwargs)
     with quiet():
         if framework_of(path) is Framework.TENSORFLOW:
-            port(pair.module.state_dict(), pair.twin, pair.links)
+            port(pair.module.state_dict(), pair.keras_model, pair.links)
             if path.suffix == ".keras":
-                pair.twin.save(path)
+                pair.keras_model.save(path)
                 return
-            pair.twin.save_weights(path)
+            pair.keras_model.save_weights(path)
             with h5py.File(path, "a") as file:
                 file.attrs[MODEL_KWARGS_KEY] = json.dumps(kwargs)
             return
-    arrays = extract(pair.twin, pair.links)
+    arrays = extract(pair.keras_model, pair.links)
     state = {key: torch.from_numpy(value) for key, value in arrays.items()}
     if path.suffix in checkpoint.SAFETENSORS:
         metadata = {"format": "pt", checkpoint.MODEL_KWARGS_KEY: json.dumps(kwargs)}
@@ -203,14 +204,14 @@ def _prove(
     target.load(pair)
     result.outputs = output_comparison.compare_outputs(
         pair.module,
-        pair.twin,
+        pair.keras_model,
         pair.spec,
         samples=request.samples,
         seed=request.seed,
         progress=lambda done: progress("proving", done, request.samples),
     )
     result.probes = output_comparison.compare_activations(
-        pair.module, pair.twin, pair.spec, pair.probes, seed=request.seed
+        pair.module, pair.keras_model, pair.spec, pair.probes, seed=request.seed
     )
     for row in result.outputs:
         error = (

@@ -1,7 +1,7 @@
-"""Weights and metadata of a Keras twin in a ``.keras`` or ``.weights.h5`` file.
+"""Weights and metadata of a Keras port in a ``.keras`` or ``.weights.h5`` file.
 
-No code of the file runs: the twin is built from our own code and filled with the file's numbers.
-The architecture stored in a ``.keras`` file is only compared with the twin's.
+No code of the file runs: the model is built from our own code and filled with the file's numbers.
+The architecture stored in a ``.keras`` file is only compared with the port's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import h5py
 import ml_dtypes
 import numpy as np
 
-from modelport.exporters.keras_ports import Link, Twin
+from modelport.exporters.keras_ports import KerasPort, Link
 from modelport.exporters.sources import keras_guard
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError
@@ -65,10 +65,10 @@ class KerasWeights:
 
 
 def read(path: Path, model: str) -> KerasWeights:
-    """Read the weights at ``path``, of a twin of ``model``.
+    """Read the weights at ``path``, of the port of ``model``.
 
     Raises:
-        UsageError: the file is of an older kind, or not a twin's.
+        UsageError: the file is of an older kind, or not of a port.
         IntegrityError: the file is damaged, wants to run code, or holds values other than numbers.
     """
     config = keras_guard.read_config(path) if path.suffix.lower() == ".keras" else None
@@ -93,12 +93,14 @@ def _values(path: Path, file: h5py.File) -> dict[str, list[Array]]:
         name = file[group].attrs.get("name") if group else None
         if not where.startswith(LAYERS) or not isinstance(name, str) or not index.isdecimal():
             raise UsageError(
-                f"'{path.name}' holds '{where}', which no layer of a twin has; give a file that "
-                "modelport convert wrote, or Keras from such a model"
+                f"'{path.name}' holds '{where}', which no layer of a Keras port has; give a file "
+                "that modelport convert wrote, or Keras from such a model"
             )
         values = found.setdefault(name, {})
         if int(index) in values:
-            raise UsageError(f"'{path.name}' has two layers '{name}'; a twin has none such")
+            raise UsageError(
+                f"'{path.name}' has two layers '{name}'; names are unique in a Keras port"
+            )
         values[int(index)] = _array(path, where, dataset)
     if not found:
         raise UsageError(f"'{path.name}' holds no weights of layers; give a whole model's")
@@ -135,7 +137,7 @@ def _layers(path: Path, config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         isinstance(layer, dict) and isinstance(layer.get("config"), dict) for layer in layers
     )
     if not whole:
-        raise UsageError(f"'{path.name}' is not a functional Keras model, as the twins are")
+        raise UsageError(f"'{path.name}' is not a functional Keras model; Keras ports are")
     assert isinstance(layers, list)
     return layers
 
@@ -152,10 +154,10 @@ def _stated(
     return found
 
 
-def torch_shapes(weights: KerasWeights, twin: Twin) -> dict[str, tuple[int, ...]]:
-    """The shapes that the state dict would have; empty if no depth of the twin fits."""
+def torch_shapes(weights: KerasWeights, port: KerasPort) -> dict[str, tuple[int, ...]]:
+    """The shapes that the state dict would have; empty if no depth of the port fits."""
     for depth in range(1, len(weights.values) + 1):
-        links = _by_layer(twin.links(_Depth(depth)))
+        links = _by_layer(port.links(_Depth(depth)))
         if set(links) == set(weights.values):
             break
     else:
@@ -172,7 +174,7 @@ def torch_shapes(weights: KerasWeights, twin: Twin) -> dict[str, tuple[int, ...]
 
 
 class _Depth(dict[str, Any]):
-    """Hyper-parameters with the depth as their only known value: a twin's links take no other."""
+    """Hyper-parameters with the depth as their only known value: a port's links take no other."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -190,7 +192,7 @@ def _by_layer(links: Sequence[Link]) -> dict[str, list[Link]]:
 
 
 def by_path(weights: KerasWeights, model: Any) -> dict[str, Array]:
-    """The file's values by the twin's paths, or by their position if the twin has no such path."""
+    """The file's values by the model's paths, or by their position if it has no such path."""
     paths = {layer.name: [v.path for v in layer.variables] for layer in model.layers}
     return {
         paths[name][i] if i < len(paths.get(name, ())) else f"{name}/{i}": value
@@ -200,13 +202,13 @@ def by_path(weights: KerasWeights, model: Any) -> dict[str, Array]:
 
 
 def fill(model: Any, values: Mapping[str, Array]) -> None:
-    """Set the twin's variables to ``values``; both have the same paths and shapes."""
+    """Set the model's variables to ``values``; both have the same paths and shapes."""
     for variable in model.variables:
         variable.assign(values[variable.path])
 
 
 def difference(weights: KerasWeights, model: Any) -> str | None:
-    """The first difference between the architecture in a ``.keras`` file and the twin's, or None.
+    """The first difference between the architecture in a ``.keras`` file and the port's, or None.
 
     Initialisers and other settings of training are ignored.
     """

@@ -15,7 +15,7 @@ from torch import nn
 from modelport.exporters.keras_conversion import keras_weights, weight_comparison
 from modelport.exporters.keras_conversion.keras_weights import KerasWeights
 from modelport.exporters.keras_conversion.report import End
-from modelport.exporters.keras_ports import Link, Twin
+from modelport.exporters.keras_ports import KerasPort, Link
 from modelport.exporters.loaded_model import Framework
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.sources import checkpoint, keras_guard
@@ -34,7 +34,7 @@ class Pair:
 
     spec: ModelSpec
     module: nn.Module
-    twin: Any
+    keras_model: Any
     links: Sequence[Link]
     probes: Sequence[tuple[str, str]]
     model_kwargs: Mapping[str, Any]
@@ -47,7 +47,7 @@ class Side(ABC):
     model_kwargs: Mapping[str, Any]
 
     @abstractmethod
-    def torch_shapes(self, twin: Twin) -> Mapping[str, tuple[int, ...]]:
+    def torch_shapes(self, port: KerasPort) -> Mapping[str, tuple[int, ...]]:
         """Shapes of the state dict, for inferring hyper-parameters."""
 
     @abstractmethod
@@ -86,7 +86,7 @@ class TorchSide(Side):
         self.end = End(read.filename, Framework.PYTORCH, read.sha256)
         self.model_kwargs = read.model_kwargs
 
-    def torch_shapes(self, twin: Twin) -> Mapping[str, tuple[int, ...]]:
+    def torch_shapes(self, port: KerasPort) -> Mapping[str, tuple[int, ...]]:
         return self._read.shapes
 
     def parts(self, pair: Pair) -> dict[str, Array]:
@@ -105,22 +105,22 @@ class KerasSide(Side):
         self.end = End(read.filename, Framework.TENSORFLOW, read.sha256)
         self.model_kwargs = read.model_kwargs
 
-    def torch_shapes(self, twin: Twin) -> Mapping[str, tuple[int, ...]]:
-        return keras_weights.torch_shapes(self._read, twin)
+    def torch_shapes(self, port: KerasPort) -> Mapping[str, tuple[int, ...]]:
+        return keras_weights.torch_shapes(self._read, port)
 
     def parts(self, pair: Pair) -> dict[str, Array]:
         return weight_comparison.keras_parts(
-            keras_weights.by_path(self._read, pair.twin), pair.links
+            keras_weights.by_path(self._read, pair.keras_model), pair.links
         )
 
     def misfit(self, pair: Pair) -> str:
-        difference = keras_weights.difference(self._read, pair.twin)
+        difference = keras_weights.difference(self._read, pair.keras_model)
         return super().misfit(pair) or difference or ""
 
     def load(self, pair: Pair) -> None:
         where = f"'{self.end.file}' does not fit the model"
-        values = keras_weights.by_path(self._read, pair.twin)
-        expected = {variable.path: tuple(variable.shape) for variable in pair.twin.variables}
+        values = keras_weights.by_path(self._read, pair.keras_model)
+        expected = {variable.path: tuple(variable.shape) for variable in pair.keras_model.variables}
         problems = [f"'{path}' is missing" for path in expected if path not in values]
         problems += [f"'{path}' has no place" for path in values if path not in expected]
         problems += [
@@ -131,15 +131,17 @@ class KerasSide(Side):
         if problems:
             more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
             raise UsageError(f"{where}: {problems[0]}{more}; check --model and --model-kwargs")
-        difference = keras_weights.difference(self._read, pair.twin)
+        difference = keras_weights.difference(self._read, pair.keras_model)
         if difference:
-            raise UsageError(f"{where}: {difference}; give a model of the twin's architecture")
+            raise UsageError(
+                f"{where}: {difference}; give a model of the Keras port's architecture"
+            )
         for path, value in values.items():
             if np.isnan(value).any():
                 raise IntegrityError(
                     f"'{self.end.file}': '{path}' contains NaN; use an earlier one"
                 )
-        keras_weights.fill(pair.twin, values)
+        keras_weights.fill(pair.keras_model, values)
 
 
 def framework_of(path: Path) -> Framework:

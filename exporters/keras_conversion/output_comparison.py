@@ -54,7 +54,7 @@ class ProbeRow:
 
 def compare_outputs(
     module: nn.Module,
-    twin: Any,
+    keras_model: Any,
     spec: ModelSpec,
     *,
     samples: int,
@@ -67,7 +67,7 @@ def compare_outputs(
     totals = {output.name: [0.0, 0.0, 0] for output in signature.outputs}
     done = 0
     for inputs in _batches(signature, spec, samples, seed):
-        ours, theirs = reference(inputs), _call(twin, inputs)
+        ours, theirs = reference(inputs), _call(keras_model, inputs)
         for name, total in totals.items():
             error = np.abs(ours[name].astype(np.float64) - theirs[name])
             total[0] += float(error.sum())
@@ -96,15 +96,16 @@ def _batches(
         yield sample(signature, min(BATCH, samples - start), sizes, rng)
 
 
-def _call(twin: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def _call(keras_model: Any, inputs: Mapping[str, Array]) -> dict[str, Array]:
     with quiet():
-        results = twin({name: tf.constant(value) for name, value in inputs.items()}, training=False)
+        tensors = {name: tf.constant(value) for name, value in inputs.items()}
+        results = keras_model(tensors, training=False)
     return {name: value.numpy() for name, value in results.items()}
 
 
 def compare_activations(
     module: nn.Module,
-    twin: Any,
+    keras_model: Any,
     spec: ModelSpec,
     probes: Sequence[tuple[str, str]],
     *,
@@ -131,7 +132,8 @@ def compare_activations(
         for handle in handles:
             handle.remove()
     with quiet():
-        watched = keras.Model(twin.input, {name: twin.get_layer(name).output for _, name in probes})
+        outputs = {name: keras_model.get_layer(name).output for _, name in probes}
+        watched = keras.Model(keras_model.input, outputs)
     there = _call(watched, inputs)
     return [ProbeRow(name, _relative(seen[path], there[name])) for path, name in probes]
 

@@ -20,7 +20,7 @@ class Link:
     Attributes:
         layer: the layer's name in reports, such as ``encoder.layers.1.linear2``.
         torch_key: the key in the state dict.
-        keras_path: the variable's path in the twin.
+        keras_path: the variable's path in the Keras model.
         part: (index, count): which of ``count`` equal parts of the first dimension; joint
             projections hold query, key and value in one tensor.
         to_keras, to_torch: conversions of the values' layout; exact inverses.
@@ -35,8 +35,8 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
-    """The Keras side of a model.
+class KerasPort:
+    """A PyTorch model implemented in Keras.
 
     Attributes:
         build: maps ``model_kwargs`` and a Keras dtype (``float32``, ``float16``, ``bfloat16``) to
@@ -51,8 +51,8 @@ class Twin:
     probes: Callable[[Mapping[str, Any]], Sequence[tuple[str, str]]]
 
 
-def find_twin(path: str) -> Twin:
-    """Import the twin at ``module:attribute``, and with it Keras."""
+def find_port(path: str) -> KerasPort:
+    """Import the port at ``module:attribute``, and with it Keras."""
     module, _, attribute = path.partition(":")
-    twin: Twin = getattr(importlib.import_module(module), attribute)
-    return twin
+    found: KerasPort = getattr(importlib.import_module(module), attribute)
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from modelport.exporters.keras_ports import Link, Twin, layers
+from modelport.exporters.keras_ports import KerasPort, Link, layers
 from modelport.exporters.keras_ports.weights import dense, joint_projections, layer_norm, same
 from modelport.exporters.models.fraud import LAYER_NORM_EPS
 from modelport.exporters.runtime.tensorflow_runtime import keras
@@ -81,4 +81,4 @@ def _probes(kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "head", "head"
 
 
-TWIN = Twin(_build, _links, lambda kwargs: tuple(_probes(kwargs)))
+PORT = KerasPort(_build, _links, lambda kwargs: tuple(_probes(kwargs)))

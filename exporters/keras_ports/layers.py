@@ -1,4 +1,4 @@
-"""Keras layers that the twins need; they are registered so that ``.keras`` files load safely.
+"""Keras layers that the ports need; they are registered so that ``.keras`` files load safely.
 
 Open sizes are taken from the tensors when the graph is traced, and every
 operation has a TensorFlow Lite kernel.

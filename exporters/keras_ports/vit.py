@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from modelport.exporters.keras_ports import Link, Twin, layers
+from modelport.exporters.keras_ports import KerasPort, Link, layers
 from modelport.exporters.keras_ports.weights import (
     convolution,
     dense,
@@ -90,4 +90,4 @@ def _probes(kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from (("norm", "norm"), ("head", "head"))
 
 
-TWIN = Twin(_build, _links, lambda kwargs: tuple(_probes(kwargs)))
+PORT = KerasPort(_build, _links, lambda kwargs: tuple(_probes(kwargs)))

@@ -18,11 +18,11 @@ PROJECTIONS = ("query", "key", "value")
 
 
 def port(state: Mapping[str, Any], model: Any, links: Sequence[Link]) -> None:
-    """Fill a Keras twin with the values of a state dict, cast to the twin's dtype.
+    """Fill a Keras model with the values of a state dict, cast to the model's dtype.
 
     Args:
         state: PyTorch tensors or arrays by key; every key is used.
-        model: the twin; every variable is set, once.
+        model: of the same port as ``links``; every variable is set, once.
 
     Raises:
         UsageError: a key is missing, left over or of another shape; the message names the layer.
@@ -36,8 +36,8 @@ def port(state: Mapping[str, Any], model: Any, links: Sequence[Link]) -> None:
             expected = _torch_shape(link, variables[link.keras_path])
             if value.shape != expected:
                 raise UsageError(
-                    f"layer '{link.layer}': '{key}' has shape {list(value.shape)} where the twin "
-                    f"takes {list(expected)}; correct --model-kwargs"
+                    f"layer '{link.layer}': '{key}' has shape {list(value.shape)} where the Keras "
+                    f"model takes {list(expected)}; correct --model-kwargs"
                 )
         pieces = np.split(value, len(parts)) if len(parts) > 1 else [value]
         for link, piece in zip(parts, pieces, strict=True):
@@ -45,7 +45,7 @@ def port(state: Mapping[str, Any], model: Any, links: Sequence[Link]) -> None:
 
 
 def extract(model: Any, links: Sequence[Link]) -> dict[str, Array]:
-    """Rebuild the state dict that a Keras twin was filled from, bit by bit.
+    """Rebuild the state dict that a Keras model was filled from, bit by bit.
 
     Raises:
         UsageError: the model's variables are not those of the map, or the parts of a joint tensor
@@ -59,7 +59,7 @@ def extract(model: Any, links: Sequence[Link]) -> dict[str, Array]:
             shapes = ", ".join(str(list(piece.shape)) for piece in pieces)
             raise UsageError(
                 f"layer '{parts[0].layer}': the parts of '{key}' have shapes {shapes}, which must "
-                "be equal; use a model of the twin's architecture"
+                "be equal; use a model of the Keras port's architecture"
             )
         state[key] = np.ascontiguousarray(np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
     return state
@@ -98,7 +98,7 @@ def _check_names(place: str, noun: str, layers: Mapping[str, str], found: Collec
     unknown = [name for name in found if name not in layers]
     if unknown:
         raise UsageError(
-            f"the {place} has {_listed(noun, unknown)} that no layer of the twin takes; "
+            f"the {place} has {_listed(noun, unknown)} that no layer of the Keras port takes; "
             "correct --model-kwargs"
         )
 

@@ -65,7 +65,7 @@ class FraudTransformer(nn.Module):
         atol=5e-6,
         rtol=1e-5,
         decision=Decision("probability", threshold=0.5),
-        twin="modelport.exporters.keras_ports.fraud:TWIN",
+        keras_port="modelport.exporters.keras_ports.fraud:PORT",
     )
 
     def __init__(

@@ -124,7 +124,7 @@ class VisionTransformer(nn.Module):
         decision=Decision("logits"),
         # timm's for these weights: pixels as fractions of full scale, then (x - mean) / std.
         parameters={"image.layout": "CHW", "image.mean": "0.5", "image.std": "0.5"},
-        twin="modelport.exporters.keras_ports.vit:TWIN",
+        keras_port="modelport.exporters.keras_ports.vit:PORT",
     )
 
     def __init__(

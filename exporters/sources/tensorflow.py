@@ -162,7 +162,7 @@ def _load_keras(path: Path) -> _Loaded:
 
 
 def _register_own_layers() -> None:
-    """Register the layers of twins that ``modelport convert`` writes."""
+    """Register the layers of the ports that ``modelport convert`` writes."""
     from modelport.exporters.keras_ports import layers  # noqa: F401
 
 

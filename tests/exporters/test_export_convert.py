@@ -14,7 +14,7 @@ import torch
 from click.testing import Result
 from torch import nn
 
-from modelport.exporters.keras_ports import Twin, find_twin
+from modelport.exporters.keras_ports import KerasPort, find_port
 from modelport.exporters.keras_ports.weights import dense
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.models.vit import VisionTransformer
@@ -74,16 +74,16 @@ def state(module: nn.Module) -> State:
 
 
 @pytest.fixture
-def twin_file(module: nn.Module, tmp_path: Path) -> Callable[[Callable[[Any], None]], Path]:
-    """``b.keras`` with something done to the twin before it is saved."""
+def port_file(module: nn.Module, tmp_path: Path) -> Callable[[Callable[[Any], None]], Path]:
+    """``b.keras`` of a Keras model that is changed before it is saved."""
 
     def write(change: Callable[[Any], None]) -> Path:
         from modelport.exporters.keras_ports.weights import port
 
-        twin = find_twin("modelport.exporters.keras_ports.fraud:TWIN")
+        keras_port = find_port("modelport.exporters.keras_ports.fraud:PORT")
         with quiet():
-            model = twin.build(FRAUD_KWARGS, "float32")
-            port(module.state_dict(), model, twin.links(FRAUD_KWARGS))
+            model = keras_port.build(FRAUD_KWARGS, "float32")
+            port(module.state_dict(), model, keras_port.links(FRAUD_KWARGS))
             change(model)
             model.save(tmp_path / "b.keras")
         return tmp_path / "b.keras"
@@ -201,14 +201,14 @@ def test_a_fault_is_named_with_its_layer_though_the_outputs_hardly_show_it(
 def test_a_fault_in_the_keras_file_is_named_as_well(
     files: Path,
     state: State,
-    twin_file: Callable[[Callable[[Any], None]], Path],
+    port_file: Callable[[Callable[[Any], None]], Path],
     fault: Callable[[State], None],
 ) -> None:
     from modelport.exporters.keras_ports.weights import port
 
     fault(state)
-    links = find_twin("modelport.exporters.keras_ports.fraud:TWIN").links(FRAUD_KWARGS)
-    target = twin_file(lambda model: port(state, model, links))
+    links = find_port("modelport.exporters.keras_ports.fraud:PORT").links(FRAUD_KWARGS)
+    target = port_file(lambda model: port(state, model, links))
     assert FAULTS[fault] in failed(run(files / "a.pt", target, "--check"), 3)
 
 
@@ -274,21 +274,21 @@ def test_weights_alone_ask_for_what_they_do_not_say(files: Path, tmp_path: Path)
 
 
 def test_a_trained_file_with_its_optimizer_converts(
-    twin_file: Callable[[Callable[[Any], None]], Path], tmp_path: Path
+    port_file: Callable[[Callable[[Any], None]], Path], tmp_path: Path
 ) -> None:
     def train(model: Any) -> None:
         model.compile("adam", loss="mse", run_eagerly=True)
         inputs = {"tokens": np.ones((2, 3), np.int64), "seq_lens": np.ones(2, np.int64)}
         model.fit(inputs, {"probability": np.ones(2, np.float32)}, verbose=0)
 
-    done(run(twin_file(train), tmp_path / "c.pt"))
+    done(run(port_file(train), tmp_path / "c.pt"))
 
 
-# A twin that is not quite one: what a wrong map or a bug in a runtime would be.
+# A port that computes something else, as a wrong mapping or a bug in a runtime would.
 
 
 class Skewed(nn.Module):
-    """``scale`` is how far its twin is off."""
+    """A model whose port multiplies by ``scale``."""
 
     modelport_spec = ModelSpec(
         name="skewed",
@@ -297,7 +297,7 @@ class Skewed(nn.Module):
             (TensorSpec("y", Datatype.FP32, (2,)),),
             max_batch_size,
         ),
-        twin=f"{__name__}:TWIN",
+        keras_port=f"{__name__}:PORT",
     )
 
     def __init__(self, scale: float) -> None:
@@ -317,7 +317,7 @@ def build_skewed(kwargs: Any, dtype: str) -> Any:
     return keras.Model({"x": x}, {"y": keras.layers.Dense(2, name="second")(scaled)})
 
 
-TWIN = Twin(
+PORT = KerasPort(
     build_skewed,
     lambda kwargs: [*dense("first"), *dense("second")],
     lambda kwargs: (("first", "first"), ("second", "second")),

@@ -177,11 +177,11 @@ def test_one_format_that_fails_leaves_the_others_unpublished(
 def test_a_module_of_torch_goes_to_every_format_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "twinless.py").write_text("from torch.nn import Linear as Net\n")
+    (tmp_path / "portless.py").write_text("from torch.nn import Linear as Net\n")
     torch.save(nn.Linear(3, 2).state_dict(), tmp_path / "net.pt")
     monkeypatch.syspath_prepend(tmp_path)
     kwargs = '{"in_features": 3, "out_features": 2}'
-    arguments = [str(tmp_path / "net.pt"), "--model", "twinless:Net", "--model-kwargs", kwargs]
+    arguments = [str(tmp_path / "net.pt"), "--model", "portless:Net", "--model-kwargs", kwargs]
     repository = ["--repository", str(tmp_path / "r")]
     done = CliRunner().invoke(export, [*arguments, *repository, "--format", "all"])
     assert done.exit_code == 0, done.output

@@ -13,7 +13,7 @@ import pytest
 
 from modelport.exporters import api
 from modelport.exporters.formats import FORMATS, ExportTarget, tensorflow_onnx
-from modelport.exporters.keras_ports import find_twin
+from modelport.exporters.keras_ports import find_port
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.requests.random_inputs import draw
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
@@ -235,10 +235,10 @@ def test_a_model_that_holds_its_architecture_takes_no_other(scorer_file: Path) -
         read(scorer_file, model="fraud")
 
 
-def test_a_twin_that_was_converted_is_a_model_like_any_other(tmp_path: Path) -> None:
+def test_a_converted_port_is_a_model_like_any_other(tmp_path: Path) -> None:
     kwargs = {"vocab_size": 32, "d_model": 8, "nhead": 2, "num_layers": 1, "dim_feedforward": 8}
-    twin = find_twin("modelport.exporters.keras_ports.fraud:TWIN")
-    build = functools.partial(twin.build, {**kwargs, "max_positions": 12}, "float32")
+    port = find_port("modelport.exporters.keras_ports.fraud:PORT")
+    build = functools.partial(port.build, {**kwargs, "max_positions": 12}, "float32")
     found = read(saved(build, tmp_path / "fraud.keras")).signature
     tokens = next(spec for spec in found.inputs if spec.name == "tokens")
     assert (tokens.minimum, tokens.maximum) == (0, 31)

@@ -28,7 +28,7 @@ from modelport.exporters.sources import SourceRequest, signature_inference
 from modelport.exporters.sources.pytorch import source
 from modelport.gateway.cli.errors import ParityError, UsageError
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
-from tests.exporters.test_export_parity import Twin
+from tests.exporters.test_export_parity import ModuleSession
 
 TOKENS = TensorSpec("tokens", Datatype.INT64, ("n",), 0, 30)
 MASK = TensorSpec("mask", Datatype.INT64, ("n",), 0, 1)
@@ -66,7 +66,7 @@ def spec(*masks: AttentionMask, **more: Any) -> ModelSpec:
 
 def check(spec: ModelSpec, artifact: Any = None, signature: ModelSignature = SIGNATURE) -> Any:
     module = Attends(counts=signature is COUNTED)
-    session = artifact or Twin(module, signature)
+    session = artifact or ModuleSession(module, signature)
     return parity.check(
         source(module, spec, signature), session, samples=40, seed=0, atol=1e-5, rtol=1e-5
     )
@@ -122,7 +122,7 @@ def test_undefined_positions_are_not_compared_and_defined_ones_are() -> None:
         check(spec(AttentionMask("mask", "left")))  # a row begins at no data: NaN
     assert check(spec(left, decision=Decision("tags"))).agreement == 1.0
 
-    class Spoilt(Twin):
+    class Spoilt(ModuleSession):
         """Wrong where ``wrong`` says so."""
 
         wrong = staticmethod(lambda mask: mask == 0)
@@ -175,7 +175,7 @@ def test_held_out_data_counts_the_decisions_that_are_defined(tmp_path: Path) -> 
     labels[mask == 0] = 7
     np.savez(tmp_path / "data.npz", tokens=tokens, mask=mask, labels=labels)
     data = evaluation.read(tmp_path / "data.npz", subject)
-    found = evaluation.evaluate(subject, Twin(module, SIGNATURE), data, None, 0.0)
+    found = evaluation.evaluate(subject, ModuleSession(module, SIGNATURE), data, None, 0.0)
     assert (found.agreement, found.reference) == (1.0, 1.0)
 
 

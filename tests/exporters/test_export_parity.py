@@ -28,7 +28,7 @@ Spoil = Callable[[dict[str, Array]], dict[str, Array]]
 
 
 @dataclass
-class Twin:
+class ModuleSession:
     """A session that computes what ``module`` computes, then spoils it."""
 
     module: nn.Module
@@ -58,15 +58,15 @@ def check(
     return parity.check(source(module, spec, signature), session, **options)
 
 
-def twin(module: nn.Module, spoil: Spoil = lambda outputs: outputs) -> Twin:
+def copied(module: nn.Module, spoil: Spoil = lambda outputs: outputs) -> ModuleSession:
     other = copy.deepcopy(module).eval()
-    return Twin(other, module.modelport_spec.signature(module, 4), spoil)
+    return ModuleSession(other, module.modelport_spec.signature(module, 4), spoil)
 
 
 @pytest.mark.parametrize("name", ["fraud", "vit"])
 def test_a_faithful_copy_passes(request: pytest.FixtureRequest, name: str) -> None:
     module: nn.Module = request.getfixturevalue(name)
-    report = check(module, twin(module))
+    report = check(module, copied(module))
     assert report.agreement == 1.0
     assert report.samples >= 60
     assert report.edge_samples > 0
@@ -79,7 +79,7 @@ def test_a_faithful_copy_passes(request: pytest.FixtureRequest, name: str) -> No
 def test_a_change_in_any_weight_is_caught(request: pytest.FixtureRequest, name: str) -> None:
     module: nn.Module = request.getfixturevalue(name)
     for key, _ in module.named_parameters():
-        session = twin(module)
+        session = copied(module)
         with torch.no_grad():
             session.module.get_parameter(key).add_(
                 torch.randn(module.get_parameter(key).shape) * 0.05
@@ -89,7 +89,7 @@ def test_a_change_in_any_weight_is_caught(request: pytest.FixtureRequest, name: 
 
 
 def test_one_changed_embedding_row_is_caught(fraud: nn.Module) -> None:
-    session = twin(fraud)
+    session = copied(fraud)
     with torch.no_grad():
         session.module.get_parameter("embedding.weight")[17, 3] += 0.05
     with pytest.raises(ParityError):
@@ -99,7 +99,7 @@ def test_one_changed_embedding_row_is_caught(fraud: nn.Module) -> None:
 @pytest.mark.parametrize(("name", "layers"), [("fraud", "encoder.layers"), ("vit", "blocks")])
 def test_swapped_layers_are_caught(request: pytest.FixtureRequest, name: str, layers: str) -> None:
     module: nn.Module = request.getfixturevalue(name)
-    session = twin(module)
+    session = copied(module)
     stack: Any = session.module.get_submodule(layers)
     stack[0], stack[1] = stack[1], stack[0]
     with pytest.raises(ParityError):
@@ -107,7 +107,7 @@ def test_swapped_layers_are_caught(request: pytest.FixtureRequest, name: str, la
 
 
 def test_the_message_names_output_error_tolerance_sizes_and_remedy(fraud: nn.Module) -> None:
-    session = twin(fraud, lambda outputs: {k: v + np.float32(0.25) for k, v in outputs.items()})
+    session = copied(fraud, lambda outputs: {k: v + np.float32(0.25) for k, v in outputs.items()})
     with pytest.raises(ParityError) as caught:
         check(fraud, session)
     text = str(caught.value)
@@ -117,7 +117,7 @@ def test_the_message_names_output_error_tolerance_sizes_and_remedy(fraud: nn.Mod
 
 
 def test_a_wider_tolerance_is_honoured_and_recorded(fraud: nn.Module) -> None:
-    session = twin(fraud, lambda outputs: {k: v + np.float32(1e-3) for k, v in outputs.items()})
+    session = copied(fraud, lambda outputs: {k: v + np.float32(1e-3) for k, v in outputs.items()})
     report = check(fraud, session, atol=2e-3)
     assert report.atol == 2e-3
     assert report.outputs["probability"].max_abs_error == pytest.approx(1e-3, rel=1e-3)
@@ -125,7 +125,7 @@ def test_a_wider_tolerance_is_honoured_and_recorded(fraud: nn.Module) -> None:
 
 
 def test_too_few_equal_decisions_fail_even_within_tolerance(fraud: nn.Module) -> None:
-    session = twin(fraud, lambda outputs: {k: np.float32(1) - v for k, v in outputs.items()})
+    session = copied(fraud, lambda outputs: {k: np.float32(1) - v for k, v in outputs.items()})
     with pytest.raises(ParityError, match="decisions agree on"):
         check(fraud, session, atol=1.0)
 
@@ -136,25 +136,25 @@ def test_a_value_that_is_not_finite_is_caught(fraud: nn.Module, bad: float) -> N
         return {name: np.full_like(value, bad) for name, value in outputs.items()}
 
     with pytest.raises(ParityError, match=r"'probability' at batch 1.*not finite"):
-        check(fraud, twin(fraud, spoil))
+        check(fraud, copied(fraud, spoil))
 
 
 def test_nan_in_the_model_itself_is_caught(fraud: nn.Module) -> None:
     with torch.no_grad():
         fraud.get_parameter("head.bias").fill_(float("nan"))
     with pytest.raises(ParityError, match="the model's values are not finite"):
-        check(fraud, twin(fraud))
+        check(fraud, copied(fraud))
 
 
 def test_a_wrong_datatype_is_caught(fraud: nn.Module) -> None:
-    session = twin(fraud, lambda outputs: {k: v.astype(np.float64) for k, v in outputs.items()})
+    session = copied(fraud, lambda outputs: {k: v.astype(np.float64) for k, v in outputs.items()})
     with pytest.raises(ParityError, match="the artifact's datatype is float64"):
         check(fraud, session)
 
 
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
 def test_a_wrong_name_is_caught(fraud: nn.Module, kind: str) -> None:
-    session = twin(fraud)
+    session = copied(fraud)
     renamed = tuple(replace(spec, name="x") for spec in getattr(session.signature, kind)[:1])
     others = getattr(session.signature, kind)[1:]
     session.signature = replace(session.signature, **{kind: renamed + others})
@@ -164,9 +164,9 @@ def test_a_wrong_name_is_caught(fraud: nn.Module, kind: str) -> None:
 
 
 def test_a_dimension_that_the_runtime_refuses_is_caught_with_its_size(fraud: nn.Module) -> None:
-    session = twin(fraud)
+    session = copied(fraud)
 
-    class Baked(Twin):
+    class Baked(ModuleSession):
         def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
             if inputs["tokens"].shape[1] != 6:
                 raise RuntimeError("Got invalid dimensions\nfor input: tokens")
@@ -195,7 +195,7 @@ def test_onnx_runtimes_message_keeps_its_indices() -> None:
 
 
 def test_a_batch_that_comes_out_baked_in_is_caught(vit: nn.Module) -> None:
-    session = twin(vit, lambda outputs: {name: value[:2] for name, value in outputs.items()})
+    session = copied(vit, lambda outputs: {name: value[:2] for name, value in outputs.items()})
     with pytest.raises(ParityError, match=r"gives \[2, 5\], the model \[4, 5\].*baked in"):
         check(vit, session)
 
@@ -225,7 +225,7 @@ SPEC = ModelSpec("ordinary", lambda module, batch: ordinary(batch=batch))
 
 def test_a_model_without_a_batch_dimension_is_proven_over_its_axes() -> None:
     module, signature = Ordinary(), ordinary(batch=0)
-    report = check(module, Twin(module, signature), signature, spec=SPEC)
+    report = check(module, ModuleSession(module, signature), signature, spec=SPEC)
     assert report.batch_sizes == set()
     assert {1, 3, 5} <= report.axis_sizes["n"]
     assert report.agreement is None
@@ -234,7 +234,7 @@ def test_a_model_without_a_batch_dimension_is_proven_over_its_axes() -> None:
 def test_a_signature_that_misdeclares_the_output_is_caught() -> None:
     module, signature = Ordinary(), ordinary(dims=(4,))
     with pytest.raises(ParityError, match=r"the signature \[1, 4\].*misdeclared"):
-        check(module, Twin(module, signature), signature, spec=SPEC)
+        check(module, ModuleSession(module, signature), signature, spec=SPEC)
 
 
 @pytest.mark.parametrize(
@@ -250,13 +250,13 @@ def test_a_model_that_violates_its_own_signature_is_refused(
 ) -> None:
     module, signature = Ordinary(result), ordinary()
     with pytest.raises(error, match=said):
-        check(module, Twin(module, signature), signature, spec=SPEC)
+        check(module, ModuleSession(module, signature), signature, spec=SPEC)
 
 
 def test_integers_must_be_equal_and_not_merely_close() -> None:
     signature = replace(ordinary(), outputs=(TensorSpec("y", Datatype.INT64, ("n",)),))
     module = Ordinary(lambda x: (x * 0).long() + 2**60)
-    session = Twin(module, signature)
+    session = ModuleSession(module, signature)
     assert check(module, session, signature, spec=SPEC).max_abs_error == 0
     session.spoil = lambda outputs: {"y": outputs["y"] + 1}
     with pytest.raises(ParityError):
@@ -268,7 +268,7 @@ def test_a_decision_on_an_unknown_output_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="names output 'z'"):
         check(
             module,
-            Twin(module, signature),
+            ModuleSession(module, signature),
             signature,
             spec=replace(SPEC, decision=Decision("z")),
         )

@@ -16,7 +16,7 @@ from torch import nn
 
 from modelport.exporters.formats import ExportTarget, savedmodel
 from modelport.exporters.formats.proto import prediction_log_pb2
-from modelport.exporters.keras_ports import find_twin
+from modelport.exporters.keras_ports import find_port
 from modelport.exporters.keras_ports.weights import port
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.lowering.operators import OPERATORS
@@ -153,9 +153,9 @@ def test_every_weight_is_written_once_and_outputs_keep_their_names(
     values = 4 * fraud_source.parameter_count
     # small vectors are constants of the graph
     assert 0.95 * values < weight_bytes(fraud_path) < 1.2 * values
-    twin = find_twin("modelport.exporters.keras_ports.fraud:TWIN")
-    model = twin.build(FRAUD_KWARGS, "float32")
-    port(fraud_source.model.state_dict(), model, twin.links(FRAUD_KWARGS))
+    keras_port = find_port("modelport.exporters.keras_ports.fraud:PORT")
+    model = keras_port.build(FRAUD_KWARGS, "float32")
+    port(fraud_source.model.state_dict(), model, keras_port.links(FRAUD_KWARGS))
     model.export(tmp_path / "naive", verbose=False)
     assert weight_bytes(tmp_path / "naive") > 2 * values
 
@@ -251,7 +251,7 @@ class Doubling(tf.Module):  # type: ignore[misc]
 def tensorflow_source(model: Any, *names: str) -> Source:
     inputs = tuple(TensorSpec(name, Datatype.FP32, (3, -1)) for name in names)
     outputs = (TensorSpec("doubled", Datatype.FP32, (3, -1)),)
-    spec = replace(FraudTransformer.modelport_spec, name="own", twin=None)
+    spec = replace(FraudTransformer.modelport_spec, name="own", keras_port=None)
     signature = ModelSignature(inputs, outputs, 8)
     return Source(Framework.TENSORFLOW, model, spec, signature, lambda inputs: {}, 1, ())
 

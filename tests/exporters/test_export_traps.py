@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from modelport.exporters.formats import ExportTarget, find_format
 from modelport.exporters.formats import onnx as onnx_format
-from modelport.exporters.keras_ports import find_twin
+from modelport.exporters.keras_ports import find_port
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.optimization import dynamic_quantization
@@ -165,9 +165,9 @@ def test_4_the_fast_path_is_baked_into_a_naive_trace(fraud: nn.Module, tmp_path:
 def test_5_keras_own_export_renames_outputs_and_writes_variables_twice(
     vit: nn.Module, tmp_path: Path
 ) -> None:
-    twin = find_twin(vit.modelport_spec.twin)
+    port = find_port(vit.modelport_spec.keras_port)
     with quiet():
-        twin.build(VIT, "float32").export(str(tmp_path / "naive"), verbose=False)
+        port.build(VIT, "float32").export(str(tmp_path / "naive"), verbose=False)
         keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="logits")]).export(
             str(tmp_path / "renamed"), verbose=False
         )

@@ -15,7 +15,7 @@ from modelport.exporters.requests.random_inputs import FAINT, LOUD, Fill, draw
 from modelport.exporters.sources.pytorch import source
 from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
-from tests.exporters.test_export_parity import Twin
+from tests.exporters.test_export_parity import ModuleSession
 
 SOUND = TensorSpec("sound", Datatype.FP32, ("samples",))
 LOGITS = TensorSpec("logits", Datatype.FP32, (4,))
@@ -54,7 +54,7 @@ class InOneSum(NormalizesTime):
 
 def prove(artifact: nn.Module) -> None:
     module = source(NormalizesTime(), SPEC, SIGNATURE)
-    session = Twin(artifact.eval(), SIGNATURE)
+    session = ModuleSession(artifact.eval(), SIGNATURE)
     parity.check(module, session, samples=30, seed=0, atol=SPEC.atol, rtol=SPEC.rtol)
 
 

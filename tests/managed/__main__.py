@@ -78,7 +78,7 @@ def tensorflow_model_server(work: Path, source: Source) -> dict[str, Any]:
     }
 
 
-#: With which ``sources()`` makes fraud: its twin in Keras is made from these.
+#: With which ``sources()`` makes fraud: its Keras port is made from these.
 KWARGS = {
     "vocab_size": 512, "d_model": 64, "nhead": 4, "num_layers": 3, "dim_feedforward": 128,
     "max_positions": MAX_LENGTH,

@@ -1,4 +1,4 @@
-"""The Keras twins compute what the PyTorch models compute, weight by weight and layer by layer."""
+"""The Keras ports compute what the PyTorch models compute, weight by weight and layer by layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelport.exporters.keras_ports import Twin, find_twin
+from modelport.exporters.keras_ports import KerasPort, find_port
 from modelport.exporters.keras_ports.weights import extract, port
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
@@ -46,7 +46,7 @@ COARSE = {"float16": 0.01, "bfloat16": 0.08}
 
 
 class Pair:
-    """A PyTorch model with every layer distinct, and its twin with the same weights."""
+    """A PyTorch model with every layer distinct, and its Keras port with the same weights."""
 
     def __init__(self, factory: Any, kwargs: dict[str, Any], dtype: str = "float32") -> None:
         torch.manual_seed(0)
@@ -58,9 +58,9 @@ class Pair:
         signature = spec.signature(self.module, 8)
         self.source: Source = source(self.module, spec, signature, model_kwargs=kwargs)
         self.kwargs = kwargs
-        self.twin: Twin = find_twin(spec.twin)
-        self.links = self.twin.links(kwargs)
-        self.model = self.twin.build(kwargs, dtype)
+        self.port: KerasPort = find_port(spec.keras_port)
+        self.links = self.port.links(kwargs)
+        self.model = self.port.build(kwargs, dtype)
         port(self.module.state_dict(), self.model, self.links)
 
     def inputs(self, batch: int, length: int = 0) -> dict[str, Any]:
@@ -98,14 +98,14 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 @pytest.mark.parametrize("batch", [1, 2, 8])
 @pytest.mark.parametrize("length", [1, 7, 12])
-def test_the_fraud_twin_agrees_at_every_batch_and_length(
+def test_the_fraud_port_agrees_at_every_batch_and_length(
     fraud_pair: Pair, batch: int, length: int
 ) -> None:
     assert fraud_pair.error(fraud_pair.inputs(batch, length)) < 1e-6
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8])
-def test_the_vit_twin_agrees_at_every_batch(vit_pair: Pair, batch: int) -> None:
+def test_the_vit_port_agrees_at_every_batch(vit_pair: Pair, batch: int) -> None:
     assert vit_pair.error(vit_pair.inputs(batch)) < 1e-5
 
 
@@ -179,7 +179,7 @@ def test_layer_norm_uses_the_models_own_epsilon() -> None:
     coarse = Pair(VisionTransformer, {**VIT_KWARGS, "layer_norm_eps": 0.3})
     inputs = coarse.inputs(2)
     assert coarse.error(inputs) < 1e-5
-    usual = coarse.twin.build(VIT_KWARGS, "float32")
+    usual = coarse.port.build(VIT_KWARGS, "float32")
     port(coarse.module.state_dict(), usual, coarse.links)
     assert np.abs(run(usual, inputs)["logits"] - run(coarse.model, inputs)["logits"]).max() > 1e-3
 
@@ -191,7 +191,7 @@ def test_the_weight_map_goes_both_ways_bit_by_bit(pair: Pair) -> None:
     for key, value in state.items():
         np.testing.assert_array_equal(extracted[key], value.numpy())
         assert extracted[key].dtype == np.float32
-    again = pair.twin.build(pair.kwargs, "float32")
+    again = pair.port.build(pair.kwargs, "float32")
     port(extracted, again, pair.links)
     for first, second in zip(pair.model.variables, again.variables, strict=True):
         np.testing.assert_array_equal(first.numpy(), second.numpy())
@@ -220,7 +220,7 @@ def test_swapped_layers_are_seen(
                 key = there + key.removeprefix(here)
                 break
         swapped[key] = value
-    wrong = pair.twin.build(pair.kwargs, "float32")
+    wrong = pair.port.build(pair.kwargs, "float32")
     port(swapped, wrong, pair.links)
     inputs = pair.inputs(8, 12)
     (expected,), (actual,) = pair.source.reference(inputs).values(), run(wrong, inputs).values()
@@ -229,7 +229,7 @@ def test_swapped_layers_are_seen(
 
 def test_a_bfloat16_checkpoint_keeps_its_values(fraud_pair: Pair) -> None:
     state = {k: v.to(torch.bfloat16) for k, v in fraud_pair.module.state_dict().items()}
-    model = fraud_pair.twin.build(FRAUD_KWARGS, "float32")
+    model = fraud_pair.port.build(FRAUD_KWARGS, "float32")
     port(state, model, fraud_pair.links)
     extracted = extract(model, fraud_pair.links)
     assert all(np.array_equal(extracted[k], v.float().numpy()) for k, v in state.items())
@@ -257,7 +257,7 @@ def _with(key: str, *shape: int) -> Any:
         (_with("encoder.layers.3.norm1.bias", 16), "has key 'encoder.layers.3.norm1.bias' that"),
         (
             _with("encoder.layers.2.linear1.weight", 16, 24),
-            r"layer 'encoder\.layers\.2\.linear1'.*\[16, 24\] where the twin takes \[24, 16\]",
+            r"layer 'encoder\.layers\.2\.linear1'.*\[16, 24\] where .* model takes \[24, 16\]",
         ),
         (
             _with("encoder.layers.1.self_attn.in_proj_bias", 47),
@@ -274,16 +274,16 @@ def _with(key: str, *shape: int) -> Any:
 def test_a_state_dict_that_does_not_fit_is_refused_by_layer(
     fraud_pair: Pair, change: Any, message: str
 ) -> None:
-    model = fraud_pair.twin.build(FRAUD_KWARGS, "float32")
+    model = fraud_pair.port.build(FRAUD_KWARGS, "float32")
     with pytest.raises(UsageError, match=message):
         port(change(fraud_pair.module.state_dict()), model, fraud_pair.links)
 
 
 def test_a_keras_model_of_another_architecture_is_refused(fraud_pair: Pair) -> None:
-    shallow = fraud_pair.twin.build({**FRAUD_KWARGS, "num_layers": 2}, "float32")
+    shallow = fraud_pair.port.build({**FRAUD_KWARGS, "num_layers": 2}, "float32")
     with pytest.raises(UsageError, match=r"layer 'encoder\.layers\.2\.self_attn\.query'.*lacks"):
         extract(shallow, fraud_pair.links)
-    deep = fraud_pair.twin.build({**FRAUD_KWARGS, "num_layers": 4}, "float32")
+    deep = fraud_pair.port.build({**FRAUD_KWARGS, "num_layers": 4}, "float32")
     with pytest.raises(UsageError, match=r"encoder\.layers\.3.*and 13 more that no layer"):
         extract(deep, fraud_pair.links)
 
@@ -305,7 +305,7 @@ def _torch_outputs(pair: Pair, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keras_outputs(pair: Pair, inputs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    names = [name for _, name in pair.twin.probes(pair.kwargs)]
+    names = [name for _, name in pair.port.probes(pair.kwargs)]
     probe = keras.Model(pair.model.inputs, [pair.model.get_layer(n).output for n in names])
     outputs = probe([tf.constant(inputs[tensor.name]) for tensor in pair.model.inputs])
     return zip(names, (output.numpy() for output in outputs), strict=True)
@@ -314,14 +314,14 @@ def _keras_outputs(pair: Pair, inputs: dict[str, Any]) -> Iterator[tuple[str, An
 def test_the_probes_pair_what_must_agree(pair: Pair) -> None:
     inputs = pair.inputs(2, 9)
     expected, actual = _torch_outputs(pair, inputs), dict(_keras_outputs(pair, inputs))
-    probes = pair.twin.probes(pair.kwargs)
+    probes = pair.port.probes(pair.kwargs)
     assert len(probes) > 3 * 4
     for path, name in probes:
         assert actual[name].shape == expected[path].shape, path
         np.testing.assert_allclose(actual[name], expected[path], atol=2e-5, err_msg=path)
 
 
-def test_a_twin_is_saved_and_loaded_in_safe_mode(pair: Pair, tmp_path: Path) -> None:
+def test_a_port_is_saved_and_loaded_in_safe_mode(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     with warnings.catch_warnings(action="ignore"):  # Keras' own, from numpy
         pair.model.save(path)
