@@ -41,6 +41,9 @@ FILENAME = "config.pbtxt"
 ENSEMBLE = "ensemble"
 #: The folder of the inputs of warm-up requests.
 WARMUP = "warmup"
+#: Queued requests of a model version, or of each of its priority levels: ``max_queue_size`` if the
+#: configuration leaves it at 0.
+DEFAULT_MAX_QUEUE_SIZE = 4096
 
 
 _PREFIX = "TYPE_"

@@ -16,14 +16,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from modelport.gateway.errors import QueueFull, TimedOut, Unavailable
+from modelport.gateway.repository.config import DEFAULT_MAX_QUEUE_SIZE
 from modelport.gateway.runtime.background_thread import lower_priority
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 Run = Callable[[InferRequest], InferResponse]
 
-#: Queued requests per model version. With ``dynamic_batching`` requests wait in the batcher
-#: instead.
-MAX_QUEUE_SIZE = 4096
 #: Shorter runs are made on the event loop itself. Handing a run to a thread and waking the loop
 #: again costs about as much, for the request and for the loop.
 INLINE_SECONDS = 100e-6
@@ -60,7 +58,7 @@ class Instances:
         run: Run,
         name: str,
         count: int,
-        max_queue_size: int = MAX_QUEUE_SIZE,
+        max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE,
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
         self._run, self._prepare = run, prepare

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.config import DEFAULT_MAX_QUEUE_SIZE, ModelConfig
 from modelport.gateway.types import InferRequest
 
-#: The default of ``max_queue_size``, for each priority level.
-DEFAULT_MAX_QUEUE_SIZE = 4096
 #: ``ModelQueuePolicy.TimeoutAction``
 _REJECT, _DELAY = 0, 1
 
@@ -21,7 +19,7 @@ class QueuePolicy(NamedTuple):
     """The queue policy of one priority level.
 
     Attributes:
-        max_size: the most queued requests of the level.
+        max_size: the most queued requests of the level (``max_queue_size``).
         timeout_seconds: the longest wait; infinite: no timeout.
         delays: at the timeout, a request lets the others of its level pass instead of being
             refused.

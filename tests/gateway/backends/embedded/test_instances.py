@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable, Iterator
 import numpy as np
 import pytest
 
-from modelport.gateway.backends.embedded.instances import MAX_QUEUE_SIZE, Instances
+from modelport.gateway.backends.embedded.instances import Instances
 from modelport.gateway.errors import Internal, TimedOut, Unavailable
+from modelport.gateway.repository.config import DEFAULT_MAX_QUEUE_SIZE
 from modelport.gateway.runtime.background_thread import BACKGROUND_NICE
 from modelport.gateway.types import (
     NO_DEADLINE,
@@ -76,7 +77,7 @@ Make = Callable[..., Instances]
 def instances(runtime: Runtime) -> Iterator[Make]:
     made: list[Instances] = []
 
-    def make(count: int = 1, max_queue_size: int = MAX_QUEUE_SIZE) -> Instances:
+    def make(count: int = 1, max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE) -> Instances:
         made.append(Instances(runtime, "test", count, max_queue_size))
         return made[-1]
 
