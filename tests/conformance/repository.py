@@ -12,6 +12,8 @@ LABELS = ("cat", "dog", "owl")
 #: Seconds that the model ``slow`` takes.
 SLOW_SECONDS = 0.3
 SECRET = "/srv/secret"
+#: Requests of one row that ``gathered`` answers together; fewer wait for longer than any test.
+GATHERED = 30
 #: What ``two_versions`` multiplies by, by version.
 FACTORS = {1: 2.0, 2: 3.0}
 
@@ -71,6 +73,15 @@ def build(root: Path) -> Path:
         extra="dynamic_batching { default_queue_policy { max_queue_size: 1 } }",
     )
     models.heavy(add(root, "heavy", text))
+    batching = f"preferred_batch_size: {GATHERED} max_queue_delay_microseconds: 600000000"
+    text = models.config(
+        "gathered",
+        ["x INT64 -1"],
+        ["y INT64 -1"],
+        max_batch_size=GATHERED,
+        extra=f"dynamic_batching {{ {batching} }}",
+    )
+    models.identity(add(root, "gathered", text), "INT64", ("batch", "n"))
     models.fake(root, "slow", "INT64", "1", delay_seconds=str(SLOW_SECONDS))
     models.fake(root, "echo_bytes", "BYTES", "-1")
     models.fake(root, "failing", "FP32", "4", error="the model failed on purpose")

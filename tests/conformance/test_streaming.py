@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from tests.conformance import wire
 from tests.conformance.clients import TIMEOUT_SECONDS
+from tests.conformance.repository import GATHERED
 from tests.server import Gateway
 
 
@@ -50,13 +51,13 @@ def test_answers_come_in_the_order_of_the_requests_though_the_first_is_slow(open
         assert result.as_numpy("y").tolist() == [[2 * index] * 4]
 
 
-def test_slow_requests_of_one_stream_are_worked_on_together(opened: Any) -> None:
+def test_requests_of_one_stream_run_concurrently(opened: Any) -> None:
     client, answers = opened
-    for index in range(30):
-        client.async_stream_infer("slow", [tensor([index], "INT64")])
-    # One after another these would take 9 seconds.
-    found = [answers.get(timeout=5) for _ in range(30)]
-    assert [result.as_numpy("y")[0, 0] for result, _ in found] == list(range(30))
+    for index in range(GATHERED):
+        client.async_stream_infer("gathered", [tensor([index], "INT64")])
+    found = [answers.get(timeout=TIMEOUT_SECONDS) for _ in range(GATHERED)]
+    assert all(error is None for _, error in found)
+    assert [result.as_numpy("y")[0, 0] for result, _ in found] == list(range(GATHERED))
 
 
 def test_an_error_in_the_middle_leaves_the_stream_open(opened: Any) -> None:
