@@ -160,8 +160,7 @@ workers: $(READY) ## Run the conformance and shutdown suites with two workers
 	MODELPORT_WORKERS=2 $(BIN)/python -m pytest tests/conformance tests/faults/test_shutdown.py
 	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest tests/gateway/server/workers
 
-table: $(READY) ## Export every model to every format, beside Keras twins and litert-torch, and write the page
-	$(BIN)/python -m modelport.exporters.demo_models.table
+table: $(READY) ## Export every model to every format, beside Keras ports and litert-torch, and write the page
 	$(BIN)/python -m tests.export_figures
 
 sweep: $(READY) ## Export 150 architectures to every format, check each artifact, and write docs/sweep.md; goes on where it was stopped; 2 hours; SHARD=I/N

@@ -1,1 +1,1 @@
-"""Figures of exports: whole commands, and lowered models beside other ways to TensorFlow."""
+"""Figures of exports: every format, whole commands, and lowered models beside others."""

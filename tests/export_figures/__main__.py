@@ -1,4 +1,4 @@
-"""``make table``'s second part: whole exports of folders, and lowered models beside others."""
+"""``make table``: the figures of exports, written into the documentation."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from modelport.exporters.demo_models.table import PAGE, write_table
+from modelport.loadtests.report import marked_block
 from tests import verb
-from tests.export_figures import folders, lowered
+from tests.export_figures import all_formats, folders, lowered
 
+PAGE = Path("docs/benchmarks/exports.md")
 #: The tables of the page, by the words of their markers.
 TABLES: dict[str, Callable[[Path], Iterator[str]]] = {
+    "table of exports": all_formats.rows,
     "whole exports": folders.rows,
     "lowered models": lowered.rows,
 }
@@ -23,13 +25,16 @@ def main() -> int:
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("tables", nargs="*", help=f"default: {', '.join(TABLES)}")
     arguments = parser.parse_args()
-    for name in arguments.tables or TABLES:
+    names = arguments.tables or list(TABLES)
+    for name in names:
+        marked_block.check(arguments.page, name)
+    for name in names:
         lines = []
         with tempfile.TemporaryDirectory() as work:
             for line in TABLES[name](Path(work)):
                 print(line, flush=True)
                 lines.append(line)
-        write_table(arguments.page, name, lines)
+        marked_block.replace(arguments.page, name, "\n".join(lines))
     return 0
 
 

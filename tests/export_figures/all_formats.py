@@ -1,8 +1,8 @@
-"""``make table``: export every model to every format, and write the results into the documentation.
+"""Every registered model in every format: one ``modelport export`` each.
 
-Each row is one ``modelport export`` in its own process, so that its memory is measured alone; the
-figures come from the certificates. Small models are trained. Large ones carry random weights with
-every layer distinct, and show size, cost and numerical error, but not accuracy.
+An export has a process of its own, so that its memory is measured alone; the figures come from the
+certificates. Small models are trained. Large ones have random weights with every layer distinct,
+and show size, cost and numerical error, but not accuracy.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import nn
 
 from modelport.exporters.demo_models import train
@@ -26,11 +24,7 @@ from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.resnet import ResNet50
 from modelport.exporters.models.unet import UNet
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.gateway.cli.errors import OneLineCommand
-from modelport.gateway.errors import Internal
 
-#: The page with the tables, each between two markers.
-PAGE = Path("docs/benchmarks/exports.md")
 HEAD = "| model | format | max error | agreement | held out | size | export | peak memory |"
 
 LARGE_FRAUD = {
@@ -204,7 +198,7 @@ def _export(subject: TableSubject, checkpoint: Path, arguments: tuple[str, ...])
     """Run one export and return its certificate.
 
     Raises:
-        Internal: the export failed; the message is its own.
+        RuntimeError: the export failed; the message is its own.
     """
     command = [
         sys.executable,
@@ -223,7 +217,7 @@ def _export(subject: TableSubject, checkpoint: Path, arguments: tuple[str, ...])
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([*command, "-o", folder], capture_output=True, text=True)
         if done.returncode:
-            raise Internal(f"{subject.label} {' '.join(arguments)}: {done.stderr.strip()}")
+            raise RuntimeError(f"{subject.label} {' '.join(arguments)}: {done.stderr.strip()}")
         certificate: dict[str, Any] = json.loads((Path(folder) / "certificate.json").read_text())
         return certificate
 
@@ -249,54 +243,13 @@ def _row(label: str, name: str, certificate: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _measure(subjects: tuple[TableSubject, ...]) -> list[str]:
-    lines = [HEAD, "|" + "---|" * HEAD.count(" | ") + "---|"]
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns) as bar, tempfile.TemporaryDirectory() as folder:
-        total = sum(len(list(_jobs(subject))) for subject in subjects)
-        task = bar.add_task("", total=total)
-        for number, subject in enumerate(subjects):
-            bar.update(task, description=f"{subject.label}: checkpoint")
-            place = Path(folder) / str(number)
-            place.mkdir()
-            checkpoint = subject.write(place)
-            for name, arguments in _jobs(subject):
-                bar.update(task, description=f"{subject.label}: {name}")
-                lines.append(_row(subject.label, name, _export(subject, checkpoint, arguments)))
-                bar.console.print(lines[-1], markup=False, soft_wrap=True)
-                bar.advance(task)
-    return lines
-
-
-@click.command(cls=OneLineCommand)
-@click.option("--page", type=click.Path(path_type=Path, exists=True), default=PAGE)
-@click.option("--only", help="Only models whose label contains this; print, write nothing.")
-def table(page: Path, only: str | None) -> None:
-    """Measure, and replace the text between the two markers of the page."""
-    lines = _measure(tuple(s for s in SUBJECTS if only is None or only in s.label))
-    if only is not None:
-        return
-    write_table(page, "table of exports", lines)
-
-
-def write_table(page: Path, name: str, lines: Sequence[str]) -> None:
-    """Replace the text between the two markers of ``name`` in ``page``.
-
-    Raises:
-        Internal: the page lacks them.
-    """
-    first, last = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, begin, rest = page.read_text().partition(first)
-    _, end, after = rest.partition(last)
-    if not (begin and end):
-        raise Internal(f"'{page}' lacks the markers '{first}' and '{last}'")
-    page.write_text(f"{before}{first}\n" + "\n".join(lines) + f"\n{last}{after}")
-
-
-if __name__ == "__main__":
-    table.main()
+def rows(work: Path) -> Iterator[str]:
+    """Export each model, and yield the lines of the table."""
+    yield HEAD
+    yield "|" + "---|" * HEAD.count(" | ") + "---|"
+    for number, subject in enumerate(SUBJECTS):
+        place = work / str(number)
+        place.mkdir()
+        checkpoint = subject.write(place)
+        for name, arguments in _jobs(subject):
+            yield _row(subject.label, name, _export(subject, checkpoint, arguments))

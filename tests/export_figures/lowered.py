@@ -1,4 +1,4 @@
-"""Lowered SavedModels and TensorFlow Lite files beside those of the Keras twins and litert-torch.
+"""Lowered SavedModels and TensorFlow Lite files beside those of the Keras ports and litert-torch.
 
 All run in one process on one thread, in rounds: in each, every file answers the same request until
 a while has passed, in an order that changes. Time is the process's CPU time, which is the latency
@@ -30,8 +30,8 @@ from modelport.loadtests.system import environments
 HEAD = "| model | format | against | batch | latency | quartiles | at most | size | at most |"
 ROUNDS, ROUND_SECONDS = 60, 0.02
 #: Bounds of latency and size against each.
-TWIN, STATIC = "Keras twin", "litert-torch, static"
-BOUNDS: Mapping[str, tuple[float, float | None]] = {TWIN: (1.1, 1.05), STATIC: (1.15, None)}
+PORT, STATIC = "Keras port", "litert-torch, static"
+BOUNDS: Mapping[str, tuple[float, float | None]] = {PORT: (1.1, 1.05), STATIC: (1.15, None)}
 BATCHES = (1, 8)
 LENGTH = 64  # of fraud's sequences
 
@@ -89,15 +89,15 @@ OPENERS = {"savedmodel": saved_model, "tflite": tflite}
 
 
 def _sources(name: str, work: Path) -> tuple[Source, Source]:
-    """The demo's model, and its Keras twin with the same weights."""
+    """The demo's model, and its Keras port with the same weights."""
     checkpoint = Path("checkpoints") / f"{name}.pt"
     if not checkpoint.exists():
         {"fraud": train.train_fraud, "vit": train.train_vit}[name](checkpoint)
-    twin = work / f"{name}.keras"
-    api.convert(checkpoint, twin, model=name)
+    port = work / f"{name}.keras"
+    api.convert(checkpoint, port, model=name)
     return (
         reader_selection.load(SourceRequest(checkpoint, model=name)),
-        reader_selection.load(SourceRequest(twin)),
+        reader_selection.load(SourceRequest(port)),
     )
 
 
@@ -169,11 +169,11 @@ def _row(name: str, row: str, against: str, batch: int, pair: Any, source: Sourc
         row,
         against,
         str(batch),
-        f"{middle:.2f} times",
+        f"{middle:.2f}x",
         f"{low:.2f} to {high:.2f}",
-        f"{most} times",
-        f"{ours.size / theirs.size:.3f} times",
-        "-" if largest is None else f"{largest} times",
+        f"{most}x",
+        f"{ours.size / theirs.size:.3f}x",
+        "-" if largest is None else f"{largest}x",
     )
     return f"| {' | '.join(cells)} |"
 
@@ -187,15 +187,15 @@ def rows(work: Path) -> Iterator[str]:
     yield HEAD
     yield "|" + "---|" * HEAD.count(" | ") + "---|"
     for name in ("fraud", "vit"):
-        lowered, twin = _sources(name, work)
+        lowered, port = _sources(name, work)
         for format_name, opener in OPENERS.items():
             made = []
-            for kind, source in (("lowered", lowered), ("twin", twin)):
+            for kind, source in (("lowered", lowered), ("port", port)):
                 path = work / f"{name}-{kind}.{format_name}"
                 find_format(format_name).export(source, path, ExportTarget())
                 made.append(Candidate(path, opener))
             for batch in BATCHES:
-                yield _row(name, format_name, TWIN, batch, made, lowered)
+                yield _row(name, format_name, PORT, batch, made, lowered)
             if format_name == "tflite":
                 for batch in BATCHES:
                     static = _static(lowered, _inputs(lowered, batch), work)
