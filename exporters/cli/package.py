@@ -35,7 +35,7 @@ def package_command(path: Path, server: str, output: Path, base_path: str | None
     """Package a published version, model or repository at PATH for another server.
 
     torchserve takes TorchScript, one version; tfserving takes SavedModels; triton takes ONNX,
-    TorchScript and SavedModels. Every version is checked against its manifest first.
+    TorchScript, SavedModels and OpenVINO IR. Every version is checked against its manifest first.
 
     Exit codes: 0 done, 2 usage, 4 a format that the server does not load, 5 integrity.
     """

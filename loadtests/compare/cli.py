@@ -86,9 +86,9 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     multiple=True,
     callback=_words,
     metavar="BACKEND,...",
-    help="onnxruntime, pytorch, tensorflow, tflite, openvino (in the gateway); torchserve, triton, "
-    "tfserving (at their own ports); managed-torchserve, managed-triton, managed-tfserving (behind "
-    "the gateway).  [default: all but the managed]",
+    help="onnxruntime, pytorch, tensorflow, tflite, openvino, executorch (in the gateway); "
+    "torchserve, triton, tfserving (at their own ports); managed-torchserve, managed-triton, "
+    "managed-tfserving (behind the gateway).  [default: all but the managed]",
 )
 @click.option(
     "--protocol",

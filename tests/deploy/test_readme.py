@@ -8,7 +8,7 @@ import re
 from tests.deploy import DEPLOY
 
 TEXT = (DEPLOY / "README.md").read_text()
-TABLE = TEXT.split("## What exercises")[1]
+TABLE = TEXT.split("## Tests by file")[1]
 ROWS = [row.split("|")[1] for row in TABLE.splitlines() if row.startswith("| `")]
 #: What preparing, linting and running leave behind.
 MADE = ("__pycache__", "compose/models/")
