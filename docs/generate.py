@@ -46,6 +46,7 @@ ERRORS = frozenset(
 )
 #: Folders whose errors nobody but a developer sees.
 _NOT_RAISED = frozenset({"proto", "benchmarks", "peers", "demo_models"})
+CODE = re.compile(r"(`[^`]*`)")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
 
@@ -89,9 +90,7 @@ def adopted(source: str) -> str:
 
 def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
-    )
+    return "\n".join(f"| {' | '.join(_escape(cell, '|') for cell in line)} |" for line in lines)
 
 
 # Command line
@@ -131,8 +130,11 @@ def _description(text: str) -> str:
     return "\n\n".join(_escape(p) if k is None else f"```text\n{k}\n```" for p, k in pairs)
 
 
-def _escape(text: str) -> str:
-    return re.sub(r"([<>\[\]*_|])", r"\\\1", text)
+def _escape(text: str, characters: str = "<>[]*_") -> str:
+    """Put a backslash before the ``characters``; within code it would be shown."""
+    parts = CODE.split(text)
+    parts[::2] = (re.sub(f"([{re.escape(characters)}])", r"\\\1", part) for part in parts[::2])
+    return "".join(parts)
 
 
 def _flags(option: click.Option) -> str:

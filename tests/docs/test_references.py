@@ -119,6 +119,14 @@ def test_the_pages_made_from_the_code_have_its_names() -> None:
         assert text in made[f"reference/{page}.md"], page
 
 
+def test_code_in_tables_shows_no_backslash() -> None:
+    """On the site, a pipe within code needs no escape, and would be shown with it."""
+    texts = {str(file): file.read_text(encoding="utf-8") for file in pages.FILES}
+    for name, text in (texts | generate.made_pages()).items():
+        code = [part for line in text.splitlines() for part in generate.CODE.split(line)[1::2]]
+        assert [part for part in code if re.search(r"\\[|_]", part)] == [], name
+
+
 def test_every_path_below_a_folder_of_the_repository_that_the_pages_name_exists() -> None:
     folders = "deploy|docs|exporters|gateway|loadtests|modelport|tests"
     files = [*pages.FILES, *(ROOT / "tests").rglob("README.md"), ROOT / "SECURITY.md"]
