@@ -14,6 +14,7 @@ from modelport.cli import modelport
 from modelport.gateway.wire.proto import model_config_pb2
 from tests.docs import pages
 from tests.docs.pages import ROOT
+from tests.test_style import BANNED_WORDS
 
 #: Options of other programs that the pages name.
 ELSEWHERE = frozenset(
@@ -117,6 +118,11 @@ def test_the_pages_made_from_the_code_have_its_names() -> None:
         ("errors", "a rollout of"),
     ):
         assert text in made[f"reference/{page}.md"], page
+
+
+def test_the_pages_have_no_words_of_a_private_dialect() -> None:
+    for file in pages.FILES:
+        assert BANNED_WORDS.findall(pages.prose(file)) == [], file.relative_to(ROOT)
 
 
 def test_code_in_tables_shows_no_backslash() -> None:
