@@ -68,12 +68,12 @@ class SageMakerHttp(OipErrors):
     def add_routes(self, app: FastAPI) -> None:
         @app.post(_INVOCATIONS, tags=["sagemaker"], dependencies=INFER)
         async def invocations() -> Response:
-            """Predict with the default model, or `X-Amzn-SageMaker-Target-Model`."""
+            """Run the default model, or the one in `X-Amzn-SageMaker-Target-Model`."""
             return Delegate(self._predict, self._find)
 
         @app.post("/models/{model}/invoke", tags=["sagemaker"], dependencies=INFER)
         async def invoke(model: Annotated[str, Path(description="Model name")]) -> Response:
-            """Predict with a model of a multi-model endpoint."""
+            """Run this model of a multi-model endpoint."""
             return Delegate(self._predict, lambda _: PredictionTarget(model))
 
 

@@ -163,8 +163,9 @@ class OipHttp(OipInfer):
             openapi_extra=oip_schema.INFER_BODY,
         )
         async def infer(selected: Selected = Depends(select)) -> Response:
-            """Run the model. JSON, or JSON followed by raw tensors (binary tensor data extension).
+            """Run the model.
 
+            The body is JSON, or JSON and raw tensors (binary tensor data extension).
             `Inference-Header-Content-Length` is the size of the JSON part; without it the whole
             body is JSON, and with 0 the whole body is the single input's raw tensor.
             """

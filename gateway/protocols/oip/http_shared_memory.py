@@ -84,29 +84,29 @@ class SharedMemoryHttp(OipErrors):
 
         @app.get(f"{folder}/status", tags=[_TAG], dependencies=SHARED_MEMORY)
         async def all_cuda_regions() -> Response:
-            """There are none."""
+            """CUDA regions: always an empty list."""
             return document(cuda_status())
 
         @app.get(f"{folder}/region/{{region}}/status", tags=[_TAG], dependencies=SHARED_MEMORY)
         async def one_cuda_region(region: Name) -> Response:
-            """There are none."""
+            """404: there are no CUDA regions."""
             return document(cuda_status(region))
 
         @app.post(f"{folder}/region/{{region}}/register", tags=[_TAG], dependencies=SHARED_MEMORY)
         async def register_cuda(region: Name) -> Response:
-            """Not supported."""
+            """Refused: CUDA shared memory is not supported."""
             refuse_cuda()
             return _done()
 
         @app.post(f"{folder}/region/{{region}}/unregister", tags=[_TAG], dependencies=SHARED_MEMORY)
         async def unregister_cuda(region: Name) -> Response:
-            """There are no regions to unregister."""
+            """Accepted without effect, for clients that always call it."""
             shared.require_allowed()
             return _done()
 
         @app.post(f"{folder}/unregister", tags=[_TAG], dependencies=SHARED_MEMORY)
         async def unregister_all_cuda() -> Response:
-            """There are no regions to unregister."""
+            """Accepted without effect, for clients that always call it."""
             shared.require_allowed()
             return _done()
 

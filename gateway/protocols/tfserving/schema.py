@@ -45,7 +45,7 @@ METHODS = (
             },
             {"instances": [[1.0, 2.0, 3.0, 4.0]]},
         ),
-        "Run the model: `instances` give `predictions`, `inputs` give `outputs`.",
+        "Run the model. `instances` (rows) return `predictions`, `inputs` (columns) `outputs`.",
     ),
     (
         "explain",
@@ -53,8 +53,8 @@ METHODS = (
             {"instances": {"type": "array", "items": {}, "description": "a row an instance"}},
             {"instances": [[1.0, 2.0, 3.0, 4.0]]},
         ),
-        "Run the model's explainer (KServe): `instances` give `explanations`.",
+        "Run the model's explainer (KServe). `instances` return `explanations`.",
     ),
-    ("classify", _EXAMPLES, "Labels and scores of examples."),
-    ("regress", _EXAMPLES, "A value for each example."),
+    ("classify", _EXAMPLES, "Return the labels and scores of each example."),
+    ("regress", _EXAMPLES, "Return a value for each example."),
 )

@@ -148,7 +148,10 @@ class TorchServeHttp:
         )
         @app.put("/predictions/{model}", dependencies=INFER, include_in_schema=False)
         async def predict(model: Model) -> Response:
-            """An image, an OIP request, plain JSON or bytes: the body, or the form field `data`."""
+            """Run the model on an image, an OIP request, JSON or bytes.
+
+            It is the body, or the form field `body` or `data`.
+            """
             return Delegate(self._predict, self._find(model, ""))
 
         @app.post(
@@ -159,7 +162,7 @@ class TorchServeHttp:
         )
         @app.put("/predictions/{model}/{version}", dependencies=INFER, include_in_schema=False)
         async def predict_with_version(model: Model, version: Version) -> Response:
-            """Do the same for one version."""
+            """Run this version of the model."""
             return Delegate(self._predict, self._find(model, version))
 
         @app.post(
@@ -169,7 +172,7 @@ class TorchServeHttp:
             openapi_extra=_ANY_BODY,
         )
         async def explain(model: Model) -> Response:
-            """Run the model's explainer, as a prediction: its parameter `explainer` names it."""
+            """Run the model that the parameter `explainer` of this model names."""
             return Delegate(self._predict, self._find_explainer(model, ""))
 
         @app.options("/predictions/{model}", dependencies=METADATA, tags=["torchserve"])
@@ -181,7 +184,7 @@ class TorchServeHttp:
         async def prediction_api_of_version(
             model: Model, version: Version, request: Request
         ) -> Response:
-            """Do the same for one version."""
+            """OpenAPI document for predictions with this version."""
             return self._prediction_api(app, model, version, request)
 
         self._add_reading(app)
@@ -198,20 +201,20 @@ class TorchServeHttp:
 
         @app.get("/models", tags=["torchserve"], dependencies=METADATA)
         async def list_models(request: Request) -> Response:
-            """Models that are served; `limit`, `next_page_token`."""
+            """Models that are served; `limit` and `next_page_token` select a page."""
             limit = _number(request, "limit", MAX_PAGE)
             page = management.list_models(limit, _number(request, "next_page_token", 0))
             return _answer(page, request)
 
         @app.get("/models/{model}", tags=["torchserve"], dependencies=METADATA)
         async def describe_model(model: Model, request: Request) -> Response:
-            """The default version; with `customized=true` also its inputs and outputs."""
+            """Describe the default version; with `customized=true` also its inputs and outputs."""
             customized = _is_set(request, "customized")
             return _answer(await management.describe(model, "", customized), request)
 
         @app.get("/models/{model}/{version}", tags=["torchserve"], dependencies=METADATA)
         async def describe_version(model: Model, version: Version, request: Request) -> Response:
-            """One version, or `all`."""
+            """Describe one version, or `all`."""
             customized = _is_set(request, "customized")
             return _answer(await management.describe(model, version, customized), request)
 
@@ -231,12 +234,12 @@ class TorchServeHttp:
 
         @app.put("/models/{model}/{version}", tags=["torchserve"], dependencies=CONTROL)
         async def scale_version(model: Model, version: Version, request: Request) -> Response:
-            """Do the same for one version."""
+            """Accepted if this version has the requested number of instances."""
             return self._scale(model, version, request)
 
         @app.put("/models/{model}/{version}/set-default", tags=["torchserve"], dependencies=CONTROL)
         async def set_default(model: Model, version: Version, request: Request) -> Response:
-            """Requests without a version get this one."""
+            """Make this version the default for requests without a version."""
             return _answer({"status": await management.set_default(model, version)}, request)
 
         @app.delete("/models/{model}", tags=["torchserve"], dependencies=CONTROL)
