@@ -227,15 +227,19 @@ def configuration_page() -> str:
 
 
 def _fields(kind: Any) -> str:
+    return table(("key", "default", ""), _rows(kind))
+
+
+def _rows(kind: Any) -> Iterator[tuple[str, ...]]:
     """The keys that a NamedTuple holds, with defaults, by its docstring's ``Attributes``."""
     text = inspect.cleandoc(kind.__doc__).partition("Attributes:\n")[2]
     told = {name: " ".join(about.split()) for name, about in _ATTRIBUTE.findall(text)}
     assert list(told) == list(kind._fields), f"{kind.__name__}: Attributes and fields differ"
-    rows = (
-        (f"`{key}`", _default(kind, key), about[0].upper() + about[1:])
-        for key, about in told.items()
-    )
-    return table(("key", "default", ""), rows)
+    for key, about in told.items():
+        if isinstance(kind._field_defaults.get(key), routes_file.RouteCredentials):
+            yield from _rows(routes_file.RouteCredentials)  # keys of the same table
+        else:
+            yield f"`{key}`", _default(kind, key), about[0].upper() + about[1:]
 
 
 def _default(kind: Any, key: str) -> str:

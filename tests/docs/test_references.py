@@ -120,6 +120,15 @@ def test_the_pages_made_from_the_code_have_its_names() -> None:
         assert text in made[f"reference/{page}.md"], page
 
 
+def test_every_key_of_a_route_that_the_configuration_page_lists_is_read() -> None:
+    page = generate.made_pages()["reference/configuration.md"]
+    table = page.partition("### `[models.<name>]`")[2].partition("###")[0]
+    keys = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
+    assert len(keys) > 15
+    source = (ROOT / "gateway" / "repository" / "routes_file.py").read_text(encoding="utf-8")
+    assert [key for key in keys if f'"{key}"' not in source] == []
+
+
 def test_the_pages_have_no_words_of_a_private_dialect() -> None:
     for file in pages.FILES:
         assert BANNED_WORDS.findall(pages.prose(file)) == [], file.relative_to(ROOT)
