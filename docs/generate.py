@@ -130,10 +130,11 @@ def _description(text: str) -> str:
     return "\n\n".join(_escape(p) if k is None else f"```text\n{k}\n```" for p, k in pairs)
 
 
-def _escape(text: str, characters: str = "<>[]*_") -> str:
-    """Put a backslash before the ``characters``; within code it would be shown."""
+def _escape(text: str, characters: str = ">[]*_") -> str:
+    """Escape ``<`` and put a backslash before the ``characters``; within code it would be shown."""
     parts = CODE.split(text)
-    parts[::2] = (re.sub(f"([{re.escape(characters)}])", r"\\\1", part) for part in parts[::2])
+    special = re.compile(f"([{re.escape(characters)}])")
+    parts[::2] = (special.sub(r"\\\1", part).replace("<", "&lt;") for part in parts[::2])
     return "".join(parts)
 
 

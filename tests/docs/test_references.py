@@ -118,6 +118,7 @@ def test_the_pages_made_from_the_code_have_its_names() -> None:
         ("errors", "a rollout of"),
     ):
         assert text in made[f"reference/{page}.md"], page
+        assert "\\<" not in made[f"reference/{page}.md"], "Markdown shows this backslash"
 
 
 def test_every_key_of_a_route_that_the_configuration_page_lists_is_read() -> None:
