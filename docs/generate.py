@@ -119,7 +119,8 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
         for name in command.list_commands(context):
             found = command.get_command(context, name)
             assert found is not None
-            yield from _command(found, click.Context(found, parent=context, info_name=name))
+            inner = click.Context(found, parent=context, info_name=name, **found.context_settings)
+            yield from _command(found, inner)
 
 
 def _description(text: str) -> str:

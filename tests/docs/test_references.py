@@ -113,6 +113,7 @@ def test_the_pages_made_from_the_code_have_its_names() -> None:
     made = generate.made_pages()
     for page, text in (
         ("cli", "\n## modelport serve\n"),
+        ("cli", "Seconds between retries of a load. \\[default: 1.0;"),
         ("http", "`POST /v2/models/{model}/infer`"),
         ("configuration", "MODELPORT_SERVE_HTTP_PORT"),
         ("errors", "a rollout of"),
