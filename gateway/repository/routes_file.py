@@ -95,7 +95,7 @@ class RouteCredentials(NamedTuple):
     """Files with what authenticates this gateway to a server; all are read again when they change.
 
     Attributes:
-        ca_file: authorities of the server's certificate; None: the system's.
+        ca_file: authorities of the server's certificate; by default, the system's.
         client_cert: client certificate and chain.
         client_key: the certificate's key.
         token_file: a token for ``authorization: Bearer``.
@@ -123,8 +123,8 @@ class ModelRoute(NamedTuple):
         timeout_seconds: the time limit of a request to the server.
         connect_timeout_seconds: the time limit of a connection attempt.
         max_reply_bytes: the largest response.
-        config: a ``config.pbtxt`` for a model that is not in the repository; None: use the server's
-            metadata.
+        config: a ``config.pbtxt`` for a model that is not in the repository; by default, the
+            server's metadata is used.
         managed: the gateway starts the server, one process per version of the model.
         outlier_detection: when an endpoint is ejected.
     """

@@ -34,7 +34,7 @@ def opened(
     with tritonclient.grpc.InferenceServerClient(gateway.grpc) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
         yield client, answers
-        client.stop_stream()
+        client.stop_stream(cancel_requests=True)
 
 
 def test_answers_come_in_the_order_of_the_requests_though_the_first_is_slow(opened: Any) -> None:
