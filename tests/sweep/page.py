@@ -24,8 +24,8 @@ PEERS = """\
 
 The same models by `torch.onnx.export` with every axis dynamic, and by Optimum (`optimum-onnx`
 0.1.0, which has no modules of one's own) in an environment of its own. Each file that they wrote
-was held to the same comparison. *Unread* are models whose valid inputs nobody declares, as
-modelport does not read them.
+was held to the same comparison, for the inputs and outputs that it has. *Not compared* are files
+with inputs whose valid values nobody declares, and models that modelport does not read.
 """
 
 _CELLS = {

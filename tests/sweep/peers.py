@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import inspect
 import json
 import multiprocessing
 import os
@@ -21,7 +22,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from typing import Any
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.sources import SourceRequest, reader_selection
 from modelport.gateway.cli.errors import first_line
-from modelport.gateway.types import Array
+from modelport.gateway.types import Array, ModelSignature
 from modelport.loadtests.system import environments
 from tests import verb
 from tests.sweep import comparison
@@ -39,7 +40,8 @@ OPTIMUM = ("torch==2.13.0", "optimum-onnx[onnxruntime]==0.1.0")
 SECONDS = 600.0
 
 #: Verdicts on a peer's export.
-RIGHT, WRONG, FAILS, REFUSED, UNREAD = "right", "wrong", "fails at other sizes", "refused", "unread"
+RIGHT, WRONG, FAILS, REFUSED = "right", "wrong", "fails at other sizes", "refused"
+UNCOMPARED = "not compared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +52,43 @@ class PeerOutcome:
     detail: str = ""
 
 
-def _session(file: Path) -> comparison.Session:
+class ArtifactFails(Exception):
+    """A peer's file does not run on valid inputs."""
+
+
+class NotComparable(Exception):
+    """A peer's file asks for something that nobody has declared."""
+
+
+def _opened(file: Path, declared: ModelSignature) -> tuple[comparison.Session, ModelSignature]:
+    """Open ``file``; return its session, and the part of the signature that it has.
+
+    Inputs that a peer leaves out are left out for the original, too.
+    """
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ArtifactFails(first_line(error)) from error
     taken = {value.name for value in session.get_inputs()}
+    unknown = taken - {spec.name for spec in declared.inputs}
+    if unknown:
+        raise NotComparable(f"it has the inputs {sorted(unknown)}, whose values nobody declares")
     names = [value.name for value in session.get_outputs()]
+    common = tuple(spec for spec in declared.outputs if spec.name in names)
+    if not common:
+        names = [spec.name for spec in declared.outputs[: len(names)]]
+    inputs = tuple(spec for spec in declared.inputs if spec.name in taken)
+    outputs = common or declared.outputs[: len(names)]
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
-        given = {name: array for name, array in inputs.items() if name in taken}
-        return dict(zip(names, session.run(None, given), strict=True))
+        try:
+            return dict(zip(names, session.run(None, dict(inputs)), strict=False))
+        except Exception as error:
+            raise ArtifactFails(first_line(error)) from error
 
-    return run
+    return run, replace(declared, inputs=inputs, outputs=outputs)
 
 
 def torch_onnx(architecture: Architecture, checkpoint: Path, source: Source, file: Path) -> None:
@@ -73,14 +100,17 @@ def torch_onnx(architecture: Architecture, checkpoint: Path, source: Source, fil
     names = [spec.name for spec in source.signature.inputs]
     examples = tracing.example_inputs(source.signature)
     auto = torch.export.Dim.AUTO
-    shapes = [dict.fromkeys(range(tensor.dim()), auto) for tensor in examples]
+    shapes: tuple[Any, ...] = tuple(dict.fromkeys(range(t.dim()), auto) for t in examples)
+    parameters = inspect.signature(source.model.forward).parameters.values()
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        shapes = (shapes,)
     torch.onnx.export(
         source.model,
         tuple(examples),
         str(file),
         input_names=names,
         output_names=[spec.name for spec in source.signature.outputs],
-        dynamic_shapes=tuple(shapes),
+        dynamic_shapes=shapes,
         dynamo=True,
         verbose=False,
     )
@@ -119,17 +149,20 @@ def _outcome(architecture: Architecture, peer: str) -> PeerOutcome:
         try:
             source = reader_selection.load(_request(arguments))
         except Exception as error:
-            return PeerOutcome(architecture.name, peer, UNREAD, first_line(error))
+            return PeerOutcome(architecture.name, peer, UNCOMPARED, first_line(error))
         file = folder / "model.onnx"
         try:
             PEERS[peer](architecture, checkpoint, source, file)
         except Exception as error:
             return PeerOutcome(architecture.name, peer, REFUSED, first_line(error))
         try:
+            session, signature = _opened(file, source.signature)
             original = architecture.original(checkpoint)
-            found = comparison.difference(_session(file), source.signature, original)
-        except Exception as error:
-            return PeerOutcome(architecture.name, peer, FAILS, first_line(error))
+            found = comparison.difference(session, signature, original)
+        except ArtifactFails as error:
+            return PeerOutcome(architecture.name, peer, FAILS, str(error))
+        except Exception as error:  # the original, without the inputs that the peer leaves out
+            return PeerOutcome(architecture.name, peer, UNCOMPARED, first_line(error))
         verdict = WRONG if found.wrong else RIGHT
         return PeerOutcome(architecture.name, peer, verdict, found.wrong)
 
@@ -189,7 +222,7 @@ def read(file: Path) -> dict[tuple[str, str], PeerOutcome]:
 def table(outcomes: Iterable[PeerOutcome]) -> str:
     """Counts by peer."""
     rows = list(outcomes)
-    words = (RIGHT, WRONG, FAILS, REFUSED, UNREAD)
+    words = (RIGHT, WRONG, FAILS, REFUSED, UNCOMPARED)
     lines = [f"| exporter | {' | '.join(words)} |", "|---" + "|--:" * len(words) + "|"]
     for peer in PEERS:
         counts = Counter(row.verdict for row in rows if row.peer == peer)
