@@ -23,7 +23,7 @@ class Measured:
     #: Intended requests per second of an open loop.
     rate: float | None
     requests: int
-    #: Right answers per second.
+    #: Correct answers per second.
     requests_per_second: float
     latency: Percentiles
     #: From sending to the first byte of the answer.

@@ -246,7 +246,7 @@ class Preflight:
         allowed = f"{right[1].absolute_tolerance:g} + {right[1].relative_tolerance:g} x |expected|"
         if not self._retrained:
             whose = "the baseline's" if self._pair.is_learnt else "those of --data"
-            self._notes.append(f"Right answers were {whose}, to within {allowed}.")
+            self._notes.append(f"Correct answers were {whose}, to within {allowed}.")
             return
         self._notes.append(
             "The candidate was retrained: each side was compared with its own checkpoint's "

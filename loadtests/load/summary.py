@@ -42,16 +42,16 @@ class Summary:
     """The figures of one run; the same in every report."""
 
     requests: int
-    #: Right answers.
+    #: Correct answers.
     ok: int
     wrong: int
     #: HTTP 429 and 503, RESOURCE_EXHAUSTED and UNAVAILABLE.
     refused: int
     failed: int
     timed_out: int
-    #: Right answers per second.
+    #: Correct answers per second.
     requests_per_second: float
-    #: From the intended sending to the end of the answer, of right answers.
+    #: From the intended sending to the end of the answer, of correct answers.
     latency: Percentiles
     #: From sending to the first byte of the answer.
     first_byte: Percentiles
@@ -59,7 +59,7 @@ class Summary:
 
     @property
     def bad(self) -> int:
-        """The number of requests without a right answer."""
+        """The number of requests without a correct answer."""
         return self.requests - self.ok
 
     @property
@@ -117,19 +117,19 @@ def ok(samples: Samples) -> Samples:
 
 
 def latencies(samples: Samples) -> npt.NDArray[np.float64]:
-    """Seconds [right answers], from the intended sending to the answer's end."""
+    """Seconds [correct answers], from the intended sending to the answer's end."""
     good = ok(samples)
     return np.asarray(good["done"] - good["intended"], np.float64)
 
 
 def first_bytes(samples: Samples) -> npt.NDArray[np.float64]:
-    """Seconds [right answers], from sending to the answer's first byte."""
+    """Seconds [correct answers], from sending to the answer's first byte."""
     good = ok(samples)
     return np.asarray(good["first_byte"] - good["sent"], np.float64)
 
 
 def throughput(samples: Samples, load: LoadProfile) -> float:
-    """Right answers per second, between the end of the warm-up and the end of the load.
+    """Correct answers per second, between the end of the warm-up and the end of the load.
 
     Requests in flight at the end count with the share of their time before it: slow models give few
     answers, and dropping or counting each whole would bias the figure.

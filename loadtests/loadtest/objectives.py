@@ -64,7 +64,7 @@ def parse(text: str) -> Objective:
     number, unit = float(found[1]), found[2] or ""
     if name == THROUGHPUT:
         if unit not in ("", "rps", "/s"):
-            raise ValueError(f"'{text}': throughput is in right answers per second")
+            raise ValueError(f"'{text}': throughput is in correct answers per second")
         return Objective(name, number)
     if name == ERRORS:
         if unit not in ("", "%") or number > 100 or (not unit and number > 1):
@@ -90,7 +90,7 @@ def _judge(run: LoadRun, summary: Summary, objective: Objective) -> Check:
         why = "" if met else _worst(summary)
         shown = with_unit(seen * 100, "%") if summary.requests else "nothing asked"
         return Check(ERRORS, _status(met), shown, objective.text(), why, seconds)
-    shown = with_unit(seen, objective.unit) if summary.ok else "no right answer"
+    shown = with_unit(seen, objective.unit) if summary.ok else "no correct answer"
     if objective.name == THROUGHPUT:
         return Check(
             THROUGHPUT, _status(seen >= objective.bound), shown, objective.text(), "", seconds
@@ -98,7 +98,7 @@ def _judge(run: LoadRun, summary: Summary, objective: Objective) -> Check:
     name, detail = objective.name, ""
     beyond = summary.ok * BEYOND.get(name.removeprefix(FIRST_BYTE), 1.0)
     if 0 < beyond < FEWEST_BEYOND and name.removeprefix(FIRST_BYTE) in BEYOND:
-        detail = f"{summary.ok:,} right answers are few for it; measure longer"
+        detail = f"{summary.ok:,} correct answers are few for it; measure longer"
     met = bool(summary.ok) and seen <= objective.bound
     return Check(name, _status(met), shown, objective.text(), detail, seconds)
 

@@ -50,7 +50,7 @@ class Recent:
         found = np.concatenate(list(self._window))
         good = found[found["outcome"] == Outcome.OK]
         seconds = max(min(WINDOW_SECONDS, self._now), 1e-9)
-        told = f"{len(good) / seconds:,.0f} right answers/s"
+        told = f"{len(good) / seconds:,.0f} correct answers/s"
         if len(good):
             p50, p99 = np.quantile(good["done"] - good["intended"], (0.5, 0.99)) * 1e3
             told += f", p50 {p50:.2f} ms, p99 {p99:.2f} ms"

@@ -93,7 +93,7 @@ class Results:
 
     @property
     def failed(self) -> int:
-        """The number of requests without a right answer."""
+        """The number of requests without a correct answer."""
         rows = (row for model in self.models.values() for row in model.values())
         return sum(s.failed for row in rows for samples in row.cases.values() for s in samples)
 

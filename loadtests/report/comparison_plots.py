@@ -55,8 +55,8 @@ def latency(comparison: Comparison) -> list[Plot]:
         drawn = svg.plot(
             f"latency-{place}",
             f"Latency: {load.title}",
-            "Percentile against latency, from an HDR histogram of every right answer. The strong "
-            "line is the round whose p99 is the median (of two, the slower), the faint ones are "
+            "Percentile against latency, from an HDR histogram of all correct answers. The bold "
+            "line is the round with the median p99 (the slower one of two), the faint lines are "
             "the other rounds." + _asked_otherwise(loads.strangers(load, runs)),
             320,
             partial(_curves, curves=curves, slo_ms=comparison.slo_p99_ms),
@@ -95,7 +95,7 @@ def _curves(axes: Axes, curves: dict[int, list[Measured]], slo_ms: float) -> Non
 
 
 def throughput(comparison: Comparison) -> list[Plot]:
-    """Right answers per second against p99, a point per load, for each protocol."""
+    """Correct answers per second against p99, a point per load, for each protocol."""
     by_load = loads.by_load(comparison.candidates)
     found = []
     for place, protocol in enumerate(dict.fromkeys(load.protocol for load in by_load), start=1):
@@ -110,10 +110,10 @@ def throughput(comparison: Comparison) -> list[Plot]:
         drawn = svg.plot(
             f"throughput-{place}",
             f"Throughput and tail: {protocol}",
-            "Right answers per second against p99 latency: right and low is better. A point "
+            "Correct answers per second against p99 latency: right and low is better. A point "
             "is one load, medians of the rounds, with whiskers from the lowest to the highest; "
-            "dots are closed loops, rings the constant arrival rates that the search tried, the "
-            "hopeless ones too." + _asked_otherwise(strangers),
+            "dots are closed loops, rings the constant arrival rates that the search tried."
+            + _asked_otherwise(strangers),
             320,
             partial(_throughput, points=points, slo_ms=comparison.slo_p99_ms),
         )
@@ -151,7 +151,7 @@ def _throughput(axes: Axes, points: Points, slo_ms: float) -> None:
             ends[number] = middles[-1]
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(lambda value, _: number_format.stated(value))
-    axes.set_xlabel("right answers a second")
+    axes.set_xlabel("correct answers per second")
     scales.milliseconds(axes, every, bound=slo_ms, label="p99 latency")
     svg.badges(axes, [(number, *end) for number, end in ends.items()])
 
@@ -185,8 +185,8 @@ def size_and_error(comparison: Comparison) -> list[Plot]:
         return []
     without = len(comparison.candidates) - len(known)
     text = (
-        "Size of the artifact against the largest absolute error that its certificate states, "
-        "against the checkpoint: to the left and low is better."
+        "Size of the artifact against the largest absolute error in its certificate: left and "
+        "low is better."
     )
     if without:
         text += f" {without} of {len(comparison.candidates)} have no certified error."
@@ -216,14 +216,14 @@ def _sizes(axes: Axes, known: list[tuple[int, float, float]]) -> None:
 
 
 def cold_start(comparison: Comparison) -> list[Plot]:
-    """Bars to READY, and to the first right answer."""
+    """Bars to READY, and to the first correct answer."""
     first = [c.cold_first_response_seconds for c in comparison.candidates]
     return _bars(
         comparison,
         "cold-start",
         "Cold start",
-        "From the start of the process to READY (full bar) and to the first right answer (pale), "
-        "medians of the rounds; each dot is a round's first answer.",
+        "From process start to READY (full bar) and to the first correct answer (pale bar), as "
+        "medians of the rounds; each dot is the first answer of a round.",
         "s",
         [
             value or c.cold_start_seconds
@@ -239,8 +239,8 @@ def rate_under_slo(comparison: Comparison) -> list[Plot]:
         comparison,
         "rate-under-slo",
         f"Highest rate with p99 under {bound}",
-        "Found by search in every round: a dot each, the bar is their median. A round in which not "
-        "even the lowest rate held counts as 0.",
+        "Found by a search in every round: one dot per round, and a bar for their median. A round "
+        "in which no rate stayed within the limit counts as 0.",
         "requests/s",
         [[rate or 0.0 for rate in c.rate_under_slo] for c in comparison.candidates],
         ascending=False,
@@ -252,8 +252,8 @@ def memory(comparison: Comparison) -> list[Plot]:
         comparison,
         "memory",
         "Memory",
-        "Memory of all of its processes at the end of each round's load: a dot each, the bar is "
-        "their median.",
+        "Memory of all processes of the server at the end of each round: one dot per round, and a "
+        "bar for their median.",
         "bytes",
         [c.memory_bytes for c in comparison.candidates],
     )
@@ -264,8 +264,8 @@ def cpu(comparison: Comparison) -> list[Plot]:
         comparison,
         "cpu",
         "CPU per request",
-        "CPU time of the server's processes for each right answer: a dot for each round, the bar "
-        "is their median.",
+        "CPU time of the server's processes per correct answer: one dot per round, and a bar for "
+        "their median.",
         "s",
         [c.cpu_seconds_per_request for c in comparison.candidates],
     )

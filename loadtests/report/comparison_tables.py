@@ -77,8 +77,8 @@ def candidates(comparison: Comparison) -> Table:
         for number, candidate in enumerate(comparison.candidates, start=1)
     )
     heads = [head for head, _ in told] + [title for title, _ in exact]
-    head = ("format", "precision", "backend", "asked at", *heads)
-    return _dense(Table("Candidates, with what their certificates state", head, rows))
+    head = ("format", "precision", "backend", "called at", *heads)
+    return _dense(Table("Candidates, with the figures in their certificates", head, rows))
 
 
 def resources(comparison: Comparison) -> Table:
@@ -86,7 +86,7 @@ def resources(comparison: Comparison) -> Table:
     bound = f"{number_format.stated(comparison.slo_p99_ms)} ms"
     columns = (
         _Column("start to READY", "s", lambda c: c.cold_start_seconds),
-        _Column("start to first right answer", "s", lambda c: c.cold_first_response_seconds),
+        _Column("start to first correct answer", "s", lambda c: c.cold_first_response_seconds),
         _Column("memory", "bytes", lambda c: c.memory_bytes),
         _Column(f"highest rate, p99 under {bound}", "requests/s", _rates),
         _Column("CPU per request", "s", lambda c: c.cpu_seconds_per_request),
@@ -103,7 +103,7 @@ def resources(comparison: Comparison) -> Table:
 
 #: Title, unit and value of each figure of a run.
 _FIGURES: tuple[tuple[str, str, Callable[[Measured], float]], ...] = (
-    ("right answers/s", "", lambda run: run.requests_per_second),
+    ("correct answers/s", "", lambda run: run.requests_per_second),
     ("p50", "ms", lambda run: run.latency.p50),
     ("p90", "ms", lambda run: run.latency.p90),
     ("p95", "ms", lambda run: run.latency.p95),
@@ -143,7 +143,7 @@ def of_others(comparison: Comparison) -> Table | None:
         for number, runs in measured.items()
     ]
     groups.sort(key=lambda group: group[1])
-    caption = "Other loads, as the search for the highest rate tried them"
+    caption = "Other loads, which the search for the highest rate tried"
     return _summed(comparison, caption, groups) if groups else None
 
 

@@ -76,7 +76,7 @@ def run(found: LoadRun, objectives: Sequence[Check], console: Console) -> None:
     summary = summarise(found)
     console.print(Text(run_tables.load(found), "dim"))
     rate = number_format.figure(summary.requests_per_second)
-    console.print(Text.assemble((rate, "bold"), " right answers a second"))
+    console.print(Text.assemble((rate, "bold"), " correct answers per second"))
     console.print(_of(run_tables.percentiles(summary)))
     grid = _grid("", ("outcome", "requests", "share"))
     for name, count, share in run_tables.counts(summary):

@@ -44,20 +44,20 @@ def draw(decision: GateDecision) -> list[Plot]:
     found = []
     if changes:
         text = (
-            "The candidate's figure against the baseline's: a dot is the estimate, the line its "
-            f"interval of an overall confidence of {confidence}, the tick what is allowed. "
+            "The candidate's figure against the baseline's: the dot is the estimate, the line its "
+            f"interval with an overall confidence of {confidence}, the tick the limit. "
             "Right of 0 is worse."
         )
         drawer = _drawer(changes, "change against the baseline, %")
         found.append(svg.plot("changes", "Changes", text, _height(changes), drawer))
     if limits:
-        text = "The candidate's own figures as a share of the limit, with their intervals."
+        text = "The candidate's figures as a share of their limits, with intervals."
         drawer = _drawer(limits, "% of the limit")
         found.append(svg.plot("limits", "Limits", text, _height(limits), drawer))
     if any(_answered(runs) for runs in (decision.baseline_runs, decision.candidate_runs)):
         text = (
-            "Percentile against latency. A strong line is the histogram of all rounds merged, "
-            "faint ones are its rounds. 1 is the baseline, 2 the candidate."
+            "Percentile against latency. A bold line is the merged histogram of all rounds, the "
+            "faint lines are single rounds. 1 is the baseline, 2 the candidate."
         )
         drawer = _latencies(decision)
         found.append(svg.plot("latency", "Latency of both", text, 320, drawer))

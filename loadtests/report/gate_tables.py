@@ -46,7 +46,7 @@ def summaries(decision: GateDecision) -> Table | None:
         )
         rows.append(TableRow(name, cells, number))
     percentiles = tuple(f"{p}, {unit}" for p in ("p50", "p90", "p95", "p99", "p99.9", "max"))
-    head = ("requests", "not answered rightly", "right answers/s", *percentiles)
+    head = ("requests", "not answered correctly", "correct answers/s", *percentiles)
     caption = "All rounds, their HDR histograms merged"
     return Table(caption, head, tuple(rows), "side")
 
@@ -67,7 +67,7 @@ def labels(found: AnswerAgreement) -> Table | None:
     if not found.by_label:
         return None
     known = bool(found.metric)
-    head: tuple[str, ...] = ("rows", "decided otherwise")
+    head: tuple[str, ...] = ("rows", "decided differently")
     if known:
         head += ("baseline right", "candidate right")
     rows = []

@@ -145,7 +145,7 @@ def run(found: LoadRun, objectives: Sequence[Check] = ()) -> str:
     if objectives:
         parts += [SIGNS[worst(objectives)], checks(objectives)]
     rate = number_format.figure(summary.requests_per_second)
-    parts.append(f"{rate} right answers per second.")
+    parts.append(f"{rate} correct answers per second.")
     parts.append(of(run_tables.percentiles(summary)))
     outcomes = [
         [name, f"{count:,}", f"{number_format.figure(share * 100)} %"]
@@ -174,7 +174,15 @@ def decision(found: GateDecision) -> str:
         ]
         for question in found.questions
     ]
-    head = ("question", "verdict", "baseline", "candidate", "seen, with interval", "allowed", "why")
+    head = (
+        "criterion",
+        "verdict",
+        "baseline",
+        "candidate",
+        "observed, with interval",
+        "limit",
+        "why",
+    )
     parts.append(table(head, lines))
     if found.agreement is not None:
         parts.append(text(gate_tables.agreement(found.agreement)))

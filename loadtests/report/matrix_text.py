@@ -40,7 +40,7 @@ NOISE = {
     "beyond": "beyond the noise",
     "within": "no winner: within the noise",
     "alone": "nothing to compare with",
-    "nobody": "nobody qualified",
+    "nobody": "no candidate qualified",
 }
 
 
@@ -87,7 +87,7 @@ def _margin(verdict: ConcernVerdict, winner: Place | None, second: Place | None)
     if winner is None:
         return number_format.NOTHING
     if second is None:
-        return "the only one with a figure"
+        return "the only candidate with a figure"
     if verdict.margin is None:
         return "before"
     told = number_format.times(verdict.margin)

@@ -18,7 +18,7 @@ from modelport.loadtests.report.svg import Plot
 HEIGHT = 280.0
 #: Most requests drawn as individual dots.
 MOST_DOTS = 1500
-#: Most slices of time, and right answers needed in the middle one for a meaningful p99.
+#: Most slices of time, and correct answers needed in the middle one for a meaningful p99.
 MOST_SLICES, SLICE_ANSWERS = 80, 200
 LATENCY, FIRST_BYTE, INTENDED = 1, 2, 11
 BAD = colours.role("bad")
@@ -57,7 +57,7 @@ def _percentiles(run: LoadRun) -> Plot:
         axes.legend(frameon=False, loc="upper left")
 
     text = (
-        "Percentile against milliseconds, right answers only. Latency counts from the intended "
+        "Percentile against milliseconds, correct answers only. Latency counts from the intended "
         "time of sending, first byte from the actual one."
     )
     return svg.plot("percentiles", "Percentiles", text, HEIGHT, fill)
@@ -79,7 +79,7 @@ def _histogram(run: LoadRun) -> Plot:
         scales.logarithmic(axes.xaxis, number_format.stated)
         axes.yaxis.set_major_formatter(lambda value, _: number_format.stated(value))
         axes.set_xlabel("latency, ms (log scale)")
-        axes.set_ylabel("right answers")
+        axes.set_ylabel("correct answers")
         found = summary.percentiles(summary.histogram(milliseconds / 1e3))
         for name, value in (("p50", found.p50), ("p99", found.p99)):
             side = "right" if value > np.sqrt(edges[0] * edges[-1]) else "left"
@@ -94,7 +94,7 @@ def _histogram(run: LoadRun) -> Plot:
                 fontsize=9,
             ).set_in_layout(False)
 
-    text = "How many right answers took how long; the bars widen with the logarithm."
+    text = "Number of correct answers by latency; the axis and the bars are logarithmic."
     return svg.plot("histogram", "Distribution of latency", text, HEIGHT, fill)
 
 
@@ -146,8 +146,8 @@ def _over_time(run: LoadRun) -> Plot:
         if len(good) or len(bad):
             axes.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
 
-    what = "a dot for each request" if dots else "percentiles of each slice of time"
-    text = f"Latency against the time of intended sending: {what}; a cross is one that failed."
+    what = "one dot per request" if dots else "percentiles of each slice of time"
+    text = f"Latency against the intended time of sending: {what}; a cross is a failed request."
     return svg.plot("over-time", "Latency over time", text, HEIGHT, fill)
 
 
@@ -162,7 +162,7 @@ def _dots(axes: Axes, run: LoadRun) -> list[float]:
         alpha=0.6,
         markeredgewidth=0,
         color=colours.series(LATENCY),
-        label="right answer",
+        label="correct answer",
         gid=svg.mark(LATENCY, "dots"),
     )
     return [float(value) for value in values]
@@ -215,7 +215,7 @@ def _throughput(run: LoadRun) -> Plot:
         right, wrong = slices.rates(good["done"]), slices.rates(bad["done"])
         blue = colours.series(LATENCY)
         axes.stairs(right, slices.edges, fill=True, alpha=0.35, color=blue, gid=svg.mark(1, "area"))
-        axes.stairs(right, slices.edges, color=blue, linewidth=1.5, label="right answers")
+        axes.stairs(right, slices.edges, color=blue, linewidth=1.5, label="correct answers")
         if run.load.rate is not None:
             wanted = slices.rates(run.samples["intended"])
             style: dict[str, Any] = {
@@ -233,11 +233,10 @@ def _throughput(run: LoadRun) -> Plot:
         axes.set_xlim(slices.edges[0], slices.edges[-1])
         axes.yaxis.set_major_formatter(lambda value, _: number_format.stated(value))
         axes.set_xlabel("seconds since the start")
-        axes.set_ylabel("a second")
+        axes.set_ylabel("per second")
         axes.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
 
-    text = (
-        f"What ended in each {number_format.with_unit(slices.width, 's')} of the run, a second."
-        + (" The broken line is what the load intended to send." if run.load.rate else "")
+    text = f"Outcomes per second, in slices of {number_format.with_unit(slices.width, 's')}." + (
+        " The broken line is what the load intended to send." if run.load.rate else ""
     )
     return svg.plot("throughput", "Throughput over time", text, HEIGHT, fill)

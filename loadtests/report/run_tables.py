@@ -13,10 +13,10 @@ def percentiles(summary: Summary) -> Table:
     _, unit = number_format.scale(summary.latency.p50, "ms")
     head = tuple(f"{name}, {unit}" for name in ("p50", "p90", "p95", "p99", "p99.9", "max"))
     rows = (
-        TableRow("latency, from the intended sending to the answer's end", _cells(summary, True)),
+        TableRow("latency, from intended sending to the end of the answer", _cells(summary, True)),
         TableRow("time to first byte, from sending", _cells(summary, False)),
     )
-    return Table("Right answers: percentiles from an HDR histogram", head, rows, "")
+    return Table("Correct answers: percentiles from an HDR histogram", head, rows, "")
 
 
 def _cells(summary: Summary, latency: bool) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def _cells(summary: Summary, latency: bool) -> tuple[str, ...]:
 
 
 def counts(summary: Summary) -> list[tuple[str, int, float]]:
-    """(outcome, count, share) of the outcomes that occurred, and of right answers."""
+    """(outcome, count, share) of the outcomes that occurred, and of correct answers."""
     named = (
         ("right", summary.ok),
         ("wrong", summary.wrong),
@@ -78,10 +78,10 @@ def warnings(run: LoadRun) -> list[str]:
     """Warnings about the validity of the figures."""
     found = []
     if not run.complete:
-        found.append("the run was stopped before its end; these are the answers until then.")
+        found.append("the run was stopped before its end; these are the results until then.")
     if run.saturated:
         found.append(
-            "the load generator was at the limit of its core; these figures are about it, not "
-            "about the server. Use more processes or another machine."
+            "the load generator was at the limit of its core and may limit these figures. "
+            "Use more processes or another machine."
         )
     return found

@@ -1,6 +1,6 @@
 """Checks of answers under load: a fast wrong answer is a failure.
 
-The bytes of right answers are remembered, so most answers cost one comparison of bytes.
+The bytes of correct answers are remembered, so most answers cost one comparison of bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from modelport.loadtests.load.payloads import Array, Payloads, Tensors
 
-#: Most different right answers remembered per request.
+#: Most different correct answers remembered per request.
 MOST_KNOWN = 64
 
 #: Name of an output sent without one, as TensorFlow Serving does with a single output.

@@ -323,7 +323,7 @@ def failures(outcomes: Collection[Outcome]) -> list[Outcome]:
 
 
 def dropped(outcomes: Collection[Outcome], begun: Collection[str]) -> list[Outcome]:
-    """Requests that were accepted and got no right answer; ``begun`` is the ledger's."""
+    """Requests that were accepted and got no correct answer; ``begun`` is the ledger's."""
     began = set(begun)
     return [
         outcome

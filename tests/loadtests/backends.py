@@ -101,7 +101,7 @@ def loadtest(target: LoadTestTarget, data: Path, work: Path) -> tuple[int, dict[
 
 
 def problem(target: LoadTestTarget, requests: Path, work: Path) -> tuple[dict[str, Any], str]:
-    """The summary of the run with right answers, and what is wrong with that run or the other."""
+    """The summary of the run with correct answers, and what is wrong with that run or the other."""
     status, summary, said = loadtest(target, requests, work)
     if status or not summary.get("ok") or summary["ok"] != summary["requests"]:
         return summary, f"exit {status}: {summary.get('errors') or said}"

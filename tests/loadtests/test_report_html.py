@@ -193,7 +193,7 @@ def test_nothing_measured_is_still_a_report(tmp_path: Path) -> None:
     assert "nothing was measured" in (tmp_path / "c.html").read_text()
     run = dataclasses.replace(report_subject.run(10, 0), samples=np.zeros(0, SAMPLE))
     html.write_run(run, tmp_path / "r.html")
-    assert "there is nothing to draw" in (tmp_path / "r.html").read_text()
+    assert "so there are no plots" in (tmp_path / "r.html").read_text()
 
 
 def test_a_run_that_only_failed_has_its_failures_over_time(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_saturated_or_stopped_generator_is_said_above_the_figures(tmp_path: Pa
     text = Tree((tmp_path / "r.html").read_text()).text
     assert "the load generator was at the limit" in text
     assert "stopped before its end" in text
-    assert text.index("at the limit") < text.index("Right answers")
+    assert text.index("at the limit") < text.index("Correct answers")
 
 
 def test_an_undecided_winner_is_neither_hidden_nor_claimed(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_an_undecided_winner_is_neither_hidden_nor_claimed(tmp_path: Path) -> No
     )
     html.write_comparison(comparison, tmp_path / "c.html")
     page = (tmp_path / "c.html").read_text()
-    for words in ("within the noise", "nobody qualified", "nothing to compare with"):
+    for words in ("within the noise", "no candidate qualified", "nothing to compare with"):
         assert words in page
     assert "beyond the noise</span>" not in page
 
