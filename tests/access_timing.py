@@ -31,6 +31,8 @@ LIMIT = 4.5
 #: Keys that are checked for one sample; the clock costs as much as a few of them.
 BATCH = 8
 KEPT = 0.9
+#: The samples of a second attempt to find what is known to be bad.
+MORE = 8
 Check = Callable[[bytes], object]
 
 
@@ -135,6 +137,9 @@ def main(samples: int) -> int:
             if not passed and not is_bad:  # chance is not wrong twice
                 t = min(t, measure(check, target.wrong(length), samples))
                 passed = t <= LIMIT
+            elif not passed:  # a difference of a nanosecond takes longer on a busy machine
+                t = measure(check, target.wrong(length), MORE * samples)
+                passed = t > LIMIT
             wrong += not passed
             print(f"{'ok  ' if passed else 'FAIL'} |t| = {t:9.2f}  {name}", flush=True)
     return int(wrong > 0)
