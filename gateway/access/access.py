@@ -102,10 +102,24 @@ class Access:
         """
         if credential is None:
             credential = credentials.fields(headers)
-        caller = self.kept.get(credential)
-        if caller is None:
-            caller = self._recognise(credential, headers, connection)
+        caller = self._caller(credential, headers, connection)
         return AccessContext(caller, connection, headers, self.audit)
+
+    def renew(self, context: AccessContext) -> None:
+        """Authenticate the caller of a stream again, for its next request.
+
+        Raises:
+            Unauthenticated: The credential has expired, or has been revoked.
+            PermissionDenied: The rules allow the operation no longer.
+        """
+        headers = context.headers
+        context.renew(self._caller(credentials.fields(headers), headers, context.connection))
+
+    def _caller(
+        self, credential: tuple[bytes, ...], headers: Fields, connection: ConnectionIdentity
+    ) -> PrincipalRights:
+        caller = self.kept.get(credential)
+        return caller or self._recognise(credential, headers, connection)
 
     def _recognise(
         self, credential: tuple[bytes, ...], headers: Fields, connection: ConnectionIdentity

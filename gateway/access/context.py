@@ -31,13 +31,15 @@ class AccessContext:
 
     Attributes:
         caller: The caller, with all its rights.
+        connection: The connection of the request.
+        headers: The fields of the request's head.
         rights: The caller's rights to the operation; none before it is entered.
         response_headers: Fields that the transport adds to the response, or to the trailing
             metadata over gRPC. They replace fields of the same name.
     """
 
     __slots__ = (
-        "_audit", "_connection", "_headers", "_is_refused", "caller", "response_headers", "rights",
+        "_audit", "_is_refused", "caller", "connection", "headers", "response_headers", "rights",
     )  # fmt: skip
 
     def __init__(
@@ -50,8 +52,8 @@ class AccessContext:
         self.caller = caller
         self.rights = _NOT_ENTERED
         self.response_headers: Sequence[tuple[bytes, bytes]] = ()
-        self._connection = connection
-        self._headers = headers
+        self.connection = connection
+        self.headers = headers
         self._audit = audit
         self._is_refused = False
 
@@ -65,8 +67,10 @@ class AccessContext:
         return self.rights.operation
 
     def add_fields(self, *fields: tuple[bytes, bytes]) -> None:
-        """Have the transport add fields to the response."""
-        self.response_headers = (*self.response_headers, *fields)
+        """Have the transport add fields to the response, in place of those of the same name."""
+        if self.response_headers:
+            fields = tuple((dict(self.response_headers) | dict(fields)).items())
+        self.response_headers = fields
 
     def enter(self, operation: Operation) -> None:
         """Note the request's operation.
@@ -79,6 +83,13 @@ class AccessContext:
         if not rights.permitted:
             raise self.refusal(operation)
         self.rights = rights
+
+    def renew(self, caller: PrincipalRights) -> None:
+        """Begin the next request of a stream, by the caller as it is now; raise as ``enter``."""
+        operation = self.rights.operation
+        assert operation is not None  # the call has entered it
+        self.caller, self._is_refused = caller, False
+        self.enter(operation)
 
     def refusal(self, operation: Operation) -> ModelportError:
         """Make the error for an operation that is not allowed on any model."""
@@ -93,7 +104,7 @@ class AccessContext:
     def note_refusal(
         self, reason: str, operation: str = "", model: str = "", version: str = ""
     ) -> None:
-        """Write the first refusal of the request to the audit log."""
+        """Write the first refusal of a request to the audit log."""
         if not self._is_refused:
             self._is_refused = True
             self.note("refused", operation or self.operation or "", model, version, reason)
@@ -103,7 +114,7 @@ class AccessContext:
     ) -> None:
         """Write an event of the request to the audit log, if there is one."""
         if self._audit is not None:
-            caller, source = self.principal, self._connection.address or self._connection.user
+            caller, source = self.principal, self.connection.address or self.connection.user
             self._audit.write(
                 AuditEvent(
                     caller.name, caller.fingerprint, source, self.operation or "", action,
@@ -113,7 +124,7 @@ class AccessContext:
 
     def _request_id(self) -> str:
         """The client's id of the request, or an empty string."""
-        found = next((value for name, value in self._headers if name == _REQUEST_ID), b"")
+        found = next((value for name, value in self.headers if name == _REQUEST_ID), b"")
         return found[:_MAX_REQUEST_ID].decode("latin-1")
 
     @property

@@ -42,6 +42,11 @@ class AuthenticatedService(Service):
         """Refuse nothing unread: ``serve`` refuses it under overload, and knows the caller."""
         return False
 
+    def renew(self, call: GrpcStream) -> None:
+        """Authenticate the caller again: its credential may have ended during a stream."""
+        if call.access is not None:
+            self._access.renew(call.access)
+
     async def serve(self, target: CallTarget, call: GrpcStream) -> None:
         """Answer ``call`` for its caller."""
         CURRENT.set(call.access)

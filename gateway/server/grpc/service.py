@@ -193,8 +193,7 @@ class Service:
 
     async def _stream(self, method: Method, encoding: bytes, call: GrpcStream) -> None:
         if method.request_streams:
-            contents = call.messages(self._frames(encoding))
-            argument: Any = self._messages(method, contents, call.deadline)
+            argument: Any = self._messages(method, encoding, call)
         else:
             content = self._content(encoding, call.body())
             argument = await self._message(method, content, call.deadline)
@@ -202,10 +201,15 @@ class Service:
             async for each in replies:
                 await call.message(each.SerializeToString())
 
+    def renew(self, call: GrpcStream) -> None:
+        """Admit the next message of a stream, or raise the ``ModelportError`` that ends it."""
+
     async def _messages(
-        self, method: Method, contents: AsyncIterator[bytes], deadline: Deadline
+        self, method: Method, encoding: bytes, call: GrpcStream
     ) -> AsyncIterator[Any]:
-        async for content in contents:
+        deadline = call.deadline
+        async for content in call.messages(self._frames(encoding)):
+            self.renew(call)
             try:
                 if len(content) <= offload.INLINE_BYTES and type(content) is not Compressed:
                     message = parse(method, content)  # reserves nothing
