@@ -97,7 +97,10 @@ class Target:
         raise AssertionError("a wrong key was accepted")
 
     def wrong(self, right: int, count: int = 512) -> Classes:
-        """Keys that start with the first ``right`` characters, and keys that do not."""
+        """Keys that start with the first ``right`` characters, and keys that do not.
+
+        So many must be possible that each draw has others: see ``measure``.
+        """
         start = (
             len("mp_") if right < len("mp_") + key_file.ID_LENGTH else self.text.index("_", 3) + 1
         )
@@ -141,7 +144,7 @@ def main(samples: int) -> int:
         cases: list[tuple[str, Check, int, bool]] = [
             ("a secret that is right but for 1 character", target.refuse, whole - 1, False),
             ("a secret of which half is right", target.refuse, whole - 22, False),
-            ("an ID that is right but for 1 character", target.refuse, id_end - 1, False),
+            ("an ID that is right but for 3 characters", target.refuse, id_end - 3, False),
             ("known bad: character by character", bad(early_exit), whole - 1, True),
             ("known bad: ==", bad(plain_equality), whole - 1, True),
         ]
