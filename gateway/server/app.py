@@ -40,6 +40,7 @@ from modelport.gateway.rollout.rollouts import Rollouts
 from modelport.gateway.runtime import collector, request_memory, signals
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.malloc import keep_freed_memory
+from modelport.gateway.runtime.thread_scheduling import prefer_requests
 from modelport.gateway.runtime.watchdog import LoopHeartbeat, Watchdog
 from modelport.gateway.server.admin import metrics_port as metrics
 from modelport.gateway.server.admin.rollout_control import RolloutControl
@@ -101,6 +102,7 @@ class GatewayServer:
         ledger: QuotaLedger | None = None,
     ) -> None:
         keep_freed_memory()
+        prefer_requests()
         request_memory.PROCESS.limit_bytes = request_memory_bytes(settings)
         self._settings = settings
         self.watcher = FileWatcher()

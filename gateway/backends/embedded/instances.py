@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from modelport.gateway.errors import QueueFull, TimedOut, Unavailable
 from modelport.gateway.repository.config import DEFAULT_MAX_QUEUE_SIZE
-from modelport.gateway.runtime.background_thread import lower_priority
+from modelport.gateway.runtime.thread_scheduling import lower_priority
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 Run = Callable[[InferRequest], InferResponse]

@@ -17,7 +17,7 @@ import pytest
 from modelport.gateway.backends.embedded.instances import Instances
 from modelport.gateway.errors import Internal, TimedOut, Unavailable
 from modelport.gateway.repository.config import DEFAULT_MAX_QUEUE_SIZE
-from modelport.gateway.runtime.background_thread import BACKGROUND_NICE
+from modelport.gateway.runtime.thread_scheduling import BACKGROUND_NICE
 from modelport.gateway.types import (
     NO_DEADLINE,
     Datatype,
