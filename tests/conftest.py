@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -25,11 +26,15 @@ httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_
 _patience = httpx._config.DEFAULT_TIMEOUT_CONFIG
 _patience.connect = _patience.read = _patience.write = _patience.pool = 60.0
 
+#: Folders whose files share what takes long to make: one worker runs all of them.
+TOGETHER = ("tests/exporters/lowering",)
+
 #: The files that take longest, longest first: started first, so that no worker ends long after the
 #: others. The rest fills in.
 LONG = [
     Path(__file__).parent / f"{name}.py"
     for name in (
+        "exporters/lowering/test_mutations",
         "test_demo",
         "gateway/server/workers/test_processes",
         "docs/test_blocks",
@@ -58,6 +63,19 @@ LONG = [
         "attacks/test_fuzz",
     )
 ]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of a file together, as ``--dist loadfile`` does, and those of some folders."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class FolderScheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            path = str(super()._split_scope(nodeid))
+            return next((folder for folder in TOGETHER if path.startswith(f"{folder}/")), path)
+
+    return FolderScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 # Thousands of tests and all of torch live until the end. The collector looks at none of it again.

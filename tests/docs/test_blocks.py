@@ -192,8 +192,8 @@ def write_checkpoints(folder: Path) -> None:
     folder.mkdir()
     torch.manual_seed(0)
     made = {
-        "fraud": (FraudTransformer, FRAUD_KWARGS | {"vocab_size": 512}),
-        "vit": (VisionTransformer, VIT_KWARGS | {"dim": 64, "mlp_dim": 128}),
+        "fraud": (FraudTransformer, FRAUD_KWARGS | {"vocab_size": 512, "num_layers": 1}),
+        "vit": (VisionTransformer, VIT_KWARGS | {"dim": 64, "mlp_dim": 128, "depth": 1}),
     }
     for name, (factory, kwargs) in made.items():
         content = {"model_state_dict": factory(**kwargs).state_dict(), "model_kwargs": kwargs}

@@ -24,7 +24,7 @@ FRAUD_KWARGS: dict[str, Any] = {
     "vocab_size": 32,
     "d_model": 16,
     "nhead": 2,
-    "num_layers": 2,
+    "num_layers": 1,
     "dim_feedforward": 24,
     "max_positions": 12,
 }

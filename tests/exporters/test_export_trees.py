@@ -11,7 +11,6 @@ from typing import Any
 import lightgbm
 import numpy as np
 import pytest
-import skops.io
 import xgboost
 from click.testing import CliRunner, Result
 from sklearn.datasets import make_classification
@@ -31,6 +30,12 @@ from tests.gateway.backends.embedded.runtimes import fp32, load, run
 
 X, Y = make_classification(400, 6, n_informative=4, n_classes=3, random_state=0)
 FEATURES = (X * 100).astype(np.float32)  # far from standard normal
+
+
+def dump(model: Any, path: Path) -> None:
+    import skops.io  # seconds, which other tests need not wait for
+
+    skops.io.dump(model, path)
 
 
 def _booster(objective: str, labels: Any, **more: Any) -> xgboost.Booster:
@@ -68,20 +73,18 @@ SUBJECTS: dict[str, tuple[Callable[[Path], Any], str, int]] = {
     ),
     "tweedie.txt": (lambda p: _lightgbm("tweedie", Y).save_model(p), "prediction", 1),
     "pipeline.skops": (
-        lambda p: skops.io.dump(
-            make_pipeline(StandardScaler(), LogisticRegression()).fit(FEATURES, Y), p
-        ),
+        lambda p: dump(make_pipeline(StandardScaler(), LogisticRegression()).fit(FEATURES, Y), p),
         *("probabilities", 3),
     ),
     "boosted.skops": (
-        lambda p: skops.io.dump(
+        lambda p: dump(
             GradientBoostingClassifier(n_estimators=5).fit(FEATURES, np.where(Y, "yes", "no")),
             p,
         ),
         *("probabilities", 2),
     ),
     "forest.skops": (
-        lambda p: skops.io.dump(RandomForestRegressor(5, max_depth=4).fit(FEATURES, X[:, 0]), p),
+        lambda p: dump(RandomForestRegressor(5, max_depth=4).fit(FEATURES, X[:, 0]), p),
         *("prediction", 1),
     ),
 }
@@ -159,9 +162,9 @@ def test_what_has_no_conversion_is_refused_with_the_reason(tmp_path: Path) -> No
         tmp_path / "cat.txt"
     )
     assert "splits on categories" in refused(tmp_path / "cat.txt").output
-    skops.io.dump(LinearSVC().fit(FEATURES, Y), tmp_path / "svc.skops")
+    dump(LinearSVC().fit(FEATURES, Y), tmp_path / "svc.skops")
     assert "CalibratedClassifierCV" in refused(tmp_path / "svc.skops").output
-    skops.io.dump(LogisticRegression(), tmp_path / "raw.skops")
+    dump(LogisticRegression(), tmp_path / "raw.skops")
     assert "is not fitted" in refused(tmp_path / "raw.skops").output
     path = write(tmp_path, "binary.ubj")
     assert "leave --model" in refused(path, "--model", "fraud").output
@@ -182,7 +185,7 @@ def test_a_file_of_skops_that_wants_to_run_code_is_not_loaded(tmp_path: Path) ->
     path = tmp_path / "evil.skops"
     pipeline = make_pipeline(FunctionTransformer(spare), LogisticRegression())
     pipeline.steps[0][1].func = print
-    skops.io.dump(pipeline, path)
+    dump(pipeline, path)
     done = refused(path)
     assert done.exit_code == 5
     assert "builtins.print, which may run code" in done.output
@@ -194,7 +197,7 @@ def test_a_tree_whose_nodes_lead_out_of_it_is_refused(tmp_path: Path) -> None:
     state = tree.__getstate__()
     state["nodes"]["left_child"][0] = 10_000
     tree.__setstate__(state)
-    skops.io.dump(model, tmp_path / "evil.skops")
+    dump(model, tmp_path / "evil.skops")
     done = refused(tmp_path / "evil.skops")
     assert "nodes lead out of it" in done.output
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,10 @@ from modelport.loadtests.compare.result import Candidate, Measured
 from modelport.loadtests.load import payloads
 from modelport.loadtests.load.payloads import Payloads
 from modelport.loadtests.load.summary import Percentiles
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving.gateway import Gateway
-from modelport.loadtests.serving.server import ServedBackend
+from modelport.loadtests.serving.server import MeasuredServerLaunch, ServedBackend, get
+from modelport.loadtests.system.processes import HOST, free_ports
 
 USERS, SLO_P99_MS = 16, 20.0
 
@@ -90,6 +93,19 @@ def doubled(count: int = 16) -> Payloads:
 def published() -> Path:
     """The 4-float model's folder."""
     return tiny_model.repository() / tiny_model.NAME
+
+
+class LightBackend:
+    """A server of a few lines: for tests in which the server itself is not measured."""
+
+    def launch(self, work: Path) -> MeasuredServerLaunch:
+        (port,) = free_ports(1)
+        address, asked = f"{HOST}:{port}", LoadTestProtocol.OIP_HTTP
+        return MeasuredServerLaunch(
+            command=(sys.executable, "-m", "tests.loadtests.oip_server", str(port)),
+            targets={asked: LoadTestTarget(asked, address, tiny_model.NAME)},
+            ready=lambda: get(address, "/v2/health/ready")[0] == 200,
+        )
 
 
 def contender(name: str, folder: Path, backend: ServedBackend | None = None) -> MeasuredCandidate:

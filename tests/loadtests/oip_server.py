@@ -1,8 +1,14 @@
-"""A model server over HTTP that errs when told: OIP JSON, ``y = 2x``, in threads."""
+"""A model server over HTTP that errs when told: OIP JSON, ``y = 2x``, in threads.
+
+    python -m tests.loadtests.oip_server PORT
+
+It starts in a tenth of the gateway's time, for tests about what is done with a server.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +35,7 @@ def double(number: int, x: list[float]) -> tuple[int, list[float]]:
 class Server:
     """``asked``: when each request's body had arrived, ``time.perf_counter``."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, port: int = 0) -> None:
         self.asked: list[float] = []
         lock, asked = threading.Lock(), self.asked
 
@@ -62,11 +68,15 @@ class Server:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
         #: What an answer raises ends its connection; it is no error of the test.
         self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
         self.address = f"127.0.0.1:{self._server.server_port}"
+
+    def run(self) -> None:
+        """Serve until the process ends."""
+        self._server.serve_forever()
 
     @contextmanager
     def running(self) -> Iterator[Server]:
@@ -84,3 +94,7 @@ class Server:
 def serving(answer: Answer = double) -> Iterator[Server]:
     with Server(answer).running() as server:
         yield server
+
+
+if __name__ == "__main__":
+    Server(double, int(sys.argv[1])).run()

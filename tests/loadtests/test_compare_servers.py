@@ -26,10 +26,15 @@ from modelport.loadtests.load.run import Unwritten
 from modelport.loadtests.load.samples import SAMPLE, LoadProfile, LoadRun
 from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.serving.gateway import Gateway
-from tests.loadtests.contenders import contender, published
+from tests.loadtests.contenders import LightBackend, contender, published
 from tests.loadtests.proxy import Behind
 
 DELAY_MS = 25.0
+
+
+def light(name: str, folder: Path) -> MeasuredCandidate:
+    """One of which only its process matters."""
+    return contender(name, folder, LightBackend())
 
 
 def settings(**changes: Any) -> RoundSettings:
@@ -110,7 +115,7 @@ def test_a_few_wrong_answers_under_load_disqualify(tmp_path: Path) -> None:
 
 
 def test_a_server_that_dies_under_load_is_out_and_the_others_are_measured(tmp_path: Path) -> None:
-    mortal, other = contender("mortal", tmp_path), contender("other", tmp_path)
+    mortal, other = light("mortal", tmp_path), light("other", tmp_path)
 
     def killing(*arguments: Any, **keywords: Any) -> LoadRun:
         if not killed:
@@ -141,7 +146,7 @@ def test_an_interruption_leaves_no_server_and_keeps_what_was_measured(tmp_path: 
             raise KeyboardInterrupt
         return canned(*arguments, **keywords)
 
-    compared = shootout(tmp_path, contender("a", tmp_path), contender("b", tmp_path), rounds=1)
+    compared = shootout(tmp_path, light("a", tmp_path), light("b", tmp_path), rounds=1)
     compared.measure = impatient
     with pytest.raises(KeyboardInterrupt):
         compared.run(lambda step: None)
@@ -160,7 +165,7 @@ def test_a_full_disk_blames_no_candidate_and_measurements_are_kept(tmp_path: Pat
             raise Unwritten("the samples cannot be written: make room on the disk")
         return canned(*arguments, **keywords)
 
-    compared = shootout(tmp_path, contender("a", tmp_path), contender("b", tmp_path), rounds=1)
+    compared = shootout(tmp_path, light("a", tmp_path), light("b", tmp_path), rounds=1)
     compared.measure = filling
     with pytest.raises(OSError, match="make room on the disk"):
         compared.run(lambda step: None)
@@ -172,7 +177,7 @@ def test_a_full_disk_blames_no_candidate_and_measurements_are_kept(tmp_path: Pat
 def test_a_report_that_cannot_be_written_does_not_prevent_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    compared = shootout(tmp_path, contender("a", tmp_path), rounds=1)
+    compared = shootout(tmp_path, light("a", tmp_path), rounds=1)
     (tmp_path / "full").symlink_to("/dev/full")
     problem = tell_and_write(compared.result(), tmp_path / "c.html", tmp_path / "full")
     assert problem == f"'{tmp_path / 'full'}' cannot be written: No space left on device"
@@ -182,7 +187,7 @@ def test_a_report_that_cannot_be_written_does_not_prevent_the_others(
 
 
 def test_no_round_begins_that_would_not_be_over_in_time(tmp_path: Path) -> None:
-    compared = shootout(tmp_path, contender("a", tmp_path), rounds=5)
+    compared = shootout(tmp_path, light("a", tmp_path), rounds=5)
     compared.ends_at, compared.measure = time.monotonic(), canned
     compared.run(lambda step: None)
     assert compared.result().rounds == 1

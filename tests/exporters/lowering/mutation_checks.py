@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import itertools
 import resource
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -91,7 +91,8 @@ def is_refused(wrong: WrongLowering, patch: pytest.MonkeyPatch) -> bool:
 def shallow_stack() -> Iterator[None]:
     """Refuse an endless recursion before it ends the process."""
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(len(inspect.stack(0)) + MOST_FRAMES)
+    depth = sum(1 for _ in traceback.walk_stack(None))
+    sys.setrecursionlimit(depth + MOST_FRAMES)
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -80,14 +80,14 @@ class WrongLowering:
         function: the name of the changed function.
         line: the line in it, counted from its first.
         change: the change in words.
-        tree: the changed module.
+        tree: makes the changed module.
     """
 
     module: str
     function: str
     line: int
     change: str
-    tree: ast.Module
+    tree: Callable[[], ast.Module]
 
     def __repr__(self) -> str:
         return f"{self.module}.{self.function}: {self.change}"
@@ -95,7 +95,7 @@ class WrongLowering:
     def apply(self, patch: pytest.MonkeyPatch) -> None:
         """Put the changed function into the place of the right one, for all that call it."""
         module = MODULES[self.module]
-        namespace, lowered = _executed(module, self.tree, f"<{self!r}>")
+        namespace, lowered = _executed(module, self.tree(), f"<{self!r}>")
         right, wrong = getattr(module, self.function), namespace[self.function]
         for attribute in ("__code__", "__defaults__", "__kwdefaults__"):
             patch.setattr(right, attribute, getattr(wrong, attribute))
@@ -236,13 +236,18 @@ def _changes_of(module: str, tree: ast.Module, index: int) -> Iterator[WrongLowe
     assert isinstance(definition, ast.FunctionDef)
     for number, node in enumerate(ast.walk(definition)):
         for change, apply in _changes(node):
-            changed = copy.copy(tree)
-            changed.body = list(tree.body)
-            function = copy.deepcopy(definition)
-            changed.body[index] = function
-            apply(next(each for i, each in enumerate(ast.walk(function)) if i == number))
             line = getattr(node, "lineno", definition.lineno) - definition.lineno
+            changed = partial(_changed, tree, index, number, apply)
             yield WrongLowering(module, definition.name, line, change, changed)
+
+
+def _changed(tree: ast.Module, index: int, number: int, apply: Callable[[Any], None]) -> ast.Module:
+    """Return a copy of ``tree`` in which ``apply`` has changed one node of one function."""
+    changed = copy.copy(tree)
+    changed.body = list(tree.body)
+    function = changed.body[index] = copy.deepcopy(tree.body[index])
+    apply(next(each for i, each in enumerate(ast.walk(function)) if i == number))
+    return changed
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:

@@ -24,9 +24,6 @@ from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.lowering.registry import apply, name_of
 from modelport.exporters.runtime.tensorflow_runtime import tf
 
-with warnings.catch_warnings(action="ignore"):
-    from torch.testing._internal.common_methods_invocations import op_db
-
 #: Samples of each function, by datatype.
 SAMPLES = {torch.float32: 12, torch.int64: 3, torch.bool: 2}
 #: Recorded calls of each operator, by datatype of its first tensor.
@@ -105,6 +102,8 @@ def _odd(x: torch.Tensor) -> bool:
 @cache
 def recorded_calls() -> Mapping[str, Sequence[OperatorCall]]:
     """Calls of the operators in the table, by name, in the order of PyTorch's samples."""
+    with warnings.catch_warnings(action="ignore"):
+        from torch.testing._internal.common_methods_invocations import op_db
     recorder = _Recorder()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tiny tensors, for which threads only wait for each other

@@ -37,8 +37,8 @@ from tests.exporters.conftest import FRAUD_KWARGS, VIT_KWARGS
 MAX_BATCH_SIZE = 8
 BATCH_SIZES = (1, 3, MAX_BATCH_SIZE)
 MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "fraud": (FraudTransformer, FRAUD_KWARGS),
-    "vit": (VisionTransformer, VIT_KWARGS),
+    "fraud": (FraudTransformer, {**FRAUD_KWARGS, "num_layers": 1}),
+    "vit": (VisionTransformer, {**VIT_KWARGS, "depth": 1}),
 }
 #: Formats that take seconds to write, not minutes.
 QUICK = ("onnx", "torchscript", "pt2", "savedmodel", "tflite", "openvino")
