@@ -43,7 +43,7 @@ from tests.server import Gateway
 #: What a page may leave out of a run: fewer inputs to compare, and models that are hardly trained.
 ENVIRONMENT = {
     "MODELPORT_EXPORT_SAMPLES": "20",
-    "MODELPORT_EXPORT_MIN_AGREEMENT": "0.5",
+    "MODELPORT_EXPORT_MIN_AGREEMENT": "0",
     "MODELPORT_EXPORT_MAX_DROP": "0.5",
     "MODELPORT_CONVERT_SAMPLES": "20",
     "MODELPORT_SERVE_HTTP_PORT": "0",

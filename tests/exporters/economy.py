@@ -38,7 +38,7 @@ def _one_conversion_a_model(shared_folder: Path) -> Iterator[None]:
     def export(module: nn.Module, inputs: Any, **options: Any) -> Any:
         if any(not type(m).__module__.startswith(OURS) for m in module.modules()):
             return convert(module, inputs, **options)
-        path = shared_folder / f"{_identity(module, inputs, options)}.onnx"
+        path = shared_folder / f"{identity(module, inputs, options)}.onnx"
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path.exists():
@@ -55,8 +55,8 @@ def _one_conversion_a_model(shared_folder: Path) -> Iterator[None]:
         yield
 
 
-def _identity(module: nn.Module, inputs: Any, options: dict[str, Any]) -> str:
-    """A digest of all that a conversion depends on."""
+def identity(module: nn.Module, inputs: Any, options: dict[str, Any]) -> str:
+    """Return a digest of all that a conversion depends on."""
     parts = [repr(options), repr(inputs)]
     for name, part in module.named_modules():
         plain = {k: v for k, v in vars(part).items() if isinstance(v, int | float | str | tuple)}

@@ -36,6 +36,7 @@ from modelport.gateway.inference.validation import Validator
 from modelport.gateway.repository import config
 from modelport.gateway.types import Datatype, InferRequest
 from modelport.gateway.types import Tensor as WireTensor
+from tests.exporters.economy import identity
 
 FOUR = ("onnx", "torchscript", "savedmodel", "tflite")
 KWARGS = {
@@ -102,13 +103,17 @@ def scores(module: nn.Module, lengths: Tensor, fast: bool) -> Any:
 
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[nn.Module, str], Any]:
-    """An opened artifact of a module in a format."""
+    """An opened artifact of a module in a format, made once."""
+    made: dict[str, Path] = {}
 
-    def make(module: nn.Module, name: str, **target: Any) -> Any:
+    def make(module: nn.Module, name: str) -> Any:
         row = find_format(name)
-        path = tmp_path_factory.mktemp(name) / row.platform.default_filename
-        row.export(loaded(module), path, ExportTarget(**target))
-        return row.open_session(path)
+        key = f"{name} {identity(module, (), {})}"
+        if key not in made:
+            path = tmp_path_factory.mktemp(name) / row.platform.default_filename
+            row.export(loaded(module), path, ExportTarget())
+            made[key] = path
+        return row.open_session(made[key])
 
     return make
 

@@ -130,7 +130,10 @@ def test_the_token_is_in_no_report_no_output_and_no_command_line(
 
 
 def test_a_gate_of_two_secured_servers(server: SecuredServer, tmp_path: Path) -> None:
-    (tmp_path / "slo.toml").write_text("[duration]\nslices = 1\nslice_seconds = 0.5\n")
+    undecided = ("p50", "p99", "first_response")  # by what time decides
+    slo = ["[duration]", "slices = 1", "slice_seconds = 0.5", "[limits]", "max_error_share = 0.5"]
+    slo += ["[regressions]", *(f"max_{name}_regression = false" for name in undecided)]
+    (tmp_path / "slo.toml").write_text("\n".join(slo))
     url = f"grpcs://{server.gateway.grpc}/x2"
     done = modelport(
         *("gate", url, url, "--slo", str(tmp_path / "slo.toml"), "--max-duration", "10s", "-q"),
