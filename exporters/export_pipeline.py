@@ -289,7 +289,9 @@ def _furnish(source: Source, artifact: _Artifact, requests: Sequence[Mapping[str
     """Write the files beside a new model's ``config.pbtxt``: labels and warm-up samples."""
     model = artifact.staged.parent
     if source.labels:
-        (model / LABELS_FILE).write_text("\n".join(source.labels) + "\n")
+        text = "\n".join(source.labels) + "\n"
+        # JSON's escapes can make half of a character, which no file holds
+        (model / LABELS_FILE).write_bytes(text.encode(errors="replace"))
     triton_warmup.add(artifact.config, model, requests)
 
 

@@ -23,6 +23,7 @@ from typing import IO, Any, NoReturn
 import click
 from click.core import ParameterSource
 
+from modelport.gateway.cli.tables import printable
 from modelport.gateway.errors import (
     AlreadyExists,
     IntegrityError,
@@ -32,6 +33,9 @@ from modelport.gateway.errors import (
     Unsupported,
     closest,
 )
+
+#: Longest message; the longest of modelport's own, a list of names, has about 1,000.
+MOST_CHARACTERS = 4000
 
 EXIT_FAILURE = 1  # none of the documented reasons: a bug, or the machine's fault
 
@@ -149,12 +153,20 @@ def converter_refused(error: Exception, tool: str) -> Unsupported:
     )
 
 
+def one_line(text: str) -> str:
+    """``text`` for a terminal; it may quote files, with line breaks, escape sequences and pages."""
+    line = " ".join(text.split())
+    if len(line) > MOST_CHARACTERS:
+        line = f"{line[: MOST_CHARACTERS // 2]} [...] {line[-MOST_CHARACTERS // 2 :]}"
+    return printable(line)
+
+
 class Failure(click.ClickException):
     """Any error as click shows it: one line on stderr, never a traceback."""
 
     def __init__(self, error: BaseException) -> None:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        super().__init__(" ".join((text + _origin(error)).split()) or type(error).__name__)
+        super().__init__(one_line(text + _origin(error)) or type(error).__name__)
         self.exit_code = exit_code(error)  # type: ignore[misc]  # click: per class or instance
 
     def show(self, file: IO[Any] | None = None) -> None:
@@ -204,6 +216,8 @@ class OneLineCommand(click.Command):
             raise
         except KeyboardInterrupt as error:
             _fail(error)
+        except BrokenPipeError:  # the reader of the output has gone; click exits without a message
+            raise
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and _is_foreign(error):
                 _fail(missing_extra(error), error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import resource
 import subprocess
@@ -23,7 +24,7 @@ import modelport.exporters.formats.onnx as formats_onnx
 from modelport.exporters import formats
 from modelport.exporters.artifact_destination import output_file
 from modelport.exporters.loaded_model import Source
-from modelport.gateway.cli.errors import converter_refused
+from modelport.gateway.cli.errors import Failure, converter_refused
 from modelport.gateway.repository import config, manifest
 from modelport.gateway.repository.manifest import sha256_of
 
@@ -390,6 +391,25 @@ def test_the_command_line_alone_imports_no_torch_and_no_runtime(python: Python) 
 def test_help_and_a_missing_argument_work_through_the_module(python: Python) -> None:
     assert "CHECKPOINT" in python("-m", "modelport", "export", "--help").stdout
     assert "Missing argument 'CHECKPOINT'" in failed(python("-m", "modelport", "export"), 2)
+
+
+def test_a_message_quotes_what_a_file_says_in_one_printable_line() -> None:
+    said = Failure(ValueError(f"type 'x\n\x1b[31m\ud800{'é' * 10**6}' is unknown; use another"))
+    assert said.message.startswith("type 'x \\x1b[31m\\ud800éé")
+    assert said.message.endswith("éé' is unknown; use another")
+    assert said.message.isprintable()
+    assert len(said.message) < 5000
+
+
+def test_a_reader_that_stops_reading_gets_no_error_message() -> None:
+    """As of ``modelport export --help | head -1``."""
+    for arguments in (["export", "--help"], ["--help"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        command = [sys.executable, "-m", "modelport", *arguments]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=100)
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_a_version_published_again_is_refused_with_what_differs(

@@ -11,8 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters.sources.huggingface.folder import CONFIG, PREPROCESSOR, read_json
-from modelport.gateway.cli.errors import UsageError
+from modelport.exporters.sources.huggingface.folder import (
+    CONFIG,
+    PREPROCESSOR,
+    json_object,
+    read_bytes,
+)
 from modelport.gateway.errors import IntegrityError
 
 JSON = (
@@ -31,7 +35,6 @@ TEXT = ("merges.txt", "vocab.txt")
 BINARY = ("sentencepiece.bpe.model", "source.spm", "spiece.model", "target.spm", "tokenizer.model")
 
 LEFT_OUT = frozenset({"auto_map", "chat_template", "custom_pipelines"})
-MOST_BYTES = 1 << 26
 
 
 def read(folder: Path) -> dict[str, bytes]:
@@ -60,28 +63,26 @@ def _present(folder: Path) -> Iterator[Path]:
 
 
 def _content(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise IntegrityError(
-                f"'{path}' has more than {MOST_BYTES >> 20} MiB, which no tokenizer has; remove it"
-            )
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"'{path}' cannot be read: {error.strerror}") from error
+    content = read_bytes(path)
     if path.name in TEXT:
         try:
             content.decode()
         except UnicodeDecodeError as error:
             raise IntegrityError(f"'{path}' is no text; copy the folder again") from error
-    if path.name in JSON:
-        document = read_json(path)
-        kept = _without_code(document)
-        if kept != document:
-            content = (json.dumps(kept, indent=2, ensure_ascii=False) + "\n").encode()
-    return content
+    return _without_code(path, content) if path.name in JSON else content
 
 
-def _without_code(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_code(v) for k, v in value.items() if k not in LEFT_OUT}
-    return [_without_code(v) for v in value] if isinstance(value, list) else value
+def _without_code(path: Path, content: bytes) -> bytes:
+    """``content`` as it is, unless it has an entry with code."""
+    found: list[str] = []
+
+    def leave_out(value: dict[str, Any]) -> dict[str, Any]:
+        if LEFT_OUT.isdisjoint(value):
+            return value
+        found.extend(LEFT_OUT & value.keys())
+        return {name: entry for name, entry in value.items() if name not in LEFT_OUT}
+
+    kept = json_object(path, content, leave_out)
+    if not found:
+        return content
+    return (json.dumps(kept, indent=2) + "\n").encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from modelport.exporters.loaded_model import Origin, digest_of
 from modelport.exporters.sources import checkpoint
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.repository import untrusted_files
 
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
@@ -23,6 +24,13 @@ ADAPTER_CONFIG = "adapter_config.json"
 MODEL_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 INDEX_SUFFIX = ".index.json"
+
+#: Bounds of files besides the weights. Libraries walk configurations by recursion.
+MOST_BYTES = 1 << 26
+MOST_LEVELS = 64
+
+_NESTS = (dict, list)
+_Hook = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +94,59 @@ def open_adapters(path: Path) -> Folder:
     return Folder(path, config, weights, (path / ADAPTER_CONFIG, *indexes, *weights))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in ``path``.
+def read_bytes(path: Path) -> bytes:
+    """Read a file that is not one of weights.
 
     Raises:
-        IntegrityError: the file holds something else.
-        UsageError: the file cannot be read.
+        IntegrityError: the file is larger than any of its kind.
+        UsageError: the file cannot be read, or is a pipe or a device.
     """
     try:
-        content = json.loads(path.read_bytes())
+        return untrusted_files.read(path, MOST_BYTES)
     except OSError as error:
         raise UsageError(f"'{path}' cannot be read: {error.strerror}") from error
+    except IntegrityError as error:
+        raise IntegrityError(
+            f"'{path}' has more than {MOST_BYTES >> 20} MiB, which no such file has; copy the "
+            "folder again"
+        ) from error
+
+
+def parse_json(path: Path, content: bytes, hook: _Hook | None = None) -> Any:
+    """Parse ``content``, which was read from ``path``.
+
+    Args:
+        hook: is applied to every JSON object.
+
+    Raises:
+        IntegrityError: it is not JSON, or is nested too deeply.
+    """
+    try:
+        parsed = json.loads(content, object_hook=hook)
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"'{path}' is not JSON ({error}); copy the folder again") from error
-    if not isinstance(content, dict):
+    level = [parsed]
+    for _ in range(MOST_LEVELS):
+        values = (v.values() if isinstance(v, dict) else v for v in level if isinstance(v, _NESTS))
+        level = [inner for outer in values for inner in outer if isinstance(inner, _NESTS)]
+        if not level:
+            return parsed
+    raise IntegrityError(
+        f"'{path}' is nested more than {MOST_LEVELS} levels deep; copy the folder again"
+    )
+
+
+def json_object(path: Path, content: bytes, hook: _Hook | None = None) -> dict[str, Any]:
+    """Parse ``content`` as ``parse_json`` does; refuse anything but an object."""
+    parsed = parse_json(path, content, hook)
+    if not isinstance(parsed, dict):
         raise IntegrityError(f"'{path}' holds no JSON object; copy the folder again")
-    return content
+    return parsed
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the JSON object in ``path``; errors as in ``read_bytes`` and ``json_object``."""
+    return json_object(path, read_bytes(path))
 
 
 def weight_files(

@@ -6,7 +6,6 @@ library's or the folder's is run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,8 @@ from modelport.exporters.sources.huggingface.folder import (
     CONFIG,
     Folder,
     open_model,
+    parse_json,
+    read_bytes,
     read_json,
     weight_files,
 )
@@ -97,12 +98,10 @@ def load(path: Path, request: SourceRequest) -> Source:
 
 
 def _modules(path: Path) -> list[SentenceModule]:
+    listed = parse_json(path / MODULES, read_bytes(path / MODULES))
     try:
-        listed = json.loads((path / MODULES).read_bytes())
         found = [(str(entry["type"]), str(entry["path"])) for entry in listed]
-    except OSError as error:
-        raise UsageError(f"'{path / MODULES}' cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+    except (TypeError, LookupError) as error:
         raise IntegrityError(
             f"'{path / MODULES}' lists no modules; copy the folder again"
         ) from error
