@@ -390,7 +390,7 @@ def test_the_command_exports_a_model_with_adapters(trained: Any, tmp_path: Path)
     small = ["--model-kwargs", '{"max_positions": 6}', "--max-batch-size", "2", "--samples", "20"]
     done = CliRunner().invoke(export, [*fixed, *small, "--format", "torchscript"])
     assert done.exit_code == 0, done.output
-    published = tmp_path / "repository" / "causal-lm" / "1"
+    published = tmp_path / "repository" / folder.name / "1"
     certificate = json.loads((published / "certificate.json").read_text())
     assert certificate["model"]["model_kwargs"] == {"max_positions": 6}
     assert [adapter["file"] for adapter in certificate["adapters"]] == ["adapters"]

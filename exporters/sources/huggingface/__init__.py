@@ -85,7 +85,9 @@ def _load(request: SourceRequest) -> Source:
     pretrained.check_known(folder)
     choice = tasks.choose(folder, request.task)
     if choice.task.mappings == tasks.CAUSAL:
-        return causal_lm.load(folder, request, choice.task.name == tasks.WITH_PAST)
+        found = causal_lm.load(folder, request, choice.task.name == tasks.WITH_PAST)
+        name = transformer.model_name(folder.path, found.spec.name)
+        return replace(found, spec=replace(found.spec, name=name))
     return transformer.load(folder, request, choice)
 
 
