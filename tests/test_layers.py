@@ -17,6 +17,7 @@ LAYERS = {
     "modelport.gateway.types": 0,
     "modelport.gateway.errors": 0,
     "modelport.gateway.cli.errors": 1,
+    "modelport.gateway.cli.tables": 1,
     "modelport.gateway.extensions": 0,
     "modelport.gateway.repository": 1,
     "modelport.gateway.runtime": 1,

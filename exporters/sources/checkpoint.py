@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import safetensors_header
 from modelport.gateway.cli.errors import UsageError, first_line
-from modelport.gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.repository.artifact_checks.load_guard import no_code
 from modelport.gateway.repository.manifest import sha256_of
@@ -211,12 +211,27 @@ def load_into(module: nn.Module, checkpoint: Checkpoint) -> None:
         raise UsageError(
             f"{where}: {len(wrong)} wrong shapes: {_some(wrong)}; check --model-kwargs"
         )
+    learned = {key for key, _ in module.named_parameters(remove_duplicate=False)}
     for key, value in checkpoint.state.items():
+        if key in learned and expected[key].is_floating_point():
+            check_real(key, value, f"checkpoint '{checkpoint.filename}'")
         if value.is_floating_point() and bool(torch.isnan(value).any()):
             raise IntegrityError(
                 f"checkpoint '{checkpoint.filename}': '{key}' contains NaN; use an earlier one"
             )
     module.load_state_dict(dict(checkpoint.state), strict=True)
+
+
+def check_real(key: str, value: Tensor, subject: str) -> None:
+    """Raise ``Unsupported`` unless the weight is of real numbers.
+
+    PyTorch would take the integers of a quantised weight for its values.
+    """
+    if not value.is_floating_point():
+        raise Unsupported(
+            f"{subject}: the weight '{key}' is of {str(value.dtype).removeprefix('torch.')}, as if "
+            "quantised already; export the model before its quantisation, and use --quantize"
+        )
 
 
 def _some(items: list[Any]) -> str:

@@ -19,7 +19,7 @@ from torch import nn
 from modelport.exporters import model_spec
 from modelport.exporters.sources import SourceRequest, checkpoint, pytorch
 from modelport.gateway.cli.errors import UsageError, exit_code
-from modelport.gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError, Unsupported
 
 
 def saved(content: Any, path: Path) -> Path:
@@ -88,6 +88,12 @@ def test_missing_and_unexpected_keys_are_named_and_counted(
 def test_a_wrong_shape_is_named_with_both_shapes(fraud: nn.Module, tmp_path: Path) -> None:
     state = {**fraud.state_dict(), "head.weight": torch.zeros(1, 7)}
     with pytest.raises(UsageError, match=r"head.weight is \[1, 7\], the model wants \[1, 16\]"):
+        checkpoint.load_into(fraud, checkpoint.read(saved(state, tmp_path / "a.pt")))
+
+
+def test_a_weight_of_integers_is_not_taken_for_numbers(fraud: nn.Module, tmp_path: Path) -> None:
+    state = fraud.state_dict() | {"head.weight": fraud.state_dict()["head.weight"].char()}
+    with pytest.raises(Unsupported, match=r"'head.weight' is of int8, as if quantised already"):
         checkpoint.load_into(fraud, checkpoint.read(saved(state, tmp_path / "a.pt")))
 
 

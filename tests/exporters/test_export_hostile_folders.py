@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
 from modelport.exporters.cli.export import export
 from modelport.exporters.sources import SourceRequest
@@ -82,6 +84,16 @@ def test_entries_with_code_are_left_out_wherever_they_are(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("[]")
     with pytest.raises(IntegrityError, match="holds no JSON object"):
         companions.read(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64])
+def test_weights_that_are_no_real_numbers_are_refused(folder: Path, dtype: torch.dtype) -> None:
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    state["classifier.weight"] = state["classifier.weight"].to(dtype)
+    save_file(state, path, {"format": "pt"})
+    expected = f"the weight 'classifier.weight' is of {str(dtype).removeprefix('torch.')}"
+    assert expected in refused(folder, 4)
 
 
 def test_labels_that_are_no_text_are_published_as_text(folder: Path, tmp_path: Path) -> None:

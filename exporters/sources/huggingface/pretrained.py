@@ -20,9 +20,13 @@ from torch.nn.modules import module as hooks
 
 from modelport.exporters.runtime import torchvision_operators
 from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.sources import checkpoint
 from modelport.exporters.sources.huggingface.folder import Folder
 from modelport.gateway.cli.errors import UsageError, missing_extra
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+
+#: The ends of keys of weights; integers under other names may be positions.
+WEIGHTS = (".weight", ".bias")
 
 KEYS_NAMED = 3  # how many keys a message lists before it only counts
 
@@ -252,8 +256,10 @@ def reason(error: Exception) -> str:
 
 
 def check_numbers(state: Mapping[str, Tensor], subject: str) -> None:
-    """Raise ``IntegrityError`` if a weight is NaN."""
+    """Raise ``IntegrityError`` if a weight is NaN, ``Unsupported`` if it is no real number."""
     for key, value in state.items():
+        if key.endswith(WEIGHTS):
+            checkpoint.check_real(key, value, subject)
         if value.is_floating_point() and bool(torch.isnan(value).any()):
             raise IntegrityError(f"{subject}: '{key}' contains NaN; use an earlier checkpoint")
 
