@@ -402,7 +402,7 @@ def test_a_message_quotes_what_a_file_says_in_one_printable_line() -> None:
 
 
 def test_a_reader_that_stops_reading_gets_no_error_message() -> None:
-    """As of ``modelport export --help | head -1``."""
+    """The shell's ``modelport export --help | head -1``."""
     for arguments in (["export", "--help"], ["--help"]):
         reading, writing = os.pipe()
         os.close(reading)
