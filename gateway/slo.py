@@ -175,7 +175,7 @@ class RolloutSettings:
     """The conditions of each stage of a rollout."""
 
     #: Least requests that the candidate answers, or that are compared in the shadow stage.
-    min_requests: int = field(default=500, metadata=read_by(count(1)))
+    min_requests: int = field(default=500, metadata=read_by(count(1, 10**12)))
     min_seconds: float = field(default=60.0, metadata=read_by(number(0, 30 * 86_400)))
     #: Duration after which a stage that lacks something is paused.
     max_seconds: float = field(default=86_400.0, metadata=read_by(number(1, 30 * 86_400)))

@@ -38,6 +38,8 @@ class AllowedTarget(NamedTuple):
         except ModelportError as error:
             if (self.name, self.number) != (self.stated_name, self.stated_number):
                 message = str(error).replace(UNKNOWN_MODEL, self.stated_name)
+                if not self.stated_number:  # the request names no version
+                    message = message.replace(f" version {UNKNOWN_VERSION}", "")
                 error.args = (message.replace(str(UNKNOWN_VERSION), str(self.stated_number)),)
             raise
 

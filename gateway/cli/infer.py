@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def _describe(client: Client, model: str, version: str) -> ModelDescription:
     try:
         return client.metadata(model, version)
     except NotFound as error:
-        known = {status.name for status in client.models()}
+        known = {status.name for status in client.models()} - {model}
         raise NotFound(f"{error}{suggestion(model, known, '; ')}") from error
 
 
@@ -139,16 +139,20 @@ def infer(
 ) -> None:
     """Send FILE to MODEL on a running gateway and print the outputs.
 
-    FILE is JSON (an OIP request, or an object from input name to nested list; - reads standard
-    input), .npy (the model's only input), .npz (arrays by input name), or an image.
+    FILE is JSON (an OIP request, a list of them, or an object from input name to nested list; -
+    reads standard input), .npy (the model's only input), .npz (arrays by input name), or an image.
     """
     with connect(protocol, url) as client:
         described = _describe(client, model, model_version)
         specs = {tensor.name: tensor for tensor in described.inputs}
-        arrays = _read(file, specs, lambda: _parameters(client, model, model_version))
+        requests = _read(file, specs, lambda: _parameters(client, model, model_version))
         names = outputs or tuple(tensor.name for tensor in described.outputs)
         options: dict[str, Any] = {"version": model_version, "class_count": class_count}
-        answers = client.infer(model, arrays, outputs=names, **options)
+        for arrays in requests:
+            _show(client.infer(model, arrays, outputs=names, **options), as_json)
+
+
+def _show(answers: Mapping[str, Array], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({name: _plain(array) for name, array in answers.items()}))
         return
@@ -171,37 +175,40 @@ def _shown(array: Array) -> Array:
 
 def _read(
     file: Path, specs: Mapping[str, TensorDescription], parameters: Callable[[], dict[str, str]]
-) -> dict[str, Array]:
-    """Read the inputs in ``file``, by name, with the datatype and rank that the model declares.
+) -> list[dict[str, Array]]:
+    """Read the requests in ``file``: inputs by name, of the datatype and rank of the model.
 
     Raises:
         InvalidArgument: naming the file and the problem.
     """
     suffix = file.suffix.lower()
-    found: Mapping[str, Any]
+    requests: Sequence[Mapping[str, Any]]
     try:
         if suffix == ".npy":
-            found = {_only(specs, file): np.load(file, allow_pickle=False)}
+            requests = [{_only(specs, file): np.load(file, allow_pickle=False)}]
         elif suffix == ".npz":
             zip_guard.check(file)
             with np.load(file, allow_pickle=False) as archive:
-                found = dict(archive)
+                requests = [dict(archive)]
         elif suffix in IMAGE_SUFFIXES:
             name = _only(specs, file)
-            found = {name: _image(file, specs[name], parameters())}
+            requests = [{name: _image(file, specs[name], parameters())}]
         else:
             text = sys.stdin.read() if str(file) == "-" else file.read_text()
-            found = _from_json(json.loads(text), specs, file)
+            requests = _from_json(json.loads(text), specs, file)
     except FileNotFoundError:
         raise InvalidArgument(f"'{file}' does not exist") from None
     except (OSError, ValueError) as error:
         raise InvalidArgument(f"'{file}' cannot be read: {error}") from error
-    for name in found:
+    for name in {name: None for request in requests for name in request}:
         if name not in specs:
             raise InvalidArgument(
                 f"'{file}' holds '{name}', but the model's inputs are {', '.join(specs)}"
             )
-    return {name: _typed(name, value, specs[name], file) for name, value in found.items()}
+    return [
+        {name: _typed(name, value, specs[name], file) for name, value in request.items()}
+        for request in requests
+    ]
 
 
 def _only(specs: Mapping[str, TensorDescription], file: Path) -> str:
@@ -215,24 +222,34 @@ def _only(specs: Mapping[str, TensorDescription], file: Path) -> str:
 
 def _from_json(
     document: Any, specs: Mapping[str, TensorDescription], file: Path
-) -> Mapping[str, Any]:
+) -> list[Mapping[str, Any]]:
     if isinstance(document, list):
-        return {_only(specs, file): document}
+        if document and all(_is_oip(each, specs) for each in document):
+            return [_oip_inputs(each, file) for each in document]
+        return [{_only(specs, file): document}]
     if not isinstance(document, dict):
         raise InvalidArgument(f"'{file}' must hold a JSON object or array")
-    if isinstance(document.get("inputs"), list) and "inputs" not in specs:
-        try:
-            return {
-                item["name"]: np.array(
-                    item["data"], object if item["datatype"] == Datatype.BYTES else None
-                ).reshape(item["shape"])
-                for item in document["inputs"]
-            }
-        except (KeyError, TypeError) as error:
-            raise InvalidArgument(
-                f"'{file}': each of 'inputs' needs 'name', 'datatype', 'shape' and 'data'"
-            ) from error
-    return document
+    return [_oip_inputs(document, file) if _is_oip(document, specs) else document]
+
+
+def _is_oip(document: Any, specs: Mapping[str, TensorDescription]) -> bool:
+    """Whether ``document`` is a request of the Open Inference Protocol."""
+    listed = isinstance(document, dict) and isinstance(document.get("inputs"), list)
+    return listed and "inputs" not in specs
+
+
+def _oip_inputs(document: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+    try:
+        return {
+            item["name"]: np.array(
+                item["data"], object if item["datatype"] == Datatype.BYTES else None
+            ).reshape(item["shape"])
+            for item in document["inputs"]
+        }
+    except (KeyError, TypeError) as error:
+        raise InvalidArgument(
+            f"'{file}': each of 'inputs' needs 'name', 'datatype', 'shape' and 'data'"
+        ) from error
 
 
 def _typed(name: str, value: Any, spec: TensorDescription, file: Path) -> Array:

@@ -20,7 +20,7 @@ from modelport.gateway.cli.server_credentials import CommandT, credential_option
 from modelport.gateway.cli.tables import printable
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.rollout import gate_report as gate_reports
-from modelport.gateway.rollout.plan import RolloutLimits, RolloutPlan
+from modelport.gateway.rollout.plan import MAX_REQUESTS, RolloutLimits, RolloutPlan
 from modelport.gateway.rollout.state import RolloutPhase
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,6 +34,8 @@ RESTART_SECONDS = 120.0
 _PATH = "/v2/rollouts"
 #: Settings of ``[answers]`` that are no limits.
 _ANSWERS = frozenset({"retrained", "decision_output", "decision_threshold", "decision_top_k"})
+#: Most rows of feedback in one request.
+FEEDBACK_ROWS = 10_000
 _LIMITS = frozenset(field.name for field in dataclasses.fields(RolloutLimits))
 
 
@@ -129,7 +131,9 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="For the his
     help="The JSON report of 'modelport gate', which has the share of decisions that a retrained "
     "candidate may change.",
 )
-@click.option("--min-requests", type=click.IntRange(min=1), help="Minimum requests of a stage.")
+@click.option(
+    "--min-requests", type=click.IntRange(1, MAX_REQUESTS), help="Minimum requests of a stage."
+)
 @click.option("--min-seconds", type=click.FloatRange(min=0), help="Minimum duration of a stage.")
 @click.option(
     "--max-seconds",
@@ -311,7 +315,10 @@ def examples(model: str, url: str, output: Path | None) -> None:
     if output is None:
         click.echo(found)
     else:
-        output.write_text(found + "\n", encoding="utf-8")
+        try:
+            output.write_text(found + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"'{output}' cannot be written: {error.strerror}") from error
 
 
 @rollout.command()
@@ -326,11 +333,17 @@ def feedback(model: str, file: Path, url: str) -> None:
         raise UsageError(f"'{file}' cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"'{file}' is not JSON: {error}") from error
-    answer = AdminClient(url).post(f"{_PATH}/{_checked(model)}/feedback", {"rows": rows})
-    unknown, repeated = len(answer["unknown"]), len(answer["repeated"])
+    if not isinstance(rows, list):
+        raise UsageError(f'\'{file}\' is not a JSON list of {{"id": ..., "label": ...}}')
+    client, path = AdminClient(url), f"{_PATH}/{_checked(model)}/feedback"
+    counted = unknown = repeated = 0
+    for first in range(0, max(1, len(rows)), FEEDBACK_ROWS):
+        answer = client.post(path, {"rows": rows[first : first + FEEDBACK_ROWS]})
+        counted += answer["counted"]
+        unknown += len(answer["unknown"])
+        repeated += len(answer["repeated"])
     click.echo(
-        f"{answer['counted']} labels counted, {unknown} of unknown requests, {repeated} counted "
-        "before"
+        f"{counted} labels counted, {unknown} of unknown requests, {repeated} counted before"
     )
 
 

@@ -27,6 +27,7 @@ from modelport.gateway.rollout import checked_json
 MAX_STEPS = 100
 MAX_KEEP_INPUTS = 1000
 MAX_WEBHOOKS = 10
+MAX_REQUESTS = 10**12
 MAX_TEXT = 1000
 #: Unknown fields and non-finite numbers are errors; read by ``checked_json``.
 STRICT = {"extra": "forbid", "allow_inf_nan": False}
@@ -193,8 +194,8 @@ class RolloutPlan:
                     f"steps must grow, and end at 100 % at most; {step:.6%} comes after "
                     f"{before:.6%}"
                 )
-        if self.min_requests < 1:
-            raise InvalidArgument("min_requests must be at least 1")
+        if not 1 <= self.min_requests <= MAX_REQUESTS:
+            raise InvalidArgument(f"min_requests must be between 1 and {MAX_REQUESTS:,}")
         if not 0 <= self.min_seconds <= self.max_seconds or not self.max_seconds:
             raise InvalidArgument("min_seconds must not be negative, nor more than max_seconds")
         if (self.assignment is AssignmentKind.PARAMETER) != bool(self.parameter):

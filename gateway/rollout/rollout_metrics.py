@@ -57,7 +57,7 @@ class RolloutCollector(Collector):
         )
         problem = GaugeMetricFamily(
             "modelport_rollout_problem",
-            "Whether this gateway cannot follow the rollout, and sends all to the baseline",
+            "Whether something blocks the rollout, such as a webhook or an unreachable repository",
             labels=("model",),
         )
         for model, status in rows:

@@ -156,7 +156,7 @@ def _limits(request: RolloutRequest) -> dict[str, Any]:
 
 
 def _assignment(sticky: str) -> tuple[AssignmentKind, str]:
-    if sticky.startswith(_PARAMETER):
+    if sticky.startswith(_PARAMETER) and sticky != _PARAMETER:
         return AssignmentKind.PARAMETER, sticky.removeprefix(_PARAMETER)
     if sticky == AssignmentKind.PRINCIPAL and CURRENT.get() is None:
         raise Unsupported(

@@ -27,14 +27,13 @@ def settle(repositories: Sequence[Path | Location], state: RolloutState) -> str:
         Unavailable: the object store does not answer; try again.
     """
     plan, promoted = state.plan, state.phase is RolloutPhase.PROMOTED
-    if plan.candidate.model != plan.model:
-        if not promoted:
-            return ""  # no configuration ever names the candidate
+    own = plan.candidate.model == plan.model
+    if promoted and not own:
         return f"the candidate is another model, '{plan.candidate.model}'"
     try:
         choice = find(repositories, plan.model)
-        if choice is None:
-            return f"no model repository holds '{plan.model}'"
+        if choice is None:  # that of a route never names a candidate
+            return f"no model repository holds '{plan.model}'" if own else ""
         (_promote if promoted else _roll_back)(choice, plan)
     except Unavailable:
         raise
@@ -55,10 +54,11 @@ def _promote(choice: VersionChoice, plan: RolloutPlan) -> None:
 
 
 def _roll_back(choice: VersionChoice, plan: RolloutPlan) -> None:
-    new, old = plan.candidate.version, plan.baseline.version
-    if plan.label and choice.labels.get(plan.label) == str(new):
+    old = plan.baseline.version
+    new = plan.candidate.version if plan.candidate.model == plan.model else 0
+    if new and plan.label and choice.labels.get(plan.label) == str(new):
         choice.label(plan.label, old)
-    if plan.default_version in (0, old) and choice.allowed()[-1] == new:
+    if plan.default_version in (0, old):  # as it was served
         choice.prefer(old, new)
 
 

@@ -150,11 +150,11 @@ def read(path: Path, signature: RequestSignature | None = None, batch_size: int 
         if path.suffix == ".npz":
             return _read_npz(path, signature, batch_size)
         text = path.read_text()
-        documents = (
-            [json.loads(line) for line in text.splitlines() if line.strip()]
-            if (path.suffix == ".jsonl")
-            else [json.loads(text)]
-        )
+        if path.suffix == ".jsonl":
+            documents = [json.loads(line) for line in text.splitlines() if line.strip()]
+        else:
+            document = json.loads(text)
+            documents = document if isinstance(document, list) else [document]
         if len(documents) == 1 and isinstance(documents[0], dict) and "data" in documents[0]:
             return _read_perf_analyzer(documents[0], signature, batch_size)
         return _read_oip(documents, signature)

@@ -116,13 +116,15 @@ def test_recorded_oip_requests_and_their_answers_are_read(tmp_path: Path) -> Non
         "inputs": [{"name": "s", "datatype": "BYTES", "shape": [1, 2], "data": ["a", "ü"]}],
         "outputs": [{"name": "y", "datatype": "INT32", "shape": [1], "data": [7]}],
     }
-    path = tmp_path / "recorded.jsonl"
-    path.write_text(f"{json.dumps(one)}\n{json.dumps(one)}\n")
-    found = payloads.read(path)
-    assert len(found.requests) == 2
-    assert found.requests[0]["s"].tolist() == [[b"a", "ü".encode()]]
-    assert found.expected is not None
-    assert found.expected[1]["y"].tolist() == [7]
+    lines, listed = tmp_path / "recorded.jsonl", tmp_path / "recorded.json"
+    lines.write_text(f"{json.dumps(one)}\n{json.dumps(one)}\n")
+    listed.write_text(json.dumps([one, one]))
+    for path in (lines, listed):
+        found = payloads.read(path)
+        assert len(found.requests) == 2
+        assert found.requests[0]["s"].tolist() == [[b"a", "ü".encode()]]
+        assert found.expected is not None
+        assert found.expected[1]["y"].tolist() == [7]
 
 
 #: Of a model that batches: an entry is a row, with or without its shape, flat or in bytes.

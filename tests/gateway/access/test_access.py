@@ -59,6 +59,16 @@ async def test_a_caller_of_some_versions_sees_and_gets_only_those(tmp_path: Path
         assert forbidden.status_code == unknown.status_code == 404
 
 
+async def test_a_model_without_an_allowed_version_is_an_unknown_one(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, limited('["infer"]', 'versions = ["9"]'), "ci") as gateway,
+        client(gateway.http_url, headers=gateway.headers("ci")) as http,
+    ):
+        answer = await http.post("/v2/models/mine/infer", json=OIP)
+        assert answer.status_code == 404
+        assert answer.json()["error"] == "Request for unknown model: 'mine' is not found"
+
+
 async def test_metrics_are_of_the_models_and_versions_that_the_caller_may_see(
     tmp_path: Path,
 ) -> None:

@@ -21,6 +21,7 @@ from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.version_choice import VersionChoice
 from modelport.gateway.rollout import transitions
 from modelport.gateway.rollout.transitions import Change
+from modelport.loadtests.load import payloads
 from tests import models
 from tests.faults.probes import eventually
 from tests.gateway.rollout.plans import plan
@@ -110,9 +111,17 @@ def test_disagreeing_answers_roll_a_candidate_back_before_a_client_sees_them(
         assert "disagree" in output
         asked.more()
         assert set(asked.versions) == {1}
-        example, *_ = json.loads(told(run(gateway, "examples", "x2")))
-        inputs, outputs = (np.array(example[name][0]["data"]) for name in ("inputs", "outputs"))
-        assert np.array_equal(outputs, FACTORS[1] * inputs)
+        kept = slo.with_name("examples.json")
+        told(run(gateway, "examples", "x2", "--output", str(kept)))
+        requests = payloads.read(kept)
+        assert requests.expected is not None
+        for inputs, outputs in zip(requests.requests, requests.expected, strict=True):
+            assert np.array_equal(outputs["y"], FACTORS[1] * inputs["x"])
+        replay = ["infer", "x2", str(kept), "--json", "--url", gateway.http]
+        answers = told(CliRunner().invoke(cli.modelport, replay)).splitlines()
+        assert [json.loads(each)["y"] for each in answers] == [
+            outputs["y"].tolist() for outputs in requests.expected
+        ]
         view = told(run(gateway, "history", "x2"))
         assert "version 3 in the place of 1: rolled back" in view
     assert (root / "x2/config.pbtxt").read_text() == models.X2_CONFIG + ONLY_1
@@ -120,8 +129,9 @@ def test_disagreeing_answers_roll_a_candidate_back_before_a_client_sees_them(
 
 @pytest.mark.parametrize("flags", [(), WORKERS], ids=str)
 def test_a_person_commands_a_rollout_and_no_request_reaches_the_candidate_after_a_rollback(
-    root: Path, slo: Path, flags: tuple[str, ...]
+    root: Path, slo: Path, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rollout_cli, "FEEDBACK_ROWS", 1)  # each row is a request
     with serving(root, *flags) as gateway, traffic(gateway) as asked:
         told(start(gateway, slo, 3, "--steps", "50%,100%", "--manual", "--same-checkpoint"))
         asked.until(lambda versions: set(versions) == {1, 3})

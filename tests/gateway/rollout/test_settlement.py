@@ -78,6 +78,22 @@ def test_a_rollback_changes_a_policy_that_chooses_the_candidate(tmp_path: Path) 
     assert choice(repository).allowed() == [1]
 
 
+@pytest.mark.parametrize("candidate", ["m", "other"])
+def test_a_rollback_keeps_a_baseline_that_the_policy_did_not_choose(
+    tmp_path: Path, candidate: str
+) -> None:
+    """``--baseline`` made it the default, or a newer version was published during the rollout."""
+    repository = folder(tmp_path, "")
+    (repository / "m/3").mkdir()
+    assert choice(repository).allowed() == [3]
+    assert settle(repository, RolloutPhase.ROLLED_BACK, candidate) == ""
+    assert choice(repository).allowed() == [1]
+
+
+def test_a_rollback_from_another_model_to_a_route_has_nothing_to_change(tmp_path: Path) -> None:
+    assert settle(tmp_path, RolloutPhase.ROLLED_BACK, "other") == ""
+
+
 def test_what_no_configuration_can_say_stays_unsettled_with_the_reason(tmp_path: Path) -> None:
     repository = folder(tmp_path, ONLY_1)
     assert "another model, 'other'" in settle(repository, RolloutPhase.PROMOTED, "other")
