@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import zlib
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.protocols.asgi import Receive
@@ -94,6 +96,15 @@ async def read(
     return await _inflated(body, encoding, limit, deadline, bound)
 
 
+async def read_control(
+    receive: Receive,
+    headers: Mapping[bytes, bytes] = MappingProxyType({}),
+    size: int = CONTROL_BYTES,
+) -> bytes:
+    """Receive the body of a request without tensors, as ``read``; no option raises ``size``."""
+    return await read(receive, headers, sys.maxsize, bound=size)
+
+
 def header_length(stated: bytes, size: int) -> int:
     """Parse the stated size of the JSON part of a body of ``size`` bytes.
 
@@ -113,7 +124,7 @@ def _too_large(most: int, limit: int, headers: Mapping[bytes, bytes], size: int)
     """Make the error in Triton's words, which differ for JSON and other bodies."""
     if most < limit:
         return InvalidArgument(
-            f"the request is larger than {most} bytes, and no valid request for this model is"
+            f"the request is larger than {most} bytes, and no valid request of its kind is"
         )
     subject = f"request JSON size of {size} bytes exceeds the maximum allowed input size"
     if headers.keys() & _NOT_JSON:

@@ -227,7 +227,7 @@ class OipHttp(OipInfer):
             return Response(media_type="application/json")
 
     async def _json(self, request: Request) -> dict[str, Any]:
-        body = await request_body.read(request.receive, {}, request_body.CONTROL_BYTES)
+        body = await request_body.read_control(request.receive)
         value = json_text.loads(body) if body.strip() else {}
         if type(value) is not dict:
             raise InvalidArgument("the request must be a JSON object")

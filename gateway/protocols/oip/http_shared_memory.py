@@ -111,9 +111,7 @@ class SharedMemoryHttp(OipErrors):
             return _done()
 
     async def _json(self, request: Request) -> Any:
-        return json_text.loads(
-            await request_body.read(request.receive, {}, request_body.CONTROL_BYTES)
-        )
+        return json_text.loads(await request_body.read_control(request.receive))
 
 
 def _done() -> Response:

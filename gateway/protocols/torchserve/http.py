@@ -262,7 +262,7 @@ class TorchServeHttp:
 
     async def _registration(self, request: Request) -> Registration:
         """Read a registration from the query or a JSON body."""
-        body = await request_body.read(request.receive, {}, request_body.CONTROL_BYTES)
+        body = await request_body.read_control(request.receive)
         given: Any = request.query_params
         if request.headers.get("content-type", "").startswith("application/json"):
             given = json_text.loads(body)

@@ -71,7 +71,7 @@ class RolloutApi:
                     return
                 feedback = path.endswith("/feedback")
                 limit = FEEDBACK_BYTES if feedback else request_body.CONTROL_BYTES
-                body = await request_body.read(receive, dict(scope["headers"]), limit)
+                body = await request_body.read_control(receive, dict(scope["headers"]), limit)
             if scope["method"] == "POST":
                 document = await _audited(path, answer, body)
             else:

@@ -66,7 +66,7 @@ async def test_a_signature_bounds_what_zeros_inflate_to() -> None:
     zeros = b"0.0," * 8_000_000
     sent = gzip.compress(zeros)
     assert await read(sent, bound=32_000_000, content_encoding="gzip") == zeros
-    with pytest.raises(InvalidArgument, match="no valid request for this model is"):
+    with pytest.raises(InvalidArgument, match="no valid request of its kind is"):
         await read(sent, bound=31_999_999, content_encoding="gzip")
 
 
@@ -93,3 +93,12 @@ def test_to_inflate_takes_time_in_proportion() -> None:
     """The rest of the input was once copied for every part: a thousand times 64 MB."""
     plain = os.urandom(4_000_000)
     assert inflation.inflate(zlib.compress(plain, 0), b"deflate", LIMIT) == plain
+
+
+async def test_no_option_raises_the_limit_of_a_request_without_tensors() -> None:
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"x" * (request_body.CONTROL_BYTES + 1)}
+
+    with pytest.raises(InvalidArgument, match="larger than 262144 bytes, and no") as refused:
+        await request_body.read_control(receive)
+    assert "--http-max-input-size" not in str(refused.value)
