@@ -105,7 +105,7 @@ def test_sticky_requests_are_assigned_by_a_header_or_a_parameter() -> None:
         ({"baseline": 3}, InvalidArgument, "the candidate must be another"),
         ({"sticky": "principal"}, Unsupported, "needs authenticated requests"),
         ({"sticky": "cookie"}, InvalidArgument, "'cookie' is none of"),
-        ({"sticky": "parameter:"}, InvalidArgument, "has its name"),
+        ({"sticky": "parameter:"}, InvalidArgument, "sticky .parameter:. is none of"),
         ({"limits": {"p42": 1}}, InvalidArgument, "there is no limit 'p42'"),
         ({"limits": {"confidence": None}}, InvalidArgument, "cannot be switched off"),
         ({"limits": {"min_regression_ms": None}}, InvalidArgument, "cannot be switched off"),
