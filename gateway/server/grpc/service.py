@@ -150,10 +150,11 @@ class Service:
             call.end(target.refusal)
             return
         routing = request_routing.begin(target.route_key) if self._splits else None
+        plain = routing is None and call.access is None
         try:
             if method.reply_streams:
                 await self._stream(method, target.encoding, call)
-                call.end(OK if routing is None or method.request_streams else _ok(routing))
+                call.end(OK if plain or method.request_streams else _ok(routing))
             else:
                 content = self._content(target.encoding, call.body())
                 if len(content) > offload.INLINE_BYTES or type(content) is Compressed:
@@ -165,7 +166,7 @@ class Service:
                 else:
                     message = await _read(method, content, call.deadline)
                 reply = await method.handler(message, call.deadline)
-                call.only(method.parts(reply), OK if routing is None else _ok(routing))
+                call.only(method.parts(reply), OK if plain else _ok(routing))
         except ModelportError as error:
             if is_late(error, call.deadline.remaining()):
                 call.end(LATE)  # as the client's own clock says, whichever of the two is first
@@ -260,7 +261,7 @@ def _trailers(routing: RequestRouting | None) -> Headers:
     return ((request_routing.HEADER, routing.answered.encode()), *fields)
 
 
-def _ok(routing: RequestRouting) -> Ending:
+def _ok(routing: RequestRouting | None) -> Ending:
     trailers = _trailers(routing)
     return OK._replace(headers=trailers) if trailers else OK
 

@@ -85,8 +85,12 @@ async def test_a_used_up_quota_is_429_with_the_fields_that_say_so(tmp_path: Path
             request = pb.ModelInferRequest(model_name="mine", raw_input_contents=[bytes(16)])
             request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
             metadata = tuple(gateway.headers("alice").items())
-            for _ in range(3):
-                await call(request, metadata=metadata)
+            for left in (2, 1, 0):
+                answered = call(request, metadata=metadata)
+                await answered
+                trailers = dict(await answered.trailing_metadata() or ())
+                assert str(trailers["ratelimit"]).startswith(f'"requests";r={left};')
+                assert trailers["ratelimit-policy"] == '"requests";q=3;w=300'
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call(request, metadata=metadata)
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
