@@ -15,7 +15,7 @@ from modelport.gateway.access import credentials
 from modelport.gateway.access.audit import AuditLog
 from modelport.gateway.access.authentication import Authenticator, AuthenticatorChain, combined
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
-from modelport.gateway.access.context import AccessContext, Fields
+from modelport.gateway.access.context import AccessContext, AccessRecord, Fields
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.policy import AccessPolicy, PrincipalRights
 from modelport.gateway.access.principal import ConnectionIdentity, Principal
@@ -80,9 +80,10 @@ class Access:
         self._chain = AuthenticatorChain()
         self.policy = AccessPolicy(())
         self.quotas = Quotas((), ledger or QuotaLedger(), self.policy.names)
-        #: Callers whose credentials were right a moment ago, by ``credentials.fields``. A look-up
-        #: compares hashes first, so its time says nothing about a part of a credential.
-        self.kept: dict[tuple[bytes, ...], PrincipalRights] = {}
+        #: Contexts without records of callers whose credentials were right a moment ago, by
+        #: ``credentials.fields``. A look-up compares hashes first, so its time says nothing about a
+        #: part of a credential.
+        self.kept: dict[tuple[bytes, ...], AccessContext] = {}
         watcher.reloaded.append(self.kept.clear)
         self._watch = watcher.watch("rules", [path], self._load, self._use)
 
@@ -91,19 +92,23 @@ class Access:
         headers: Fields,
         connection: ConnectionIdentity,
         credential: tuple[bytes, ...] | None = None,
+        is_stream: bool = False,
     ) -> AccessContext:
         """Return the context of a request by its credential.
 
         Args:
             credential: ``credentials.fields`` of the headers, if that is known.
+            is_stream: Whether the request is a stream, whose context ``renew`` changes.
 
         Raises:
             Unauthenticated: The credential is wrong.
         """
         if credential is None:
             credential = credentials.fields(headers)
-        caller = self._caller(credential, headers, connection)
-        return AccessContext(caller, connection, headers, self.audit)
+        context = self._context(credential, headers, connection)
+        if is_stream or self.audit is not None or context.caller.has_quota:
+            context = self._recorded(context.caller, headers, connection)
+        return context
 
     def renew(self, context: AccessContext) -> None:
         """Authenticate the caller of a stream again, for its next request.
@@ -112,26 +117,32 @@ class Access:
             Unauthenticated: The credential has expired, or has been revoked.
             PermissionDenied: The rules allow the operation no longer.
         """
-        headers = context.headers
-        context.renew(self._caller(credentials.fields(headers), headers, context.connection))
+        record = context.record
+        assert record is not None  # as ``is_stream``
+        credential = credentials.fields(record.headers)
+        context.renew(self._context(credential, record.headers, record.connection).caller)
 
-    def _caller(
+    def _recorded(
+        self, caller: PrincipalRights, headers: Fields, connection: ConnectionIdentity
+    ) -> AccessContext:
+        return AccessContext(caller, AccessRecord(headers, connection, self.audit))
+
+    def _context(
         self, credential: tuple[bytes, ...], headers: Fields, connection: ConnectionIdentity
-    ) -> PrincipalRights:
-        caller = self.kept.get(credential)
-        return caller or self._recognise(credential, headers, connection)
+    ) -> AccessContext:
+        """Return the caller's context, without a record, by its credential."""
+        return self.kept.get(credential) or self._recognise(credential, headers, connection)
 
     def _recognise(
         self, credential: tuple[bytes, ...], headers: Fields, connection: ConnectionIdentity
-    ) -> PrincipalRights:
-        """Return the caller by its credential, and keep a right one for a moment."""
+    ) -> AccessContext:
+        """Return the caller's context by its credential, and keep a right one for a moment."""
         try:
             principal = self._chain.authenticate(combined(headers), connection)
         except Unauthenticated as error:
-            refused = AccessContext(_STRANGER, connection, headers, self.audit)
-            refused.note_refusal(str(error))
+            self._recorded(_STRANGER, headers, connection).note_refusal(str(error))
             raise
-        caller = self.policy.rights(principal)
+        context = AccessContext(self.policy.rights(principal))
         size = sum(map(len, credential))
         if (
             principal.method in _KEPT_METHODS
@@ -142,8 +153,8 @@ class Access:
             if not self.kept or len(self.kept) >= MAX_KEPT:
                 self.kept.clear()
                 asyncio.get_running_loop().call_later(KEPT_SECONDS, self.kept.clear)
-            self.kept[credential] = caller
-        return caller
+            self.kept[credential] = context
+        return context
 
     def start(self) -> None:
         """Begin the authenticators' work in the background."""

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from modelport.gateway.access.audit import AuditEvent, AuditLog
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import OperationRights, PrincipalRights
-from modelport.gateway.access.principal import UNKNOWN_CONNECTION, ConnectionIdentity, Principal
+from modelport.gateway.access.principal import ConnectionIdentity, Principal
 from modelport.gateway.errors import ModelportError, PermissionDenied, Unauthenticated
 
 #: The fields of a request's head, names in lower case.
@@ -26,36 +26,76 @@ NO_CREDENTIAL = (
 )
 
 
+class AccessRecord:
+    """A request's part in the audit log, and the fields that access adds to its response.
+
+    Attributes:
+        headers: The fields of the request's head.
+        connection: The connection of the request.
+        response_headers: Fields that the transport adds to the response, or to the trailing
+            metadata over gRPC. They replace fields of the same name.
+        is_refused: Whether the request was refused by rules or quotas.
+    """
+
+    __slots__ = ("_audit", "connection", "headers", "is_refused", "response_headers")
+
+    def __init__(
+        self, headers: Fields, connection: ConnectionIdentity, audit: AuditLog | None
+    ) -> None:
+        self.response_headers: Sequence[tuple[bytes, bytes]] = ()
+        self.is_refused = False
+        self.headers, self.connection, self._audit = headers, connection, audit
+
+    def add_fields(self, *fields: tuple[bytes, bytes]) -> None:
+        """Have the transport add fields to the response, in place of those of the same name."""
+        if self.response_headers:
+            fields = tuple((dict(self.response_headers) | dict(fields)).items())
+        self.response_headers = fields
+
+    def write(
+        self, caller: Principal, operation: str, action: str, model: str, version: str,
+        outcome: str, reason: str,
+    ) -> None:  # fmt: skip
+        """Write an event of the request to the audit log, if there is one."""
+        if self._audit is not None:
+            source = self.connection.address or self.connection.user
+            self._audit.write(
+                AuditEvent(
+                    caller.name, caller.fingerprint, source, operation, action, model, version,
+                    outcome, reason, self._request_id(),
+                )
+            )  # fmt: skip
+
+    def _request_id(self) -> str:
+        """The client's id of the request, or an empty string."""
+        found = next((value for name, value in self.headers if name == _REQUEST_ID), b"")
+        return found[:_MAX_REQUEST_ID].decode("latin-1")
+
+
 class AccessContext:
     """The caller of a request, and its operation.
 
+    Requests without a record share the contexts of their caller, which never change.
+
     Attributes:
         caller: The caller, with all its rights.
-        connection: The connection of the request.
-        headers: The fields of the request's head.
         rights: The caller's rights to the operation; none before it is entered.
-        response_headers: Fields that the transport adds to the response, or to the trailing
-            metadata over gRPC. They replace fields of the same name.
+        entered: The contexts of requests that have entered an operation.
+        record: Only of a stream, with an audit log, or for a caller with quotas.
     """
 
-    __slots__ = (
-        "_audit", "_is_refused", "caller", "connection", "headers", "response_headers", "rights",
-    )  # fmt: skip
+    __slots__ = ("caller", "entered", "record", "rights")
 
     def __init__(
         self,
         caller: PrincipalRights,
-        connection: ConnectionIdentity = UNKNOWN_CONNECTION,
-        headers: Fields = (),
-        audit: AuditLog | None = None,
+        record: AccessRecord | None = None,
+        rights: OperationRights = _NOT_ENTERED,
     ) -> None:
         self.caller = caller
-        self.rights = _NOT_ENTERED
-        self.response_headers: Sequence[tuple[bytes, bytes]] = ()
-        self.connection = connection
-        self.headers = headers
-        self._audit = audit
-        self._is_refused = False
+        self.record = record
+        self.rights = rights
+        self.entered: dict[Operation, AccessContext] = {}
 
     @property
     def principal(self) -> Principal:
@@ -67,29 +107,34 @@ class AccessContext:
         return self.rights.operation
 
     def add_fields(self, *fields: tuple[bytes, bytes]) -> None:
-        """Have the transport add fields to the response, in place of those of the same name."""
-        if self.response_headers:
-            fields = tuple((dict(self.response_headers) | dict(fields)).items())
-        self.response_headers = fields
+        """Add fields to the response, as ``AccessRecord.add_fields``, if there is a record."""
+        if self.record is not None:
+            self.record.add_fields(*fields)
 
-    def enter(self, operation: Operation) -> None:
-        """Note the request's operation.
+    def entering(self, operation: Operation) -> AccessContext:
+        """Return the context of the request in ``operation``.
 
         Raises:
             Unauthenticated: It needs a credential, and the request has none.
             PermissionDenied: The caller may not perform it on any model.
         """
-        rights = self.caller.by_operation[operation]
-        if not rights.permitted:
-            raise self.refusal(operation)
-        self.rights = rights
+        entered = self.entered.get(operation)
+        if entered is None:
+            rights = self.caller.by_operation[operation]
+            if not rights.permitted:
+                raise self.refusal(operation)
+            entered = AccessContext(self.caller, self.record, rights)
+            if self.record is None:
+                self.entered[operation] = entered
+        return entered
 
     def renew(self, caller: PrincipalRights) -> None:
-        """Begin the next request of a stream, by the caller as it is now; raise as ``enter``."""
-        operation = self.rights.operation
+        """Begin the next request of a stream, by the caller as it is now; raise as ``entering``."""
+        operation, record = self.rights.operation, self.record
         assert operation is not None  # the call has entered it
-        self.caller, self._is_refused = caller, False
-        self.enter(operation)
+        assert record is not None  # it is a stream
+        self.caller, record.is_refused = caller, False
+        self.rights = self.entering(operation).rights
 
     def refusal(self, operation: Operation) -> ModelportError:
         """Make the error for an operation that is not allowed on any model."""
@@ -105,32 +150,17 @@ class AccessContext:
         self, reason: str, operation: str = "", model: str = "", version: str = ""
     ) -> None:
         """Write the first refusal of a request to the audit log."""
-        if not self._is_refused:
-            self._is_refused = True
+        if self.record is not None and not self.record.is_refused:
+            self.record.is_refused = True
             self.note("refused", operation or self.operation or "", model, version, reason)
 
     def note(
         self, outcome: str, action: str, model: str = "", version: str = "", reason: str = ""
     ) -> None:
         """Write an event of the request to the audit log, if there is one."""
-        if self._audit is not None:
-            caller, source = self.principal, self.connection.address or self.connection.user
-            self._audit.write(
-                AuditEvent(
-                    caller.name, caller.fingerprint, source, self.operation or "", action,
-                    model, version, outcome, reason, self._request_id(),
-                )
-            )  # fmt: skip
-
-    def _request_id(self) -> str:
-        """The client's id of the request, or an empty string."""
-        found = next((value for name, value in self.headers if name == _REQUEST_ID), b"")
-        return found[:_MAX_REQUEST_ID].decode("latin-1")
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the request was refused by rules or quotas."""
-        return self._is_refused
+        if self.record is not None:
+            operation = self.operation or ""
+            self.record.write(self.principal, operation, action, model, version, outcome, reason)
 
     def may(self, operation: Operation) -> bool:
         """Whether the caller may perform an operation on some model."""
@@ -149,10 +179,10 @@ def principal_name() -> str:
 
 
 def enter(operation: Operation) -> None:
-    """Note the operation of the current request, as ``AccessContext.enter``, if it has one."""
+    """Enter an operation with the current request, as ``AccessContext.entering``."""
     context = CURRENT.get()
     if context is not None:
-        context.enter(operation)
+        CURRENT.set(context.entering(operation))
 
 
 def required(*operations: Operation) -> OperationRights:
@@ -183,7 +213,7 @@ def audited(action: str, model: str = "", version: str = "") -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not context.is_refused:
+        if context.record is not None and not context.record.is_refused:
             reason = str(error) if isinstance(error, ModelportError) else type(error).__name__
             context.note("failed", action, model, version, reason)
         raise

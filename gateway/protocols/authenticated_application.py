@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from modelport.gateway.access.access import Access
-from modelport.gateway.access.context import CURRENT, AccessContext
+from modelport.gateway.access.context import CURRENT, AccessContext, AccessRecord
 from modelport.gateway.access.credentials import fields
 from modelport.gateway.access.principal import ConnectionIdentity
 from modelport.gateway.errors import (
@@ -21,42 +21,46 @@ CONNECTION = "modelport.connection"
 Headers = Sequence[tuple[bytes, bytes]]
 #: Sends the response to a request that is refused.
 Refuse = Callable[[Scope, Receive, Send, ModelportError], Awaitable[None]]
+#: As ``GuardedDialect.serve_first``.
+ServeFirst = Callable[[AccessContext, Scope, Receive, Send], Awaitable[None] | None]
 #: The field of a response with status 401 (RFC 6750).
 CHALLENGE_FIELD = b"www-authenticate"
 CHALLENGE = b'Bearer realm="modelport"'
 _INVALID = CHALLENGE + b', error="invalid_token"'
 
 
-class AuthenticatedApplication:
-    """Sets ``context.CURRENT`` in the task of each request of ``app``.
+def authenticated(
+    app: App, access: Access, refuse: Refuse, serve_first: ServeFirst | None = None
+) -> App:
+    """Make an application that sets ``context.CURRENT`` in the task of each request of ``app``.
 
-    ``refuse`` answers a request whose credential is wrong.
+    Args:
+        refuse: Answers a request whose credential is wrong.
+        serve_first: Returns the handler of a request that need not pass through ``app``, or None.
     """
+    app, kept, is_audited = as_method(app), access.kept, access.audit is not None
 
-    def __init__(self, app: App, access: Access, refuse: Refuse) -> None:
-        self._app, self._access, self._refuse = as_method(app), access, refuse
-        self._kept, self._audit = access.kept, access.audit
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    def authenticating(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            return self._app(scope, receive, send)
+            return app(scope, receive, send)
         headers = scope["headers"]
-        try:
-            connection = scope["extensions"][CONNECTION]
-            caller = self._kept[fields(headers)]  # most requests
-        except KeyError:
+        context = kept.get(fields(headers))
+        if context is None or context.caller.has_quota or is_audited:
             try:
-                context = self._access.authenticate(headers, _connection(scope))
+                context = access.authenticate(headers, _connection(scope))
             except (Unauthenticated, Unavailable) as error:
                 more = [(CHALLENGE_FIELD, _INVALID)] if isinstance(error, Unauthenticated) else []
-                return self._refuse(scope, receive, _adding(send, lambda: more), error)
-            caller = context.caller
-        else:
-            context = AccessContext(caller, connection, headers, self._audit)
+                return refuse(scope, receive, _adding(send, lambda: more), error)
+            if context.caller.has_quota and context.record is not None:
+                send = with_fields(send, context.record)
+        if serve_first is not None:
+            answer = serve_first(context, scope, receive, send)
+            if answer is not None:
+                return answer
         CURRENT.set(context)
-        if caller.has_quota:
-            send = with_fields(send, context)
-        return self._app(scope, receive, send)
+        return app(scope, receive, send)
+
+    return authenticating
 
 
 def _connection(scope: Scope) -> ConnectionIdentity:
@@ -79,9 +83,9 @@ def answering_refusals(app: App, refuse: Refuse) -> App:
     return answering
 
 
-def with_fields(send: Send, context: AccessContext) -> Send:
-    """Make a ``send`` that adds the context's fields to the response."""
-    return _adding(send, lambda: context.response_headers)
+def with_fields(send: Send, record: AccessRecord) -> Send:
+    """Make a ``send`` that adds the record's fields to the response."""
+    return _adding(send, lambda: record.response_headers)
 
 
 def _adding(send: Send, fields: Callable[[], Headers]) -> Send:

@@ -78,6 +78,7 @@ class Dialects:
     """``http`` is the application of the HTTP port, ``grpc`` the table of gRPC methods.
 
     ``application`` has the routes of the HTTP port, without those that Vertex AI chooses.
+    ``first`` is the dialect that it asks first, with ``--access``.
     """
 
     def __init__(self, host: DialectHost) -> None:
@@ -91,10 +92,13 @@ class Dialects:
                 self.grpc.setdefault(name, methods)  # no extension replaces what is built in
         origins = Origins(settings.http_address, settings.allowed_hosts)
         first: OverloadAware = next(dialect for dialect in http if isinstance(dialect, OipHttp))
+        splits = host.service.splits
+        self.first: GuardedDialect | None = None
         if host.is_guarded:
-            guarded = {id(dialect): GuardedDialect(dialect) for dialect in http}
-            first, http = guarded[id(first)], list(guarded.values())
-        self.application = HttpApplication(first, http, origins, host.service.splits)
+            guarded = {id(dialect): GuardedDialect(dialect, splits) for dialect in http}
+            first = self.first = guarded[id(first)]
+            http = list(guarded.values())
+        self.application = HttpApplication(first, http, origins, splits)
         self.http: App = self.application
         if settings.vertex_ai is not None:
             self.http = VertexApplication(self.http, host, settings.vertex_ai)

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
 from modelport import __version__
-from modelport.gateway.access.context import CURRENT
+from modelport.gateway.access.context import CURRENT, AccessContext
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Internal, ModelportError
 from modelport.gateway.protocols import api_pages, http_operations, rollout_headers
@@ -64,8 +64,8 @@ class OverloadAware(HttpDialect, Protocol):
 class GuardedDialect:
     """``dialect`` for a gateway with ``--access``: what ``serve`` answers enters its operation."""
 
-    def __init__(self, dialect: HttpDialect) -> None:
-        self._serve = dialect.serve
+    def __init__(self, dialect: HttpDialect, splits: Collection[str] = ()) -> None:
+        self._serve, self._splits = dialect.serve, splits
         self.segments = dialect.segments
         self.operation, self.add_routes = dialect.operation, dialect.add_routes
         self.refusal, self.failure = dialect.refusal, dialect.failure
@@ -74,14 +74,42 @@ class GuardedDialect:
         answer, context = self._serve(scope, receive, send), CURRENT.get()
         if answer is None or context is None:
             return answer
-        operation = self.operation(scope)
-        rights = context.caller.by_operation[operation]
-        if rights.permitted:
-            context.rights = rights
-            return answer
-        if isinstance(answer, Coroutine):
-            answer.close()
-        return _failure(self, context.refusal(operation))(scope, receive, send)
+        return self._enter(context, answer, scope, receive, send)
+
+    def serve_first(
+        self, context: AccessContext, scope: Scope, receive: Receive, send: Send
+    ) -> Awaitable[None] | None:
+        """Serve a request with this context at once, if ``HttpApplication`` only passes it on.
+
+        It saves the layers in between, and sets ``CURRENT`` if it returns a handler.
+        """
+        if self._splits or scope["raw_path"].find(b"%") >= 0:
+            return None
+        answer = self._serve(scope, receive, send)
+        if answer is None:
+            return None
+        entered = context.entered.get(self.operation(scope))
+        if entered is None:
+            return self._enter(context, answer, scope, receive, send)
+        CURRENT.set(entered)
+        return answer
+
+    def _enter(
+        self,
+        context: AccessContext,
+        answer: Awaitable[None],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> Awaitable[None]:
+        """Return ``answer``, in the request's operation, or the handler of its refusal."""
+        try:
+            CURRENT.set(context.entering(self.operation(scope)))
+        except ModelportError as error:
+            if isinstance(answer, Coroutine):
+                answer.close()
+            return _failure(self, error)(scope, receive, send)
+        return answer
 
     def refuses(self, raw_path: bytes) -> bool:
         """Refuse nothing that is not authenticated; the handler itself does under overload."""

@@ -25,8 +25,8 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.snapshot import Snapshot
 from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.authenticated_application import (
-    AuthenticatedApplication,
     answering_refusals,
+    authenticated,
 )
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.dialects import Dialects
@@ -177,8 +177,10 @@ class GatewayServer:
         if self._access is None:
             return app
         if app is not self.dialects.application:
-            app = answering_refusals(app, refuse)
-        return AuthenticatedApplication(app, self._access, refuse)
+            return authenticated(answering_refusals(app, refuse), self._access, refuse)
+        first = self.dialects.first
+        serve_first = None if first is None else first.serve_first
+        return authenticated(app, self._access, refuse, serve_first)
 
     def _register_gateway_metrics(self, rollouts: RolloutControl) -> None:
         """Register the metrics that the parent process has when there are several workers."""
@@ -193,7 +195,7 @@ class GatewayServer:
         app = rollouts.application(metrics.application(self._scrape))
         if self._access is not None:
             app = answering_refusals(app, metrics.refuse)
-            app = AuthenticatedApplication(app, self._access, metrics.refuse)
+            app = authenticated(app, self._access, metrics.refuse)
         tls = None if self._certificate is None else self._certificate.http
         return HttpListener(app, address, port, "--metrics-port", most=metrics.CONNECTIONS, tls=tls)
 

@@ -32,11 +32,12 @@ class AuthenticatedService(Service):
     ) -> AccessContext | Ending:
         """Return the context of a call that has just begun, or its refusal."""
         try:
-            context = self._access.authenticate(headers, connection, credential)
-            context.enter(method.operation)
+            context = self._access.authenticate(
+                headers, connection, credential, method.request_streams
+            )
+            return context.entering(method.operation)
         except ModelportError as error:
             return Ending(status(method, error), str(error))
-        return context
 
     def refuses(self, target: CallTarget, body: bytes | memoryview) -> bool:
         """Refuse nothing unread: ``serve`` refuses it under overload, and knows the caller."""

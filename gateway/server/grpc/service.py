@@ -255,7 +255,8 @@ def _trailers(routing: RequestRouting | None) -> Headers:
     """Trailing metadata: the version that answered, if a rollout assigned the request, and what
     access adds."""
     context = CURRENT.get()
-    fields = () if context is None else tuple(context.response_headers)
+    record = None if context is None else context.record
+    fields = () if record is None else tuple(record.response_headers)
     if routing is None or not routing.answered:
         return fields
     return ((request_routing.HEADER, routing.answered.encode()), *fields)

@@ -18,8 +18,8 @@ from modelport.gateway.access.access_metrics import AccessCollector
 from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.protocols.authenticated_application import (
-    AuthenticatedApplication,
     answering_refusals,
+    authenticated,
 )
 from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.runtime import signals
@@ -150,7 +150,7 @@ class WorkerSupervisor:
         app = self._rollouts.application(metrics_port.application(self._scrape))
         if self._access is not None:
             app = answering_refusals(app, metrics_port.refuse)
-            app = AuthenticatedApplication(app, self._access, metrics_port.refuse)
+            app = authenticated(app, self._access, metrics_port.refuse)
             self._access.start()
             if self._access.audit is not None:
                 signals.on_user_signal(self._access.audit.reopen)

@@ -10,9 +10,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from modelport.gateway.access.context import AccessContext
+from modelport.gateway.access.context import AccessContext, AccessRecord
 from modelport.gateway.access.policy import AccessPolicy, PrincipalRights
-from modelport.gateway.access.principal import Principal
+from modelport.gateway.access.principal import UNKNOWN_CONNECTION, Principal
 from tests.gateway.access.gateway import KEYS, AccessGateway, channel, serving
 from tests.gateway.access.test_every_method import CALLS, INFERENCE_SERVICE, OIP
 
@@ -87,8 +87,9 @@ async def test_every_refused_request_of_a_stream_is_in_the_audit_log(
 
 
 def test_fields_of_the_last_request_of_a_stream_replace_earlier_ones() -> None:
-    context = AccessContext(PrincipalRights(AccessPolicy(()), Principal("ci")))
+    record = AccessRecord((), UNKNOWN_CONNECTION, None)
+    context = AccessContext(PrincipalRights(AccessPolicy(()), Principal("ci")), record)
     for left in (b"2", b"1", b"0"):
         context.add_fields((b"ratelimit", left))
     context.add_fields((b"retry-after", b"1"))
-    assert list(context.response_headers) == [(b"ratelimit", b"0"), (b"retry-after", b"1")]
+    assert list(record.response_headers) == [(b"ratelimit", b"0"), (b"retry-after", b"1")]
