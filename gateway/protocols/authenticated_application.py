@@ -44,10 +44,11 @@ def authenticated(
         if scope["type"] != "http":
             return app(scope, receive, send)
         headers = scope["headers"]
-        context = kept.get(fields(headers))
+        credential = fields(headers)
+        context = kept.get(credential)
         if context is None or context.caller.has_quota or is_audited:
             try:
-                context = access.authenticate(headers, _connection(scope))
+                context = access.authenticate(headers, _connection(scope), credential)
             except (Unauthenticated, Unavailable) as error:
                 more = [(CHALLENGE_FIELD, _INVALID)] if isinstance(error, Unauthenticated) else []
                 return refuse(scope, receive, _adding(send, lambda: more), error)
