@@ -39,13 +39,19 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
     fails.
 
     Raises:
-        Unsupported: the opset, or an operator, has no conversion.
+        Unsupported: the opset, an operator or a name has no conversion.
     """
     newest = newest_opset()
     if target.opset is not None and not OLDEST_OPSET <= target.opset <= newest:
         raise Unsupported(
             f"--opset {target.opset} is not supported; use {OLDEST_OPSET} to {newest}, the newest "
             "that this ONNX Runtime runs"
+        )
+    inputs, outputs = source.signature.inputs, source.signature.outputs
+    if shared := sorted({spec.name for spec in inputs} & {spec.name for spec in outputs}):
+        raise Unsupported(
+            f"output '{shared[0]}' has the name of an input, which ONNX cannot have; rename the "
+            "outputs with --output-name"
         )
     with quiet():
         module = tracing.at_precision(source.model, target.dtype, source.signature)

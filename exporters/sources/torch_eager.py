@@ -27,6 +27,9 @@ DATATYPES: Mapping[torch.dtype, Datatype] = {
     },
 }
 
+#: Containers within containers, as deep as a result may hold its tensors.
+MOST_LEVELS = 64
+
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -200,14 +203,20 @@ def named_tensors(result: object, wanted: Collection[str] = ()) -> dict[str, Ten
     return found
 
 
-def _leaves(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+def _leaves(name: str, value: object, levels: int = MOST_LEVELS) -> Iterator[tuple[str, Tensor]]:
+    if not levels:
+        first = name.partition(".")[0]
+        raise Unsupported(
+            f"forward() returns containers nested more than {MOST_LEVELS} levels deep as '{first}',"
+            " or one that holds itself; return tensors in fewer"
+        )
     members = [] if value is None or isinstance(value, Tensor) else _members(value)
     if isinstance(value, Tensor):
         yield name, value
     if members is None:
         raise _no_tensor(f" as '{name}'", value)
     for key, member in members:
-        yield from _leaves(f"{name}.{key}", member)
+        yield from _leaves(f"{name}.{key}", member, levels - 1)
 
 
 def _no_tensor(where: str, value: object) -> Unsupported:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import warnings
 from collections import OrderedDict, namedtuple
@@ -187,6 +188,12 @@ class Cached(nn.Module):
         return OrderedDict(logits=key.sum(-1), past_key_values=past, loss=None)
 
 
+def _holding_itself(tensor: Tensor) -> dict[str, Any]:
+    result: dict[str, Any] = {"y": tensor}
+    result["itself"] = result
+    return result
+
+
 def weight_normed(old: bool) -> nn.Module:
     with warnings.catch_warnings(action="ignore"):
         norm = nn.utils.weight_norm if old else nn.utils.parametrizations.weight_norm
@@ -234,6 +241,9 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor], Any]] = {
     "number": lambda m, x: {"y": m.fc(x), "count": 3},
     "nothing": lambda m, x: None,
     "text": lambda m, x: "hello",
+    "input_name": lambda m, x: {"x": m.fc(x)},
+    "deep": lambda m, x: functools.reduce(lambda inner, _: [inner], range(2000), m.fc(x)),
+    "holds_itself": lambda m, x: _holding_itself(m.fc(x)),
     "complex": lambda m, x: torch.fft.fft(m.fc(x)),
     "spectrum": lambda m, x: torch.fft.rfft(m.fc(x)).abs(),
     "sparse": lambda m, x: m.fc(x).to_sparse(),

@@ -32,6 +32,8 @@ REFUSED = {
     "number": (4, "returns int as 'count'"),
     "nothing": (4, "returns NoneType"),
     "text": (4, "returns str"),
+    "deep": (4, "nested more than 64 levels deep as 'output_0'"),
+    "holds_itself": (4, "nested more than 64 levels deep as 'itself'"),
     "complex": (4, "torch.complex64"),
     "sparse": (4, "torch.sparse_coo"),
     "scalar_in_all": (2, "--max-batch-size 0"),
@@ -57,12 +59,13 @@ REFUSED_BY = {
     ("data_dependent", "onnx"): (4, "torch.onnx cannot export this model"),
     ("data_dependent", "pt2"): (4, "torch.export cannot export this model"),
     ("data_dependent", "torchscript"): (3, "differs from the checkpoint's"),
+    ("input_name", "onnx"): (4, "output 'x' has the name of an input"),
     ("numpy_inside", "torchscript"): (3, "a dimension is baked in"),
     ("numpy_inside", "pt2"): (4, ".numpy() is not supported"),
     ("bfloat16_strict", "onnx"): (4, "the runtime of onnx cannot run this model"),
 }
 #: Modules that every run takes through the slower formats, too.
-QUICK = ("cached", "keyword_only", "half_weights", "graph", "lstm", "compiled")
+QUICK = ("cached", "keyword_only", "half_weights", "graph", "lstm", "compiled", "input_name")
 FORMAT_NAMES = ("torchscript", "onnx", "pt2")
 
 
