@@ -2,7 +2,8 @@
 
 A watch polls with ``stat``, which follows symbolic links, so it also sees Kubernetes replace the
 link ``..data`` of a mounted volume. If new content is invalid, the old stays in use, with a line in
-the log and a count in ``FileWatcher.errors``.
+the log and a count in ``FileWatcher.errors``. It is tried again now and then: another file that it
+names may be the wrong one.
 
 With workers, the parent watches. It reads, checks and accepts; workers take what it has accepted.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +28,8 @@ log = structlog.get_logger("modelport.access")
 T = TypeVar("T")
 
 POLL_SECONDS = 0.5
+#: Time between two attempts to use the same files.
+RETRY_SECONDS = 5.0
 Check = Callable[[Contents], None]
 
 
@@ -46,20 +51,40 @@ class FileWatch:
         self._check = check
         self._state: object = None
         self._seen: Contents | None = None
+        #: The files that could not be used, and the reason.
+        self._failure: tuple[Contents, str] | None = None
+        #: The monotonic time from which they are tried again.
+        self._retry_at = math.inf
         #: The content in use.
         self.accepted: Contents | None = None
 
     def changed(self) -> Contents | None:
-        """Return the files, if they differ from those that the last call saw."""
+        """Return the files if they differ from those that the last call saw, or are due again."""
+        is_due = time.monotonic() >= self._retry_at
         state = FILES.state(self.key)
-        if state is not None and state == self._state:
+        if state is not None and state == self._state and not is_due:
             return None
         contents = FILES.read(self.key)
         self._state = state
-        if contents == self._seen:
+        if contents == self._seen and not is_due:
             return None
         self._seen = contents
         return contents
+
+    def failed(self, contents: Contents, reason: str) -> bool:
+        """Note that files cannot be used; return whether that is new."""
+        before, self._failure = self._failure, (contents, reason)
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        return before != self._failure
+
+    def succeeded(self, contents: Contents) -> None:
+        """Note that files are in use."""
+        self.accepted, self._failure, self._retry_at = contents, None, math.inf
+
+    def retry(self) -> None:
+        """Try files that could not be used again at the next poll."""
+        if self._failure is not None:
+            self._retry_at = -math.inf
 
     def load(self, contents: Contents) -> Any:
         """Check and load; raise as the functions that do."""
@@ -77,7 +102,7 @@ class FileWatch:
         if contents is None:
             return False
         self.use(self.load(contents))
-        self.accepted = contents
+        self.succeeded(contents)
         return True
 
 
@@ -146,7 +171,9 @@ class FileWatcher:
         return FILES.rows((key, files) for key, files in watches if files is not None)
 
     def wake(self) -> None:
-        """Look for changes now, as after SIGHUP."""
+        """Look for changes now, and try again what has failed, as after SIGHUP."""
+        for watch in self._watches:
+            watch.retry()
         self._wake.set()
 
     async def run(self) -> None:
@@ -182,9 +209,10 @@ class FileWatcher:
                 for drop in self.reloaded:
                     drop()
         except Exception as error:
-            self.errors[watch.name] += 1
             reason = first_line(error)
-            log.error(f"access {watch.name} not reloaded", reason=reason, kept="the old ones")
+            if watch.failed(contents, reason):
+                self.errors[watch.name] += 1
+                log.error(f"access {watch.name} not reloaded", reason=reason, kept="the old ones")
             return False
-        watch.accepted = contents
+        watch.succeeded(contents)
         return True

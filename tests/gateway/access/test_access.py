@@ -17,6 +17,7 @@ from modelport.gateway.access.principal import UNKNOWN_CONNECTION
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import Unauthenticated
 from modelport.gateway.protocols.oip.http import OipHttp
+from modelport.gateway.runtime import file_watcher
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.settings import Settings
@@ -218,6 +219,27 @@ async def test_rules_are_followed_and_broken_ones_change_nothing(tmp_path: Path)
             await poll()
             assert await infer(http, gateway, "ci", "mine") == 403
             assert await infer(http, gateway, "root", "mine") == 403
+
+
+async def test_rules_that_name_a_missing_file_are_used_when_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, ALL, "root") as gateway, client(gateway.http_url) as http:
+        folder, poll = tmp_path / "access", gateway.server.watcher.poll
+        rules = ALL.replace('"*"', '["metadata"]') + KEYS.replace("keys.toml", "new.toml")
+        (folder / "access.toml").write_text(rules)
+        with capture_logs() as logs:
+            for seconds in (0.0, 0.0, 3600.0):  # each is an attempt, and the log has the first
+                monkeypatch.setattr(file_watcher, "RETRY_SECONDS", seconds)
+                await poll()
+        assert [entry["event"] for entry in logs] == ["access rules not reloaded"]
+        assert gateway.server.watcher.errors["rules"] == 1
+        (folder / "new.toml").hardlink_to(folder / "keys.toml")
+        await poll()
+        assert await infer(http, gateway, "root", "mine") == 2.0
+        gateway.server.watcher.wake()  # as SIGHUP does
+        await poll()
+        assert await infer(http, gateway, "root", "mine") == 403
 
 
 async def test_a_key_that_is_revoked_ends_at_once_on_open_connections(tmp_path: Path) -> None:
