@@ -14,6 +14,8 @@ KERAS_SUFFIXES = frozenset({".keras", ".h5", ".hdf5"})
 VISION_LIBRARIES = frozenset({"timm", "torchvision"})
 SAVED_MODEL = "saved_model.pb"
 HUGGING_FACE = ("config.json", "modules.json")
+#: Files of such a folder: its configuration and its weights.
+PARTS = frozenset({HUGGING_FACE[0], "model.safetensors", "pytorch_model.bin"})
 #: Of XGBoost, LightGBM and skops.
 TREE_SUFFIXES = frozenset({".ubj", ".json", ".txt", ".skops"})
 RECORDED_SUFFIX = ".npz"
@@ -31,6 +33,12 @@ def load(request: SourceRequest) -> Source:
     path = request.checkpoint
     if not path.exists():
         raise UsageError(f"checkpoint '{path}' does not exist; give the path of a trained model")
+    if request.model is None and path.is_file() and path.name in PARTS:
+        others = {part for part in PARTS if (path.parent / part).is_file()}
+        if HUGGING_FACE[0] in others and len(others) > 1:
+            raise UsageError(
+                f"'{path}' is one file of a Hugging Face folder; give the folder, '{path.parent}'"
+            )
     reader = "vision_models" if is_vision_model(request.model) else _reader(path)
     if request.lora is not None and reader != "huggingface":
         raise UsageError(f"--lora needs a Hugging Face folder as checkpoint, not '{path}'")

@@ -52,6 +52,11 @@ def test_a_file_may_not_be_nested_deeply(folder: Path, name: str) -> None:
         assert f"nested more than {MOST_LEVELS} levels deep" in refused(folder, 5)
 
 
+def test_a_file_of_the_folder_is_answered_with_the_folder(folder: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        assert f"give the folder, '{folder}'" in refused(folder / name, 2)
+
+
 def test_a_file_of_gigabytes_is_not_read(folder: Path) -> None:
     for name in ("tokenizer.json", "config.json", "modules.json"):
         with (folder / name).open("ab") as file:
