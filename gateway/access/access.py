@@ -105,9 +105,10 @@ class Access:
         """
         if credential is None:
             credential = credentials.fields(headers)
-        context = self._context(credential, headers, connection)
+        context = self.kept.get(credential) or self._recognise(credential, headers, connection)
         if is_stream or self.audit is not None or context.caller.has_quota:
-            context = self._recorded(context.caller, headers, connection)
+            record = AccessRecord(headers, connection, self.audit)
+            return AccessContext(context.caller, record)
         return context
 
     def renew(self, context: AccessContext) -> None:
@@ -119,19 +120,10 @@ class Access:
         """
         record = context.record
         assert record is not None  # as ``is_stream``
-        credential = credentials.fields(record.headers)
-        context.renew(self._context(credential, record.headers, record.connection).caller)
-
-    def _recorded(
-        self, caller: PrincipalRights, headers: Fields, connection: ConnectionIdentity
-    ) -> AccessContext:
-        return AccessContext(caller, AccessRecord(headers, connection, self.audit))
-
-    def _context(
-        self, credential: tuple[bytes, ...], headers: Fields, connection: ConnectionIdentity
-    ) -> AccessContext:
-        """Return the caller's context, without a record, by its credential."""
-        return self.kept.get(credential) or self._recognise(credential, headers, connection)
+        headers, connection = record.headers, record.connection
+        credential = credentials.fields(headers)
+        found = self.kept.get(credential) or self._recognise(credential, headers, connection)
+        context.renew(found.caller)
 
     def _recognise(
         self, credential: tuple[bytes, ...], headers: Fields, connection: ConnectionIdentity
@@ -140,7 +132,8 @@ class Access:
         try:
             principal = self._chain.authenticate(combined(headers), connection)
         except Unauthenticated as error:
-            self._recorded(_STRANGER, headers, connection).note_refusal(str(error))
+            record = AccessRecord(headers, connection, self.audit)
+            AccessContext(_STRANGER, record).note_refusal(str(error))
             raise
         context = AccessContext(self.policy.rights(principal))
         size = sum(map(len, credential))

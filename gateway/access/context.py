@@ -123,9 +123,10 @@ class AccessContext:
             rights = self.caller.by_operation[operation]
             if not rights.permitted:
                 raise self.refusal(operation)
-            entered = AccessContext(self.caller, self.record, rights)
-            if self.record is None:
-                self.entered[operation] = entered
+            if self.record is not None:  # the context is that of one request
+                self.rights = rights
+                return self
+            entered = self.entered[operation] = AccessContext(self.caller, rights=rights)
         return entered
 
     def renew(self, caller: PrincipalRights) -> None:
@@ -134,7 +135,7 @@ class AccessContext:
         assert operation is not None  # the call has entered it
         assert record is not None  # it is a stream
         self.caller, record.is_refused = caller, False
-        self.rights = self.entering(operation).rights
+        self.entering(operation)
 
     def refusal(self, operation: Operation) -> ModelportError:
         """Make the error for an operation that is not allowed on any model."""

@@ -52,9 +52,9 @@ def test_requests_that_share_a_context_share_no_operation() -> None:
 def test_a_request_keeps_its_record_in_its_operation_and_no_other_request_gets_it() -> None:
     record = AccessRecord((), UNKNOWN_CONNECTION, None)
     recorded = context(record)
-    recorded.entering(Operation.INFER).add_fields((b"retry-after", b"1"))
-    assert record.response_headers == ((b"retry-after", b"1"),)
-    assert recorded.entering(Operation.INFER) is not recorded.entering(Operation.INFER)
+    entered = recorded.entering(Operation.INFER)
+    assert entered.record is record
+    assert entered.operation is Operation.INFER
     assert not recorded.entered
 
 
