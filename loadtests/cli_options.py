@@ -69,7 +69,10 @@ def authenticated(target: LoadTestTarget, given: str) -> LoadTestTarget:
     credentials = server_credentials.current().absolute()
     if credentials.needs_tls and not target.tls:
         if "://" in given:
-            raise UsageError(f"'{given}' is clear text; with --ca-file or --client-cert give https")
+            raise UsageError(
+                f"'{given}' is clear text; with --ca-file or --client-cert "
+                "give https:// or grpcs://"
+            )
         target = replace(target, tls=True)
     credentials.token()
     if target.tls:

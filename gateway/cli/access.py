@@ -57,7 +57,8 @@ def check(
 ) -> None:
     """Say whether a caller may perform OPERATION on MODEL, rule by rule.
 
-    The exit code is 0 if it may, and 1 if it may not.
+    The exit code is 0 if it may, and 1 if it may not. Only rules and keys are read; 'modelport
+    serve' checks the other tables.
     """
     rules = read_access_file(file)
     wanted = Operation(operation)
