@@ -194,7 +194,9 @@ class Service:
 
     async def _stream(self, method: Method, encoding: bytes, call: GrpcStream) -> None:
         if method.request_streams:
-            argument: Any = self._messages(method, encoding, call)
+            # At once: a handler that does not read yet holds the client up.
+            contents = call.messages(self._frames(encoding))
+            argument: Any = self._messages(method, contents, call)
         else:
             content = self._content(encoding, call.body())
             argument = await self._message(method, content, call.deadline)
@@ -206,10 +208,10 @@ class Service:
         """Admit the next message of a stream, or raise the ``ModelportError`` that ends it."""
 
     async def _messages(
-        self, method: Method, encoding: bytes, call: GrpcStream
+        self, method: Method, contents: AsyncIterator[bytes], call: GrpcStream
     ) -> AsyncIterator[Any]:
         deadline = call.deadline
-        async for content in call.messages(self._frames(encoding)):
+        async for content in contents:
             self.renew(call)
             try:
                 if len(content) <= offload.INLINE_BYTES and type(content) is not Compressed:
