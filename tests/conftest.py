@@ -35,6 +35,7 @@ LONG = [
     Path(__file__).parent / f"{name}.py"
     for name in (
         "exporters/lowering/test_mutations",
+        "sweep/test_sweep",
         "test_demo",
         "gateway/server/workers/test_processes",
         "docs/test_blocks",
