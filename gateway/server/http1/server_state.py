@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from contextvars import Context
 
 from modelport.gateway.protocols.asgi import App, as_method
 from modelport.gateway.server.http1.request_cycle import DateHeader, RequestResponseCycle
@@ -30,9 +31,13 @@ class HttpServerState(ServerState):
         self._refuses: Callable[[bytes], bool] | None = getattr(app, "refuses", None)
 
     def start(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
-        """Call the application."""
+        """Call the application, in a context of its own.
+
+        A request of a pipeline starts within the task of the one before, whose caller, memory and
+        hops are not its own.
+        """
         self.requests.add(cycle)
-        cycle.task = loop.create_task(self._run(cycle))
+        cycle.task = loop.create_task(self._run(cycle), context=Context())
 
     async def _run(self, cycle: RequestResponseCycle) -> None:
         try:

@@ -20,6 +20,7 @@ from modelport.gateway.server.http1 import head as http_head
 from modelport.gateway.server.http1 import protocol, request_cycle, unread_timer
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.types import Deadline
+from modelport.gateway.wire import via_header
 
 pytestmark = pytest.mark.usefixtures("transport")
 #: The client of the test decides: it is not asyncio's, or TLS has no word for what it does.
@@ -175,6 +176,21 @@ async def test_pipelined_requests_are_answered_in_order_one_at_a_time() -> None:
         await client.send(b"".join(post(b"%d" % n) for n in range(50)))
         assert [(await client.reply())[1] for _ in range(50)] == [b"%d" % n for n in range(50)]
     assert most == 1
+
+
+async def test_a_pipelined_request_has_nothing_of_the_request_before_it() -> None:
+    found: list[tuple[str, bool]] = []
+
+    async def look(scope: Scope, receive: Receive, send: Send) -> None:
+        found.append((via_header.CURRENT.get(), request_memory.CURRENT.get() is None))
+        await echo(scope, receive, send)
+
+    large = b"x" * (2 * request_cycle.UNCOUNTED_BYTES)
+    async with listening(look) as port, connected(port) as client:
+        await client.send(post(large, b"via: 1.1 before") + post(b"small"))
+        for body in (large, b"small"):
+            assert (await client.reply())[1].endswith(body)
+    assert found == [("1.1 before", False), ("", True)]
 
 
 async def test_what_follows_a_request_that_closes_is_not_answered() -> None:
