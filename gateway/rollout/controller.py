@@ -29,7 +29,7 @@ from modelport.gateway.errors import (
 from modelport.gateway.rollout import transitions
 from modelport.gateway.rollout.background_settlement import BackgroundSettlement
 from modelport.gateway.rollout.counts import StageCounts
-from modelport.gateway.rollout.counts_exchange import CountsExchange
+from modelport.gateway.rollout.counts_exchange import CountsExchange, requests_first
 from modelport.gateway.rollout.decision import RolloutDecision, RolloutVerdict, decide
 from modelport.gateway.rollout.plan import RolloutPlan
 from modelport.gateway.rollout.processes import RolloutProcesses
@@ -283,6 +283,7 @@ class RolloutController:
         for rollout in self._states:
             if not rollout.state.phase.ended:
                 await self._judge(rollout)
+            await requests_first()
             await rollout.apply()
 
     async def _judge(self, rollout: ReplicatedRollout) -> None:
@@ -290,6 +291,7 @@ class RolloutController:
         problem = ""
         if routed is not None and routed.plan.id == plan.id:  # else nothing has loaded it yet
             problem = await self._processes.candidate_problem(plan)
+        await requests_first()
         if plan.id != rollout.state.plan.id:
             return
         if problem:
@@ -342,6 +344,7 @@ class RolloutController:
             self._counts.forget(rollout.state.plan.id)
             return
         await self._counts.exchange(rollout)
+        await requests_first()
         state, silent = rollout.current, self._now() - rollout.seen
         if state.leader != self.replica:
             if not state.leader or silent >= self._lease:

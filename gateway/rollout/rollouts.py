@@ -31,10 +31,10 @@ class Rollouts:
         ``share``, and a ``revision``; one that is older than the last is ignored. A share of 0
         sends everything to the baseline, and so does the monotonic time ``until``, if there is one.
         """
-        plan = RolloutPlan.from_json(document["plan"])
         model, revision = str(document["model"]), int(document["revision"])
         split = self._splits.get(model)
-        if split is None or split.plan.id != plan.id:
+        if split is None or split.plan.id != document["plan"]["id"]:
+            plan = RolloutPlan.from_json(document["plan"])
             if split is not None:
                 split.close()
             split = TrafficSplit(plan, self._service)
