@@ -118,6 +118,7 @@ class Call:
     """One message to the table of methods, and what becomes of it."""
 
     deadline = NO_DEADLINE
+    access = None
 
     def __init__(self, content: bytes) -> None:
         self._content = content

@@ -7,6 +7,7 @@ arguments]``, a result ``[id, result]``, or an error ``[id, class, message, null
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import socket
 import time
@@ -77,8 +78,11 @@ class MessageChannel:
                 message = orjson.loads(await self._reader.readexactly(size))
                 self.heard_at = time.monotonic()
                 self._take(message)
-        except (asyncio.IncompleteReadError, OSError):
+        except asyncio.IncompleteReadError:
             pass
+        except OSError:  # the connection is lost already; asyncio reports what nobody retrieves
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
         finally:
             self.ended.set()
             for answer in self._waiting.values():

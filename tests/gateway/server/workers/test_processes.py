@@ -342,7 +342,7 @@ def test_workers_that_end_at_every_start_end_the_gateway_with_one_line(
     run = serve(repository.root)
     assert run.returncode == 1
     last = run.stderr.splitlines()[-1]
-    assert last.startswith("modelport: error: worker ")
+    assert last.startswith("modelport: error: worker "), run.stderr
     assert "ended 3 times (status 7) before it had started" in last
     assert "Traceback" not in run.stderr
     assert folders(temporary) == []
