@@ -3,7 +3,9 @@
 Every variant is a gateway of its own with the 4-float model, all pinned to one core; `wrk` drives
 one at a time from another core, in rounds. A saturated core answers as many requests as its CPU
 time allows, so rates are per second of the server's CPU time: neighbours on the machine disturb
-them least. The figures are medians of the ratios within each round.
+them least. A program's speed differs by a few percent from start to start, with the places of its
+objects in memory, so the servers are started several times. The figures are medians of the ratios
+within each round.
 
 At last, one principal floods a gateway with 20 times its quota, while the latency of another's
 requests is measured; rounds with the flood and without alternate.
@@ -49,6 +51,8 @@ ISSUER = "https://issuer.example.com"
 #: The quota of the principal that floods, its factor, and the rate of the other principal.
 QUOTA, FLOOD, OTHER = 50, 20, 500
 FLOOD_P99_RATIO = 1.2
+#: Rounds with the flood, and as many without.
+FLOOD_PAIRS = 8
 ACCESS = """
 [[rules]]
 principals = ["bench", "flood", "jwt:bench"]
@@ -213,12 +217,13 @@ class BenchmarkedServers:
     def compare(self, variants: Sequence[ServerVariant], headers: Sequence[str]) -> bool:
         """Print the table; return whether every variant reaches its least ratio to the first."""
         rates: dict[ServerVariant, list[CpuRate]] = {each: [] for each in variants}
-        with self.running(variants):
-            for each in variants:
-                self.drive(each, headers, 1)  # warm-up
-            for number in range(self._options.rounds):
-                for each in variants if number % 2 else variants[::-1]:
-                    rates[each].append(self.drive(each, headers, self._options.seconds))
+        for _ in range(self._options.starts):
+            with self.running(variants):
+                for each in variants:
+                    self.drive(each, headers, 1)  # warm-up
+                for number in range(self._options.rounds):
+                    for each in variants if number % 2 else variants[::-1]:
+                        rates[each].append(self.drive(each, headers, self._options.seconds))
         first, kept = rates[variants[0]], True
         for each in variants:
             rows = list(zip(rates[each], first, strict=True))
@@ -227,7 +232,7 @@ class BenchmarkedServers:
             clock = statistics.median(row.per_second for row, _ in rows)
             aim = f"at least {each.at_least}" if each.at_least else ""
             print(
-                f"  {each.name:12} {cpu:8.0f} /CPU s {clock:8.0f} /s   x {ratio:.2f}   {aim}",
+                f"  {each.name:12} {cpu:8.0f} /CPU s {clock:8.0f} /s   x {ratio:.3f}   {aim}",
                 flush=True,
             )
             kept &= ratio >= each.at_least
@@ -241,7 +246,7 @@ class BenchmarkedServers:
         rounds: dict[bool, list[float]] = {False: [], True: []}
         with self.running([variant]), pinned_now(self._options.client_core):
             client.run(OTHER, 1.0)  # warm-up
-            for number in range(2 * self._options.rounds):
+            for number in range(2 * FLOOD_PAIRS):
                 flooded = number % 2 == (number // 2) % 2
                 with _beside(ask([flooding]), FLOOD * QUOTA, seconds if flooded else 0.0):
                     outcomes = client.run(OTHER, seconds)
@@ -287,8 +292,9 @@ def _cpu_seconds(pid: int) -> float:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     cores = sorted(os.sched_getaffinity(0))
-    parser.add_argument("--rounds", type=script.count, default=8)
-    parser.add_argument("--seconds", type=script.count, default=3, help="of each measurement")
+    parser.add_argument("--starts", type=script.count, default=8, help="of all servers")
+    parser.add_argument("--rounds", type=script.count, default=2, help="after each start")
+    parser.add_argument("--seconds", type=script.count, default=2, help="of each measurement")
     parser.add_argument("--server-core", type=script.core, default=cores[0])
     parser.add_argument("--client-core", type=script.core, default=cores[-1])
     return parser.parse_args()
