@@ -24,6 +24,7 @@ from modelport.exporters.proof.proof import Checks, Progress, Proof
 from modelport.exporters.publishing import contract, publish
 from modelport.exporters.requests import sample_requests, triton_warmup
 from modelport.exporters.requests.random_inputs import counts_positions, sampler, unpadded_sampler
+from modelport.exporters.runtime.garbage import collected_without_libraries
 from modelport.exporters.sources import SourceRequest, image_metadata, reader_selection
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, Unsupported
@@ -132,7 +133,7 @@ def export(
             f"--name-template '{request.name_template}' gives two formats one name; "
             "put {format} into it"
         )
-    with ExitStack() as stack:
+    with collected_without_libraries(), ExitStack() as stack:
         for artifact in artifacts:
             with _writing_to(artifact.folder):
                 if request.output is None:  # fail before the work rather than after it

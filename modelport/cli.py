@@ -108,6 +108,8 @@ COMMANDS = {
 
 #: Subcommands from a higher layer than their command's.
 SUBCOMMANDS = {"rollout": {"report": "modelport.loadtests.rollout_report:report"}}
+#: Start of the places of the exporters' commands.
+_EXPORTERS = "modelport.exporters."
 
 
 class LazyGroup(OneLineCommand, click.Group):
@@ -121,7 +123,12 @@ class LazyGroup(OneLineCommand, click.Group):
         """Import a command and apply its defaults; None if there is none of this name."""
         if cmd_name not in COMMANDS:
             return None
-        command = _imported(COMMANDS[cmd_name][0])
+        place = COMMANDS[cmd_name][0]
+        if place.startswith(_EXPORTERS):
+            # Otherwise torch's threads wait for each other by spinning. On a busy machine, or in a
+            # container with a quota, that costs many times the processor time of the work itself.
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        command = _imported(place)
         if isinstance(command, click.Group):
             for name, place in SUBCOMMANDS.get(cmd_name, {}).items():
                 command.add_command(_imported(place), name)

@@ -17,6 +17,8 @@ from modelport.gateway.repository.artifact_checks import trial_load
 
 os.environ.pop("GITHUB_ACTIONS", None)  # errors would be annotated as well
 progress.LINE_SECONDS = 3600.0
+# Several workers share two cores, and small models gain nothing from a second thread.
+os.environ["OMP_NUM_THREADS"] = "1"
 # Hundreds of servers start: without compiled modules each takes a third longer.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

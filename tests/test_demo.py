@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -41,11 +40,7 @@ TRAINED = Path(__file__).parents[1] / "checkpoints"
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    # On a busy machine threads that share such small models wait for each other most of the time.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=600, env=environment
-    )
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")

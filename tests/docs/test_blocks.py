@@ -168,7 +168,6 @@ class Reader:
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     """A folder as ``modelport demo`` leaves it, with another version, a Keras and an ONNX file."""
     folder = tmp_path_factory.mktemp("reader")
-    torch.set_num_threads(1)
     write_checkpoints(folder / "checkpoints")
     keras_models.saved(keras_models.scorer, folder / "model.keras")
     models.multiply(folder / "net.onnx")

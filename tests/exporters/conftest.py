@@ -43,12 +43,6 @@ VIT_KWARGS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    """Models this small are slower on two threads than on one."""
-    torch.set_num_threads(1)
-
-
 def _distinct(module: nn.Module, seed: int = 0) -> nn.Module:
     """A fresh ``nn.TransformerEncoder`` clones one layer, which would hide swapped layers."""
     generator = torch.Generator().manual_seed(seed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import gc
 import os
 import sys
 import warnings
@@ -79,8 +80,10 @@ def import_libraries() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.simplefilter("ignore")
     import torch
-    import transformers
+    import transformers.generation
+    import transformers.modeling_utils
 
+    import modelport.cli
     import modelport.exporters.export_pipeline
     import modelport.exporters.runtime.tensorflow_runtime  # noqa: F401
 
@@ -89,6 +92,7 @@ def import_libraries() -> None:
     model = torch.nn.Linear(2, 2).eval()
     # A first conversion imports and registers much, which every process inherits.
     torch.onnx.export(model, (torch.ones(2, 2),), dynamo=True, verbose=False)
+    gc.freeze()  # an export collects garbage several times, and need not look at the libraries
 
 
 if __name__ == "__main__":
