@@ -6,15 +6,14 @@ PyTorch, TensorFlow and the runtimes are imported when a function is called.
 from __future__ import annotations
 
 import contextlib
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelport.gateway.cli.errors import UsageError, missing_extra
-from modelport.gateway.repository.storage import location
+from modelport.exporters.arguments import check_bounds, path_of, place_of
+from modelport.gateway.cli.errors import UsageError, naming_extras
 from modelport.gateway.repository.storage.location import Location
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'modelport.exporters.api' has no attribute '{name}'")
 
 
+@naming_extras()
 def export(
     checkpoint: Path | str,
     *,
@@ -145,63 +145,34 @@ def export(
         Unsupported: no route leads to this format, or a library is not installed.
         IntegrityError: the checkpoint is damaged or wants to run code.
     """
-    _check_bounds(max_batch_size=max_batch_size, samples=samples, seed=seed, atol=atol, rtol=rtol)
-    _check_bounds(
-        max_drop=max_drop, min_agreement=min_agreement, max_relative_error=max_relative_error
+    from modelport.exporters import export_pipeline, export_request
+    from modelport.exporters.formats import ExportTarget
+
+    source = export_request.source(checkpoint, model, task, model_kwargs, lora, max_batch_size)
+    source = source.declaring(inputs, output_names, masks)
+    checks = export_request.checks(
+        samples, seed, atol, rtol, max_drop, min_agreement, max_relative_error
     )
-    with _importing():
-        from modelport.exporters import export_pipeline
-        from modelport.exporters.formats import ExportTarget
-        from modelport.exporters.optimization.options import OptimizationOptions
-        from modelport.exporters.proof.proof import Checks
-        from modelport.exporters.publishing import contract
-        from modelport.exporters.sources import SourceRequest
-    source = SourceRequest(
-        checkpoint=Path(checkpoint),
-        model=model,
-        model_kwargs=dict(model_kwargs or {}),
-        max_batch_size=max_batch_size,
-        lora=_path(lora),
-        inputs=tuple(inputs),
-        output_names=tuple(output_names),
-        masks=tuple(masks),
-        task=task,
+    optimization = export_request.optimization(
+        optimize, calibrate, calibration_method, per_channel, block_size
     )
-    checks = Checks(
-        samples=samples,
-        seed=seed,
-        atol=atol,
-        rtol=rtol,
-        agreement=min_agreement,
-        relative_error=max_relative_error,
-        max_drop=max_drop,
-    )
-    request = export_pipeline.ExportRequest(
+    request = export_request.ExportRequest(
         source=source,
         formats=(formats,) if isinstance(formats, str) else tuple(formats),
         target=ExportTarget(dtype, quantize, opset),
         checks=checks,
-        name=name,
-        name_template=name_template,
-        repository=_place(repository),
-        version=contract.parse_version(str(version)),
-        data=_path(data),
+        destination=export_request.destination(repository, name, name_template, version, output),
+        optimization=optimization,
+        data=path_of(data),
         image=dict(image or {}),
-        labels=_path(labels),
-        sign_key=_path(sign_key),
-        output=_path(output),
-        artifact=_path(artifact),
-        optimization=OptimizationOptions(
-            optimize,
-            tuple(map(Path, calibrate)),
-            calibration_method,
-            per_channel,
-            block_size,
-        ),
+        labels=path_of(labels),
+        sign_key=path_of(sign_key),
+        artifact=path_of(artifact),
     )
     return export_pipeline.export(request, progress or _silent)
 
 
+@naming_extras()
 def certify(artifact: Path | str, against: Path | str, **options: Any) -> list[ExportResult]:
     """Prove an ONNX file from elsewhere, and publish it with a certificate.
 
@@ -218,9 +189,9 @@ def certify(artifact: Path | str, against: Path | str, **options: Any) -> list[E
         InvalidArgument, AlreadyExists, ParityError, Unsupported: as ``export``.
         IntegrityError: the file is damaged, or does more than compute.
     """
-    with _importing():
-        from modelport.exporters import inspection
-        from modelport.gateway.repository.artifact_checks import onnx_guard
+    from modelport.exporters import inspection
+    from modelport.gateway.repository.artifact_checks import onnx_guard
+
     artifact, against = Path(artifact), Path(against)
     if artifact.suffix.lower() != ".onnx":
         raise UsageError(f"'{artifact}' is no ONNX file; its name must end in .onnx")
@@ -235,6 +206,7 @@ def certify(artifact: Path | str, against: Path | str, **options: Any) -> list[E
     return export(against, opset=found.opset, artifact=artifact, **options)
 
 
+@naming_extras()
 def verify(
     path: Path | Location | str,
     *,
@@ -269,21 +241,21 @@ def verify(
         Unsupported: the artifact is native code that nobody vouches for.
     """
     given: dict[str, Any] = {
-        "checkpoint": _path(checkpoint),
-        "lora": _path(lora),
-        "data": _path(data),
+        "checkpoint": path_of(checkpoint),
+        "lora": path_of(lora),
+        "data": path_of(data),
         "model": model,
         "trust": trust,
     }
     if integrity and any(given.values()):
         flag = next(name for name, value in given.items() if value)
         raise UsageError(f"--integrity repeats no proof; omit --{flag}")
-    with _importing():
-        from modelport.exporters.proof import verify as verification
-        from modelport.exporters.publishing import download
-        from modelport.gateway.repository import signing_keys
+    from modelport.exporters.proof import verify as verification
+    from modelport.exporters.publishing import download
+    from modelport.gateway.repository import signing_keys
+
     keys = [signing_keys.load_public_key(Path(key)) for key in public_keys]
-    place = _place(path)
+    place = place_of(path)
     with contextlib.ExitStack() as stack:
         if isinstance(place, Location):
             version = stack.enter_context(download.copied(place))
@@ -298,6 +270,7 @@ def verify(
         return Verification(checked, proven)
 
 
+@naming_extras()
 def convert(
     source: Path | str,
     target: Path | str,
@@ -331,9 +304,9 @@ def convert(
         Unsupported: the model has no Keras port, or a library is not installed.
         IntegrityError: a file is damaged or wants to run code.
     """
-    _check_bounds(samples=samples, seed=seed)
-    with _importing():
-        from modelport.exporters.keras_conversion import convert as conversion
+    check_bounds(samples=samples, seed=seed)
+    from modelport.exporters.keras_conversion import convert as conversion
+
     request = conversion.ConvertRequest(
         Path(source),
         Path(target),
@@ -348,35 +321,3 @@ def convert(
 
 def _silent(stage: str, done: int, total: int) -> None:
     """Report no progress."""
-
-
-@contextlib.contextmanager
-def _importing() -> Iterator[None]:
-    """Translate the absence of a library into ``Unsupported``, which names the extra."""
-    try:
-        yield
-    except ImportError as error:
-        raise missing_extra(error) from error
-
-
-def _check_bounds(**values: float | None) -> None:
-    """Refuse negative values and no samples; a tolerance of NaN or infinity would prove nothing."""
-    for name, value in values.items():
-        least = 1 if name == "samples" else 0
-        if value is None:
-            continue
-        if not math.isfinite(value):
-            raise UsageError(f"--{name.replace('_', '-')} must be a finite number")
-        if value < least:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
-
-
-def _path(value: Path | str | None) -> Path | None:
-    return None if value is None else Path(value)
-
-
-def _place(value: Path | Location | str) -> Path | Location:
-    """A folder, or a location in object storage where ``value`` is a URL."""
-    if isinstance(value, str):
-        return location.parse(value) if location.is_url(value) else Path(value)
-    return value

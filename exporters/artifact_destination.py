@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from dataclasses import dataclass
 from pathlib import Path
 
 from modelport.exporters.formats import ExportTarget, Format
@@ -10,17 +11,45 @@ from modelport.exporters.publishing import contract
 from modelport.exporters.sources import reader_selection
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.extensions.backend_descriptors import platforms
+from modelport.gateway.repository.storage.location import Location
 
 #: Default ``--name-template`` for one format and for several.
 ONE_NAME, SEVERAL_NAMES = "{name}", "{name}-{format}"
 
 
-def model_name(
-    template: str | None, name: str, row: Format, target: ExportTarget, several: bool
-) -> str:
-    """The name that the template gives to a model, checked."""
-    if template is None:
-        template = SEVERAL_NAMES if several else ONE_NAME
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The place that artifacts are written to, and their names there.
+
+    Attributes:
+        name: None uses the spec's.
+        name_template: a template of ``{name}``, ``{format}`` and ``{precision}``; None uses
+            ``{name}`` for one format and ``{name}-{format}`` for several.
+        version: None uses the next free number.
+        output: a file or folder to write to instead of publishing into ``repository``.
+    """
+
+    repository: Path | Location
+    name: str | None = None
+    name_template: str | None = None
+    version: int | None = None
+    output: Path | None = None
+
+    def model_name(self, declared: str, row: Format, target: ExportTarget, several: bool) -> str:
+        """The name of a model, checked; ``declared`` is the spec's."""
+        template = self.name_template
+        if template is None:
+            template = SEVERAL_NAMES if several else ONE_NAME
+        return _filled(template, self.name or declared, row, target)
+
+    def file_of(self, row: Format, several: bool) -> tuple[Path | Location, str]:
+        """The folder to write to, and the artifact's file name in it."""
+        if self.output is None:
+            return self.repository, row.platform.default_filename
+        return _output_file(self.output, row, several)
+
+
+def _filled(template: str, name: str, row: Format, target: ExportTarget) -> str:
     fields = {"name": name, "format": row.name, "precision": target.precision}
     try:
         for _, field, width, conversion in string.Formatter().parse(template):
@@ -36,7 +65,7 @@ def model_name(
     return filled
 
 
-def output_file(output: Path, row: Format, several: bool) -> tuple[Path, str]:
+def _output_file(output: Path, row: Format, several: bool) -> tuple[Path, str]:
     """The folder that ``--output`` means, and the artifact's file name in it."""
     default = row.platform.default_filename
     suffix = Path(default).suffix

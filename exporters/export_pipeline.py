@@ -8,13 +8,14 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters import artifact_conversion, artifact_destination, formats
+from modelport.exporters import artifact_conversion, formats
+from modelport.exporters.export_request import ExportRequest
 from modelport.exporters.formats import ExportTarget, Format
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.optimization.options import OptimizationOptions
@@ -22,10 +23,11 @@ from modelport.exporters.proof import certificate, evaluation
 from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.proof.proof import Checks, Progress, Proof
 from modelport.exporters.publishing import contract, publish
+from modelport.exporters.publishing.file_errors import writing_to
 from modelport.exporters.requests import sample_requests, triton_warmup
 from modelport.exporters.requests.random_inputs import counts_positions, sampler, unpadded_sampler
 from modelport.exporters.runtime.garbage import collected_without_libraries
-from modelport.exporters.sources import SourceRequest, image_metadata, reader_selection
+from modelport.exporters.sources import image_metadata, reader_selection
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, Unsupported
 from modelport.gateway.repository import config, signed_config, signing, signing_keys
@@ -36,43 +38,7 @@ from modelport.gateway.types import Array
 
 DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("int8", "int8-weight-only", "int4")
-DEFAULT_REPOSITORY = Path("model_repository")
 LABELS_FILE = "labels.txt"
-
-
-@dataclass(frozen=True, slots=True)
-class ExportRequest:
-    """The options of one export.
-
-    Attributes:
-        formats: names of ``formats.FORMATS``, or ``all``.
-        name: None uses the spec's.
-        name_template: a template of ``{name}``, ``{format}`` and ``{precision}``; None uses
-            ``{name}`` for one format and ``{name}-{format}`` for several.
-        version: None uses the next free number.
-        data: held-out inputs, see ``evaluation``.
-        image, labels: see ``image_metadata.describe``.
-        sign_key: a private key to sign the certificates with.
-        output: a file or folder to write to instead of publishing into ``repository``.
-        artifact: an ONNX file to prove instead of converting the source.
-        optimization: how converted graphs are optimised and quantised.
-    """
-
-    source: SourceRequest
-    formats: tuple[str, ...] = ("onnx",)
-    target: ExportTarget = field(default_factory=ExportTarget)
-    checks: Checks = field(default_factory=Checks)
-    name: str | None = None
-    name_template: str | None = None
-    repository: Path | Location = DEFAULT_REPOSITORY
-    version: int | None = None
-    data: Path | None = None
-    image: Mapping[str, str] = field(default_factory=dict)
-    labels: Path | None = None
-    sign_key: Path | None = None
-    output: Path | None = None
-    artifact: Path | None = None
-    optimization: OptimizationOptions = field(default_factory=OptimizationOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +96,15 @@ def export(
     artifacts = [_artifact(request, source, row, len(rows) > 1) for row in rows]
     if len({artifact.config.name for artifact in artifacts}) < len(artifacts):
         raise UsageError(
-            f"--name-template '{request.name_template}' gives two formats one name; "
+            f"--name-template '{request.destination.name_template}' gives two formats one name; "
             "put {format} into it"
         )
     with collected_without_libraries(), ExitStack() as stack:
         for artifact in artifacts:
             with _writing_to(artifact.folder):
-                if request.output is None:  # fail before the work rather than after it
+                if request.destination.output is None:  # fail before the work rather than after it
                     _check_free(request, source, artifact)
+                    publish.check_writable(artifact.folder, artifact.config.name)
                 artifact.staged = stack.enter_context(publish.staging(artifact.folder))
         for artifact in artifacts:
             _make(request, source, checks, artifact, progress)
@@ -151,10 +118,10 @@ def _check_free(request: ExportRequest, source: Source, artifact: _Artifact) -> 
     """Raise unless the version may be published; the message lists the differences."""
     name = artifact.config.name
     try:
-        publish.free_version(artifact.folder, artifact.config, request.version)
+        publish.free_version(artifact.folder, artifact.config, request.destination.version)
     except AlreadyExists as error:
-        assert request.version is not None
-        there = publish.certificate_of(artifact.folder, name, request.version)
+        assert request.destination.version is not None
+        there = publish.certificate_of(artifact.folder, name, request.destination.version)
         here = certificate.provenance(name, request.source, source, artifact.row, artifact.target)
         parts = {part: there[part] for part in here if part in there}
         if not parts:
@@ -182,8 +149,8 @@ def _rows(request: ExportRequest) -> list[Format]:
             raise Unsupported(f"{flag} '{value}' is not supported; use {' or '.join(known)}")
     if target.quantize and target.dtype != "fp32":
         raise UsageError("--quantize and --dtype exclude each other; choose one")
-    if request.name is not None:
-        contract.check_name(request.name)
+    if request.destination.name is not None:
+        contract.check_name(request.destination.name)
     names = [n for name in request.formats for n in (formats.ALL if name == "all" else (name,))]
     rows = [formats.find_format(name) for name in dict.fromkeys(names)]
     if target.opset is not None and all(row.name != "onnx" for row in rows):
@@ -197,10 +164,7 @@ def _rows(request: ExportRequest) -> list[Format]:
 
 
 def _artifact(request: ExportRequest, source: Source, row: Format, several: bool) -> _Artifact:
-    name = request.name or source.spec.name
-    name = artifact_destination.model_name(
-        request.name_template, name, row, request.target, several
-    )
+    name = request.destination.model_name(source.spec.name, row, request.target, several)
     wanted = config.build(name, row.platform, source.signature)
     for key, value in source.spec.parameters.items():
         wanted.parameters[key].string_value = value
@@ -212,9 +176,7 @@ def _artifact(request: ExportRequest, source: Source, row: Format, several: bool
         chosen = (o for o in wanted.output if o.name == source.spec.decision.output)
         for output in chosen:
             output.label_filename = LABELS_FILE
-    folder, filename = request.repository, row.platform.default_filename
-    if request.output is not None:
-        folder, filename = artifact_destination.output_file(request.output, row, several)
+    folder, filename = request.destination.file_of(row, several)
     opset = row.routes[source.framework].opset_for(request.target)
     return _Artifact(row, replace(request.target, opset=opset), wanted, folder, filename)
 
@@ -238,7 +200,7 @@ def _make(
             from modelport.exporters.requests import tensorflow_serving_warmup
 
             tensorflow_serving_warmup.write(path, artifact.config.name, requests)
-        if request.output is None:
+        if request.destination.output is None:
             for name, data in source.companions.items():
                 (artifact.staged / name).write_bytes(data)
         told("recording the checkpoint's answers", 0, 0)
@@ -256,7 +218,7 @@ def _make(
         )
         text = json.dumps(content, indent=2) + "\n"
         (artifact.staged / certificate.FILENAME).write_text(text)
-        if request.output is None:
+        if request.destination.output is None:
             _furnish(source, artifact, requests)
     gc.collect()
     artifact.seconds = time.perf_counter() - started
@@ -267,7 +229,7 @@ def _record(
 ) -> dict[str, Any] | None:
     """Record the checkpoint's answers, which a release gate compares a version with; None if no
     version is published."""
-    if request.output is not None:
+    if request.destination.output is not None:
         return None
     allowed = sample_requests.tolerance(
         report.atol,
@@ -301,9 +263,9 @@ def _deliver(request: ExportRequest, source: Source, artifact: _Artifact) -> Exp
     names = [name for name in files_of(artifact.staged) if name not in others]
     size = sum((artifact.staged / name).stat().st_size for name in names)
     with _writing_to(artifact.folder):
-        if request.output is None:
+        if request.destination.output is None:
             done = publish.publish(
-                artifact.staged, artifact.folder, artifact.config, request.version
+                artifact.staged, artifact.folder, artifact.config, request.destination.version
             )
             version, path = done.version, done.path
         else:
@@ -323,12 +285,5 @@ def _deliver(request: ExportRequest, source: Source, artifact: _Artifact) -> Exp
     )
 
 
-@contextmanager
-def _writing_to(folder: Path | Location) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to '{folder}': {error.strerror or error}; free space there, or choose "
-            "another --repository or --output"
-        ) from error
+def _writing_to(folder: Path | Location) -> AbstractContextManager[None]:
+    return writing_to(folder, "choose another --repository or --output")

@@ -13,8 +13,8 @@ import click
 
 from modelport.exporters import api
 from modelport.exporters.cli import export as export_command
+from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
-from modelport.gateway.cli.errors import OneLineCommand
 
 #: Options of ``export`` that choose a conversion.
 _OF_CONVERSION = frozenset(
@@ -25,7 +25,7 @@ _OF_CONVERSION = frozenset(
 )
 
 
-@click.command(cls=OneLineCommand)
+@click.command(cls=InterruptibleCommand)
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option(
     "--against",

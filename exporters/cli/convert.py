@@ -12,8 +12,8 @@ import click
 
 from modelport.exporters import api
 from modelport.exporters.cli.export import parse_kwargs
+from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
-from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ ROWS_SHOWN = 40  # rows printed; the report has every tensor
 _FILE = click.Path(path_type=Path)
 
 
-@click.command(cls=OneLineCommand)
+@click.command(cls=InterruptibleCommand)
 @click.argument("source", type=_FILE)
 @click.argument("target", type=_FILE)
 @click.option("--model", required=True, metavar="fraud|vit", help="A model that has a Keras port.")

@@ -14,8 +14,9 @@ import click
 import numpy as np
 
 import modelport
+from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.local_gateway import serving
-from modelport.gateway.cli.errors import OneLineCommand, missing_extra
+from modelport.gateway.cli.errors import missing_extra
 from modelport.gateway.errors import Internal, Unavailable
 from modelport.gateway.types import Array
 
@@ -49,7 +50,7 @@ class Task:
         return CHECKPOINTS / f"{self.name}.pt"
 
 
-@click.command(cls=OneLineCommand)
+@click.command(cls=InterruptibleCommand)
 @click.option("--retrain", is_flag=True, help="Train again even if the checkpoints exist.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 def demo(retrain: bool, seed: int) -> None:

@@ -15,8 +15,9 @@ import click
 
 from modelport.exporters import api
 from modelport.exporters.models import REGISTRY
+from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
-from modelport.gateway.cli.errors import OneLineCommand, UsageError
+from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.repository.storage.location import Repository
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command(cls=OneLineCommand)
+@click.command(cls=InterruptibleCommand)
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option(
     "--model",

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
-from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.cli.tables import print_table, printable
 
 if TYPE_CHECKING:
     from modelport.exporters.inspection import Inspection, TensorInfo
 
 
-@click.command(cls=OneLineCommand)
+@click.command(cls=InterruptibleCommand)
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(artifact: Path, as_json: bool) -> None:

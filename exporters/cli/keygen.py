@@ -7,11 +7,13 @@ from pathlib import Path
 
 import click
 
-from modelport.gateway.cli.errors import OneLineCommand, UsageError
+from modelport.exporters.publishing.file_errors import writing_to
+from modelport.exporters.runtime.interruption import InterruptibleCommand
+from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.repository.signing_keys import PrivateKey
 
 
-@click.command(cls=OneLineCommand)
+@click.command(cls=InterruptibleCommand)
 @click.option(
     "--output",
     metavar="PREFIX",
@@ -32,12 +34,13 @@ def keygen(output: str) -> None:
         raise UsageError(f"--output '{output}' is a folder; give a prefix, such as keys/release")
     private, public = Path(f"{output}.key"), Path(f"{output}.pub")
     key = PrivateKey.generate()
-    _create(private, key.pem(), 0o600)
-    try:
-        _create(public, key.public.pem(), 0o644)
-    except BaseException:
-        private.unlink()
-        raise
+    with writing_to(private.parent, "choose another --output"):
+        _create(private, key.pem(), 0o600)
+        try:
+            _create(public, key.public.pem(), 0o644)
+        except BaseException:
+            private.unlink()
+            raise
     click.echo(f"private key  {click.format_filename(private)}")
     click.echo(f"public key   {click.format_filename(public)}")
     click.echo(f"fingerprint  {key.public.fingerprint}")
@@ -47,7 +50,7 @@ def _create(path: Path, content: bytes, mode: int) -> None:
     """Write a new file.
 
     Raises:
-        UsageError: the file exists, or cannot be written.
+        UsageError: the file exists.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -55,11 +58,9 @@ def _create(path: Path, content: bytes, mode: int) -> None:
         raise UsageError(
             f"--output: '{path}' exists and is not overwritten; give another prefix"
         ) from error
-    except OSError as error:
-        raise UsageError(f"--output: '{path}' cannot be written: {error.strerror}") from error
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-    except OSError as error:
+    except OSError:
         path.unlink()
-        raise UsageError(f"--output: '{path}' cannot be written: {error.strerror}") from error
+        raise

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelport.exporters.publishing import contract
+from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import (
-    OneLineCommand,
     OneLineGroup,
     ParityError,
     UsageError,
@@ -32,7 +32,7 @@ def migrate() -> None:
     """Import models from another server into a model repository."""
 
 
-@migrate.command("torchserve", cls=OneLineCommand)
+@migrate.command("torchserve", cls=InterruptibleCommand)
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--model-repository",

@@ -10,11 +10,12 @@ from pathlib import Path
 import click
 
 from modelport.exporters.packaging import SERVERS
+from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
-from modelport.gateway.cli.errors import OneLineCommand, UsageError, missing_extra
+from modelport.gateway.cli.errors import UsageError, missing_extra
 
 
-@click.command("package", cls=OneLineCommand)
+@click.command("package", cls=InterruptibleCommand)
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--for", "server", required=True, type=click.Choice(list(SERVERS)), help="The server."

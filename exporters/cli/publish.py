@@ -9,11 +9,12 @@ from pathlib import Path
 import click
 
 from modelport.exporters.publishing import contract
-from modelport.gateway.cli.errors import OneLineCommand, UsageError
+from modelport.exporters.runtime.interruption import InterruptibleCommand
+from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.repository.storage.location import Location, Repository
 
 
-@click.command(cls=OneLineCommand)
+@click.command(cls=InterruptibleCommand)
 @click.argument("path", type=Repository())
 @click.option(
     "--repository",
@@ -48,6 +49,7 @@ def publish_command(
     """
     from modelport.exporters.proof import verify
     from modelport.exporters.publishing import download, publish
+    from modelport.exporters.publishing.file_errors import writing_to
     from modelport.gateway.repository import config, manifest, signing_keys
 
     keys = [signing_keys.load_public_key(key) for key in public_keys]
@@ -66,6 +68,7 @@ def publish_command(
         wanted = config.parse(text)
         wanted.name = checked.model
         number = contract.parse_version(model_version)
+        stack.enter_context(writing_to(repository, "choose another --repository"))
         staged = stack.enter_context(publish.staging(repository))
         shutil.copytree(version, staged, dirs_exist_ok=True)
         for each in version.parent.iterdir():

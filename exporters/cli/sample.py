@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelport.exporters.cli.export import parse_kwargs
+from modelport.exporters.publishing.file_errors import writing_to
+from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
-from modelport.gateway.cli.errors import OneLineCommand, UsageError, missing_extra
+from modelport.gateway.cli.errors import UsageError, missing_extra
 
 if TYPE_CHECKING:
     from modelport.exporters.loaded_model import Reference
@@ -25,7 +27,7 @@ _Subject = tuple["ModelSignature", "Sampler", "Reference", float, float]
 _FILE = click.Path(path_type=Path)
 
 
-@click.command(cls=OneLineCommand)
+@click.command(cls=InterruptibleCommand)
 @click.argument("path", type=_FILE)
 @click.option(
     "--model",
@@ -98,7 +100,8 @@ def sample(
         except ImportError as error:
             raise missing_extra(error) from error
         if output is None:
-            _add(path, subject, sign_key, options["seed"])
+            with writing_to(path, "give --output"):
+                _add(path, subject, sign_key, options["seed"])
             return
         signature, sampler, reference, atol, rtol = subject
         asked = list(
@@ -114,7 +117,8 @@ def sample(
             rtol,
             lambda done, total: progress("asking the model", done, total),
         )
-    sample_requests.write(output, document)
+    with writing_to(output, "choose another --output"):
+        sample_requests.write(output, document)
     click.echo(f"{'requests':<10} {len(asked)} of {options['batch_size']} rows")
     click.echo(f"{'tolerance':<10} {atol:g} + {rtol:g} * |answer|")
     click.echo(f"{'path':<10} {output}")

@@ -14,8 +14,8 @@ import click
 
 from modelport.exporters import api
 from modelport.exporters.cli.export import optimization_rows
+from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
-from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.repository.storage.location import Location, Repository
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path)
 
 
-@click.command(cls=OneLineCommand)
+@click.command(cls=InterruptibleCommand)
 @click.argument("path", type=Repository())
 @click.option("--integrity", is_flag=True, help="Check the files only; run nothing.")
 @click.option(

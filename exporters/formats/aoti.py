@@ -18,14 +18,13 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
 from torch.export.pt2_archive._package import AOTICompiledModel
 
-from modelport.exporters.formats import ExportTarget
+from modelport.exporters.formats import ExportTarget, torch_errors
 from modelport.exporters.formats.pt2 import program
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import TorchParitySession, by_position, signature_of
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.gateway.cli.errors import converter_refused
-from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks.torch_archive import (
     COMPILED_MODEL,
     Archive,
@@ -52,7 +51,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
             "compiler: apt-get install g++"
         )
     draft = io.BytesIO()
-    try:
+    with torch_errors.translated("torch._inductor"):
         # A failed compilation leaves its files; the folder around them is removed in any case.
         with quiet(), tempfile.TemporaryDirectory() as folder, fresh_cache(dir=folder):
             torch._inductor.aoti_compile_and_package(
@@ -61,10 +60,6 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
                 inductor_configs=_options(compiler, Path(cache_dir())),
             )
         seal(draft, path, source.signature, without=SOURCES)
-    except (OSError, ModelportError):
-        raise
-    except Exception as error:
-        raise converter_refused(error, "torch._inductor") from error
 
 
 def _options(compiler: str, folder: Path) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from modelport.exporters.formats import ExportTarget, pt2
+from modelport.exporters.formats import ExportTarget, pt2, torch_errors
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import muted, quiet
-from modelport.gateway.cli.errors import converter_refused, first_line
-from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.cli.errors import first_line
+from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.types import Array
 
 METHOD = "forward"
@@ -33,7 +33,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         INPUTS: ",".join(spec.name for spec in source.signature.inputs),
         OUTPUTS: ",".join(spec.name for spec in source.signature.outputs),
     }
-    try:
+    with torch_errors.translated("executorch"):
         with quiet(), muted():
             program = pt2.program(source, target)
             edge = to_edge_transform_and_lower(
@@ -41,10 +41,6 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
             )
             content = edge.to_executorch().buffer
         path.write_bytes(content)
-    except (OSError, ModelportError):
-        raise
-    except Exception as error:
-        raise converter_refused(error, "executorch") from error
 
 
 class ExecutorchParitySession:

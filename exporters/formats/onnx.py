@@ -15,11 +15,16 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import Tensor, nn
 from torch.onnx import ONNXProgram
 
-from modelport.exporters.formats import ExportTarget, onnx_difference, open_sizes, tracing
+from modelport.exporters.formats import (
+    ExportTarget,
+    onnx_difference,
+    open_sizes,
+    torch_errors,
+    tracing,
+)
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.torch_eager import inference_mode
-from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import Array
 
@@ -56,18 +61,12 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
     with quiet():
         module = tracing.at_precision(source.model, target.dtype, source.signature)
     size = _size_of(module)
-    try:
-        with quiet(), inference_mode(module):
-            program = _convert(source, module, target)
-            _check_opset(program.model.opset_imports.get(""), target.opset)
-            # Every node carries the stack trace of its Python line: local paths, and half of the
-            # file.
-            ClearMetadataAndDocStringPass()(program.model)
-            program.save(path, external_data=size > EXTERNAL_DATA_BYTES)
-    except (OSError, Unsupported):
-        raise
-    except Exception as error:
-        raise converter_refused(error, "torch.onnx") from error
+    with torch_errors.translated("torch.onnx"), quiet(), inference_mode(module):
+        program = _convert(source, module, target)
+        _check_opset(program.model.opset_imports.get(""), target.opset)
+        # Every node carries the stack trace of its Python line: local paths, and half of the file.
+        ClearMetadataAndDocStringPass()(program.model)
+        program.save(path, external_data=size > EXTERNAL_DATA_BYTES)
 
 
 def _size_of(module: nn.Module) -> int:

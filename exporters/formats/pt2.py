@@ -18,7 +18,7 @@ from torch.export._patches import (
 )
 from torch.fx.experimental import _config as symbolic_sizes
 
-from modelport.exporters.formats import ExportTarget, open_sizes, tracing
+from modelport.exporters.formats import ExportTarget, open_sizes, torch_errors, tracing
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import (
     Named,
@@ -29,7 +29,6 @@ from modelport.exporters.formats.torch_binding import (
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.torch_eager import inference_mode
-from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.errors import IntegrityError, ModelportError
 from modelport.gateway.repository.artifact_checks import pt2_guard
 from modelport.gateway.repository.artifact_checks.load_guard import no_code
@@ -46,16 +45,12 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         Unsupported: the model cannot be exported.
     """
     draft = io.BytesIO()
-    try:
+    with torch_errors.translated("torch.export"):
         with quiet():
             exported = program(source, target)
             exported.example_inputs = None  # torch would store them as a pickle
             torch.export.save(exported, draft)
         seal(draft, path, source.signature)
-    except (OSError, ModelportError):
-        raise
-    except Exception as error:
-        raise converter_refused(error, "torch.export") from error
 
 
 def program(source: Source, target: ExportTarget) -> ExportedProgram:

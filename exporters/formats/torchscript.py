@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelport.exporters.formats import ExportTarget, tracing
+from modelport.exporters.formats import ExportTarget, torch_errors, tracing
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import Named, TorchParitySession, signature_of
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.torch_eager import inference_mode
-from modelport.gateway.cli.errors import converter_refused
-from modelport.gateway.errors import IntegrityError, ModelportError
+from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository.artifact_checks import torchscript_guard, trial_load
 from modelport.gateway.repository.artifact_checks.load_guard import no_code
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive
@@ -40,7 +39,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         Unsupported: the model cannot be traced.
     """
     signature = source.signature
-    try:
+    with torch_errors.translated("torch.jit.trace"):
         with quiet():
             module = tracing.at_precision(source.model, target.dtype, signature)
             named = Named(module, signature, _pack).eval()
@@ -52,10 +51,6 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
                 )
                 draft = torch.jit.freeze(traced).save_to_buffer()
         seal(io.BytesIO(draft), path, signature, without=DEBUG_RECORDS)
-    except (OSError, ModelportError):
-        raise
-    except Exception as error:
-        raise converter_refused(error, "torch.jit.trace") from error
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from modelport.exporters.formats import ExportTarget
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.trees.fitted_model import FEATURES, FittedModel
-from modelport.gateway.cli.errors import converter_refused
+from modelport.gateway.cli.errors import first_line
 from modelport.gateway.errors import Unsupported
 
 #: Of ONNX's own operators, and of its operators for classical models.
 OPSET, ML_OPSET = 18, 3
 _LESS_OR_EQUAL = b"BRANCH_LEQ"
+#: An error about an estimator that has no conversion.
+_MISSING = re.compile(r"for type '?<class '([\w.]+)'>")
 
 
 def export(source: Source, path: Path, target: ExportTarget) -> None:
@@ -39,7 +42,12 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
     except OSError:
         raise
     except Exception as error:
-        raise converter_refused(error, "skl2onnx") from error
+        missing = _MISSING.search(str(error))
+        reason = f"it does not know {missing[1]}" if missing else first_line(error)
+        tool = "skl2onnx" if fitted.framework is Framework.SCIKIT_LEARN else "onnxmltools"
+        raise Unsupported(
+            f"{tool} cannot export this model ({reason}); train one without that part"
+        ) from error
 
 
 def _convert(fitted: FittedModel) -> onnx.ModelProto:

@@ -28,6 +28,7 @@ from modelport.exporters.keras_ports import KerasPort, find_port
 from modelport.exporters.keras_ports.weights import extract, port
 from modelport.exporters.loaded_model import Framework
 from modelport.exporters.model_spec import ModelSpec
+from modelport.exporters.publishing.file_errors import STAGING_PREFIX, writing_to
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import checkpoint
 from modelport.gateway.cli.errors import ParityError, UsageError
@@ -79,16 +80,11 @@ def convert(
     target = open_side(request.target, request.model) if request.check else None
     pair = _build(request, declared, keras_port, source, target)
     source.load(pair)
-    try:
+    with writing_to(request.target.parent, "choose another TARGET"):
         if target is None:
             return _write_proven(request, pair, source, progress)
         result = _prove(request, pair, source, target, progress)
         _conclude(result, request)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to '{request.target.parent}': {error.strerror or error}; choose another "
-            "place"
-        ) from error
     return result
 
 
@@ -97,7 +93,7 @@ def _write_proven(
 ) -> ConversionReport:
     """Write the target, read it again, and prove what was read."""
     place = request.target.parent
-    with tempfile.TemporaryDirectory(prefix=".modelport-", dir=place) as folder:
+    with tempfile.TemporaryDirectory(prefix=STAGING_PREFIX, dir=place) as folder:
         written = Path(folder, request.target.name)
         progress("writing", 0, 0)
         _write(pair, written)

@@ -21,6 +21,7 @@ from modelport.exporters.keras_conversion.output_comparison import (
     ProbeRow,
 )
 from modelport.exporters.keras_conversion.weight_comparison import TensorRow
+from modelport.exporters.publishing.file_errors import STAGING_PREFIX
 
 FORMAT = "modelport-conversion/1"
 SUFFIX = ".report.json"
@@ -91,7 +92,7 @@ def write(report: ConversionReport, path: Path) -> None:
         },
     }
     text = json.dumps(_finite(content), indent=2, allow_nan=False) + "\n"
-    with tempfile.TemporaryDirectory(prefix=".modelport-", dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=STAGING_PREFIX, dir=path.parent) as folder:
         written = Path(folder, path.name)
         written.write_text(text)
         os.replace(written, path)

@@ -10,9 +10,9 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from modelport.exporters.formats.torch_errors import origin
 from modelport.exporters.lowering import weights
 from modelport.exporters.lowering.datatypes import tf_dtype
-from modelport.exporters.lowering.program import origin
 from modelport.exporters.lowering.registry import apply, name_of
 from modelport.exporters.lowering.sizes import rank, static_shape
 from modelport.exporters.runtime.tensorflow_runtime import tf

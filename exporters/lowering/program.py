@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from modelport.exporters.formats import ExportTarget, pt2
+from modelport.exporters.formats import ExportTarget, pt2, torch_errors
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.lowering.registry import name_of
 from modelport.exporters.lowering.simplification import simplify
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.torch_eager import inference_mode
-from modelport.gateway.cli.errors import converter_refused
-from modelport.gateway.errors import ModelportError, Unsupported
-
-#: A frame in the stack trace of a node: the file and the line.
-FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-TORCH = Path(torch.__file__).parent
+from modelport.gateway.errors import Unsupported
 
 #: Checks of sizes and values; the gateway checks requests before they reach the model.
 ASSERTIONS = frozenset(
@@ -45,15 +38,10 @@ def lowerable_program(source: Source, target: ExportTarget) -> ExportedProgram:
         Unsupported: PyTorch cannot export the model, or an operator is missing; the message names
             it and the line it stems from.
     """
-    try:
-        with quiet():
-            traced = pt2.traced_program(source, target)
-            with inference_mode(source.model), pt2.recurrent_layers():
-                program = prepared(traced)
-    except ModelportError:
-        raise
-    except Exception as error:
-        raise converter_refused(error, "torch.export") from error
+    with torch_errors.translated("torch.export"), quiet():
+        traced = pt2.traced_program(source, target)
+        with inference_mode(source.model), pt2.recurrent_layers():
+            program = prepared(traced)
     check_operators(program)
     return program
 
@@ -113,19 +101,6 @@ def check_operators(program: ExportedProgram) -> None:
         name, node = next(iter(missing.items()))
         others = f" (and {', '.join(list(missing)[1:])})" if len(missing) > 1 else ""
         raise Unsupported(
-            f"operator '{name}'{others} of {origin(node)} has no equivalent in TensorFlow; use "
-            "--format onnx or torchscript"
+            f"operator '{name}'{others} of {torch_errors.origin(node)} has no equivalent in "
+            "TensorFlow; use --format onnx or torchscript"
         )
-
-
-def origin(node: fx.Node) -> str:
-    """The submodule and the line of code that ``node`` stems from."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    path, kind = stack[-1] if stack else ("", "")
-    path = path.removeprefix("module.").removeprefix("module")
-    kind = kind if isinstance(kind, str) else kind.__name__
-    place = f"'{path}' ({kind.rpartition('.')[2]})" if path else "forward()"
-    for file, line in reversed(FRAME.findall(node.meta.get("stack_trace") or "")):
-        if not Path(file).is_relative_to(TORCH):
-            return f"{place}, {Path(file).name} line {line}"
-    return place

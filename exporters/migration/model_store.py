@@ -11,6 +11,7 @@ from modelport.exporters.migration.archive import is_archive
 from modelport.exporters.migration.migrate import MigrationRequest, MigrationRun, migrate
 from modelport.exporters.migration.replay import ReplayServer
 from modelport.exporters.migration.report import MigrationReport, MigrationState
+from modelport.exporters.publishing.file_errors import explained
 from modelport.exporters.runtime.local_gateway import serving
 from modelport.gateway.cli.errors import ParityError, UsageError, exit_code
 from modelport.gateway.errors import ModelportError, Unavailable
@@ -50,8 +51,11 @@ def migrate_all(
         try:
             migrate(path, wanted, report, run)
         except (ModelportError, OSError) as error:
-            failures.append(error)
-            report.error, report.error_code = str(error), exit_code(error)
+            failure = error
+            if isinstance(error, OSError):
+                failure = explained(wanted.repository, error, "choose another --repository")
+            failures.append(failure)
+            report.error, report.error_code = str(failure), exit_code(failure)
             continue
         if loaded is not None and path.name not in loaded:
             report.add("load_models", MigrationState.NOTED, "it does not name this archive")

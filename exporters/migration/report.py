@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.exporters.migration.handlers import HandlerCode
-from modelport.gateway.cli.errors import UsageError
+from modelport.exporters.publishing.file_errors import writing_to
 
 FORMAT = "modelport-migration/1"
 
@@ -101,10 +101,8 @@ def write(reports: Sequence[MigrationReport], path: Path) -> None:
         UsageError: the file cannot be written.
     """
     text = markdown(reports) if path.suffix.lower() == ".md" else document(reports)
-    try:
+    with writing_to(path, "choose another --report"):
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise UsageError(f"--report '{path}' cannot be written: {error.strerror}") from error
 
 
 def document(reports: Sequence[MigrationReport]) -> str:

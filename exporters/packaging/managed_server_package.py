@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from modelport.exporters.packaging import SERVERS, PackageTarget
-from modelport.exporters.packaging.package import STAGING_PREFIX, check_format
+from modelport.exporters.packaging.package import check_format
 from modelport.exporters.packaging.selection import SelectedModel
+from modelport.exporters.publishing.file_errors import STAGING_PREFIX
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig

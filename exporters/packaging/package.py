@@ -11,11 +11,10 @@ from pathlib import Path
 
 from modelport.exporters.packaging import SERVERS, PackageTarget
 from modelport.exporters.packaging.selection import SelectedModel, select
+from modelport.exporters.publishing.file_errors import STAGING_PREFIX, writing_to
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, Unsupported
 from modelport.gateway.repository import untrusted_files
-
-STAGING_PREFIX = ".modelport-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,10 @@ def package(path: Path, server: str, output: Path, base_path: str | None = None)
             f"no model of '{path}' is in a format that {row.title} loads; export one with "
             f"{_flags(row.formats)}"
         )
-    with tempfile.TemporaryDirectory(prefix=STAGING_PREFIX, dir=output.parent) as staging:
+    with (
+        writing_to(output, "choose another --output"),
+        tempfile.TemporaryDirectory(prefix=STAGING_PREFIX, dir=output.parent) as staging,
+    ):
         staged = Path(staging) / output.name
         packager.write(fitting, staged, base_path or str(output.absolute()))
         _place(staged, output)

@@ -25,13 +25,13 @@ from typing import Any
 
 from modelport.exporters.proof import certificate
 from modelport.exporters.publishing.contract import PublishedVersion, check_contract, next_version
+from modelport.exporters.publishing.file_errors import STAGING_PREFIX
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import config, manifest, signing
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.scan import VERSION_NAME
 from modelport.gateway.repository.storage.location import Location
 
-STAGING_PREFIX = ".modelport-"
 _STAGED_MODEL = "model"
 _STAGED_VERSION = "1"
 
@@ -125,6 +125,13 @@ def deliver(staged: Path, folder: Path) -> None:
             os.rename(folder / path.name, staged.parent / f"replaced-{path.name}")
         os.replace(path, folder / path.name)
     _sync(folder)
+
+
+def check_writable(repository: Path | Location, name: str) -> None:
+    """Raise ``OSError`` unless a version can be written into the folder of a known model."""
+    if isinstance(repository, Path) and (repository / name).is_dir():
+        with tempfile.TemporaryFile(dir=repository / name):
+            pass
 
 
 def _is_new(target: Path) -> bool:

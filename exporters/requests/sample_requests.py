@@ -216,20 +216,14 @@ def write(path: Path, document: Mapping[str, Any], indent: int | None = None) ->
     """Write ``document`` to ``path`` atomically.
 
     A pipe or a device, such as ``/dev/stdout``, is written to in place.
-
-    Raises:
-        UsageError: the file cannot be written.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        path.write_text(json.dumps(document, indent=indent))
+        return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():
-            path.write_text(json.dumps(document, indent=indent))
-            return
-        try:
-            part.write_text(json.dumps(document, indent=indent))
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"'{path}' cannot be written: {error.strerror}") from error
+        part.write_text(json.dumps(document, indent=indent))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -88,6 +88,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = file.metadata() or {}
     except safetensors.SafetensorError as error:
         raise _damaged(path, error) from error
+    if not state:
+        raise IntegrityError(f"checkpoint '{path}' holds no tensors; save model.state_dict()")
     try:
         kwargs = json.loads(metadata.get(MODEL_KWARGS_KEY, "{}"))
     except ValueError as error:
@@ -177,12 +179,13 @@ def _refused(path: Path, error: pickle.UnpicklingError) -> IntegrityError:
 
 def _unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     stripped = {key.replace("._orig_mod.", "."): value for key, value in state.items()}
-    while True:
+    while stripped:
         common = (p for p in WRAPPER_PREFIXES if all(key.startswith(p) for key in stripped))
         prefix = next(common, None)
         if prefix is None:
-            return stripped
+            break
         stripped = {key.removeprefix(prefix): value for key, value in stripped.items()}
+    return stripped
 
 
 def load_into(module: nn.Module, checkpoint: Checkpoint) -> None:

@@ -17,7 +17,8 @@ import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Iterable, Mapping
+import signal
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, NoReturn
 
 import click
@@ -48,6 +49,16 @@ class ParityError(ModelportError):
     """Artifact and checkpoint disagree; the message names output, error, tolerance and sizes."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the command to end; libraries and cleanups take each for a Ctrl-C."""
+
+    _WORDS: Mapping[int, str] = {signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__(self._WORDS.get(number, "interrupted"))
+        self.number = number
+
+
 #: The first class that matches decides.
 EXIT_CODES: Mapping[type[BaseException], int] = {
     click.UsageError: 2,
@@ -57,12 +68,13 @@ EXIT_CODES: Mapping[type[BaseException], int] = {
     ParityError: 3,
     Unsupported: 4,
     IntegrityError: 5,
-    KeyboardInterrupt: 130,
 }
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of the process for ``error``."""
+    """The exit code of the process for ``error``; that of a signal is a shell's."""
+    if isinstance(error, Interrupted):
+        return 128 + error.number
     for kind, code in EXIT_CODES.items():
         if isinstance(error, kind):
             return code
@@ -109,6 +121,17 @@ def missing_extra(error: ImportError) -> Unsupported:
     )
 
 
+@contextlib.contextmanager
+def naming_extras() -> Iterator[None]:
+    """Raise ``Unsupported``, which names the extra, in place of the absence of a library."""
+    try:
+        yield
+    except ImportError as error:
+        if not _is_library(error):
+            raise
+        raise missing_extra(error) from error
+
+
 def require_extra(extra: str) -> None:
     """Raise ``Unsupported`` unless every package of ``extra`` is installed; import none."""
     for package in [name for name, brought_by in _EXTRAS.items() if brought_by == extra]:
@@ -140,17 +163,6 @@ def first_line(error: Exception, most: int = 200) -> str:
         said = " ".join(line.strip() for line in lines if "Please fix either" not in line)
         return _ONNX_RUNTIME.sub("", said)[:most]
     return lines[0][:most]
-
-
-def converter_refused(error: Exception, tool: str) -> Unsupported:
-    """A failed export in one line; a converter's own message may have pages."""
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    reason = " ".join(str(cause).split())[:300] or type(cause).__name__
-    return Unsupported(
-        f"{tool} cannot export this model ({reason}); rewrite what it names in forward()"
-    )
 
 
 def one_line(text: str) -> str:
@@ -219,7 +231,7 @@ class OneLineCommand(click.Command):
         except BrokenPipeError:  # the reader of the output has gone; click exits without a message
             raise
         except Exception as error:
-            if isinstance(error, ModuleNotFoundError) and _is_foreign(error):
+            if isinstance(error, ModuleNotFoundError) and _is_library(error):
                 _fail(missing_extra(error), error)
             _fail(RuntimeError(f"unexpected {type(error).__name__}: {error}"), error)
 
@@ -230,19 +242,20 @@ class OneLineGroup(OneLineCommand, click.Group):
     command_class = OneLineCommand
 
 
-def _is_foreign(error: ModuleNotFoundError) -> bool:
+def _is_library(error: ImportError) -> bool:
     """Whether the missing module belongs to a library, not to modelport or the user's code."""
     return (error.name or "").partition(".")[0] in _LIBRARIES
 
 
 def _fail(error: BaseException, cause: BaseException | None = None) -> NoReturn:
     first = cause or error
-    shown = KeyboardInterrupt("interrupted") if _interrupted(first) else error
-    raise Failure(shown) from first
+    raise Failure(_interruption(first) or error) from first
 
 
-def _interrupted(error: BaseException | None) -> bool:
-    """Whether the error hides a Ctrl-C, which some libraries turn into their own errors."""
+def _interruption(error: BaseException | None) -> Interrupted | None:
+    """The signal behind an error, which some libraries turn into their own errors."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
-    return error is not None
+    if error is None or isinstance(error, Interrupted):
+        return error
+    return Interrupted()

@@ -7,6 +7,9 @@ import io
 import os
 import pickle
 import random
+import re
+import struct
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -243,3 +246,53 @@ def test_an_unknown_model_is_named_before_the_checkpoint_is_read(
     with pytest.raises(UsageError, match=r"'frod' is not registered.* did you mean 'fraud'"):
         pytorch.load(SourceRequest(path, "frod", {}, 8))
     assert not read
+
+
+def _with_header(path: Path, header: str) -> Path:
+    path.write_bytes(struct.pack("<Q", len(header)) + header.encode())
+    return path
+
+
+_TENSOR = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ('{"a":[' + "{}," * 3_000_000 + "{}]}", "no description of a tensor at 5"),
+        ('{"__metadata__":{"a":' + "[" * 9_000_000 + "}}", "no string at 21"),
+        (
+            "{" + ",".join(f'"{i:x}":{_TENSOR}' for i in range(140_000)) + "}",
+            "more than 131072 members",
+        ),
+        (f'{{"a":{_TENSOR},"a":{_TENSOR}}}', "a name occurs twice"),
+        ('{"__metadata__":{"a":"","a":""}}', "a name occurs twice"),
+        ('{"a":{"dtype":"U8","dtype":"I8","shape":[0],"data_offsets":[0,0]}}', "occurs twice"),
+        (f'{{"a":{_TENSOR}}}{{}}', "text follows its header"),
+        (f'{{"a":{_TENSOR},}}', "no string at"),
+        (f'{{"a":{_TENSOR}', "no ',}' at"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_a_header_that_no_tool_writes_is_refused_at_its_first_wrong_byte(
+    tmp_path: Path, header: str, reason: str
+) -> None:
+    path = _with_header(tmp_path / "a.safetensors", header)
+    began = time.process_time()
+    with pytest.raises(IntegrityError, match=re.escape(reason)):
+        checkpoint.read(path)
+    assert time.process_time() - began < 2.0  # as many tensors as that take PyTorch 5 s
+
+
+def test_a_file_without_a_tensor_is_refused(tmp_path: Path) -> None:
+    for header in ("{}", '{ "__metadata__" : { "format" : "pt" } }   '):
+        path = _with_header(tmp_path / "a.safetensors", header)
+        with pytest.raises(IntegrityError, match="holds no tensors"):
+            checkpoint.read(path)
+
+
+def test_names_and_metadata_may_hold_any_character(tmp_path: Path) -> None:
+    state = {'a"{}\\:,\n': torch.ones(2), "é☃": torch.zeros(1, 3)}
+    path = tmp_path / "a.safetensors"
+    safetensors.torch.save_file(state, path, {"}{": '"{,:\\'})
+    assert checkpoint.read(path).state.keys() == state.keys()

@@ -22,9 +22,10 @@ from torch import nn
 
 import modelport.exporters.formats.onnx as formats_onnx
 from modelport.exporters import formats
-from modelport.exporters.artifact_destination import output_file
+from modelport.exporters.artifact_destination import Destination
 from modelport.exporters.loaded_model import Source
-from modelport.gateway.cli.errors import Failure, converter_refused
+from modelport.gateway.cli.errors import Failure
+from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository import config, manifest
 from modelport.gateway.repository.manifest import sha256_of
 
@@ -217,11 +218,12 @@ def test_a_saved_model_that_was_written_before_is_the_file_and_not_a_folder_for_
 ) -> None:
     output = tmp_path / "net.savedmodel"
     row = formats.find_format("savedmodel")
-    assert output_file(output, row, several=False) == (tmp_path, output.name)
+    destination = Destination(tmp_path / "repository", output=output)
+    assert destination.file_of(row, several=False) == (tmp_path, output.name)
     output.mkdir()
-    assert output_file(output, row, several=False) == (output, "model.savedmodel")
+    assert destination.file_of(row, several=False) == (output, "model.savedmodel")
     (output / "saved_model.pb").touch()
-    assert output_file(output, row, several=False) == (tmp_path, output.name)
+    assert destination.file_of(row, several=False) == (tmp_path, output.name)
 
 
 def test_a_users_module_that_exits_when_imported_is_a_usage_error(
@@ -247,7 +249,7 @@ def test_an_interrupt_is_one_line_even_where_a_library_makes_another_error_of_it
         except KeyboardInterrupt:
             if not swallowed:
                 raise
-            raise converter_refused(AttributeError("half imported"), "torch.onnx")  # noqa: B904
+            raise Unsupported("torch.onnx cannot export this model: half imported")  # noqa: B904
 
     monkeypatch.setattr(formats_onnx, "export", interrupted)
     assert failed(invoke(fraud_checkpoint), 130) == "modelport: error: interrupted"

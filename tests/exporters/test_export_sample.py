@@ -64,12 +64,6 @@ def test_a_batch_that_the_model_does_not_take_is_refused() -> None:
         list(sample_requests.requests(SIGNATURE, draw, 1, 5, 0))
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="cannot be written"):
-        sample_requests.write(tmp_path / "file" / "requests.json", {})
-
-
 def test_a_checkpoint_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(sample, [str(tmp_path / "no.pt"), "-o", str(tmp_path / "r.json")])
     assert done.exit_code == 2
