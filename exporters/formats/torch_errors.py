@@ -49,7 +49,7 @@ def translated(tool: str) -> Iterator[None]:
         place = _place([frame for each in errors for frame in _frames(each)])
         reason, remedy = _explained(errors)
         raise Unsupported(
-            f"{tool} cannot export this model: {f'{place}: ' if place else ''}{reason}; {remedy}"
+            f"{tool} cannot export this model: {f'{place}: ' if place != WHOLE else ''}{reason}; {remedy}"
         ) from error
 
 
@@ -91,19 +91,18 @@ def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def _place(frames: Sequence[tuple[FrameType, int]]) -> str:
-    """The submodule that failed and its line of code; empty if neither is known."""
+    """The submodule that failed and its line of code, as far as they are known."""
     called = [frame.f_locals.get("self") for frame, _ in frames]
     parts = [x for x in called if isinstance(x, nn.Module) and not _wraps(x)]
     if not parts:  # a graph was converted
         values = (frame.f_locals.get(x) for frame, _ in reversed(frames) for x in ("node", "n"))
         node = next((value for value in values if isinstance(value, fx.Node)), None)
-        return "" if node is None else origin(node)
+        return WHOLE if node is None else origin(node)
     model = parts[0]
     names = {id(part): name for name, part in model.named_modules()}
     last = next(part for part in reversed(parts) if id(part) in names)
     inside = frames[next(i for i, part in enumerate(called) if part is model) :]
-    place = _part(names[id(last)], type(last).__name__) + _line(model, inside)
-    return "" if place == WHOLE else place
+    return _part(names[id(last)], type(last).__name__) + _line(model, inside)
 
 
 def _wraps(module: nn.Module) -> bool:

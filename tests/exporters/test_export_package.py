@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import shutil
 import zipfile
@@ -89,10 +90,12 @@ def test_a_failure_half_way_leaves_nothing(
     folder = put(repository, "m", "savedmodel")
 
     def fail(*_: Any) -> str:
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tfserving, "_entry", fail)
-    refused(run(folder, "tfserving", tmp_path / "out"), 1, "No space left on device")
+    refused(
+        run(folder, "tfserving", tmp_path / "out"), 2, "No space left on device", "free space there"
+    )
     assert list(tmp_path.iterdir()) == [repository]
 
 

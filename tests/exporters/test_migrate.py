@@ -461,5 +461,5 @@ def test_a_full_disk_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shutil, "copyfileobj", fail)
-    refused(migrate(archive, repository, *LINEAR), 1, "No space left on device")
+    refused(migrate(archive, repository, *LINEAR), 2, "No space left on device", "free space")
     assert not repository.exists()
