@@ -47,10 +47,9 @@ def translated(tool: str) -> Iterator[None]:
     except Exception as error:
         errors = list(_chain(error))
         place = _place([frame for each in errors for frame in _frames(each)])
+        where = f"{place}: " if place != WHOLE else ""
         reason, remedy = _explained(errors)
-        raise Unsupported(
-            f"{tool} cannot export this model: {f'{place}: ' if place != WHOLE else ''}{reason}; {remedy}"
-        ) from error
+        raise Unsupported(f"{tool} cannot export this model: {where}{reason}; {remedy}") from error
 
 
 def origin(node: fx.Node) -> str:
