@@ -145,6 +145,11 @@ class Settings(NamedTuple):
     models: tuple[Path, ...] = ()
 
 
+def verifies_clients(tls: TlsFiles | None) -> bool:
+    """Whether there are authorities of client certificates."""
+    return tls is not None and tls.client_ca is not None
+
+
 def requires_certificates(tls: TlsFiles | None) -> bool:
     """Whether every client needs a certificate (mutual TLS)."""
     return tls is not None and tls.client_ca is not None and tls.client_required

@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from modelport.gateway.access import credentials
 from modelport.gateway.access.audit import AuditLog
 from modelport.gateway.access.authentication import Authenticator, AuthenticatorChain, combined
-from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
+from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS, CERTIFICATES
 from modelport.gateway.access.context import AccessContext, AccessRecord, Fields
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.policy import AccessPolicy, PrincipalRights
@@ -25,7 +25,13 @@ from modelport.gateway.access.rules_file import parse_access_file
 from modelport.gateway.errors import Unauthenticated
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.gateway_files import Contents
-from modelport.gateway.settings import Settings, is_loopback, requires_certificates
+from modelport.gateway.settings import (
+    Settings,
+    TlsFiles,
+    is_loopback,
+    requires_certificates,
+    verifies_clients,
+)
 
 log = structlog.get_logger("modelport.access")
 
@@ -63,16 +69,19 @@ class Access:
         watcher: FileWatcher,
         ledger: QuotaLedger | None = None,
         audit: AuditLog | None = None,
+        verifies_clients: bool = True,
     ) -> None:
         """Read ``path``, and again after each change.
 
         Args:
             ledger: That of all processes; without it this process counts alone.
+            verifies_clients: Whether there are authorities of client certificates.
 
         Raises:
             UsageError: It is wrong; the message names file and line.
         """
         self.audit = audit
+        self._verifies_clients = verifies_clients
         self._watcher = watcher
         self._started = False
         self._configured: tuple[_Configured, ...] = ()
@@ -184,8 +193,13 @@ class Access:
                 kept = next(same, None)
                 if kept is not None:
                     configured.append(_Configured(table, kept.authenticator))
-                else:
-                    configured.append(_Configured(table, _make(table, self._watcher)))
+                    continue
+                if table.name == CERTIFICATES and not self._verifies_clients:
+                    raise table.error(
+                        f"[{CERTIFICATES}] identifies nobody without --tls-client-ca FILE; add the "
+                        "option, or remove the table"
+                    )
+                configured.append(_Configured(table, _make(table, self._watcher)))
         except BaseException:
             self._close_others(configured, self._configured)
             raise
@@ -228,12 +242,12 @@ def access_of(
     audit = None
     if settings.audit_log is not None:
         audit = AuditLog(settings.audit_log, settings.audit_log_max_bytes)
-    return Access(settings.access, watcher, ledger, audit)
+    return Access(settings.access, watcher, ledger, audit, verifies_clients(settings.tls))
 
 
-def check(path: Path) -> None:
+def check(path: Path, tls: TlsFiles | None) -> None:
     """Read ``access.toml`` and the files that it names; raise ``UsageError`` if one is wrong."""
-    Access(path, FileWatcher()).close()
+    Access(path, FileWatcher(), verifies_clients=verifies_clients(tls)).close()
 
 
 def warn_if_exposed(settings: Settings) -> None:

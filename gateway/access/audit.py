@@ -7,7 +7,8 @@ reached its largest size is renamed, with the time in its name.
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import json
 import os
 import sys
 import threading
@@ -17,7 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
 import structlog
 
 from modelport.gateway.errors import Unavailable
@@ -29,6 +29,8 @@ MAX_WAITING: Final = 10_000
 #: Longer names are cut.
 MAX_TEXT: Final = 256
 STANDARD_OUTPUT: Final = "-"
+#: Time for what still waits when the gateway stops, as nobody may read standard output any more.
+CLOSE_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,15 @@ class AuditLog:
         self._wake = threading.Event()
         self._closing = False
         self._descriptor = -1
+        #: Whether the last line was written in part.
+        self._is_torn = False
+        self._renewal_failed = False
         try:
             self._open()
         except OSError as error:
             reason = str(error.strerror).lower()
+            if error.errno == errno.ENXIO:
+                reason = "no process reads this pipe"
             raise Unavailable(
                 f"--audit-log '{target}' cannot be written ({reason}); name a file in a folder "
                 "that this user may write"
@@ -104,11 +111,11 @@ class AuditLog:
         self._wake.set()
 
     def close(self) -> None:
-        """Write what waits, and end the thread."""
+        """Write what waits, and end the thread, unless its writing waits for another process."""
         self._closing = True
         self._wake.set()
-        self._thread.join()
-        if self._path is not None:
+        self._thread.join(CLOSE_SECONDS)
+        if self._path is not None and not self._thread.is_alive():
             os.close(self._descriptor)
 
     # -- the thread -------------------------------------------------------------------------------
@@ -121,9 +128,8 @@ class AuditLog:
         self._write_all()
 
     def _write_all(self) -> None:
-        if not self._waiting and self._path is not None:
-            with contextlib.suppress(OSError):
-                self._renew(self._path)
+        if not self._waiting:
+            self._renew()
         while self._waiting:
             self._append(_line(*self._waiting.popleft()))
         missing = self.dropped - self._told
@@ -132,40 +138,68 @@ class AuditLog:
 
     def _append(self, line: bytes) -> bool:
         """Write a line; whether it was written."""
+        self._renew()
+        begun = b"\n" if self._is_torn else b""
         try:
-            if self._path is not None:
-                self._renew(self._path)
-            os.write(self._descriptor, line)
+            if self._path is not None and not os.fstat(self._descriptor).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "the file was deleted")
+            written = os.write(self._descriptor, begun + line) - len(begun)
         except OSError as error:
-            if self.dropped == self._told:
-                log.error("the audit log cannot be written", reason=error.strerror)
-            self.dropped += 1
+            self._drop(error)
             return False
-        return True
+        self._is_torn = written < len(line)
+        if self._is_torn:
+            self._drop(OSError(errno.ENOSPC, "a line was written in part"))
+        return not self._is_torn
 
-    def _renew(self, path: Path) -> None:
-        """Open the file again if it was renamed, and rename it if it has become too large."""
+    def _drop(self, error: OSError) -> None:
+        if self.dropped == self._told:
+            log.error("the audit log cannot be written", reason=error.strerror)
+        self.dropped += 1
+
+    def _renew(self) -> None:
+        """Open the file again if it was renamed, and rename it if it has become too large.
+
+        If that fails, for example in a folder that this user may not write, the old file stays in
+        use.
+        """
+        if self._path is None:
+            return
+        try:
+            if self._is_moved(self._path):
+                self._open()
+        except OSError as error:
+            if not self._renewal_failed:
+                log.error("the audit log cannot be opened again", reason=error.strerror,
+                          kept="the old file")  # fmt: skip
+            self._renewal_failed = True
+        else:
+            self._renewal_failed = False
+
+    def _is_moved(self, path: Path) -> bool:
+        """Rename the file if it has become too large; return whether it has another name now."""
         found = os.fstat(self._descriptor)
         try:
             current = path.stat()
-        except FileNotFoundError:
-            current = None
-        moved = current is None or (current.st_dev, current.st_ino) != (found.st_dev, found.st_ino)
-        if not moved and self._max_bytes is not None and found.st_size >= self._max_bytes:
-            stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
-            with contextlib.suppress(FileNotFoundError):  # another process was first
-                path.rename(path.with_name(f"{path.name}.{stamp}"))
-            moved = True
-        if moved:
-            os.close(self._descriptor)
-            self._open()
+            if (current.st_dev, current.st_ino) != (found.st_dev, found.st_ino):
+                return True
+            if self._max_bytes is None or found.st_size < self._max_bytes:
+                return False
+            path.rename(path.with_name(f"{path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"))
+        except FileNotFoundError:  # or another process was first
+            pass
+        return True
 
     def _open(self) -> None:
+        """Open the file; a pipe never makes the thread wait for its reader."""
+        before = self._descriptor
         if self._path is None:
             self._descriptor = sys.stdout.fileno()
         else:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             self._descriptor = os.open(self._path, flags, 0o640)
+        if before >= 0:
+            os.close(before)
 
 
 def _stamp(at: datetime) -> str:
@@ -182,4 +216,5 @@ def _line(at: datetime, event: AuditEvent) -> bytes:
 
 
 def _dump(fields: dict[str, Any]) -> bytes:
-    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+    """Make a line of ASCII, as other characters may be commands of a terminal."""
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"

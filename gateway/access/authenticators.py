@@ -7,7 +7,7 @@ name is that of its table.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from modelport.gateway.access.api_keys import ApiKeys
 from modelport.gateway.access.authentication import Authenticator
@@ -43,10 +43,11 @@ def _jwt(table: TomlTable, watcher: FileWatcher) -> Authenticator:
     return JwtAuthenticator(table, watcher)
 
 
+CERTIFICATES: Final = "certificates"
 _BUILTIN = (
     AuthenticatorDescriptor("keys", ApiKeys),
     AuthenticatorDescriptor("jwt", _jwt, repeats=True),
-    AuthenticatorDescriptor("certificates", CertificateAuthenticator),
+    AuthenticatorDescriptor(CERTIFICATES, CertificateAuthenticator),
     AuthenticatorDescriptor("trusted_proxy", TrustedProxy),
 )
 AUTHENTICATORS: ExtensionTable[AuthenticatorDescriptor] = ExtensionTable(

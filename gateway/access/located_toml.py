@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +94,8 @@ def parse_file(file: FileContent, option: str, max_bytes: int = MAX_FILE_BYTES) 
         content = file.read()
     except OSError as error:
         raise UsageError(f"{option} '{file.path}' cannot be read ({error.strerror})") from error
+    if not stat.S_ISREG(file.mode):
+        raise UsageError(f"{option} '{file.path}' is not a regular file, which can be read again")
     if len(content) > max_bytes:
         raise UsageError(f"{option} '{file.path}' is larger than {max_bytes} bytes")
     return parse(file.path, content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,11 +70,13 @@ def check(
         RuleVerdictLine(f"{file.name}:{rule.line}", objection)
         for rule, objection in rules.policy.explain(caller, wanted, model, version)
     ]
-    for table in rules.authenticators:
-        for key in keys_of(table, principal) if table.name == KEYS_TABLE else ():
-            if key.grant is not None:
-                *_, last = rules.policy.explain(key, wanted, model, version)
-                verdicts.append(RuleVerdictLine(f"key {key.fingerprint}", last.objection))
+    tables = [table for table in rules.authenticators if table.name == KEYS_TABLE]
+    keys = [key for table in tables for key in keys_of(table, principal)]
+    for key in keys:
+        if key.grant is not None:
+            *_, last = rules.policy.explain(key, wanted, model, version)
+            objection = "it has expired" if key.expires <= time.time() else last.objection
+            verdicts.append(RuleVerdictLine(f"key {key.fingerprint}", objection))
     if wanted is Operation.HEALTH and not model:
         closed = "" if rules.policy.health_open else "it is [health] open = false"
         verdicts.append(RuleVerdictLine("open probes", closed))
@@ -88,8 +91,17 @@ def check(
         click.echo(printable(f"{decision}: '{principal}' {may} {operation}{what}"))
         rows = [(place, "no" if why else "yes", why) for place, why in verdicts]
         print_table(("rule", "allows it", "because"), rows)
+        if _needs_key(caller) and not any(key.expires > time.time() for key in keys):
+            click.echo(
+                printable(f"'{principal}' has no valid API key, so its requests get 401"), err=True
+            )
     if not allowed:
         raise SystemExit(EXIT_DENIED)
+
+
+def _needs_key(caller: Principal) -> bool:
+    """Whether the name is that of an API key: all others have a colon."""
+    return not caller.is_anonymous and ":" not in caller.name
 
 
 class RuleVerdictLine(NamedTuple):

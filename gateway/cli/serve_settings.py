@@ -210,7 +210,7 @@ def settings_from(
     if options["access"] is not None:
         from modelport.gateway.access import access
 
-        access.check(options["access"])
+        access.check(options["access"], tls)
     if options["rollout_webhook_secret"] is not None:
         from modelport.gateway.rollout import webhooks
 

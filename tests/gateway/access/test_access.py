@@ -20,7 +20,8 @@ from modelport.gateway.protocols.oip.http import OipHttp
 from modelport.gateway.runtime import file_watcher
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.server.app import GatewayServer
-from modelport.gateway.settings import Settings
+from modelport.gateway.settings import Settings, TlsFiles
+from tests.certificates import TestAuthority
 from tests.gateway.access.gateway import KEYS, AccessGateway, client, repository, serving
 from tests.gateway.access.test_every_route import OIP
 
@@ -269,6 +270,28 @@ async def test_a_credential_ends_when_it_expires_and_not_a_moment_later(
         if seconds == 1:
             with pytest.raises(Unauthenticated, match="has expired"):
                 found.authenticate(headers, UNKNOWN_CONNECTION)
+
+
+async def test_certificates_that_nobody_verifies_are_no_identity(tmp_path: Path) -> None:
+    no_authority = r"access\.toml:\d+: \[certificates\] identifies nobody without --tls-client-ca"
+    rules = ALL + "[certificates]\n"
+    with pytest.raises(UsageError, match=no_authority):
+        async with serving(tmp_path, rules, "root"):
+            pass
+    async with serving(tmp_path, ALL, "root") as gateway:
+        with capture_logs() as logs:
+            (tmp_path / "access" / "access.toml").write_text(rules + KEYS)
+            await gateway.server.watcher.poll()
+        [line] = [log for log in logs if log["event"] == "access rules not reloaded"]
+        assert re.match(no_authority, line["reason"])
+        async with client(gateway.http_url) as http:
+            assert await infer(http, gateway, "root", "mine") == 2.0  # the old rules
+    authority = TestAuthority()
+    (tmp_path / "ca.crt").write_bytes(authority.pem)
+    access.check(
+        tmp_path / "access" / "access.toml",
+        TlsFiles(*authority.write(tmp_path, "server"), tmp_path / "ca.crt", False),
+    )
 
 
 async def test_a_right_credential_is_checked_again_after_a_moment(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,3 +117,68 @@ def test_a_disk_that_fails_drops_events_and_no_request(
     log.write(EVENT)
     log.close()
     assert sum(line.get("dropped", 0) for line in lines(path)) == log.dropped
+
+
+def test_a_file_that_cannot_be_opened_anew_stays_in_use(tmp_path: Path) -> None:
+    folder, moved = tmp_path / "logs", tmp_path / "moved"
+    folder.mkdir()
+    log = AuditLog(str(folder / "audit.log"))
+    folder.rename(moved)  # as a folder in which this user may create no file
+    for _ in range(3):
+        log.write(EVENT)
+    eventually(lambda: len(lines(moved / "audit.log")) == 3, "the old file has the events")
+    folder.mkdir()
+    log.write(EVENT)
+    log.close()
+    assert log.dropped == 0
+    assert len(lines(folder / "audit.log")) == 1
+
+
+def test_a_line_that_was_written_in_part_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "audit.log", os.write
+    log = AuditLog(str(path))
+    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:10]))
+    log.write(EVENT)
+    eventually(lambda: log.dropped, "the disk is full")
+    monkeypatch.setattr(os, "write", write)
+    log.write(EVENT)
+    log.close()
+    whole = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    assert sum(line.get("dropped", 0) for line in whole) == log.dropped
+    assert [line["reason"] for line in whole if "reason" in line] == ["no"]
+
+
+def test_a_pipe_without_a_reader_is_refused_at_the_start(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(Unavailable, match="no process reads this pipe"):
+        AuditLog(str(pipe))
+
+
+def test_a_standard_output_that_nobody_reads_delays_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    monkeypatch.setattr(audit, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: writer))
+    log = AuditLog(audit.STANDARD_OUTPUT)
+    for _ in range(1000):  # more than a pipe holds
+        log.write(EVENT)
+    log.close()
+    assert log._waiting
+    log._waiting.clear()
+    os.read(reader, 2**16)
+    log._thread.join()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_no_name_of_a_client_is_a_command_for_a_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    log = AuditLog(str(path))
+    log.write(replace(EVENT, model="\x1b[2J\x9b2J\u202e"))
+    log.close()
+    assert path.read_bytes().decode().strip().isprintable()
+    assert path.read_bytes().isascii()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,3 +103,6 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "long").write_text("#" * 101)
     with pytest.raises(UsageError, match="larger than 100 bytes"):
         parse_file(gateway_files.read(tmp_path / "long"), "--access", 100)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match=r"--access '.*/pipe' is not a regular file"):
+        parse_file(gateway_files.read(tmp_path / "pipe"), "--access")

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -180,6 +181,24 @@ def test_a_decision_is_explained_rule_by_rule(
     assert document["allowed"] is allowed
     assert result.exit_code == (0 if allowed else 1)
     assert document["rules"][0]["place"] == "access.toml:5"
+
+
+def test_a_check_says_that_a_key_has_expired(tmp_path: Path) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text(RULES + KEYS)
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    _, entry = key_file.generate("ci", expires=past, operations=["metadata"])
+    with key_file.locked(tmp_path / "keys.toml") as replace_keys:
+        replace_keys([entry])
+    command = ["access", "check", "--access", str(path), "--as"]
+    result = CliRunner().invoke(modelport, [*command, "ci", "metadata", "other"])
+    assert result.exit_code == 1
+    assert f"key mp_{entry.id}  no         it has expired" in result.output
+    result = CliRunner().invoke(modelport, [*command, "ci", "infer", "fraud"])
+    assert result.exit_code == 0  # by the rules
+    assert "'ci' has no valid API key, so its requests get 401" in result.stderr
+    result = CliRunner().invoke(modelport, [*command, "jwt:bob", "infer", "fraud"])
+    assert "API key" not in result.stderr
 
 
 def test_a_check_without_a_file_names_the_option(tmp_path: Path) -> None:
