@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ from typing import Any
 from modelport.exporters.proof import certificate
 from modelport.exporters.publishing.contract import PublishedVersion, check_contract, next_version
 from modelport.exporters.publishing.file_errors import STAGING_PREFIX
+from modelport.exporters.runtime.interruption import finally_call
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import config, manifest, signing
 from modelport.gateway.repository.config import ModelConfig
@@ -53,15 +55,16 @@ def staging(repository: Path | Location) -> Iterator[Path]:
         return
     created = _make_folders(repository)
     _sweep(repository)
-    try:
-        with _locked_folder(repository) as folder:
-            version = folder / _STAGED_MODEL / _STAGED_VERSION
-            version.mkdir(parents=True)
-            yield version
-    finally:
+
+    def remove_created() -> None:
         for path in created:
             with contextlib.suppress(OSError):  # not empty: someone published
                 path.rmdir()
+
+    with finally_call(remove_created), _locked_folder(repository) as folder:
+        version = folder / _STAGED_MODEL / _STAGED_VERSION
+        version.mkdir(parents=True)
+        yield version
 
 
 def publish(
@@ -194,13 +197,13 @@ def _locked_folder(repository: Path) -> Iterator[Path]:
         except FileNotFoundError:  # a sweeper was faster than this lock
             continue
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not folder.exists():  # likewise
-                continue
-            yield folder
-            return
+            with finally_call(functools.partial(shutil.rmtree, folder, ignore_errors=True)):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if not folder.exists():  # likewise
+                    continue
+                yield folder
+                return
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
             os.close(descriptor)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,3 +64,59 @@ def test_a_signal_during_an_export_leaves_no_folder(
     assert received == []
     os.kill(os.getpid(), signal.SIGTERM)  # the program's own handler is back
     assert received == [signal.SIGTERM]
+
+
+STUCK = """
+import ctypes, sys, time
+from pathlib import Path
+import click
+from modelport.exporters.publishing import publish
+from modelport.exporters.runtime import interruption
+
+interruption.GRACE_SECONDS = 0.1
+
+def compiled_code():
+    lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    while True:  # the second call waits for the first, whatever signals come
+        libc.pthread_mutex_lock(lock)
+
+def callback():
+    while True:
+        try:
+            time.sleep(100)
+        except KeyboardInterrupt:
+            pass
+
+@click.command(cls=interruption.InterruptibleCommand)
+def command():
+    with publish.staging(Path("repository")) as staged:
+        (staged / "model.onnx").write_bytes(b"half an artifact")
+        print("staged", flush=True)
+        globals()[sys.argv[1]]()
+
+command([])
+"""
+
+
+@pytest.mark.parametrize("number", ENDS, ids=lambda number: signal.Signals(number).name)
+@pytest.mark.parametrize("body", ["compiled_code", "callback"])
+def test_a_command_ends_even_if_its_thread_does_not_hear_the_signal(
+    tmp_path: Path, body: str, number: signal.Signals
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK, body],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "staged\n"
+        assert list(tmp_path.glob(f"repository/{STAGING_PREFIX}*"))
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[1]
+    code, word = ENDS[number]
+    assert (process.returncode, said) == (code, f"modelport: error: {word}\n")
+    assert not (tmp_path / "repository").exists()
