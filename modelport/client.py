@@ -27,6 +27,7 @@ from modelport.client_protocol import (
 )
 from modelport.gateway.errors import InvalidArgument, ModelportError, TimedOut, Unavailable
 from modelport.gateway.types import Array
+from modelport.gateway.upstream import tls_errors
 from modelport.gateway.upstream.outlier_detection import EndpointFailed
 
 T = TypeVar("T")
@@ -181,15 +182,12 @@ class AsyncClient:
         except TimeoutError as error:
             said = f"{self._url} did not answer within {self._seconds:g} s"
             raise TimedOut(said) from error
-        except (aiohttp.ClientConnectorCertificateError, ssl.SSLError) as error:
-            raise Unavailable(
-                f"the certificate of {self._url} cannot be trusted ({error}); give the authority "
-                "that signed it"
-            ) from error
         except (aiohttp.ClientError, EndpointFailed, OSError) as error:
+            reason = str(error) or type(error).__name__
             raise Unavailable(
-                f"no server answers at {self._url} ({str(error) or type(error).__name__}); start "
-                "one with 'modelport serve', or give the URL of another"
+                tls_errors.explain(error, self._url)
+                or f"no server answers at {self._url} ({reason}); start one with "
+                "'modelport serve', or give the URL of another"
             ) from error
 
 

@@ -35,8 +35,7 @@ from modelport.gateway.settings import (
 
 log = structlog.get_logger("modelport.access")
 
-#: The caller of a request with a wrong credential.
-_STRANGER = PrincipalRights(AccessPolicy(()), Principal(""))
+_NO_RIGHTS = AccessPolicy(())
 #: A credential that was right is right for at most this long, unless a file changes or it expires.
 KEPT_SECONDS = 1.0
 MAX_KEPT = 1024
@@ -141,8 +140,12 @@ class Access:
         try:
             principal = self._chain.authenticate(combined(headers), connection)
         except Unauthenticated as error:
-            record = AccessRecord(headers, connection, self.audit)
-            AccessContext(_STRANGER, record).note_refusal(str(error))
+            if self.audit is not None:
+                record = AccessRecord(headers, connection, self.audit)
+                stranger = Principal("", fingerprint=credentials.fingerprint(combined(headers)))
+                AccessContext(PrincipalRights(_NO_RIGHTS, stranger), record).note_refusal(
+                    str(error)
+                )
             raise
         context = AccessContext(self.policy.rights(principal))
         size = sum(map(len, credential))

@@ -153,7 +153,8 @@ class AccessContext:
         """Write the first refusal of a request to the audit log."""
         if self.record is not None and not self.record.is_refused:
             self.record.is_refused = True
-            self.note("refused", operation or self.operation or "", model, version, reason)
+            refused = operation or self.operation or ""
+            self.record.write(self.principal, refused, refused, model, version, "refused", reason)
 
     def note(
         self, outcome: str, action: str, model: str = "", version: str = "", reason: str = ""

@@ -7,6 +7,7 @@ They come in ``Authorization: Bearer`` (also TorchServe's), ``x-api-key``, ``x-g
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -23,6 +24,10 @@ _SAGEMAKER_KEY = re.compile(rb"(?:^|[;,])\s*x-api-key=([^;,\s]*)", re.IGNORECASE
 HEADERS = frozenset({b"authorization", *_KEY_HEADERS, _SAGEMAKER_ATTRIBUTES})
 #: AWS clients sign each request, which says nothing to anyone but AWS.
 _AWS_SIGNATURE = b"aws4-"
+#: Around the value of a field, and no part of it (RFC 9110, 5.5).
+_WHITESPACE = b" \t"
+#: The part of an API key that is no secret.
+_KEY_ID = re.compile(rb"(mp_[A-Za-z0-9]{12})_")
 
 
 def fields(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
@@ -45,7 +50,7 @@ def presented(headers: Mapping[bytes, bytes]) -> bytes | None:
     for name in _KEY_HEADERS:
         key = headers.get(name)
         if key is not None:
-            found = _only(found, key)
+            found = _only(found, key.strip(_WHITESPACE))
     attributes = headers.get(_SAGEMAKER_ATTRIBUTES)
     if attributes is not None:
         for key in _SAGEMAKER_KEY.findall(attributes):
@@ -53,6 +58,22 @@ def presented(headers: Mapping[bytes, bytes]) -> bytes | None:
     if found is not None and len(found) > MAX_CREDENTIAL_BYTES:
         raise Unauthenticated(f"the credential is longer than {MAX_CREDENTIAL_BYTES} bytes")
     return found
+
+
+def fingerprint(headers: Mapping[bytes, bytes]) -> str:
+    """Return what the audit log has of a refused credential: a key's ID, or a token's hash.
+
+    All else may be a password, which a hash could reveal.
+    """
+    try:
+        credential = presented(headers) or b""
+    except Unauthenticated:
+        return ""
+    key = _KEY_ID.match(credential)
+    if key is not None:
+        return key[1].decode()
+    is_token = credential.startswith(b"eyJ") and credential.count(b".") == 2
+    return hashlib.sha256(credential).hexdigest()[:16] if is_token else ""
 
 
 def _token(authorization: bytes) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import ssl
 import urllib.parse
 from typing import Any
 
@@ -18,6 +17,7 @@ from modelport.gateway.errors import (
     Unauthenticated,
     Unavailable,
 )
+from modelport.gateway.upstream import tls_errors
 
 DEFAULT_URL = "http://localhost:8002"
 #: A start waits until the candidate is loaded.
@@ -85,15 +85,11 @@ class AdminClient:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
             content, status = answer.read(MAX_ANSWER_BYTES), answer.status
-        except ssl.SSLCertVerificationError as error:
-            raise Unavailable(
-                f"the certificate of {self.url} cannot be trusted ({error.verify_message}); give "
-                "the authority that signed it with --ca-file"
-            ) from error
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(
-                f"no gateway responds at {self.url}; start one with 'modelport serve', or give the "
-                "address of its metrics port with --url"
+                tls_errors.explain(error, self.url)
+                or f"no gateway responds at {self.url}; start one with 'modelport serve', or give "
+                "the address of its metrics port with --url"
             ) from error
         finally:
             connection.close()

@@ -215,7 +215,9 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
         self.transport.write(_GREETING)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(ProtocolError("the connection was lost"))
+        lost = ProtocolError("the connection was lost")
+        lost.__cause__ = exc
+        self._end(lost)
         super().connection_lost(exc)
 
     def terminate(self, error: ProtocolError) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from modelport.gateway.access.authentication import AuthenticatorChain, combined
-from modelport.gateway.access.credentials import MAX_CREDENTIAL_BYTES, presented
+from modelport.gateway.access.credentials import MAX_CREDENTIAL_BYTES, fingerprint, presented
 from modelport.gateway.access.principal import ANONYMOUS, UNKNOWN_CONNECTION
 from modelport.gateway.errors import Unauthenticated
 
@@ -78,3 +80,23 @@ def test_a_credential_that_nothing_recognises_is_not_anonymous(
 ) -> None:
     with pytest.raises(Unauthenticated):
         AuthenticatorChain().authenticate(combined(headers), UNKNOWN_CONNECTION)
+
+
+def test_spaces_and_tabs_around_a_key_are_no_part_of_it() -> None:
+    assert presented({b"x-api-key": b"\tmp_key \t"}) == b"mp_key"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"mp_0123456789ab_secret", "mp_0123456789ab"),
+        (b"mp_0123456789ab", ""),
+        (b"eyJh.eyJi.c", hashlib.sha256(b"eyJh.eyJi.c").hexdigest()[:16]),
+        (b"a.b.c", ""),
+        (b"password", ""),
+        (b"x" * (MAX_CREDENTIAL_BYTES + 1), ""),
+        (b"", ""),
+    ],
+)
+def test_a_refused_credential_is_known_by_what_is_no_secret(value: bytes, expected: str) -> None:
+    assert fingerprint({b"x-api-key": value}) == expected

@@ -134,11 +134,11 @@ async def test_refusals_and_control_operations_are_lines_of_the_audit_log(tmp_pa
         for one in found
     ]  # fmt: skip
     assert shown == [
-        ("anonymous", "refused", "", "infer", ""),
+        ("anonymous", "refused", "infer", "infer", ""),
         ("", "refused", "", "", ""),
         ("", "refused", "", "", ""),
         ("ci", "refused", "infer", "infer", "yours"),
-        ("ci", "refused", "", "statistics", ""),
+        ("ci", "refused", "statistics", "statistics", ""),
         ("ci", "allowed", "control", "load", "mine"),
         ("ci", "refused", "control", "control", "yours"),
         ("ci", "failed", "control", "load", "mine"),
@@ -146,6 +146,7 @@ async def test_refusals_and_control_operations_are_lines_of_the_audit_log(tmp_pa
         ("ci", "failed", "rollout", "rollout start", "mine"),
     ]
     assert found[3]["request_id"] == "r-1"
+    assert [one.get("credential", "")[:3] for one in found[:3]] == ["", "mp_", "mp_"]
     assert all(one["source"] == "127.0.0.1" for one in found)
     text = log.read_text()
     for name, key in gateway.keys.items():
