@@ -27,6 +27,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.sources import SourceRequest, reader_selection
 from modelport.gateway.cli.errors import first_line
@@ -38,6 +40,8 @@ from tests.sweep.catalogue import Architecture, catalogue
 
 OPTIMUM = ("torch==2.13.0", "optimum-onnx[onnxruntime]==0.1.0")
 SECONDS = 600.0
+#: An input of decoders that the original counts itself, from the first token on.
+POSITIONS = "position_ids"
 
 #: Verdicts on a peer's export.
 RIGHT, WRONG, FAILS, REFUSED = "right", "wrong", "fails at other sizes", "refused"
@@ -72,7 +76,8 @@ def _opened(file: Path, declared: ModelSignature) -> tuple[comparison.Session, M
     except Exception as error:
         raise ArtifactFails(first_line(error)) from error
     taken = {value.name for value in session.get_inputs()}
-    unknown = taken - {spec.name for spec in declared.inputs}
+    counted = taken & {POSITIONS} - {spec.name for spec in declared.inputs}
+    unknown = taken - counted - {spec.name for spec in declared.inputs}
     if unknown:
         raise NotComparable(f"it has the inputs {sorted(unknown)}, whose values nobody declares")
     names = [value.name for value in session.get_outputs()]
@@ -83,8 +88,12 @@ def _opened(file: Path, declared: ModelSignature) -> tuple[comparison.Session, M
     outputs = common or declared.outputs[: len(names)]
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        feed = dict(inputs)
+        if counted:
+            batch, length = inputs["input_ids"].shape
+            feed[POSITIONS] = np.tile(np.arange(length), (batch, 1))
         try:
-            return dict(zip(names, session.run(None, dict(inputs)), strict=False))
+            return dict(zip(names, session.run(None, feed), strict=False))
         except Exception as error:
             raise ArtifactFails(first_line(error)) from error
 
