@@ -123,7 +123,7 @@ class MemoryExhausted(Unavailable):
 
     def __init__(
         self,
-        message: str = "requests hold all the memory that they may; try again, or raise "
+        message: str = "requests use all the memory that they may; try again, or raise "
         "--max-request-memory",
     ) -> None:
         super().__init__(message)
@@ -146,7 +146,7 @@ class QuotaExceeded(ModelportError):
 
     code = Code.QUOTA_EXCEEDED
 
-    def __init__(self, retry_after_seconds: float, message: str = "the quota is used up") -> None:
+    def __init__(self, retry_after_seconds: float, message: str = "the quota is exhausted") -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
 

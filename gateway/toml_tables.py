@@ -174,7 +174,7 @@ def read_table(name: str, kind: Any, table: Mapping[str, Any]) -> Any:
     values = {}
     for key, value in table.items():
         if key not in readers:
-            message = f"unknown key '{key}' in [{name}]; it knows {', '.join(readers)}"
+            message = f"unknown key '{key}' in [{name}]; its keys are {', '.join(readers)}"
             raise InvalidKey(message, key)
         try:
             values[key] = readers[key](value)
@@ -188,5 +188,5 @@ def _shown(value: Any) -> str:
     try:
         said = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
     except ValueError:  # a number of more digits than Python prints
-        said = "a number without end"
+        said = "a number of too many digits"
     return said if len(said) <= MAX_SHOWN else said[:MAX_SHOWN] + "..."

@@ -129,7 +129,7 @@ def test_infer_sends_and_prints_strings(target: list[str], tmp_path: Path) -> No
         (["whole", "text.json"], "input 'x' is not INT64"),
         (["whole", "plain.json"], "input 'x' is not INT64"),
         (["x2", "text.json"], "input 'x' is not FP32"),
-        (["sums", "x.npy"], "the model has the inputs a, b"),
+        (["sums", "x.npy"], "the model takes the inputs a, b"),
         (["x2", "pickled.npy"], "cannot be read"),
         (["x2", "a.json", "--model-version", "9"], "version 9 is not found"),
         (["x2", "a.json", "--output", "w"], "unexpected inference output 'w'"),

@@ -260,7 +260,7 @@ def warn_if_exposed(settings: Settings) -> None:
     addresses = (settings.http_address, settings.grpc_address, settings.metrics_address)
     exposed = sorted({address for address in addresses if not is_loopback(address)})
     if exposed:
-        log.warning("everybody who reaches this gateway may use it", addresses=exposed,
+        log.warning("everyone who can reach this gateway may use it", addresses=exposed,
             remedy="--access FILE or --tls-client-ca FILE")  # fmt: skip
 
 

@@ -22,7 +22,7 @@ class AccessCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
-            ERRORS, "Changed files that are wrong; the old content is in use", labels=("file",)
+            ERRORS, "Changed files with errors; their old content stays in use", labels=("file",)
         )
         for name, errors in sorted(self._watcher.errors.items()):
             family.add_metric((name,), errors)
@@ -39,6 +39,6 @@ class AuditCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily(
             "modelport_audit_dropped",
-            "Events that the audit log lacks, because the disk was full or slow",
+            "Events missing from the audit log because the disk was full or slow",
             value=self._audit.dropped,
         )

@@ -110,7 +110,7 @@ class AuthenticatorChain:
         if caller is not None:
             return caller
         if credential is not None:
-            raise Unauthenticated("the credential is of no kind that this gateway accepts")
+            raise Unauthenticated("this gateway does not accept this kind of credential")
         for authenticator in self._of_connections:
             principal = authenticator.authenticate(headers, connection)
             if principal is not None:

@@ -136,5 +136,5 @@ class TrustedProxy(Authenticator):
         except UnicodeDecodeError:
             user = ""
         if not user or len(value) > MAX_USER_BYTES or not user.isprintable() or "," in user:
-            raise Unauthenticated(f"'{self._name}' has no valid name of a user")
+            raise Unauthenticated(f"'{self._name}' does not hold a valid user name")
         return user

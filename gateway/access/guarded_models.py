@@ -53,8 +53,8 @@ def whole_target(operation: Operation, name: str) -> AllowedTarget:
     versions = required(operation).versions[name]
     if versions:
         raise denied(
-            f"the operation '{operation}' is allowed on some versions of '{name}' only; this "
-            "concerns all of them",
+            f"the operation '{operation}' is allowed on some versions of '{name}' only, and "
+            "this request concerns all of them",
             name,
         )
     if versions is None:

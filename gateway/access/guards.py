@@ -229,7 +229,7 @@ class GuardedControl:
         """Replace the models that are served; that takes the right to all of them."""
         if not required(Operation.CONTROL).unrestricted:
             raise denied(
-                "a new configuration replaces all models that are served, which takes the "
+                "a new configuration replaces all served models, which needs the "
                 f"operation '{Operation.CONTROL}' on all models"
             )
         with audited("reload", " ".join(wanted)):

@@ -90,7 +90,7 @@ def _keys(row: Mapping[str, Any], algorithms: Sequence[str]) -> list[tuple[str |
     from cryptography.exceptions import UnsupportedAlgorithm
 
     if row.get("kty") in ("RSA", "EC", "OKP") and "d" in row:
-        raise ValueError("a private key; publish the public keys alone")
+        raise ValueError("it holds a private key; publish only public keys")
     kid, operations = row.get("kid"), row.get("key_ops", ["verify"])
     if not isinstance(kid, str | None) or row.get("use", "sig") != "sig":
         return []

@@ -129,7 +129,7 @@ class JwtAuthenticator(CredentialAuthenticator):
             yield ages
         failures = CounterMetricFamily(
             "modelport_jwks_refresh_failures",
-            "Fetches of the issuer's keys that failed",
+            "Failed fetches of the issuer's keys",
             labels=labels,
         )
         failures.add_metric(values, self.source.failures)
@@ -181,9 +181,9 @@ class JwtAuthenticator(CredentialAuthenticator):
             raise Unauthenticated(_reason(error)) from error
         expires = claims["exp"]
         if isinstance(expires, bool) or not isinstance(expires, int | float):
-            raise Unauthenticated("the token's claim 'exp' is no number")
+            raise Unauthenticated("the token's claim 'exp' is not a number")
         if "cnf" in claims:
-            raise Unauthenticated("the token is bound to a key of its owner; send a bearer token")
+            raise Unauthenticated("the token is bound to a key (claim 'cnf'); send a bearer token")
         subject = _named(claims, settings.principal_claim)
         stated = _groups(claims.get(settings.groups_claim))
         groups = frozenset(f"{self._prefix}{name}" for name in stated)
@@ -295,7 +295,7 @@ def _reason(error: Exception) -> str:
         jwt.ExpiredSignatureError: "the token has expired",
         jwt.ImmatureSignatureError: "the token is not valid yet",
         jwt.InvalidAudienceError: "the token is for another audience",
-        jwt.InvalidIssuerError: "the token is of another issuer",
+        jwt.InvalidIssuerError: "the token is from another issuer",
     }
     return reasons.get(type(error), "the token is malformed")
 

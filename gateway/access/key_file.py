@@ -206,7 +206,7 @@ def parse(path: Path, content: bytes) -> tuple[ApiKey, ...]:
         entry = table.read(ApiKey)
         if entry.id in seen:
             first = seen[entry.id].line
-            raise table.error(f"id '{entry.id}' is also that of the key in line {first}", "id")
+            raise table.error(f"id '{entry.id}' is also used by the key in line {first}", "id")
         if entry.models and not entry.operations:
             raise table.error("a key with models needs operations", "models")
         seen[entry.id] = table

@@ -184,7 +184,7 @@ class Quotas:
         if row is None or not self._ledger.belongs(row, account.key):
             row = account.row = self._ledger.row(account.key, now)
             if row is None:
-                raise QuotaExceeded(1.0, "too many callers have a quota in use")
+                raise QuotaExceeded(1.0, "too many callers with a quota are active")
         return row
 
     def _charge(self, row: int, which: int, now: float, seconds: float) -> None:

@@ -66,8 +66,8 @@ def _operations(value: Any) -> frozenset[Operation]:
         if name != EVERY and name not in set(Operation):
             near = closest(name, Operation)
             raise InvalidValue(
-                f"operations; '{name}' is none" + (f", perhaps '{near}'" if near else "")
-                + f"; there are {', '.join(Operation)}, and '*' for all"
+                f"operations ({', '.join(Operation)}, or '*' for all); '{name}' is not one"
+                + (f", did you mean '{near}'?" if near else "")
             )  # fmt: skip
     return frozenset(Operation) if EVERY in found else frozenset(map(Operation, found))
 
@@ -128,7 +128,7 @@ def _authenticators(file: TomlFile, name: str) -> Sequence[TomlTable]:
         if not own:
             raise table.error(f"each of several [[{name}]] needs the key 'name'")
         if str(own) in seen:
-            raise table.error(f"two [[{name}]] have the name '{own}'; give another", "name")
+            raise table.error(f"two [[{name}]] have the name '{own}'; rename one", "name")
         seen.add(str(own))
     return tables
 
@@ -138,7 +138,7 @@ def _check_names(file: TomlFile) -> None:
     for name, tables in file.tables.items():
         if name not in known and tables:
             near = closest(name, known)
-            hint = f"perhaps [{near}] is meant" if near else f"there are {', '.join(known)}"
+            hint = f"did you mean [{near}]?" if near else f"use {', '.join(known)}"
             raise tables[0].error(f"unknown table [{name}]; {hint}")
 
 
@@ -178,5 +178,5 @@ def _check_groups(
         group = principal.removeprefix(GROUP)
         if group != principal and group not in groups and not group.startswith(_STATED):
             near = closest(group, groups)
-            hint = f"perhaps 'group:{near}' is meant" if near else "define it in [groups]"
+            hint = f"did you mean 'group:{near}'?" if near else "define it in [groups]"
             raise table.error(f"there is no group '{group}'; {hint}", "principals")

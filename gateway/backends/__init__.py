@@ -48,14 +48,14 @@ def find_versions(backend: str) -> Versions:
     """
     versions: Versions | None = getattr(_module(backend), "versions", None)
     if versions is None:
-        raise Unsupported(f"backend '{backend}' runs here: it has no server to route to")
+        raise Unsupported(f"backend '{backend}' runs in the gateway: remove the route")
     return versions
 
 
 def _module(backend: str) -> ModuleType:
     if backend == "python":
         raise Unsupported(
-            "backend 'python' is code, which only Triton executes; give the model a route to a "
+            "backend 'python' runs Python code, as only Triton does; give the model a route to a "
             "Triton server, or 'managed = true' to start one here"
         )
     descriptor = BACKENDS.get(backend)

@@ -58,7 +58,7 @@ def load(artifact: Artifact) -> EnsembleBackend:
         Internal: the loader runs outside of a gateway.
     """
     if artifact.host is None:
-        raise Internal("an ensemble needs a gateway")
+        raise Internal("an ensemble can only be loaded by a gateway")
     models = check(artifact.model_name, artifact.config, artifact.host.config_of)
     return EnsembleBackend(artifact, artifact.host, models)
 
@@ -228,7 +228,7 @@ class EnsembleBackend:
         if not fits(data.shape, dims) or tensor.datatype is not spec.datatype:
             raise Unavailable(
                 f"in ensemble '{self._name}', output '{spec.name}' is declared {spec.datatype} "
-                f"with shape {list(dims)}, but model '{self._maker[spec.name].model}' now gives "
+                f"with shape {list(dims)}, but model '{self._maker[spec.name].model}' now returns "
                 f"{tensor.datatype} with shape {list(data.shape)}; load the ensemble again"
             )
         return Tensor(spec.name, spec.datatype, data)

@@ -25,13 +25,13 @@ def access() -> None:
 
 
 @access.command()
-@click.option("--as", "principal", required=True, metavar="NAME", help="The caller: ci, jwt:alice.")
+@click.option("--as", "principal", required=True, metavar="NAME", help="The caller: ci, jwt:bob.")
 @click.option(
     "--group",
     "groups",
     multiple=True,
     metavar="NAME",
-    help="A group that the caller's token states, such as jwt:staff. Repeatable.",
+    help="A group in the caller's token, such as jwt:staff. Repeatable.",
 )
 @click.option(
     "--access",
@@ -39,9 +39,9 @@ def access() -> None:
     type=click.Path(path_type=Path),
     default=Path("access.toml"),
     show_default=True,
-    help="The rules.",
+    help="The rules file.",
 )
-@click.option("--version", default="", metavar="N", help="A version's number, or a label.")
+@click.option("--version", default="", metavar="N", help="A version number or a label.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument(
     "operation", type=click.Choice([each.value for each in Operation]), metavar="OPERATION"
@@ -56,7 +56,7 @@ def check(
     operation: str,
     model: str,
 ) -> None:
-    """Say whether a caller may perform OPERATION on MODEL, rule by rule.
+    """Check whether a caller may perform OPERATION on MODEL, rule by rule.
 
     The exit code is 0 if it may, and 1 if it may not. Only rules and keys are read; 'modelport
     serve' checks the other tables.
@@ -78,7 +78,7 @@ def check(
             objection = "it has expired" if key.expires <= time.time() else last.objection
             verdicts.append(RuleVerdictLine(f"key {key.fingerprint}", objection))
     if wanted is Operation.HEALTH and not model:
-        closed = "" if rules.policy.health_open else "it is [health] open = false"
+        closed = "" if rules.policy.health_open else "[health] open is false"
         verdicts.append(RuleVerdictLine("open probes", closed))
     allowed = any(not verdict.objection for verdict in verdicts)
     if as_json:

@@ -91,7 +91,7 @@ class Finding:
 
 @click.command(cls=OneLineCommand)
 @click.option("--routes", "file", metavar="FILE", type=click.Path(path_type=Path),
-              help="Also check the servers in this file.")  # fmt: skip
+              help="Also check the servers in this routes file.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(file: Path | None, as_json: bool) -> None:
     """Show which backends this machine can run, with versions.

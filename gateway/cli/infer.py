@@ -29,12 +29,13 @@ IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".t
 _url = click.option(
     "--url",
     "-u",
-    help="HOST:PORT, or for TLS https://HOST:PORT or grpcs://HOST:PORT.  [default: "
+    help="Gateway: HOST:PORT, or for TLS https://HOST:PORT or grpcs://HOST:PORT.  [default: "
     "127.0.0.1:8000, gRPC :8001]",
 )
 protocol_option = click.option(
-    "--protocol", "-i", type=click.Choice(["http", "grpc"]), default="http", show_default=True
-)
+    "--protocol", "-i", type=click.Choice(["http", "grpc"]), default="http", show_default=True,
+    help="Protocol of the requests.",
+)  # fmt: skip
 
 
 def url_option(command: CommandT) -> CommandT:
@@ -121,10 +122,17 @@ def _signature(tensors: list[dict[str, Any]]) -> str:
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @url_option
 @protocol_option
-@click.option("--model-version", default="", help="[default: the newest that is ready]")
-@click.option("--output", "-o", "outputs", multiple=True, help="Only this output. Repeatable.")
 @click.option(
-    "--class-count", type=click.IntRange(min=0), default=0, help="Only the top K classes."
+    "--model-version", default="", help="Version of the model.  [default: the newest that is ready]"
+)
+@click.option(
+    "--output", "-o", "outputs", multiple=True, help="Return only this output. Repeatable."
+)
+@click.option(
+    "--class-count",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Return the top K classes instead of values.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def infer(
@@ -214,7 +222,7 @@ def _read(
 def _only(specs: Mapping[str, TensorDescription], file: Path) -> str:
     if len(specs) != 1:
         raise InvalidArgument(
-            f"'{file}' holds one tensor, but the model has the inputs {', '.join(specs)}; use a "
+            f"'{file}' holds one tensor, but the model takes the inputs {', '.join(specs)}; use a "
             ".npz or JSON file with one entry for each"
         )
     return next(iter(specs))

@@ -29,11 +29,11 @@ _NEVER = "never"
 
 file_option: Callable[[F], F] = click.option(
     "--file", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-    default=DEFAULT_FILE, show_default=True, help="The key file, which access.toml names.",
+    default=DEFAULT_FILE, show_default=True, help="The key file that access.toml names.",
 )  # fmt: skip
 expires_option: Callable[[F], F] = click.option(
     "--expires", metavar="WHEN",
-    help="Time after which the key is refused: 90d, 12h, 2030-01-31 (UTC), or never.",
+    help="When the key expires: 90d, 12h, 2030-01-31 (UTC), or never.",
 )  # fmt: skip
 
 
@@ -45,12 +45,12 @@ def key() -> None:
     modelport key create --name ci --models 'fraud*' --expires 90d
     curl -H 'Authorization: Bearer mp_...' ...
 
-    The file has hashes of the keys, and a running gateway follows it.
+    The file holds hashes of the keys, and a running gateway reloads it after each change.
     """
 
 
 @key.command()
-@click.option("--name", required=True, help="Name of the caller, which rules use too.")
+@click.option("--name", required=True, help="Name of the caller in the rules.")
 @click.option("--models", metavar="GLOB[,...]", multiple=True,
               help="Models that the key may use; repeatable.  [default: none, or all with "
                    "--operations]")  # fmt: skip
@@ -69,7 +69,7 @@ def create(
     """Make a key, and print it once.
 
     Without --models and --operations, the key has the rights that rules give to NAME. With them, it
-    has these rights, too.
+    has these rights as well.
     """
     now = datetime.now(UTC)
     globs = split(models)
@@ -149,7 +149,7 @@ def read_duration(text: str, option: str) -> timedelta:
     """
     found = _DURATION.fullmatch(text)
     if found is None:
-        raise UsageError(f"{option} '{text}' is no duration, such as 30m, 12h or 90d")
+        raise UsageError(f"{option} '{text}' is not a duration, such as 30m, 12h or 90d")
     return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
@@ -169,10 +169,10 @@ def read_expiry(text: str | None, now: datetime) -> datetime | None:
             end = end.replace(tzinfo=UTC) if end.tzinfo is None else end.astimezone(UTC)
     except (ValueError, OverflowError):
         raise UsageError(
-            f"--expires '{text}' is no time, such as 90d, 12h, 2030-01-31 or never"
+            f"--expires '{text}' is not a time, such as 90d, 12h, 2030-01-31 or never"
         ) from None
     if end <= now:
-        raise UsageError(f"--expires '{text}' is past; give a time in the future")
+        raise UsageError(f"--expires '{text}' is in the past; give a time in the future")
     return end.replace(microsecond=0)
 
 
@@ -198,12 +198,12 @@ def _show_new(text: str, entry: ApiKey, file: Path) -> None:
     click.echo(text)
     end = "never" if entry.expires is None else _cell(entry.expires)
     click.echo(
-        f"key {entry.id} of '{entry.name}', expires: {end}; {click.format_filename(file)} has its "
-        "hash, and it is not shown again",
+        f"key {entry.id} of '{entry.name}', expires: {end}; {click.format_filename(file)} holds "
+        "its hash only; the key is not shown again",
         err=True,
     )
     if not entry.operations:
-        click.echo(f"it has the rights that rules give to '{entry.name}'", err=True)
+        click.echo(f"it has the rights that the rules give to '{entry.name}'", err=True)
 
 
 def _row(entry: ApiKey, now: datetime) -> dict[str, Any]:

@@ -56,7 +56,11 @@ def label(model: str, label: str, version: int | None, repository: Path, remove:
 @click.command()
 @click.argument("model")
 @_repository
-@click.option("--model-version", type=click.IntRange(min=1), help="[default: the previous one]")
+@click.option(
+    "--model-version",
+    type=click.IntRange(min=1),
+    help="Version to serve.  [default: the previous one]",
+)
 @click.option("--label", "name", default="", help="Move only this label, not the served version.")
 @click.option("--latest", is_flag=True, help="Undo a rollback: serve the newest version again.")
 def rollback(

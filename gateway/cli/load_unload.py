@@ -21,7 +21,7 @@ from modelport.gateway.repository import config as configuration
     "--model-config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A configuration that replaces the repository's: config.pbtxt or JSON.",
+    help="Configuration in place of the repository's: config.pbtxt or JSON.",
 )
 def load(model: str, url: str | None, protocol: str, model_config: Path | None) -> None:
     """Load or reload MODEL and show its versions.

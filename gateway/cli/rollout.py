@@ -82,7 +82,7 @@ _url_alone = click.option(
     "-u",
     default=DEFAULT_URL,
     show_default=True,
-    help="The gateway's metrics port.",
+    help="URL of the gateway's metrics port.",
 )
 
 
@@ -91,7 +91,7 @@ def _url(command: CommandT) -> CommandT:
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_reason = click.option("--reason", default="", metavar="TEXT", help="For the history.")
+_reason = click.option("--reason", default="", metavar="TEXT", help="Reason, for the history.")
 
 
 @rollout.command()
@@ -105,9 +105,11 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="For the his
 @click.option(
     "--baseline",
     type=click.IntRange(min=1),
-    help="[default: the version of --label, else the default version]",
+    help="Version to replace.  [default: the version of --label, else the default version]",
 )
-@click.option("--label", default="", help="Move this label, and divert the requests that name it.")
+@click.option(
+    "--label", default="", help="Divert requests for this label, too, and move it on promotion."
+)
 @click.option(
     "--shadow",
     type=Share(),
@@ -128,8 +130,8 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="For the his
 @click.option(
     "--gate-report",
     type=click.Path(path_type=Path),
-    help="The JSON report of 'modelport gate', which has the share of decisions that a retrained "
-    "candidate may change.",
+    help="JSON report of 'modelport gate', for the share of decisions that a retrained candidate "
+    "may change.",
 )
 @click.option(
     "--min-requests", type=click.IntRange(1, MAX_REQUESTS), help="Minimum requests of a stage."
@@ -145,10 +147,14 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="For the his
     default="request",
     show_default=True,
     metavar="request|header|principal|parameter:NAME",
-    help="Assign each request at random, or by the key in the header x-modelport-route-key, by its "
+    help="Assign requests at random, or by the key in the header x-modelport-route-key, by their "
     "caller (with --access), or by a parameter.",
 )
-@click.option("--pair", is_flag=True, help="Have the baseline answer canary requests too.")
+@click.option(
+    "--pair",
+    is_flag=True,
+    help="Send canary requests to the baseline as well, and compare the answers.",
+)
 @click.option("--manual", is_flag=True, help="Wait for 'promote' after each stage.")
 @click.option("--keep", is_flag=True, help="Keep the candidate loaded after a rollback.")
 @click.option(
@@ -156,25 +162,25 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="For the his
     type=click.IntRange(0, 1000),
     default=10,
     show_default=True,
-    help="Most requests with disagreeing answers to keep for a person; 0 for private data.",
+    help="Number of requests with disagreeing answers to keep for review; 0 for private data.",
 )
 @click.option(
     "--retrained/--same-checkpoint",
     default=None,
-    help="Compare decisions, or values.  [default: the certificates say]",
+    help="Compare decisions, or values.  [default: from the certificates]",
 )
 @click.option(
     "--webhook",
     "webhooks",
     multiple=True,
     metavar="URL",
-    help="Ask this URL before each stage, and tell it of each change. Repeatable.",
+    help="Call this URL before each stage, and after each change. Repeatable.",
 )
 @click.option("--wait", is_flag=True, help="Wait until it is promoted (exit 0) or rolled back (1).")
 @_url
 @_json
 def start(model: str, url: str, wait: bool, as_json: bool, **options: Any) -> None:
-    """Start to replace the version of MODEL that serves by a candidate.
+    """Start to replace the served version of MODEL by a candidate.
 
     With --wait, the exit code is 0 if the candidate is promoted, 1 if it is rolled back, and 3 if
     the rollout pauses undecided.
@@ -183,8 +189,10 @@ def start(model: str, url: str, wait: bool, as_json: bool, **options: Any) -> No
     state = client.post(f"{_PATH}/{_checked(model)}", _request(**options))
     plan = RolloutPlan.from_json(state["plan"])
     if not as_json:
-        click.echo(f"The rollout of {plan.candidate.model} version {plan.candidate.version} in the "
-                   f"place of version {plan.baseline.version} has begun.")  # fmt: skip
+        click.echo(
+            f"Started the rollout of {plan.candidate.model} version {plan.candidate.version} "
+            f"in place of version {plan.baseline.version}."
+        )
     if wait:
         _wait(client, model, plan.id, as_json=as_json)
     if as_json:
@@ -230,7 +238,7 @@ def _wait(client: AdminClient, model: str, rollout_id: str, *, as_json: bool) ->
     while True:
         state = _patiently(client, f"{_PATH}/{model}")
         if state["plan"]["id"] != rollout_id:
-            raise Unavailable(f"another rollout of '{model}' has begun")
+            raise Unavailable(f"another rollout of '{model}' has started")
         lines = [rollout_display.event_line(state, event) for event in state["events"]]
         for line in lines[len(shown) :] if not as_json else ():
             click.echo(line)
@@ -302,13 +310,18 @@ def history(model: str, url: str, as_json: bool) -> None:
     for number, state in enumerate(states, start=1):
         rollout_display.show(state, number)
     if not states:
-        click.echo(f"No rollout of {model} has ended.")
+        click.echo(f"No rollout of {model} has ended yet.")
 
 
 @rollout.command()
 @click.argument("model")
 @_url
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="Write a file.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    help="File to write.  [default: standard output]",
+)
 def examples(model: str, url: str, output: Path | None) -> None:
     """Print the kept requests of MODEL with disagreeing answers, as JSON."""
     found = json.dumps(AdminClient(url).get(f"{_PATH}/{_checked(model)}/examples"), indent=2)
@@ -326,7 +339,7 @@ def examples(model: str, url: str, output: Path | None) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @_url
 def feedback(model: str, file: Path, url: str) -> None:
-    """Send the true labels in FILE, which came later: a JSON list of {"id": ..., "label": ...}."""
+    """Send true labels that became known later: a JSON list of {"id": ..., "label": ...}."""
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -343,7 +356,7 @@ def feedback(model: str, file: Path, url: str) -> None:
         unknown += len(answer["unknown"])
         repeated += len(answer["repeated"])
     click.echo(
-        f"{counted} labels counted, {unknown} of unknown requests, {repeated} counted before"
+        f"{counted} labels counted, {unknown} of unknown requests, {repeated} already counted"
     )
 
 
@@ -359,12 +372,12 @@ def _command(name: str, help: str, said: str) -> None:
         click.echo(json.dumps(state, indent=2) if as_json else f"{model}: {said}")
 
 
-_command("pause", "Keep the present share, and decide nothing except a rollback.", "paused")
+_command("pause", "Keep the current share, and decide nothing except a rollback.", "paused")
 _command("resume", "Continue after a pause.", "running")
 _command(
     "promote",
     "Begin the next stage; after the last one, make the candidate the default.",
-    "goes on",
+    "advanced",
 )
 _command("rollback", "Send all requests to the baseline at once.", "rolled back")
 

@@ -38,7 +38,7 @@ def event_line(state: State, event: Mapping[str, Any]) -> str:
 
 def problem_line(text: str) -> str:
     """A problem that keeps a rollout from going on, in one line."""
-    return printable(f"{time.strftime('%H:%M:%S')}  waits: {text}")
+    return printable(f"{time.strftime('%H:%M:%S')}  waiting: {text}")
 
 
 def show_all(states: list[State]) -> None:
@@ -52,7 +52,7 @@ def show_all(states: list[State]) -> None:
     if rows:
         print_table(("model", "baseline", "candidate", "stage", "share", "phase"), rows)
     else:
-        click.echo("This gateway has had no rollout.")
+        click.echo("There are no rollouts on this gateway.")
 
 
 def side_name(plan: RolloutPlan, side: RolloutSide) -> str:
@@ -64,7 +64,7 @@ def show(state: State, number: int = 0) -> None:
     """Print one rollout, with its ``number`` in the history if that is given."""
     plan = _plan(state)
     names = [side_name(plan, side) for side in (plan.candidate, plan.baseline)]
-    title = f"{plan.model}: version {names[0]} in the place of {names[1]}: {state['phase']}"
+    title = f"{plan.model}: version {names[0]} in place of {names[1]}: {state['phase']}"
     title = f"{number}. {title}" if number else title
     click.secho(title, bold=True)
     _show_stages(state, plan)

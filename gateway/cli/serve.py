@@ -104,7 +104,7 @@ class Serve(click.Command):
     "model_load_timeout_seconds",
     type=FiniteSeconds(min=0, min_open=True),
     default=1200.0,
-    help="Time limit of a load.",
+    help="Time limit of a load, in seconds.",
 )
 @click.option("--require-manifest", is_flag=True, help="Serve only versions with a manifest.")
 @click.option(
@@ -132,12 +132,13 @@ class Serve(click.Command):
     default=False,
     help="Exit with status 1 if a model does not load at start.",
 )
-@click.option("--http-address", default="127.0.0.1")
+@click.option("--http-address", default="127.0.0.1", help="Address to serve HTTP on.")
 @click.option(
     "--http-port",
     type=click.IntRange(0, 65535),
     default=lambda: os.environ.get("AIP_HTTP_PORT", 8000) if on_vertex_ai() else 8000,
     show_default="8000; on Vertex AI, AIP_HTTP_PORT",
+    help="Port to serve HTTP on.",
 )
 @click.option(
     "--http-max-input-size",
@@ -151,7 +152,7 @@ class Serve(click.Command):
     "allowed_hosts",
     metavar="NAME",
     multiple=True,
-    help="Host name whose web pages may load, unload and configure models; '*': any. Repeatable.",
+    help="Host name of web pages that may load, unload and configure models; '*': any. Repeatable.",
 )
 @click.option(
     "--max-request-memory",
@@ -165,7 +166,7 @@ class Serve(click.Command):
     "dialects",
     multiple=True,
     metavar="NAME",
-    help="A protocol of an installed package (modelport.dialects) to serve, too. Repeatable.",
+    help="Also serve this protocol of an installed package (modelport.dialects). Repeatable.",
 )
 @click.option(
     "--allow-sagemaker",
@@ -185,12 +186,22 @@ class Serve(click.Command):
     default="",
     metavar="MODEL",
     show_default="the only one",
-    help="The model for Vertex AI requests.",
+    help="The model that answers Vertex AI requests.",
 )
-@click.option("--grpc-address", default="127.0.0.1")
-@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001)
-@click.option("--metrics-address", default="127.0.0.1")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002)
+@click.option("--grpc-address", default="127.0.0.1", help="Address to serve gRPC on.")
+@click.option(
+    "--grpc-port",
+    type=click.IntRange(0, 65535),
+    default=8001,
+    help="Port to serve gRPC on.",
+)
+@click.option("--metrics-address", default="127.0.0.1", help="Address of metrics and console.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    default=8002,
+    help="Port of metrics, rollouts and console.",
+)
 @click.option(
     "--http-socket",
     metavar="PATH",
@@ -208,7 +219,7 @@ class Serve(click.Command):
     metavar="MODE",
     default="660",
     callback=file_mode,
-    help="Permissions of the socket files, as for chmod.",
+    help="Permissions of the socket files, in octal digits as for chmod.",
 )
 @click.option(
     "--tls-cert",
@@ -233,13 +244,13 @@ class Serve(click.Command):
     "--tls-client-auth",
     type=click.Choice(["required", "optional"]),
     show_default="required",
-    help="Whether clients without a certificate are refused.",
+    help="Refuse clients without a certificate, or accept them.",
 )
 @click.option(
     "--access",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="File of rules that say who may do what (access.toml), read again when it changes.",
+    help="File of rules that authorize clients (access.toml), read again when it changes.",
 )
 @click.option(
     "--audit-log",
@@ -252,12 +263,12 @@ class Serve(click.Command):
     "audit_log_max_bytes",
     type=click.IntRange(4096),
     metavar="BYTES",
-    help="Rename the audit log when it has this size, and begin another.",
+    help="Size at which the audit log is renamed and a new one begun.",
 )
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Serve other addresses than loopback to everybody, without --access and client "
+    help="Serve everyone on addresses other than loopback, without --access and client "
     "certificates.",
 )
 @click.option(
@@ -271,7 +282,7 @@ class Serve(click.Command):
     "--rollout-webhook-secret",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="The secret that signs the calls of rollouts' webhooks (x-modelport-signature-256).",
+    help="File with the secret that signs webhook calls of rollouts (x-modelport-signature-256).",
 )
 @click.option(
     "--workers",
@@ -304,19 +315,20 @@ class Serve(click.Command):
     "max_request_timeout_seconds",
     type=FiniteSeconds(min=0, min_open=True),
     default=None,
-    help="Upper limit of every request's deadline.  [default: the request's own]",
+    help="Upper limit of every request's deadline, in seconds.  [default: no limit]",
 )
 @click.option(
     "--exit-timeout-secs",
     "exit_timeout_seconds",
     type=FiniteSeconds(min=0),
     default=30.0,
-    help="Time for requests in flight to finish after SIGTERM.",
+    help="Seconds for requests in flight to finish after SIGTERM.",
 )
 @click.option(
     "--log-format",
     type=click.Choice([form.value for form in LogFormat]),
     default=LogFormat.DEFAULT.value,
+    help="Format of the log on standard error.",
 )
 @click.option(
     "--log-verbose",

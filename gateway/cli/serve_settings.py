@@ -173,7 +173,7 @@ def _check_exposure(options: Mapping[str, Any], tls: TlsFiles | None) -> None:
         address = options[f"{kind}_address"]
         if not is_loopback(address):
             raise click.UsageError(
-                f"--{kind}-address {address} lets everybody who reaches it use, load and unload "
+                f"--{kind}-address {address} lets everyone who can reach it use, load and unload "
                 "models; limit it with --access FILE or --tls-client-ca FILE, or allow it with "
                 "--insecure"
             )

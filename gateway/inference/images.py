@@ -180,15 +180,15 @@ class _Prepare:
             raise
         except image_cost.TooCostly as error:
             raise InvalidArgument(
-                f"input '{self.name}': the image has {error}, and would take too long; send a "
-                "smaller one, or one that is less compressed"
+                f"input '{self.name}': the image has {error}, and would take too long to decode; "
+                "send a smaller one, or one that is less compressed"
             ) from error
         except pillow.DecompressionBombError as error:
             raise self._too_large(MAX_PIXELS) from error
         except Exception as error:  # decoders raise anything on damaged data
             known = "an image" if self.formats is None else f"a {' or '.join(self.formats)} image"
             raise InvalidArgument(
-                f"input '{self.name}': the data is not {known}, or a damaged one"
+                f"input '{self.name}': the data is not {known}, or is damaged"
             ) from error
 
     def _resized(self, picture: Image) -> Image:

@@ -217,8 +217,8 @@ def _open(name: str, key: str) -> int:
     found = _KEY.fullmatch(key)
     if found is None or found[1] in (".", ".."):
         raise InvalidArgument(
-            f"cannot register shared memory region '{name}' - invalid shm key '{key}'; it is one "
-            "name, as shm_open takes it"
+            f"cannot register shared memory region '{name}' - invalid shm key '{key}'; give one "
+            "name, as for shm_open"
         )
     if found[1].startswith(RESERVED):
         raise InvalidArgument(

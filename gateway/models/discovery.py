@@ -167,7 +167,7 @@ class Discovery:
         except ModelportError:
             raise
         except TimeoutError:
-            raise Unavailable(f"the server of model '{entry.name}' does not answer") from None
+            raise Unavailable(f"the server of model '{entry.name}' does not respond") from None
         except Exception as error:
             log.exception("a server's versions cannot be read", model=entry.name)
             raise Unavailable(
@@ -175,7 +175,7 @@ class Discovery:
             ) from error
         numbers = [number for number in found if 0 < number <= MAX_VERSION]  # 0 is no version
         if not numbers:
-            raise Unavailable(f"the server of model '{entry.name}' has no version of it READY")
+            raise Unavailable(f"the server of model '{entry.name}' has no READY version of it")
         versions = {number: VersionEntry(number, Path(), ()) for number in numbers}
         return entry._replace(versions=versions)
 

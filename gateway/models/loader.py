@@ -83,7 +83,12 @@ class VersionLoader:
         try:
             images.check_installed(config)
         except Unsupported as error:  # its tensors are served all the same
-            log.warning("images will be refused", model=name, version=number, reason=str(error))
+            log.warning(
+                "requests with images will be refused",
+                model=name,
+                version=number,
+                reason=str(error),
+            )
         kind = config.backend
         if route is not None:
             kind = "managed" if route.managed else route.backend

@@ -232,7 +232,7 @@ class Reconciler:
                     "model version is not served", model=name, version=number,
                     reason=failure.reason, exc_info=not isinstance(error, ModelportError),
                 )  # fmt: skip
-            kept = "reload failed, the version loaded before still serves: " + failure.reason
+            kept = "reload failed, the previously loaded version still serves: " + failure.reason
             model.states[number] = (
                 (VersionState.UNAVAILABLE, failure.reason)
                 if before is None
@@ -354,7 +354,7 @@ class Reconciler:
             try:
                 await self.reconcile(model, retrying)
             except Exception:
-                log.exception("a model cannot be brought up to date", model=model.entry.name)
+                log.exception("a model could not be updated", model=model.entry.name)
 
         task = self.in_background(work())
         self._reconciling.add(task)

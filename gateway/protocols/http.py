@@ -190,7 +190,7 @@ class HttpApplication:
         app = FastAPI(
             title="modelport",
             version=__version__,
-            description="The Open Inference Protocol (v2) as Triton speaks it, and the dialects of "
+            description="The Open Inference Protocol (v2) as in Triton, and the protocols of "
             "TensorFlow Serving, TorchServe and SageMaker.",
             redirect_slashes=False,
             openapi_url=None,  # ``api_pages`` has the pages, with their operation

@@ -124,7 +124,7 @@ def _too_large(most: int, limit: int, headers: Mapping[bytes, bytes], size: int)
     """Make the error in Triton's words, which differ for JSON and other bodies."""
     if most < limit:
         return InvalidArgument(
-            f"the request is larger than {most} bytes, and no valid request of its kind is"
+            f"the request is larger than {most} bytes, but no valid request of its kind is so large"
         )
     subject = f"request JSON size of {size} bytes exceeds the maximum allowed input size"
     if headers.keys() & _NOT_JSON:

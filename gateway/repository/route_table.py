@@ -102,4 +102,4 @@ class RouteTable:
     def finish(self) -> None:
         for key in self._content:
             if key not in self._asked:
-                raise self.wrong(key, f"is unknown; known are {', '.join(self._asked)}")
+                raise self.wrong(key, f"is unknown; use {', '.join(self._asked)}")

@@ -218,9 +218,7 @@ def _yaml(text: str) -> Any:
             keys = [key.value for key, _ in node.value]
             for key, _ in node.value:
                 if keys.count(key.value) > 1:
-                    raise ValueError(
-                        f"'{key.value}' is there twice, line {key.start_mark.line + 1}"
-                    )
+                    raise ValueError(f"'{key.value}' is repeated in line {key.start_mark.line + 1}")
             return super().construct_mapping(node, deep)
 
     try:
@@ -302,7 +300,7 @@ def _check(table: RouteTable, route: ModelRoute) -> None:
             f"{table.where} needs 'endpoints', a list of 'host:port', or 'managed = true'"
         )
     if len(set(route.endpoints)) != len(route.endpoints):
-        raise table.wrong("endpoints", "has one endpoint twice")
+        raise table.wrong("endpoints", "repeats an endpoint")
     if route.management and route.backend != "torchserve":
         raise table.wrong("management", "is for 'backend' torchserve only")
     if route.label and (route.backend != "tfserving" or route.version):

@@ -211,7 +211,7 @@ def _scan_version(root: Path, path: Path) -> VersionEntry:
     except OSError as error:
         problem, unreadable = _reason(error), True
     except RecursionError:  # os.walk is recursive before Python 3.12
-        problem = "its folders are nested too deeply"
+        problem = "the version's folders are nested too deeply"
     return VersionEntry(number, path, tuple(sorted(files)), problem, unreadable=unreadable)
 
 

@@ -123,7 +123,7 @@ def verify_signature(version: Path, model: str, keys: Collection[PublicKey]) -> 
     trusted = {key.fingerprint: key for key in keys}
     if fingerprint not in trusted:
         raise IntegrityError(
-            f"it is signed with key {fingerprint}, trusted is {' or '.join(trusted) or 'none'}"
+            f"it is signed with key {fingerprint}, but trusted is {' or '.join(trusted) or 'none'}"
         )
     try:
         trusted[fingerprint].verify(signature, DOMAIN + content)

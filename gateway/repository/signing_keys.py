@@ -114,7 +114,7 @@ def load_public_key(path: Path) -> PublicKey:
     content = _content(FILES.keep("public key", path), where)
     if any(label.endswith(b"PRIVATE KEY") for label in _PEM_LABEL.findall(content)):
         raise InvalidArgument(
-            f"{where} is a private key; give its public key, and keep the private key safe"
+            f"{where} is a private key; give its public key, and keep the private key secret"
         )
     key = _parse_key(lambda: formats.load_pem_public_key(content), where)
     if not isinstance(key, ed25519.Ed25519PublicKey):

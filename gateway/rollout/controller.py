@@ -219,7 +219,7 @@ class RolloutController:
             await self._states.refresh(model)
             rollout = self._states.require(model)
             if rollout.confirmed < began:
-                raise Unavailable("the repository does not show the state of the rollout any more")
+                raise Unavailable("the repository no longer has the state of the rollout")
             if transitions.made(rollout.state, change):
                 break
             if rollout.ending and command is RolloutCommand.ROLLBACK:
@@ -295,7 +295,7 @@ class RolloutController:
         if plan.id != rollout.state.plan.id:
             return
         if problem:
-            change = Change(self._clock(), f"the candidate cannot serve any more: {problem}")
+            change = Change(self._clock(), f"the candidate can no longer serve: {problem}")
             rollout.stop(PendingRollback(change))
         elif self._leads(rollout) and not rollout.doubtful:
             decision = self._decision(rollout)

@@ -95,8 +95,8 @@ def decide(
         return RolloutDecision(RolloutVerdict.HOLD, reason, criteria, missing)
     evidence = _no_harm(criteria)
     if plan.manual:
-        missing = ("a person's promote",)
-        reason = f"{evidence}; the stage waits for promote"
+        missing = ("promoted by a person",)
+        reason = f"{evidence}; the stage waits for 'promote'"
         return RolloutDecision(RolloutVerdict.HOLD, reason, criteria, missing)
     is_last = stage + 1 == len(plan.stages)
     verdict = RolloutVerdict.PROMOTE if is_last else RolloutVerdict.ADVANCE
@@ -119,7 +119,7 @@ def _missing(
     if seconds < plan.min_seconds:
         found.append(f"{math.ceil(plan.min_seconds - seconds)} more seconds")
     found += [
-        f"certainty whether {_CLAIMS[each.name]} ({_e_values(each)})"
+        f"certainty on whether {_CLAIMS[each.name]} ({_e_values(each)})"
         for each in criteria
         if each.status is CriterionStatus.SUSPECT
     ]
@@ -134,7 +134,7 @@ def _observed(each: CriterionEvidence) -> str:
     if each.relative:
         estimate = each.interval.estimate
         shown = [] if estimate is None else [f"{estimate:.3g} times as often"]
-        counted = f"{each.events:,} of {each.trials:,} events are its own"
+        counted = f"{each.events:,} of {each.trials:,} events are the candidate's"
         return ", ".join([*shown, f"limit {each.limit:g}", counted, _e_values(each)])
     counted = f"{each.events:,} of {each.trials:,} requests"
     return ", ".join([f"{counted}, limit {100 * each.limit:g} %", _e_values(each)])
@@ -148,8 +148,8 @@ def _e_values(each: CriterionEvidence) -> str:
 def _no_harm(criteria: Sequence[CriterionEvidence]) -> str:
     """The absence of harm, and the criteria whose limits are proven to be kept."""
     if not criteria:
-        return "no criterion is switched on"
+        return "no criterion is enabled"
     kept = [each.name for each in criteria if each.status is CriterionStatus.KEPT]
     if len(kept) == len(criteria):
-        return "every limit is proven to be kept"
-    return f"no harm was found; proven to be kept: {', '.join(kept) or 'no limit yet'}"
+        return "every limit is proven to hold"
+    return f"no limit is broken; proven to hold: {', '.join(kept) or 'no limit yet'}"

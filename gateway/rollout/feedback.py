@@ -106,7 +106,7 @@ class LabelledRequests:
         if said not in sides:
             known = " or ".join(f"'{name}'" for name in sides)
             raise InvalidArgument(
-                f"row '{row['id'][:64]}': 'model_version' must be {known}, whichever answered"
+                f"row '{row['id'][:64]}': 'model_version' must be {known}, the one that answered"
             )
         number = row.get("stage")
         stage = find(number) if number is None or type(number) is int else None
@@ -124,10 +124,10 @@ def check(rows: Any) -> Sequence[Mapping[str, Any]]:
         InvalidArgument: they are not a list of objects with ``id`` and ``label``.
     """
     if type(rows) is not list:
-        raise InvalidArgument("feedback is a list of rows, each with 'id' and 'label'")
+        raise InvalidArgument("feedback must be a list of rows, each with 'id' and 'label'")
     for row in rows:
         if type(row) is not dict or type(row.get("id")) is not str or not row["id"]:
-            raise InvalidArgument("every row of feedback needs an 'id', the text of a request's id")
+            raise InvalidArgument("every row of feedback needs an 'id', the id of a request")
         if unknown := sorted(row.keys() - _FIELDS):
             raise InvalidArgument(
                 f"row '{row['id'][:64]}' has an unknown member '{unknown[0][:64]}'; known are "

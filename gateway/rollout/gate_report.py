@@ -38,8 +38,8 @@ def max_disagreement(file: Path) -> float | None:
         raise InvalidArgument(f"'{file}' cannot be read: {error.strerror}") from error
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise InvalidArgument(
-            f"'{file}' is no report of 'modelport gate --json' with the decisions of a retrained "
-            "candidate; give the limit as answers.max_disagreement in --slo"
+            f"'{file}' is not a report of 'modelport gate --json' with the decisions of a "
+            "retrained candidate; give the limit as answers.max_disagreement in --slo"
         ) from error
     interval = confidence_sequence([TrialCounts(0.5, changed, decisions)], ALPHA)
     odds = interval.upper if interval is not None else math.inf

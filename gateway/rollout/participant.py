@@ -126,7 +126,7 @@ class RolloutParticipant:
     def _suspend(self, model: str) -> None:
         """Send everything to the baseline: the controller is stuck or gone."""
         if self._routings[model]["share"]:
-            log.error("a rollout is suspended: its controller does not respond", model=model)
+            log.error("a rollout is suspended because its controller does not respond", model=model)
         self._lease(model, 0.0)
 
     async def renew(self, arguments: Arguments) -> None:
@@ -194,7 +194,7 @@ class RolloutParticipant:
         for number, state, reason in states:
             if number == side.version:
                 return "" if state is VersionState.LOADING else reason or f"it is {state}"
-        return f"model '{side.model}' has no version {side.version} any more"
+        return f"model '{side.model}' no longer has version {side.version}"
 
     async def restore(self, routings: Iterable[Document]) -> None:
         """Begin with the routings of the other workers, and drop all others."""

@@ -187,19 +187,22 @@ class RolloutPlan:
         if not 0 <= self.shadow <= 1:
             raise InvalidArgument(f"shadow is {self.shadow:.10g}; it must be between 0 and 100 %")
         if not 1 <= len(self.steps) <= MAX_STEPS:
-            raise InvalidArgument(f"a rollout has 1 to {MAX_STEPS} steps, not {len(self.steps)}")
+            raise InvalidArgument(
+                f"a rollout must have 1 to {MAX_STEPS} steps, not {len(self.steps)}"
+            )
         for before, step in itertools.pairwise((0.0, *self.steps)):
             if not before < step <= 1:
                 raise InvalidArgument(
-                    f"steps must grow, and end at 100 % at most; {step:.6%} comes after "
-                    f"{before:.6%}"
+                    f"steps must increase, up to 100 % at most; {step:.6%} comes after {before:.6%}"
                 )
         if not 1 <= self.min_requests <= MAX_REQUESTS:
             raise InvalidArgument(f"min_requests must be between 1 and {MAX_REQUESTS:,}")
         if not 0 <= self.min_seconds <= self.max_seconds or not self.max_seconds:
             raise InvalidArgument("min_seconds must not be negative, nor more than max_seconds")
         if (self.assignment is AssignmentKind.PARAMETER) != bool(self.parameter):
-            raise InvalidArgument("an assignment by a parameter, and no other, has its name")
+            raise InvalidArgument(
+                "only an assignment by a parameter has, and needs, the parameter's name"
+            )
         if not 0 <= self.keep_inputs <= MAX_KEEP_INPUTS:
             raise InvalidArgument(f"keep_inputs must be between 0 and {MAX_KEEP_INPUTS}")
         if len(self.webhooks) > MAX_WEBHOOKS:

@@ -223,4 +223,4 @@ class ProcessGroup:
             if isinstance(answer, ModelportError):
                 raise answer
             return answer
-        raise Unavailable("no process of this gateway answers")
+        raise Unavailable("no process of this gateway responds")

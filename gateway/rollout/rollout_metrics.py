@@ -21,7 +21,7 @@ _SIDES = ("baseline", "candidate")
 _COUNTERS = (
     ("modelport_rollout_compared_answers", "Pairs of answers that were compared", "compared"),
     ("modelport_rollout_disagreements", "Compared answers that disagree", "disagreed"),
-    ("modelport_rollout_invalid_answers", "Disagreements by invalid outputs", "invalid"),
+    ("modelport_rollout_invalid_answers", "Disagreements caused by invalid outputs", "invalid"),
     ("modelport_rollout_failed_copies", "Copies that only the candidate failed", "failed"),
     ("modelport_rollout_dropped_copies", "Copies not sent to the candidate", "dropped"),
 )
@@ -43,12 +43,12 @@ class RolloutCollector(Collector):
             [(model, status["phase"]) for model, status in rows],
         )  # fmt: skip
         yield _one_of(
-            "modelport_rollout_decision", "The verdict at this moment", "verdict",
+            "modelport_rollout_decision", "The current verdict", "verdict",
             list(RolloutVerdict),
             [(m, status["decision"]["verdict"]) for m, status in rows if "decision" in status],
         )  # fmt: skip
         stage = GaugeMetricFamily(
-            "modelport_rollout_stage", "The stage of the rollout, from 1 on", labels=("model",)
+            "modelport_rollout_stage", "The stage of the rollout, counted from 1", labels=("model",)
         )
         share = GaugeMetricFamily(
             "modelport_rollout_candidate_share",

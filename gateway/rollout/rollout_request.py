@@ -79,7 +79,7 @@ def read(content: bytes) -> RolloutRequest:
     known = [each.name for each in dataclasses.fields(RolloutLimits)]
     for name in request.limits:
         if name not in known:
-            raise InvalidArgument(f"there is no limit '{name}'; there are {', '.join(known)}")
+            raise InvalidArgument(f"there is no limit '{name}'; use {', '.join(known)}")
     return request
 
 
@@ -128,7 +128,7 @@ def draft(
         if request.baseline not in (0, baseline):
             raise InvalidArgument(
                 f"label '{request.label}' is version {baseline} of '{model.name}', not "
-                f"{request.baseline}; leave out one of baseline and label"
+                f"{request.baseline}; omit baseline or label"
             )
     assignment, parameter = _assignment(request.sticky)
     fields = dataclasses.asdict(request)
@@ -165,7 +165,7 @@ def _assignment(sticky: str) -> tuple[AssignmentKind, str]:
         )
     if sticky not in (AssignmentKind.REQUEST, AssignmentKind.HEADER, AssignmentKind.PRINCIPAL):
         raise InvalidArgument(
-            f"sticky '{sticky}' is none of request, header, principal and parameter:NAME"
+            f"sticky '{sticky}' must be request, header, principal or parameter:NAME"
         )
     return AssignmentKind(sticky), ""
 
@@ -259,8 +259,8 @@ def _require_decision(decision: _Decision, candidate: VersionDescription) -> Non
     if threshold is not None:
         if not numbers:
             raise InvalidArgument(
-                f"the outputs of model '{candidate.model}' have no threshold, because they are no "
-                "numbers; leave out answers.decision_threshold"
+                f"the outputs of model '{candidate.model}' have no threshold, because they are not "
+                "numbers; omit answers.decision_threshold"
             )
         return
     # One integer is a class itself.
@@ -269,7 +269,7 @@ def _require_decision(decision: _Decision, candidate: VersionDescription) -> Non
         columns = ", ".join(f"'{each.name}' has {each.columns}" for each in same)
         largest = "the largest class is" if top_k == 1 else f"the {top_k} largest classes are"
         raise InvalidArgument(
-            f"model '{candidate.model}' was trained again, and its answers lead to no decision to "
+            f"model '{candidate.model}' was retrained, and its answers lead to no decision to "
             f"compare: {largest} always the same ({columns}); give the threshold in slo.toml, as "
             "decision_threshold = 0.5 in [answers], or compare values with --same-checkpoint"
         )

@@ -74,7 +74,7 @@ class Rollouts:
         """
         split = self._splits.get(model)
         if split is None:
-            raise NotFound(f"no rollout of model '{model}' runs")
+            raise NotFound(f"no rollout of model '{model}' is running")
         found: dict[str, Any] = {"counted": 0, "unknown": [], "repeated": []}
         for index, row in enumerate(feedback.check(rows)):
             if split.learn(row, complete):

@@ -143,7 +143,9 @@ class ShadowQueue:
                 self._listener.ended(copy, CopyOutcome.DROPPED)
                 raise
             except Exception:
-                log.exception("a copy was not compared", model=copy.request.model_name)
+                log.exception(
+                    "the answer to a shadow copy was not compared", model=copy.request.model_name
+                )
                 self._listener.ended(copy, CopyOutcome.DROPPED)
         self._task = None
 
@@ -157,7 +159,7 @@ class ShadowQueue:
             self._listener.ended(copy, CopyOutcome.DROPPED)
         except Exception as error:
             if not isinstance(error, ModelportError):
-                log.exception("a copy failed", model=copy.request.model_name)
+                log.exception("a shadow copy failed", model=copy.request.model_name)
             self._listener.ended(copy, CopyOutcome.FAILED)
         else:
             await self._listener.compared(copy, response)

@@ -122,9 +122,11 @@ def _signature(served: ServedVersion) -> tuple[str, ...]:
 
 def _obstacle(served: ServedVersion) -> str:
     if served.decoupled:
-        return "its transaction policy is decoupled: it gives any number of answers to a request"
+        return (
+            "its transaction policy is decoupled: it returns any number of responses to a request"
+        )
     if served.config.HasField("sequence_batching"):
-        return "it batches sequences, whose requests belong to one version"
+        return "it batches sequences, and all requests of one need the same version"
     return ""
 
 

@@ -79,8 +79,8 @@ class RolloutStore:
             return read_state(content, model, revision)
         except InvalidArgument as error:
             raise InvalidArgument(
-                f"'.rollouts/{key}' is not the state of a rollout, or of a newer release: {error}; "
-                f"remove '.rollouts/state/{model}' to forget the rollout"
+                f"'.rollouts/{key}' is not the state of a rollout, or is from a newer release: "
+                f"{error}; remove '.rollouts/state/{model}' to forget the rollout"
             ) from error
 
     async def write(self, state: RolloutState) -> bool:
@@ -125,7 +125,7 @@ class RolloutStore:
                     known = tag, await self._read_counts(key)
                 found[key] = known
                 if len(found) == MAX_COUNTS_FILES:
-                    log.warning("too many counts of a rollout, some are ignored", model=model)
+                    log.warning("too many counts of a rollout; some are ignored", model=model)
                     break
         beside = f"counts/{model}/"
         others = {key: each for key, each in self._counts.items() if not key.startswith(beside)}
@@ -200,7 +200,7 @@ def _stages(content: bytes) -> dict[int, StageCounts]:
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidArgument("the counts are malformed") from error
     if not all(0 <= stage <= MAX_STEPS for stage in found):
-        raise InvalidArgument("the counts are of stages that no plan has")
+        raise InvalidArgument("the counts name a stage that the plan lacks")
     return found
 
 

@@ -132,7 +132,7 @@ class RolloutWebhooks:
             permission.ask(self._body(new, PRE_STAGE))
             await permission.answered()
         if permission.problem:
-            raise Unavailable(f"{permission.problem}; nothing changed, try again later")
+            raise Unavailable(f"{permission.problem}; nothing has changed, try again later")
 
     def permit(self, new: RolloutState) -> bool:
         """Whether the stage of ``new`` may begin; if that is unknown, ask in the background."""
@@ -148,7 +148,7 @@ class RolloutWebhooks:
         permission = self._permissions.get(plan.model)
         if permission is None or permission.key[0] != plan.id or not permission.problem:
             return ""
-        return f"{permission.problem}; it is called again"
+        return f"{permission.problem}; it will be called again"
 
     def _permission(self, new: RolloutState) -> _Permission:
         model, key = new.plan.model, (new.plan.id, new.stage, new.phase)
@@ -167,7 +167,10 @@ class RolloutWebhooks:
         """Tell of the latest change in the background, with a few attempts."""
         for url in new.plan.webhooks:
             if len(self._telling) >= MAX_TELLING:
-                log.warning("a webhook is not told: too many do not answer", webhook=_name(url))
+                log.warning(
+                    "a webhook is not notified: too many webhooks do not respond",
+                    webhook=_name(url),
+                )
                 continue
             body = self._body(new, str(new.events[-1].kind))
             self._keep(self._tell(url, body))
@@ -186,7 +189,7 @@ class RolloutWebhooks:
             if left:
                 await asyncio.sleep(pause)
                 pause *= 2
-        log.warning("a webhook was not told", reason=problem)
+        log.warning("a webhook was not notified", reason=problem)
 
     def cancel(self) -> None:
         """Give up all calls."""
@@ -207,7 +210,7 @@ class RolloutWebhooks:
             status = await self._send(url, body, secret, self._answer_seconds)
         except ModelportError as error:
             return f"the webhook {_name(url)} cannot be called: {error}"
-        return "" if 200 <= status < 300 else f"the webhook {_name(url)} answered {status}"
+        return "" if 200 <= status < 300 else f"the webhook {_name(url)} returned status {status}"
 
     def _body(self, new: RolloutState, event: str) -> bytes:
         plan, change = new.plan, new.events[-1]

@@ -98,7 +98,7 @@ class Watchdog:
                 )
             elif blocked < TICK_SECONDS and blocked_at is not None:
                 seconds = round(ticked_at - blocked_at, 1)
-                log.warning("the event loop goes on", blocked_seconds=seconds)
+                log.warning("the event loop continues", blocked_seconds=seconds)
                 blocked_at = None
 
     def _stack(self) -> list[str]:

@@ -182,11 +182,11 @@ class RequestMemoryCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         memory = self._memory
         yield GaugeMetricFamily(
-            "modelport_request_memory_used_bytes", "Memory that requests hold", memory.used_bytes
+            "modelport_request_memory_used_bytes", "Memory that requests use", memory.used_bytes
         )
         yield GaugeMetricFamily(
             "modelport_request_memory_limit_bytes",
-            "Memory that requests may hold",
+            "Memory limit of all requests together",
             memory.limit_bytes,
         )
         yield CounterMetricFamily(

@@ -39,6 +39,6 @@ async def download(url: str, max_bytes: int, seconds: float, tls: ssl.SSLContext
                     raise Unavailable(f"the document is larger than {max_bytes} bytes")
             return bytes(content)
     except TimeoutError as error:
-        raise TimedOut(f"no complete answer within {seconds:g} s") from error
+        raise TimedOut(f"no complete response within {seconds:g} s") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise Unavailable(str(error) or type(error).__name__) from error

@@ -155,15 +155,15 @@ class GrpcChannel:
         except ProtocolError as error:
             raise EndpointFailed(FailureKind.REFUSED, "it does not speak gRPC") from error
         except (socket.gaierror, UnicodeError) as error:
-            raise EndpointFailed(FailureKind.REFUSED, "its name is unknown") from error
+            raise EndpointFailed(FailureKind.REFUSED, "its name cannot be resolved") from error
         except ssl.SSLError as error:
-            raise EndpointFailed(FailureKind.REFUSED, "it cannot be trusted") from error
+            raise EndpointFailed(FailureKind.REFUSED, "the TLS handshake failed") from error
         except ConnectionRefusedError as error:
             raise EndpointFailed(FailureKind.REFUSED, "connection refused") from error
         except TimeoutError as error:
             raise EndpointFailed(FailureKind.SILENT) from error
         except OSError as error:
-            raise EndpointFailed(FailureKind.REFUSED, "it does not answer") from error
+            raise EndpointFailed(FailureKind.REFUSED, "no connection can be made") from error
         finally:
             if self._connecting is asyncio.current_task():
                 self._connecting = None
@@ -171,7 +171,7 @@ class GrpcChannel:
                 connection.abort()
         if connection.usable and not connection.free:  # another one would allow no more
             connection.close()
-            raise EndpointFailed(FailureKind.REFUSED, "it takes no calls")
+            raise EndpointFailed(FailureKind.REFUSED, "it allows no streams")
         self._connections = [c for c in self._connections if c.usable]
         self._connections.append(connection)
         if self._keepalive is None:
@@ -248,7 +248,7 @@ async def unary(
     try:
         return reply(content)
     except DecodeError as error:
-        raise EndpointFailed(FailureKind.DAMAGED, "it is no message of the protocol") from error
+        raise EndpointFailed(FailureKind.DAMAGED, "it is not a valid message") from error
 
 
 async def exchange(
@@ -304,10 +304,10 @@ def message_of(
         raise (failure or meant)(status, unquote(trailers.get("grpc-message", "")))
     body = got.body.view()
     if len(body) < _PREFIX.size:
-        raise EndpointFailed(FailureKind.DAMAGED, "it is cut off")
+        raise EndpointFailed(FailureKind.DAMAGED, "it is truncated")
     compressed, length = _PREFIX.unpack_from(body)
     if compressed or length != len(body) - _PREFIX.size:
-        raise EndpointFailed(FailureKind.DAMAGED, "it is not one message as it was asked for")
+        raise EndpointFailed(FailureKind.DAMAGED, "it is not exactly one uncompressed message")
     return body[_PREFIX.size :]
 
 
@@ -343,5 +343,5 @@ def meant(status: str, message: str) -> EndpointFailed | ModelportError:
         if "timeout expired" in lowered:
             return TimedOut()
         return EndpointFailed(FailureKind.UNREADY, message)
-    message = message or "the server that runs the model gave no reason"
+    message = message or "the server that runs the model stated no reason"
     return ServerError(message) if status in _SERVER else Internal(message)

@@ -36,9 +36,9 @@ MAX_RECONNECT_SECONDS = 1.0
 #: The library gives its own failures and a server's statuses alike; only its words tell them apart.
 _TRANSPORT = (
     (re.compile(r"Connection refused"), FailureKind.REFUSED, "connection refused"),
-    (re.compile(r"^errors resolving|^DNS res"), FailureKind.REFUSED, "its name is unknown"),
+    (re.compile(r"^errors resolving|^DNS res"), FailureKind.REFUSED, "its name cannot be resolved"),
     (re.compile(r"Failed parsing HTTP/2"), FailureKind.REFUSED, "it does not speak gRPC"),
-    (re.compile(r"^failed to connect"), FailureKind.REFUSED, "it does not answer"),
+    (re.compile(r"^failed to connect"), FailureKind.REFUSED, "no connection can be made"),
     (
         re.compile(r"message larger than max"),
         FailureKind.DAMAGED,
@@ -137,7 +137,7 @@ class StreamChannel:
         except self._aio.AioRpcError as error:
             raise _crossed(error) from error
         except DecodeError as error:
-            raise EndpointFailed(FailureKind.DAMAGED, "it is no message of the protocol") from error
+            raise EndpointFailed(FailureKind.DAMAGED, "it is not a valid message") from error
         finally:
             call.cancel()
 

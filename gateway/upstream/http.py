@@ -217,7 +217,7 @@ class HttpSession:
         if 300 <= response.status < 400:
             raise EndpointFailed(FailureKind.DAMAGED, "it is a redirect")
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise EndpointFailed(FailureKind.DAMAGED, "it is compressed, without being asked to")
+            raise EndpointFailed(FailureKind.DAMAGED, "it is compressed, which was not requested")
         limit = self._max_reply_bytes
         if (response.content_length or 0) <= limit:
             parts, size = [], 0
@@ -252,7 +252,7 @@ def _crossing() -> Iterator[None]:
     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
         raise EndpointFailed(FailureKind.DROPPED) from error
     except aiohttp.ClientPayloadError as error:
-        raise EndpointFailed(FailureKind.DAMAGED, "it is cut off") from error
+        raise EndpointFailed(FailureKind.DAMAGED, "it is truncated") from error
     except aiohttp.ClientError as error:
         raise EndpointFailed(FailureKind.DAMAGED, "it does not speak HTTP") from error
 
@@ -265,9 +265,9 @@ def meant(status: int, message: str) -> EndpointFailed | ModelportError:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "its name is unknown"
+        return "its name cannot be resolved"
     if isinstance(error, aiohttp.ClientConnectorError) and isinstance(
         error.os_error, ConnectionRefusedError
     ):
         return "connection refused"
-    return "it does not answer"
+    return "no connection can be made"

@@ -174,7 +174,7 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
     def check_pong(self) -> None:
         """Drop the connection if the last ping has no answer yet."""
         if self._pinged_at:
-            self.terminate(ProtocolError("the peer does not answer pings"))
+            self.terminate(ProtocolError("the peer does not respond to pings"))
 
     def check_silence(self) -> None:
         """Ping a peer that leaves calls unanswered and sends nothing else.

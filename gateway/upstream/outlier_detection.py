@@ -33,15 +33,15 @@ class FailureKind(Enum):
     """The failure of an endpoint; the value is the message for clients, without the reason."""
 
     REFUSED = "cannot be reached"
-    DROPPED = "closed the connection before the answer was complete"
+    DROPPED = "closed the connection before the response was complete"
     UNREADY = "is not ready"
     MISSING = "does not have the model"
-    DAMAGED = "gave a damaged answer"
-    SILENT = "does not answer"
-    HUNG = "did not answer in time"
+    DAMAGED = "returned an invalid response"
+    SILENT = "does not respond"
+    HUNG = "did not respond in time"
     ERRORED = "failed"
     FULL = "has a full queue"
-    SLOW = "answers much more slowly than the others"
+    SLOW = "responds much more slowly than the others"
 
 
 #: These eject even the last endpoint. Other failures may be caused by one client: then a probe

@@ -314,7 +314,7 @@ class EndpointPool:
             await asyncio.sleep(min(wait, MAX_PROBE_INTERVAL_SECONDS))
         endpoint.come_back(time.monotonic())
         self.problem = ""
-        log.info("an endpoint is back", model=self._model, endpoint=endpoint.address)
+        log.info("an endpoint is in use again", model=self._model, endpoint=endpoint.address)
 
     async def _failure(
         self, endpoint: Endpoint, seconds: float, on_new_connection: bool = False

@@ -16,7 +16,7 @@ async def call(url: str, body: bytes, signature: Mapping[str, str], seconds: flo
         signature: the header of the signature, by name.
 
     Raises:
-        TimedOut: no answer within ``seconds``.
+        TimedOut: no response within ``seconds``.
         Unavailable: no connection, or no HTTP.
     """
     headers = {
@@ -32,6 +32,6 @@ async def call(url: str, body: bytes, signature: Mapping[str, str], seconds: flo
         ):
             return response.status
     except TimeoutError as error:
-        raise TimedOut(f"no answer within {seconds:g} s") from error
+        raise TimedOut(f"no response within {seconds:g} s") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise Unavailable(str(error)) from error

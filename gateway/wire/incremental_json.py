@@ -345,8 +345,8 @@ class _Scanner:
         self._objects += objects
         if self._objects > self._most_objects:
             raise InvalidArgument(
-                f"the request JSON has more than {self._most_objects} objects; instead of rows "
-                "send columns, which are arrays of values by name"
+                f"the request JSON has more than {self._most_objects} objects; instead of "
+                "rows, send columns (arrays of values by name)"
             )
         request_memory.reserve(objects * OBJECT_BYTES)
         self._containers += int(np.count_nonzero(steps > 0))

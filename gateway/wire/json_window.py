@@ -81,7 +81,7 @@ def string(text: bytes, start: int, end: int, parse: Callable[[bytes], Any]) -> 
         )
         part = parse(b'"%b"' % text[start:stop])
         if type(part) is not str:
-            raise InvalidArgument("failed to parse the request JSON buffer: a string is cut short")
+            raise InvalidArgument("failed to parse the request JSON buffer: a string is truncated")
         parts.append(part)
         start = stop
         offload.checkpoint()

@@ -156,7 +156,9 @@ def _packed(kind: str, types: set[type], flat: Sequence[Any], shape: list[int]) 
         try:
             return np.array(flat, np.uint64).reshape(shape)
         except OverflowError:
-            raise InvalidArgument("an array holds integers of 64 bits and negative ones") from None
+            raise InvalidArgument(
+                "an array mixes negative integers with integers above 2^63 - 1"
+            ) from None
     low, high = whole.min(), whole.max()
     for narrow in _NARROW:
         limits = np.iinfo(narrow)

@@ -127,7 +127,7 @@ def _datatype(name: str, message: pb.TensorProto) -> Datatype:
     dtype = message.dtype
     if dtype not in DATATYPES:
         word = pb.DataType.Name(dtype) if dtype in pb.DataType.values() else str(dtype)
-        raise InvalidArgument(f"input '{name}' has dtype {word}, which is no tensor")
+        raise InvalidArgument(f"input '{name}' has dtype {word}, which is not a tensor's")
     return DATATYPES[dtype]
 
 

@@ -16,7 +16,7 @@ OWN = _PSEUDONYM + secrets.token_hex(8)
 MAX_HOPS = 16
 MAX_BYTES = 4096
 MESSAGE = (
-    "the request has come through this gateway before: its routes, and those of the servers "
+    "the request has already passed through this gateway: its routes, and those of the servers "
     "behind it, form a loop"
 )
 #: The ``Via`` header of the request that the current task serves.

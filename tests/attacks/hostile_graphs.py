@@ -319,12 +319,12 @@ def openvinos() -> dict[str, tuple[bytes, str]]:
         "uses an operation of an extension": (graph(extra=foreign), "'Evil' of 'extension'"),
         "uses an extension in a loop": (graph(extra=body), "'Evil' of 'extension'"),
         "takes a constant beyond its file": (constant("8", "16"), "beyond the end"),
-        "takes a constant before its file": (constant("-8", "16"), "has no place"),
-        "takes a constant whose end wraps": (constant("8", str(2**64 - 8)), "has no place"),
+        "takes a constant before its file": (constant("-8", "16"), "has no valid offset and size"),
+        "takes a constant whose end wraps": (constant("8", str(2**64 - 8)), "has no valid offset and size"),
         "nests without end": (graph(extra="<body>" * 100 + "</body>" * 100), "levels deep"),
-        "takes a size that is no number": (
+        "takes a size that is not a number": (
             graph().replace("<dim>4</dim>", "<dim>4x</dim>", 1),
-            "'4x' is no size",
+            "'4x' is not a size",
         ),
         "is another document": ("<html></html>", "begins with 'html'"),
         "is in another encoding": (graph().encode("utf-16"), "does not load"),

@@ -397,7 +397,7 @@ SIZES = {
     "one string too many": strings(wire.pack([b"a", b"b"])),
     "one string too few": strings(wire.pack([b"a"]), count=2),
     "a million strings in four bytes": strings(b"\0\0\0\0", count=10**6),
-    "a string that is no text": strings(wire.pack([b"\xff\xfe"])),
+    "a string that is not text": strings(wire.pack([b"\xff\xfe"])),
     "a header length beyond the body": Attack(
         400, body=wire.good_body(), headers={HEADER_LENGTH: "100000"}
     ),
@@ -518,7 +518,7 @@ BELOW = {
     "a length and chunks": (
         b"POST /v2 HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     ),
-    "a chunk whose size is no number": (
+    "a chunk whose size is not a number": (
         b"POST /v2/models/x2/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
         b"xyz\r\nabc\r\n0\r\n\r\n"
     ),

@@ -138,7 +138,7 @@ def is_a_bomb(path: Path) -> Path:
     return zipped(path / "m.mar", ("model.pt", bytes(128 << 20)))
 
 
-@attack("not as in the directory")
+@attack("contradicts the directory")
 def lies_about_its_size(path: Path) -> Path:
     """The directory says 1 byte, the data are more."""
     made = zipped(path / "m.mar", ("model.pt", bytes(1000)))

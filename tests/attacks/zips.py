@@ -151,7 +151,7 @@ MANIPULATIONS: dict[str, tuple[Callable[[Zip], Zip], str]] = {
     "an absolute name": (_named(lambda n: b"/" + n), "not safe"),
     "a drive": (_named(lambda n: b"C:" + n), "not safe"),
     "a name with a NUL": (_named(lambda n: n + b"\0.txt"), "not safe"),
-    "a name that is no text": (_named(lambda n: n + b"\xff"), "reads differently"),
+    "a name that is not text": (_named(lambda n: n + b"\xff"), "neither ASCII nor"),
     "a file that is a folder": (_named(lambda n: n + b"/inside"), "a file and a folder"),
     "a record that is not listed": (
         lambda z: _beside(z, Entry(_victim(z).name, b"hostile", hidden=True)),
@@ -161,8 +161,8 @@ MANIPULATIONS: dict[str, tuple[Callable[[Zip], Zip], str]] = {
         lambda z: replace(z, entries=(Entry(_victim(z).name, b"hostile", hidden=True), *z.entries)),
         "hidden bytes",
     ),
-    "a header of another name": (_changed(header=b"m/other"), "not as in the directory"),
-    "a header of another size": (_changed(header_size=1), "not as in the directory"),
+    "a header of another name": (_changed(header=b"m/other"), "contradicts the directory"),
+    "a header of another size": (_changed(header_size=1), "contradicts the directory"),
     "two records in one place": (
         lambda z: _beside(
             z, replace(_victim(z), name=_in_last(_victim(z).name, lambda last: b"again"), at=0)
@@ -171,16 +171,16 @@ MANIPULATIONS: dict[str, tuple[Callable[[Zip], Zip], str]] = {
     ),
     "bytes in front": (lambda z: replace(z, prefix=b"#!/bin/sh\n"), "hidden bytes"),
     "bytes between records": (lambda z: replace(z, between=b"hidden"), "hidden bytes"),
-    "bytes behind": (lambda z: replace(z, suffix=b"hidden"), "behind its central directory"),
-    "a comment": (lambda z: replace(z, comment=b"hello"), "behind its central directory"),
+    "bytes behind": (lambda z: replace(z, suffix=b"hidden"), "after its central directory"),
+    "a comment": (lambda z: replace(z, comment=b"hello"), "after its central directory"),
     "a second end": (_second_end, ""),
     "a zip64 directory that lies": (lambda z: replace(z, tail=_zip64_that_lies), "disagree"),
     "fewer records than listed": (
         lambda z: replace(z, count=len(z.entries) - 1),
-        "more than it counts",
+        "more records than it states",
     ),
     "an encrypted record": (_changed(flags=1), "encrypted"),
-    "an unusual packing": (_changed(method=12), "unusual"),
+    "an unusual packing": (_changed(method=12), "neither stored nor deflated"),
     "a link": (_changed(attributes=0o120777 << 16), "a link"),
     "a field with another name": (
         _changed(extra=struct.pack("<2H", 0x7075, 5) + b"\x01\0\0\0\0"),

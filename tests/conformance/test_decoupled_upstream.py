@@ -166,7 +166,7 @@ def test_torchserves_streams_are_cancelled_behind(
 
 @pytest.mark.parametrize(
     ("protocol", "said"),
-    [("grpc", BROKEN), ("http", "gave a damaged answer: it is cut off")],
+    [("grpc", BROKEN), ("http", "returned an invalid response: it is truncated")],
 )
 def test_a_stream_of_torchserves_that_fails_is_no_whole_one(
     front: Gateway, protocol: str, said: str

@@ -242,7 +242,7 @@ def test_every_worker_has_a_region_and_one_that_is_started_again_too(
 
         ask_all()
         os.kill(children(gateway.process.pid)[0], signal.SIGKILL)
-        gateway.wait_for("worker started again")
+        gateway.wait_for("worker restarted")
         ask_all()
         client.control("unregister_system_shared_memory")
         for _ in range(16):

@@ -160,7 +160,7 @@ def test_a_model_that_is_code_needs_a_route_to_a_triton(place: Place) -> None:
     config = place.repository / "x2" / "config.pbtxt"
     config.write_text(config.read_text().replace("onnxruntime", "python"))
     with serving(place.repository) as gateway:
-        assert reason(gateway).startswith("backend 'python' is code, which only Triton executes")
+        assert reason(gateway).startswith("backend 'python' runs Python code, as only Triton does")
 
 
 def test_a_line_of_megabytes_is_cut(place: Place) -> None:

@@ -92,7 +92,7 @@ def kill_in_turn(front: Gateway, replicas: list[Replica], protocol: str) -> None
         replica.kill()
         front.wait_for("an endpoint is ejected", after=seen, endpoint=address)
         replica.start()
-        front.wait_for("an endpoint is back", after=seen, endpoint=address)
+        front.wait_for("an endpoint is in use again", after=seen, endpoint=address)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -219,7 +219,7 @@ def test_a_server_that_accepts_and_never_speaks_costs_no_request_and_no_start(
             ((state, reason),) = index(front, "alone").values()
             assert (state, reason) == (
                 "UNAVAILABLE",
-                "the server that runs 'alone' does not answer",
+                "the server that runs 'alone' does not respond",
             )
             assert not [entry for entry in front.logs if "exception" in entry]
             assert front.process.poll() is None

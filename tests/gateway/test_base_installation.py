@@ -206,4 +206,4 @@ with modelport.testing.serve(sys.argv[1]) as server:
     )
     assert done.returncode == 0, done.stderr
     assert "pip install 'modelport[images]'" in done.stdout
-    assert "images will be refused" in done.stderr
+    assert "requests with images will be refused" in done.stderr

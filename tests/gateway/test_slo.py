@@ -45,7 +45,7 @@ def test_the_example_says_every_key_and_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[limits]\np99 = 5", r"unknown key 'p99' in \[limits\]; it knows p50_ms, p99_ms"),
+        ("[limits]\np99 = 5", r"unknown key 'p99' in \[limits\]; its keys are p50_ms, p99_ms"),
         ("[limit]\np99_ms = 5", r"unknown table \[limit\]; there are \[limits\], \[regressions\]"),
         ("p99_ms = 5", "unknown key 'p99_ms'"),
         ("limits = 5", r"must be a table, \[limits\]"),

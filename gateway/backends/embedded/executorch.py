@@ -38,12 +38,11 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     path = runtime.artifact_file(artifact)
     if not artifact.native:
         raise native_code_refused(path.name)
-    gpu = placement.gpu_of(artifact, lambda index: "ExecuTorch programs run on the CPU here")
+    gpu = placement.gpu_of(artifact, lambda index: "ExecuTorch programs run on the CPU only")
     config = placement.as_placed(artifact.config, gpu)
     if not (config.input and config.output):
         raise InvalidArgument(
-            f"'{path.name}' does not say the shapes that it takes; declare 'input' and 'output' in "
-            "config.pbtxt"
+            f"'{path.name}' does not store its shapes; declare 'input' and 'output' in config.pbtxt"
         )
     try:
         with filtered_stderr():

@@ -184,7 +184,7 @@ class OnnxRuntimeSession:
             encoded.reshape(-1)[:] = [item.encode(self._encoding) for item in data.reshape(-1)]
         except UnicodeEncodeError as error:
             raise Internal(
-                f"output '{name}' holds characters that {self._encoding} does not have"
+                f"output '{name}' holds characters that {self._encoding} cannot encode"
             ) from error
         return encoded
 

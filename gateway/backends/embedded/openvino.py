@@ -67,7 +67,7 @@ def try_load(
 
 
 def _load(artifact: Artifact, path: Path) -> EmbeddedBackend:
-    gpu = placement.gpu_of(artifact, lambda index: "OpenVINO models run on the CPU here")
+    gpu = placement.gpu_of(artifact, lambda index: "OpenVINO models run on the CPU only")
     config = placement.as_placed(artifact.config, gpu)
     count = configuration.instance_count(config)
     properties = _properties(config, artifact.threads, count)
@@ -90,7 +90,9 @@ def _load(artifact: Artifact, path: Path) -> EmbeddedBackend:
 def _properties(config: ModelConfig, threads: int, count: int) -> dict[str, Any]:
     """Properties of the compiled model, from the parameters of Triton's OpenVINO backend."""
     if parameters.text(config, "CPU_EXTENSION_PATH"):
-        raise Unsupported("parameter 'CPU_EXTENSION_PATH' names native code, which is not loaded")
+        raise Unsupported(
+            "parameter 'CPU_EXTENSION_PATH' names native code, which is not loaded; remove it"
+        )
     device = parameters.text(config, "TARGET_DEVICE", DEVICE)
     if device != DEVICE:
         raise Unsupported(f"parameter 'TARGET_DEVICE' must be {DEVICE}, not '{device}'")

@@ -178,7 +178,7 @@ def _declared(
     inputs, outputs = autocomplete.declared(config)
     for tensor in (*inputs.values(), *outputs.values()):
         if tensor.datatype not in _DTYPES:
-            raise Unsupported(f"'{tensor.name}' is {tensor.datatype}, which torch does not have")
+            raise Unsupported(f"'{tensor.name}' is {tensor.datatype}, which PyTorch does not have")
     return list(inputs.values()), list(outputs.values())
 
 
@@ -361,8 +361,8 @@ class TorchModuleSession:
             results = (results,)
         if not isinstance(results, tuple | list) or len(results) < len(self.outputs):
             raise Contradiction(
-                f"the model gives {len(results) if isinstance(results, tuple | list) else 'no'} "
-                f"tensors, the configuration declares {len(self.outputs)} outputs"
+                f"the model returns {len(results) if isinstance(results, tuple | list) else 'no'} "
+                f"tensors, but the configuration declares {len(self.outputs)} outputs"
             )
         return {spec.name: result for spec, result in zip(self.outputs, results, strict=False)}
 
@@ -381,8 +381,10 @@ def _loops(forward: Forward) -> bool:
 def _array(name: str, datatype: Datatype, tensor: Any) -> Array:
     if not isinstance(tensor, torch.Tensor) or tensor.dtype is not _DTYPES[datatype]:
         dtype = getattr(tensor, "dtype", None)
-        given = _WORDS.get(dtype, "no tensor that can be served") if dtype else "no tensor"
-        raise Contradiction(f"output '{name}' is declared {datatype}, but the model gives {given}")
+        given = _WORDS.get(dtype, "an unsupported datatype") if dtype else "no tensor"
+        raise Contradiction(
+            f"output '{name}' is declared {datatype}, but the model returns {given}"
+        )
     tensor = tensor.detach().contiguous().cpu()
     if datatype is Datatype.BF16:
         tensor = tensor.view(torch.int16)

@@ -204,7 +204,7 @@ class EmbeddedBackend:
             if not same and not output.fits(array.shape, batch):
                 raise Internal(
                     f"output '{name}' must have shape {[*batch, *output.dims]}, but the model "
-                    f"gives {list(array.shape)}"
+                    f"returns {list(array.shape)}"
                 )
             outputs.append(Tensor(name, output.datatype, array))
         return InferResponse(self._name, self._version, outputs)
@@ -248,7 +248,7 @@ def _check_outputs(response: InferResponse, config: ModelConfig) -> None:
         if not fits(shape, wanted) or tensor.data.dtype != NUMPY_DTYPES[spec.datatype]:
             raise InvalidArgument(
                 f"the configuration declares output '{spec.name}' as {spec.datatype} with shape "
-                f"{wanted}, but the model gives {tensor.data.dtype} with shape {list(shape)}"
+                f"{wanted}, but the model returns {tensor.data.dtype} with shape {list(shape)}"
             )
 
 

@@ -319,8 +319,8 @@ def _default_signature(known: Mapping[str, Any], config: ModelConfig, folder: Pa
     if key not in known:
         there = ", ".join(repr(name) for name in usual) or "none"
         raise InvalidArgument(
-            f"'{folder.name}' has no signature '{key}'; name one of {there} in the parameter "
-            f"{SIGNATURE_PARAMETER}"
+            f"'{folder.name}' has no signature '{key}'; set the parameter "
+            f"{SIGNATURE_PARAMETER} to one of {there}"
         )
     return key
 

@@ -48,7 +48,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         Unsupported: an input or output has an unsupported type, or a GPU is requested.
     """
     path = runtime.artifact_file(artifact)
-    gpu = placement.gpu_of(artifact, lambda index: "TensorFlow Lite models run on the CPU here")
+    gpu = placement.gpu_of(artifact, lambda index: "TensorFlow Lite models run on the CPU only")
     config = placement.as_placed(artifact.config, gpu)
     threads = parameters.threads(config, "tflite_num_threads", artifact.threads, minimum=1)
     wanted = parameters.text(config, "TF_SIGNATURE_DEF", SIGNATURE)
@@ -103,8 +103,8 @@ def _open(
     key = wanted if wanted in signatures else next(iter(signatures))
     if key != wanted and (len(signatures) > 1 or wanted != SIGNATURE):
         raise InvalidArgument(
-            f"'{path.name}' has no signature '{wanted}'; name one of "
-            f"{', '.join(map(repr, signatures))} in the parameter TF_SIGNATURE_DEF"
+            f"'{path.name}' has no signature '{wanted}'; set the parameter "
+            f"TF_SIGNATURE_DEF to one of {', '.join(map(repr, signatures))}"
         )
     return InterpreterSession(interpreter, key)
 

@@ -94,7 +94,7 @@ def warm(
         except Contradiction as error:
             raise InvalidArgument(str(error)) from error
         except Internal as error:
-            log.warning("served cold: warm-up failed", model=model_name, reason=str(error))
+            log.warning("warm-up failed; served cold", model=model_name, reason=str(error))
             return Warmth(first, 0 if first is None else inline_elements)
         if time.monotonic() > deadline:
             break
@@ -118,7 +118,7 @@ def check_size(signature: ModelSignature) -> None:
     if size > most:
         raise InvalidArgument(
             f"'max_batch_size' {signature.max_batch_size} allows a batch whose inputs and outputs "
-            f"take {size >> 20:,} MiB, this machine has {most >> 20:,} MiB; lower "
+            f"take {size >> 20:,} MiB, but this machine has {most >> 20:,} MiB; lower "
             "'max_batch_size', 'dims' or the bounds of axes"
         )
 

@@ -51,8 +51,7 @@ class ManagedBackend:
     def __init__(self, artifact: Artifact) -> None:
         if artifact.route is None or artifact.host is None:
             raise InvalidArgument(
-                f"no route chooses the managed server of '{artifact.model_name}'; add one to the "
-                "file of --routes"
+                f"no route sets 'managed' for '{artifact.model_name}'; add one to the --routes file"
             )
         self._artifact, self._host, self._route = artifact, artifact.host, artifact.route
         self._server = SERVERS[artifact.route.backend]

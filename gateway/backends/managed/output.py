@@ -84,5 +84,5 @@ class ServerOutput:
 
     def _tell_left_out(self) -> None:
         if self._left_out:
-            self._log.warning("lines of a managed server were dropped", lines=self._left_out)
+            self._log.warning("output lines of a managed server were dropped", lines=self._left_out)
             self._left_out = 0

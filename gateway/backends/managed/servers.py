@@ -216,7 +216,7 @@ def _torchserve(setting: StartContext) -> ServerLaunch:
 def _tfserving(setting: StartContext) -> ServerLaunch:
     ports = setting.ports
     log.warning(
-        "tensorflow_model_server listens on all interfaces; block its ports with a firewall",
+        "tensorflow_model_server listens on all interfaces; block its ports in the firewall",
         model=setting.name, grpc_port=ports["grpc"], http_port=ports["http"],
     )  # fmt: skip
     flags = {
@@ -275,7 +275,7 @@ SERVERS: Mapping[str, ServerDefinition] = {
         ("http", "grpc", "management", "metrics", "grpc_management"),
         "store/{model}.mar",
         _torchserve,
-        {"java": "install Java 17, as Debian's openjdk-17-jre-headless"},
+        {"java": "install Java 17, such as Debian's openjdk-17-jre-headless"},
     ),
     "tfserving": ServerDefinition(
         "TensorFlow Serving",

@@ -71,7 +71,7 @@ def load(artifact: Artifact, connect: Connect) -> RemoteBackend:
     if route is None or host is None:
         raise InvalidArgument(
             f"backend '{artifact.config.backend}' runs '{artifact.model_name}' on another server; "
-            "name it in the file of --routes"
+            "add a route to that server to the --routes file"
         )
     return on_loop(host.loop, _load(artifact, route, host.loop, connect))
 
@@ -200,8 +200,8 @@ class RemoteBackend:
         agreement = negotiate(self._artifact.config, told, await pool.call(config, limit))
         if agreement.decoupled and not isinstance(server, StreamingClient):
             raise Unsupported(
-                "the model is decoupled: it gives several responses to a request, which this "
-                'protocol does not carry; set protocol = "grpc" in its route'
+                "the model is decoupled: it may return several responses to a request, which "
+                'its protocol does not support; set protocol = "grpc" in its route'
             )
         await pool.call(serve, limit)
         self.config = agreement.config

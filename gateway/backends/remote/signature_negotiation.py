@@ -194,7 +194,7 @@ class NegotiatedSignature:
             EndpointFailed: an output is missing, or one of those ``announced`` occurs twice.
         """
         if len(arrays) != announced:
-            raise EndpointFailed(FailureKind.DAMAGED, "it has an output twice")
+            raise EndpointFailed(FailureKind.DAMAGED, "it repeats an output")
         outputs = []
         for name in request.outputs or self.outputs:
             if name not in arrays:

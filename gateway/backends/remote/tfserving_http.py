@@ -43,7 +43,7 @@ T = TypeVar("T")
 BASE64_KEY = "b64"
 _NOT_IN_JSON = frozenset({Datatype.FP16, Datatype.BF16, Datatype.UINT16})
 _HEADERS = {"Content-Type": "application/json"}
-_DAMAGED_JSON = "its JSON is not what TensorFlow Serving's is"
+_DAMAGED_JSON = "its JSON is not a response of TensorFlow Serving"
 
 
 class TfServingHttpClient(TfServingClient):

@@ -118,8 +118,8 @@ class TfServingClient(ABC):
         if target.signature not in signatures.signature_def:
             there = ", ".join(f"'{name}'" for name in sorted(signatures.signature_def)) or "none"
             raise InvalidArgument(
-                f"the model has no signature '{target.signature}'; name one of {there} in the "
-                "parameter TF_SIGNATURE_DEF"
+                f"the model has no signature '{target.signature}'; set the parameter "
+                f"TF_SIGNATURE_DEF to one of {there}"
             )
         signature = signatures.signature_def[target.signature]
         inputs = _tensors("input", signature.inputs, target.inputs)

@@ -117,7 +117,7 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
         for spec in (*agreement.signature.inputs, *agreement.signature.outputs):
             if spec.datatype in _NOT_IN_TORCH and not self._raw:
                 raise Unsupported(
-                    f"'{spec.name}' is {spec.datatype}, which torch does not have; a model of "
+                    f"'{spec.name}' is {spec.datatype}, which PyTorch does not have; a model of "
                     "raw bytes has the input 'data' and the output 'output' of shape [1]"
                 )
 
@@ -199,6 +199,6 @@ def _error(reply: HttpReply) -> Exception:
     if type(document) is dict:
         said = document.get("error") or document.get("message")
     if type(said) is not str:
-        said = "the server accepts no request this large" if reply.status == 413 else ""
+        said = "the server's max_request_size is too small" if reply.status == 413 else ""
     meant = http.meant(reply.status, said)
     return torchserve_model.blamed(meant) if isinstance(meant, ModelportError) else meant

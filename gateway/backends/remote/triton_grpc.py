@@ -122,9 +122,7 @@ class TritonGrpcClient:
         try:
             reply = pb.ModelInferResponse.FromString(content)
         except DecodeError as error:
-            raise EndpointFailed(
-                FailureKind.DAMAGED, "it is not a message of the protocol"
-            ) from error
+            raise EndpointFailed(FailureKind.DAMAGED, "it is not a valid message") from error
         return self._decode(reply, request)
 
     async def stream(

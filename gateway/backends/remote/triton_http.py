@@ -151,7 +151,7 @@ class TritonHttpClient:
                     FailureKind.DAMAGED, f"output '{name}' does not match its shape"
                 ) from error
         if offset != len(view):
-            raise EndpointFailed(FailureKind.DAMAGED, "bytes follow its outputs")
+            raise EndpointFailed(FailureKind.DAMAGED, "extra bytes follow its outputs")
         tensors = self._agreement.ordered(arrays, len(outputs), request, omits=True)
         return RemoteResponse(tensors, _parameters(document))
 

@@ -47,7 +47,5 @@ def tensor_metadata(name: object, datatype: object, shape: Sequence[Any]) -> Art
         or not all(type(size) is int and size >= -1 for size in sizes)
         or datatype not in _DATATYPES
     ):
-        raise EndpointFailed(
-            FailureKind.DAMAGED, "its metadata does not describe tensors of the protocol"
-        )
+        raise EndpointFailed(FailureKind.DAMAGED, "its metadata is invalid")
     return ArtifactTensor(name, Datatype(datatype), sizes)

@@ -58,7 +58,7 @@ def data_field(body: bytes, header: bytes) -> FormField:
         if name in fields:
             return fields[name]
     raise InvalidArgument(
-        "the form has no field 'data'; or send application/json, or JSON with bytes behind it as "
+        "the form has no field 'data'; add it, or send application/json, or JSON and bytes as "
         "application/octet-stream"
     )
 

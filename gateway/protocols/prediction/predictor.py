@@ -177,7 +177,7 @@ class _BodyDecoder:
         if call.body.startswith(_IMAGES):
             names = ", ".join(f"'{spec.name}'" for spec in self._signature.inputs)
             raise InvalidArgument(
-                f"the body is an image, but the model's input {names} is none; send JSON, as in "
+                f"the body is an image, but the model's input {names} takes none; send JSON, as in "
                 "the Open Inference Protocol"
             )
         document, end = _leading_json(call.body)
@@ -296,7 +296,7 @@ def _leading_json(body: bytes) -> tuple[Any, int]:
         end = json_text.end(body)
         if end is None:
             raise InvalidArgument(
-                "the end of the body's JSON value is not found; Inference-Header-Content-Length "
-                "says where it is"
+                "the end of the body's JSON value is not found; set Inference-Header-Content-"
+                "Length to its size"
             )
     return json_text.loads(body[:end]), end

@@ -171,7 +171,7 @@ def _values(spec: SignatureTensor, features: Any) -> Any:
             "found."
         )
     if datatype is Datatype.BF16:
-        raise Unsupported(f"input '{name}' is {datatype}, which no feature holds; use Predict")
+        raise Unsupported(f"input '{name}' is {datatype}, which a feature cannot hold; use Predict")
     wanted: tuple[str, ...] = ("int64_list",)
     if datatype in _FLOATS:  # JSON has 5 for 5.0
         wanted = ("float_list", "int64_list")
@@ -194,7 +194,7 @@ def _shape(spec: SignatureTensor, count: int) -> tuple[int, ...]:
     if dims.count(-1) > 1:
         raise InvalidArgument(
             f"input '{spec.name}' has more than one dynamic dimension, which a feature's "
-            "values do not tell; use Predict"
+            "values do not determine; use Predict"
         )
     fixed = math.prod(d for d in dims if d != -1)
     return tuple(count // max(1, fixed) if d == -1 else d for d in dims)

@@ -115,8 +115,7 @@ class Management:
         name = _repository_name(url)
         if model_name not in ("", name):
             raise InvalidArgument(
-                f"the model of the repository is '{name}'; it is served under no other name than "
-                f"that, not as '{model_name}'"
+                f"the model of the repository is '{name}'; it cannot be served as '{model_name}'"
             )
         before = [self._manager.get(name, n) for n in self._manager.versions(name)]
         seconds = registration.seconds_to_start

@@ -56,7 +56,7 @@ def check(path: Path) -> None:
 
 def _damaged(path: Path) -> IntegrityError:
     return IntegrityError(
-        f"'{path.name}' does not load: it is damaged or no ONNX file; export the model again"
+        f"'{path.name}' does not load: it is damaged or not an ONNX file; export the model again"
     )
 
 
@@ -78,7 +78,7 @@ class _Model:
                 operator = f"{domain}.{name}" if domain else name
                 raise IntegrityError(
                     f"'{self._path.name}' uses operator '{operator}', which is neither ONNX's nor "
-                    "one of ONNX Runtime's that compute: refused and not loaded; export the model "
+                    "a computation of ONNX Runtime's: refused and not loaded; export the model "
                     "with ONNX's own operators"
                 )
         inlined_size.check(f"'{self._path.name}'", bodies)
@@ -151,6 +151,6 @@ class _Model:
         named = location and ".." not in location.replace("\\", "/").split("/")
         if not (named and path.is_file() and path.resolve().is_relative_to(folder)):
             raise IntegrityError(
-                f"'{self._path.name}' does not load: it takes weights from '{path.name}', which is "
-                "no file beside it; publish the model with the files it names"
+                f"'{self._path.name}' does not load: it takes weights from '{path.name}', which "
+                "is not a file beside it; publish the model with the files it names"
             )

@@ -75,9 +75,9 @@ def check(path: Path) -> None:
         if layer.kind == CONSTANT:
             offset, size = (layer.data.get(key, "") for key in ("offset", "size"))
             if not (_SIZE.fullmatch(offset) and _SIZE.fullmatch(size)):
-                raise damaged(path, f"constant '{layer.name}' has no place")
+                raise damaged(path, f"constant '{layer.name}' has no valid offset and size")
             if int(offset) + int(size) > available:
-                raise damaged(path, f"constant '{layer.name}' lies beyond the end of its weights")
+                raise damaged(path, f"constant '{layer.name}' lies beyond the end of the weights")
             total += int(size)
     if total > MAX_CONSTANT_RATIO * available + CONSTANT_ALLOWANCE:
         raise IntegrityError(
@@ -89,7 +89,7 @@ def check(path: Path) -> None:
 def damaged(path: Path, reason: str) -> IntegrityError:
     """The error for a file that cannot be read."""
     return IntegrityError(
-        f"'{path.name}' does not load: it is damaged or no OpenVINO IR ({reason}); export the "
+        f"'{path.name}' does not load: it is damaged or not an OpenVINO IR ({reason}); export the "
         "model again"
     )
 
@@ -102,7 +102,7 @@ def _size(weights: Path, folder: Path) -> int:
         return 0
     if not stat.S_ISREG(found.st_mode):
         raise IntegrityError(
-            f"'{weights.name}' is no file in the model's folder; publish the model with its weights"
+            f"'{weights.name}' is not a file in the model's folder; publish it with its weights"
         )
     return found.st_size
 
@@ -117,7 +117,7 @@ def layers(path: Path) -> Iterator[Layer]:
     try:
         with path.open("rb") as file:
             if file.read(1) != b"<":  # expat would honour the mark of another encoding
-                raise damaged(path, "it does not begin as XML")
+                raise damaged(path, "it does not start with '<'")
             file.seek(0)
             while chunk := file.read(CHUNK_BYTES):
                 reader.parser.Parse(chunk, False)
@@ -155,7 +155,7 @@ class _Reader:
 
     def _refuse_doctype(self, *_: object) -> None:
         raise IntegrityError(
-            f"'{self._path.name}' declares a document type, which an OpenVINO IR has not: refused "
+            f"'{self._path.name}' declares a document type, as no OpenVINO IR does: refused "
             "and not loaded; export the model again"
         )
 
@@ -164,7 +164,7 @@ class _Reader:
         if self._depth > MAX_DEPTH:
             raise damaged(self._path, f"it is nested more than {MAX_DEPTH} levels deep")
         if self._depth == 1 and tag != ROOT:
-            raise damaged(self._path, f"it begins with '{tag}'")
+            raise damaged(self._path, f"its root is '{tag}'")
         if tag == "layer":
             keys = ("name", "type", "version", "output_names")
             name, kind, opset, output_names = (attributes.get(key, "") for key in keys)
@@ -188,7 +188,7 @@ class _Reader:
         elif tag == "dim" and self._dim is not None:
             text, self._dim = self._dim.strip(), None
             if not _SIZE.fullmatch(text.removeprefix("-")):
-                raise damaged(self._path, f"'{text[:20]}' is no size")
+                raise damaged(self._path, f"'{text[:20]}' is not a size")
             if self._ports:
                 self._ports[-1].dims.append(int(text))
 

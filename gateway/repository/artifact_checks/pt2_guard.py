@@ -124,7 +124,7 @@ def _check_payloads(archive: Archive, name: str, folder: str, kind: str) -> None
             size != {"as_int": 0} for size in meta["sizes"]
         ):
             raise IntegrityError(
-                f"'{archive.path.name}': '{path}' has a size, but no content; copy it again"
+                f"'{archive.path.name}': '{path}' has a shape, but no content; copy it again"
             )
         _Program(archive.path.name, native=True).check("", meta)
 
@@ -147,12 +147,12 @@ class _Program:
             for inner in value:
                 self.check(key, inner)
         elif isinstance(value, str) and key not in _TEXTS and not _NAME.fullmatch(value):
-            raise self._refused(value, "is no name")
+            raise self._refused(value, "is not a name")
 
     def _check_member(self, name: str, value: Any) -> None:
         if name in ("target", "as_operator"):
             if not self._native and not is_pure_target(str(value)):
-                raise self._refused(str(value), "is no operator that only computes")
+                raise self._refused(str(value), "is not an operator that only computes")
         elif name == "expr_str":
             self._check_expression(value)
         elif name == "guards_code":
@@ -174,9 +174,9 @@ class _Program:
         them."""
         functions = metadata.get("source_fn_stack", "")
         if not re.fullmatch(r"[\w.,;<>\[\]\-]*", functions, re.ASCII) or "__" in functions:
-            raise self._refused(functions, "is no name")
+            raise self._refused(functions, "is not a name")
         if not all(isinstance(text, str) for text in metadata.values()):
-            raise self._refused("metadata", "is no text")
+            raise self._refused("metadata", "is not text")
 
     def _check_tree(self, tree: Any, names: bool) -> None:
         """Check the nesting of inputs or outputs; keys of inputs become names of arguments."""
@@ -189,12 +189,12 @@ class _Program:
                 isinstance(keys, list) and all(isinstance(key, str | int) for key in keys)
             )
             if tree["type"] not in _TREES or not plain:
-                raise self._refused(str(tree["type"]), "is no plain container")
+                raise self._refused(str(tree["type"]), "is not a plain container")
             if names:
                 self.check("", keys)
             self._check_tree(tree["children_spec"], names)
         elif not isinstance(tree, int):
-            raise self._refused(str(tree), "is no plain container")
+            raise self._refused(str(tree), "is not a plain container")
 
     def _check_expression(self, text: str) -> None:
         try:
@@ -202,12 +202,12 @@ class _Program:
                 raise ValueError("it is too long")
             tree = ast.parse(text, mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise self._refused(str(text)[:100], "is no size") from error
+            raise self._refused(str(text)[:100], "is not a size") from error
         quoted = set[ast.AST]()
         power = 1
         for node in ast.walk(tree):
             if not self._is_plain(node, quoted):
-                raise self._refused(text[:100], "is no size")
+                raise self._refused(text[:100], "is not a size")
             power *= _exponent(node)
         try:
             if _leaves(tree) > MAX_LEAVES or power > MAX_POWER:

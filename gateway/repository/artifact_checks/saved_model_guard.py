@@ -145,7 +145,7 @@ class _MetaGraph:
         if call not in self._seen:
             if len(self._seen) > len(self._functions) + MAX_CALLS_WITH_PATHS:
                 raise IntegrityError(
-                    f"SavedModel '{self._folder.name}' hands paths to more than "
+                    f"SavedModel '{self._folder.name}' passes paths to more than "
                     f"{MAX_CALLS_WITH_PATHS} functions: refused and not loaded; save it again"
                 )
             self._seen.add(call)

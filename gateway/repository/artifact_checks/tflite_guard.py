@@ -39,10 +39,10 @@ def check(content: bytes, file: str) -> None:
     """
     try:
         if content[4:8] != IDENTIFIER:
-            raise ValueError("it does not begin as one")
+            raise ValueError("it has no identifier TFL3")
         model = _Table(content, _offset(content, 0))
         if any(model.place(field) for field in _EXTERNAL):
-            raise _refused(file, "keeps weights in other files")
+            raise _refused(file, "stores weights in other files")
         for code in model.tables(_OPERATOR_CODES):
             number = max(code.integer(_DEPRECATED_CODE, "<b"), code.integer(_CODE, "<i"))
             name = code.text(_CUSTOM_CODE)
@@ -50,8 +50,8 @@ def check(content: bytes, file: str) -> None:
                 raise _refused(file, f"uses operator '{name}', which is not TensorFlow Lite's own")
     except (struct.error, ValueError) as error:
         raise IntegrityError(
-            f"'{file}' does not load: it is damaged or no TensorFlow Lite file ({error}); export "
-            "the model again"
+            f"'{file}' does not load: it is damaged or not a TensorFlow Lite file ({error}); "
+            "export the model again"
         ) from error
 
 
@@ -105,6 +105,6 @@ class _Table:
         begin = _offset(self._content, place)
         (length,) = struct.unpack_from("<I", self._content, begin)
         if length > MAX_OPERATOR_CODES:
-            raise ValueError("it has more kinds of operators than there are")
+            raise ValueError("it lists more operators than exist")
         places = range(begin + 4, begin + 4 + 4 * length, 4)
         return [_Table(self._content, _offset(self._content, place)) for place in places]

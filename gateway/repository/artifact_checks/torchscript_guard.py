@@ -75,7 +75,7 @@ def _check_pickle(archive: Archive, name: str) -> None:
             named = opcode.name == "GLOBAL" and not _GLOBAL.fullmatch(str(argument))
             if named or opcode.name in _OTHER_WAYS:
                 what = str(argument or opcode.name).replace(" ", ".")
-                raise _refused(archive.path.name, f"wants '{what}' in '{name}'")
+                raise _refused(archive.path.name, f"names '{what}' in '{name}'")
     except DAMAGE as error:
         raise IntegrityError(
             f"'{archive.path.name}' is damaged ('{name}': {error}); export the model again, or "

@@ -187,7 +187,7 @@ def _ending(status: int) -> str:
         return f"status {status}"
     limits: dict[int, str] = {
         signal.SIGXCPU: f" after {CPU_SECONDS:g} s of CPU time",
-        signal.SIGKILL: " for want of memory, or time",
+        signal.SIGKILL: ", for lack of memory or time",
     }
     return f"signal {-status} ({signal.Signals(-status).name}){limits.get(-status, '')}"
 

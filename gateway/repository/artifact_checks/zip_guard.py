@@ -74,7 +74,7 @@ def check(path: Path, one_root: bool = False) -> None:
             _check(file, one_root)
     except _Ambiguous as error:
         raise IntegrityError(
-            f"'{path.name}' is no plain zip, so that two readers may read it differently: {error}; "
+            f"'{path.name}' is not a plain zip, so two readers may read it differently: {error}; "
             "refused: write it again, with one record for each name and nothing else in the file"
         ) from error
     except (struct.error, EOFError) as error:
@@ -99,7 +99,7 @@ def _check(file: IO[bytes], one_root: bool) -> None:
             raise _Ambiguous(f"record {record.name!r} {what}")
         position = _end_of(file, record, following)
     if position != begin:
-        raise _Ambiguous("bytes between the last record and the central directory")
+        raise _Ambiguous("there are bytes between the last record and the central directory")
 
 
 def _directory(file: IO[bytes]) -> tuple[int, int, int]:
@@ -115,7 +115,7 @@ def _directory(file: IO[bytes]) -> tuple[int, int, int]:
         found = tail.rfind(b"PK\x05\x06")
         if found < 0 or len(tail) - found < _END.size:
             raise EOFError
-        raise _Ambiguous("it has a comment, or something else, behind its central directory")
+        raise _Ambiguous("it has a comment, or other bytes after its central directory")
     end = length - _END.size
     small = {"here": here, "count": count, "size": size, "begin": begin}
     file.seek(max(0, end - _LOCATOR.size))
@@ -124,21 +124,23 @@ def _directory(file: IO[bytes]) -> tuple[int, int, int]:
         _, at_disk, where, disks = _LOCATOR.unpack(locator)
         end -= _LOCATOR.size + _END64.size
         if where != end or at_disk or disks > 1:
-            raise _Ambiguous("its zip64 directory is not where it says")
+            raise _Ambiguous("its zip64 directory is not at the stated place")
         file.seek(where)
         fields = _END64.unpack(file.read(_END64.size))
         magic, own, _, _, disk64, first64, here, count, size, begin = fields
         if magic != b"PK\x06\x06" or own != _END64.size - 12 or disk64 or first64:
-            raise _Ambiguous("its zip64 directory is not one")
+            raise _Ambiguous("its zip64 directory is invalid")
         large = {"here": here, "count": count, "size": size, "begin": begin}
         for name, value in small.items():
             full = _FULL_SHORT if name in ("here", "count") else _FULL
             if value not in (full, large[name]):
                 raise _Ambiguous("its two directories disagree")
     if (disk, first) not in ((0, 0), (_FULL_SHORT, _FULL_SHORT)) or here != count:
-        raise _Ambiguous("it is one part of several")
+        raise _Ambiguous("it is one part of a split archive")
     if begin + size != end or size > MAX_DIRECTORY_BYTES or count > MAX_RECORDS:
-        raise _Ambiguous("its central directory is not where or as large as it says")
+        raise _Ambiguous(
+            "its central directory is not at the stated place, or not of the stated size"
+        )
     return begin, end, count
 
 
@@ -160,7 +162,7 @@ def _records(file: IO[bytes], begin: int, end: int, count: int) -> Iterator[_Rec
         if magic != b"PK\x01\x02" or comment_length or disk not in (0, _FULL_SHORT):
             raise _Ambiguous(f"the central directory's entry of {name!r} is not plain")
         if flags & ~_FLAGS or method not in (_STORED, _DEFLATED):
-            raise _Ambiguous(f"record {name!r} is encrypted, or packed in an unusual way")
+            raise _Ambiguous(f"record {name!r} is encrypted, or neither stored nor deflated")
         if stat.S_IFMT(attributes >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise _Ambiguous(f"record {name!r} is a link or a device")
         size, compressed, offset = _in_full(name, extra, size, compressed, offset)
@@ -168,14 +170,16 @@ def _records(file: IO[bytes], begin: int, end: int, count: int) -> Iterator[_Rec
             raise _Ambiguous(f"record {name!r} has two sizes")
         yield _Record(name, raw, flags, method, crc, compressed, size, offset)
     if position != len(content):
-        raise _Ambiguous("its central directory holds more than it counts")
+        raise _Ambiguous("its central directory holds more records than it states")
 
 
 def _name(raw: bytes, flags: int) -> str:
     try:
         name = raw.decode("utf-8" if flags & _UTF8 else "ascii")
     except UnicodeDecodeError:
-        raise _Ambiguous(f"the record name {raw[:200]!r} reads differently by the reader") from None
+        raise _Ambiguous(
+            f"the record name {raw[:200]!r} is neither ASCII nor marked as UTF-8"
+        ) from None
     parts = name.removesuffix("/").split("/")
     plain = name.isprintable() and "\\" not in name and not _DRIVE.match(name)
     if not plain or any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts):
@@ -191,7 +195,9 @@ def _in_full(name: str, extra: bytes, *values: int) -> list[int]:
         kind, length = struct.unpack_from("<2H", extra, position)
         content = extra[position + 4 : position + 4 + length]
         if kind not in _EXTRAS or kind in fields or len(content) != length:
-            raise _Ambiguous(f"record {name!r} has an extra field that may say something else")
+            raise _Ambiguous(
+                f"record {name!r} has an extra field that readers may interpret differently"
+            )
         fields[kind] = content
         position += 4 + length
     large = fields.get(_ZIP64, b"")
@@ -233,12 +239,12 @@ def _end_of(file: IO[bytes], record: _Record, following: int) -> int:
     raw = file.read(name_length)
     extra = file.read(extra_length)
     if (magic, raw, flags, method) != (b"PK\x03\x04", record.raw, record.flags, record.method):
-        raise _Ambiguous(f"the header of record {record.name!r} is not as in the directory")
+        raise _Ambiguous(f"the header of record {record.name!r} contradicts the directory")
     size, compressed = _in_full(record.name, extra, size, compressed)
     later = bool(flags & _DESCRIPTOR)
     stated = crc, compressed, size
     if stated != (record.crc, record.compressed, record.size) and not (later and not any(stated)):
-        raise _Ambiguous(f"the header of record {record.name!r} is not as in the directory")
+        raise _Ambiguous(f"the header of record {record.name!r} contradicts the directory")
     end = record.offset + _LOCAL.size + name_length + extra_length + record.compressed
     return _descriptor_end(file, record, end, following) if later else end
 
@@ -251,7 +257,7 @@ def _descriptor_end(file: IO[bytes], record: _Record, end: int, following: int) 
         sizes = struct.pack(form, *_fit(form, record.compressed, record.size))
         if content == mark + struct.pack("<I", record.crc) + sizes:
             return following
-    raise _Ambiguous(f"what follows record {record.name!r} is not as in the directory")
+    raise _Ambiguous(f"the descriptor of record {record.name!r} contradicts the directory")
 
 
 def _fit(form: str, *sizes: int) -> tuple[int, ...]:

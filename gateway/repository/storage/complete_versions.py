@@ -164,7 +164,7 @@ class CompleteVersions:
                     return f"'{name}' does not have the size in {manifest.FILENAME}"
             return ""
         if CLAIM in files or signing.CERTIFICATE in files:
-            return f"{manifest.FILENAME} is missing, which is uploaded last"
+            return f"{manifest.FILENAME}, which is uploaded last, is missing"
         now = time.monotonic()
         before, since = self._seen.get(version, (None, now))
         if before != kept:

@@ -262,7 +262,7 @@ def _failure(error: BaseException) -> ModelportError:
     if names.keys() & {"NoSuchBucket", "ContainerNotFound"}:
         return InvalidArgument(_NO_BUCKET)
     if names.keys() & _ABSENT:
-        return NotFound("the object does not exist any more")
+        return NotFound("the object no longer exists")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return no_room()
     if "TimeoutError" in names:

@@ -176,7 +176,7 @@ class Compressed(bytes):
         try:
             return inflation.inflate(self, self.encoding, limit)
         except inflation.MalformedStream as error:
-            raise MalformedFrame("a message is not compressed as grpc-encoding says") from error
+            raise MalformedFrame("a message is not compressed as grpc-encoding states") from error
         except inflation.DecompressedTooLarge as error:
             raise MessageTooLarge(
                 f"Received message that decompresses to more than max ({limit}); {REMEDY}"

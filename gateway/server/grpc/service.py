@@ -63,7 +63,7 @@ class Ending(NamedTuple):
 OK = Ending(StatusCode.OK)
 INTERNAL = Ending(StatusCode.INTERNAL, "internal error")
 NO_METHOD = Ending(StatusCode.UNIMPLEMENTED, "Method not found!")
-STALLED = Ending(StatusCode.CANCELLED, "the request's body stands still")
+STALLED = Ending(StatusCode.CANCELLED, "the request's body has stalled")
 BUSY = Ending(StatusCode.UNAVAILABLE, QueueFull().message)
 CROWDED = Ending(StatusCode.UNAVAILABLE, "too many connections")
 LATE = Ending(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")

@@ -49,7 +49,7 @@ class ServerStream(Http2Stream):
         raise NotImplementedError
 
     def stall(self) -> None:
-        """Answer a request whose body stands still."""
+        """Answer a request whose body has stalled."""
         raise NotImplementedError
 
 
@@ -135,7 +135,7 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
 
     def on_stream(self, number: int, head: HeadT, ends: bool) -> None:
         if not number & 1:
-            raise ProtocolError("a client's streams have odd numbers")
+            raise ProtocolError("a client's streams must have odd numbers")
         self.last_stream = number
         if head.malformed or len(self.streams) >= abuse_limits.MAX_STREAMS:
             self.limits.idle_frame()

@@ -125,7 +125,8 @@ def check_validity(contents: Contents) -> None:
     if certificate.not_valid_before_utc > now:
         raise Unavailable(
             f"--tls-cert {file.path} is not valid before "
-            f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; check it, and this clock"
+            f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; check it, and the "
+            "machine's clock"
         )
     for each in authorities:
         found = _certificates("--tls-client-ca", each)
@@ -224,7 +225,7 @@ def _reason(certificate: Path, key: Path, error: OSError) -> str:
     if reason == "KEY_VALUES_MISMATCH":
         return (
             f"--tls-key {key} is not the key of --tls-cert {certificate}; "
-            "give the two that were made together"
+            "give a pair that was generated together"
         )
     if reason in ("EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK"):
         return (

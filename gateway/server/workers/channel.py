@@ -43,7 +43,7 @@ def receive(channel: socket.socket) -> Any:
     length = int.from_bytes(size, "big")
     content = channel.recv(length, socket.MSG_WAITALL)
     if not length or len(content) < length:
-        raise ChannelClosed("the parent has ended")
+        raise ChannelClosed("the parent process has ended")
     return orjson.loads(content)
 
 

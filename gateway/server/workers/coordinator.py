@@ -75,7 +75,7 @@ class ConnectedWorker:
         """Return why the worker must be replaced, or an empty string."""
         limit = BUSY_SECONDS if self._heartbeat.computing else HUNG_SECONDS
         if time.monotonic() - self._heartbeat_at > limit:
-            return "it does not run"
+            return "it is not running"
         return "its event loop is blocked" if self._heartbeat.blocked_seconds > limit else ""
 
     @property
@@ -143,7 +143,7 @@ class Coordinator:
                     return await worker.channel.request(method, **arguments)
             except TimeoutError as error:
                 worker.silent_since = asked
-                log.warning("a worker does not answer", worker=worker.number)
+                log.warning("a worker does not respond", worker=worker.number)
                 return error
             except ModelportError as error:
                 return error
@@ -164,7 +164,7 @@ class Coordinator:
     async def _require_ready(self, arguments: dict[str, Any]) -> None:
         for worker, answer in await self.ask("require_ready", **arguments):
             if isinstance(answer, TimeoutError):
-                raise Unavailable(f"worker {worker.number} does not answer")
+                raise Unavailable(f"worker {worker.number} does not respond")
             if isinstance(answer, ModelportError):
                 raise answer
 
@@ -172,7 +172,7 @@ class Coordinator:
         rows = []
         for worker, answer in await self.ask("index"):
             if isinstance(answer, _Failure):
-                reason = f"worker {worker.number} does not answer"
+                reason = f"worker {worker.number} does not respond"
                 rows.append(merged_answers.silent(worker.index, reason))
             else:
                 rows.append(answer)
@@ -256,7 +256,7 @@ class Coordinator:
                 return asked.result()
             if time.monotonic() - max(since, worker.channel.heard_at) > SILENT_SECONDS:
                 asked.cancel()
-                raise Unavailable(f"worker {worker.number} does not answer")
+                raise Unavailable(f"worker {worker.number} does not respond")
 
     async def join(self, worker: ConnectedWorker, revision: int) -> dict[str, Any]:
         """Admit a worker that has restored the state of ``revision``.
@@ -288,7 +288,11 @@ class Coordinator:
                 if late:
                     worker.excuse()
                 elif reason := worker.hang_reason():
-                    log.error("a worker hangs and is killed", worker=worker.number, reason=reason)
+                    log.error(
+                        "a worker hangs and is killed",
+                        worker=worker.number,
+                        reason=reason,
+                    )
                     worker.channel.close()  # the supervisor kills a process whose channel is closed
 
     async def follow(self, seconds: float) -> None:

@@ -273,7 +273,7 @@ class WorkerSupervisor:
             log.info("started", ready=ready, models=models, workers=len(self._workers))
             self._rollouts.run()
         elif not first:
-            log.info("worker started again", worker=number)
+            log.info("worker restarted", worker=number)
         if self._all_started:
             self._keep_spare()
 
@@ -314,12 +314,12 @@ class WorkerSupervisor:
         if not self._all_started and (reason or worker.failures >= START_TRIES):
             self._failure = reason or (
                 f"worker {number} ended {worker.failures} times ({how}) before it had started; "
-                "what it wrote before this line has the reason"
+                "its output before this line has the reason"
             )
             self._stopping.set()
             return
         log.error(
-            "a worker has ended and is started again", worker=number, how=how,
+            "a worker has ended and is restarted", worker=number, how=how,
             in_seconds=worker.wait_seconds, **({"reason": reason} if reason else {}),
         )  # fmt: skip
         self._restarts[number] = asyncio.get_running_loop().call_later(

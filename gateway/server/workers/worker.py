@@ -71,7 +71,7 @@ class Worker:
         except ModelportError:
             pass  # reported to the parent, which logs it once; or the parent has ended
         except Exception:
-            log.exception("a worker cannot go on")
+            log.exception("a worker cannot continue")
         finally:
             # Not ``sys.exit``: a run or a load that cannot be interrupted may still hold a thread.
             with contextlib.suppress(OSError):

@@ -55,7 +55,7 @@ class WorkerMembers:
                 pass
             except (TimeoutError, ModelportError) as error:
                 log.error(
-                    "a worker does not route as it should and is killed",
+                    "a worker does not apply the rollout and is killed",
                     worker=worker.number, reason=str(error),
                 )  # fmt: skip
                 worker.channel.close()

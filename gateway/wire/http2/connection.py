@@ -197,7 +197,7 @@ class Http2Connection(
                 self.on_settings(payload)
         elif kind == frames.GOAWAY:
             if len(payload) < 2 * WORD.size:
-                raise ProtocolError("GOAWAY is cut off", ErrorCode.FRAME_SIZE_ERROR)
+                raise ProtocolError("GOAWAY is truncated", ErrorCode.FRAME_SIZE_ERROR)
             self.on_go_away(WORD.unpack_from(payload)[0] & frames.MAX_STREAM)
         elif kind == frames.PUSH_PROMISE:
             raise ProtocolError("PUSH_PROMISE is not allowed")
@@ -310,11 +310,11 @@ class Http2Connection(
     # -- ends -------------------------------------------------------------------------------------
 
     def check(self, now: float) -> None:
-        """End the connection if the peer stands still within a frame. Call it once a second."""
+        """End the connection if the peer has stalled within a frame. Call it once a second."""
         if (self.settings_received and not self.midway) or self.progress != self._progress:
             self._midway_since, self._progress = now, self.progress
         elif now - self._midway_since > HEAD_SECONDS:
-            self.terminate(ProtocolError("the peer stands still within a frame"))
+            self.terminate(ProtocolError("the peer has stalled within a frame"))
 
     def leave(self) -> None:
         """Open no more streams, and close the connection when those there are have ended."""

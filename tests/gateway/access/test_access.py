@@ -210,7 +210,7 @@ async def test_rules_are_followed_and_broken_ones_change_nothing(tmp_path: Path)
                 await poll()
             assert logs[0]["event"] == "access rules not reloaded"
             assert "access.toml:" in logs[0]["reason"]
-            assert "perhaps 'infer'" in logs[0]["reason"]
+            assert "did you mean 'infer'?" in logs[0]["reason"]
             assert await infer(http, gateway, "ci", "mine") == 2.0
         async with client(gateway.metrics_url, headers=gateway.headers("root")) as http:
             metrics = (await http.get("/metrics")).text

@@ -92,7 +92,7 @@ def test_the_owner_and_the_group_of_a_mounted_secret_may_read_the_file(
         (FULL + 'models = ["a"]', r"keys\.toml:5: a key with models needs operations"),
         (FULL + 'models = [""]\noperations = ["infer"]', r"keys\.toml:5: "),
         (FULL + "owner = 1", r"keys\.toml:5: unknown key 'owner'"),
-        (FULL + FULL, r"keys\.toml:7: id 'abcdefghijkl' is also that of the key in line 1"),
+        (FULL + FULL, r"keys\.toml:7: id 'abcdefghijkl' is also used by the key in line 1"),
         ("[key]\n", r"keys\.toml:1: unknown table \[key\]"),
         ("keys = 1", r"keys\.toml:1: 'keys' must be a table"),
         ("[[keys]\n", r"keys\.toml:1: not TOML"),

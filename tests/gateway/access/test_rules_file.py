@@ -59,21 +59,21 @@ RULE = '[[rules]]\nprincipals = ["ci"]\noperations = ["infer"]\n'
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[[rule]]\n", "access.toml:1: unknown table [rule]; perhaps [rules] is meant"),
-        ("\n[zzz]\n", "access.toml:2: unknown table [zzz]; there are rules, groups, health"),
+        ("[[rule]]\n", "access.toml:1: unknown table [rule]; did you mean [rules]?"),
+        ("\n[zzz]\n", "access.toml:2: unknown table [zzz]; use rules, groups, health"),
         ("[[rules]]\nprincipals = ['a']\n", "access.toml:1: [rules] needs the key 'operations'"),
-        (RULE + "modles = ['a']", "access.toml:4: unknown key 'modles' in [rules]; it knows"),
+        (RULE + "modles = ['a']", "access.toml:4: unknown key 'modles' in [rules]; its keys are"),
         (RULE + "models = []", "access.toml:4: rules.models = [] must be a list of names"),
         (RULE + "models = 'a'", "access.toml:4: rules.models = 'a' must be a list of names"),
         (RULE + "versions = [true]", "access.toml:4: rules.versions = [True] must be"),
         (
             "[[rules]]\nprincipals = ['a']\noperations = ['inferr']",
-            "access.toml:3: rules.operations = ['inferr'] must be operations; 'inferr' is none, "
-            "perhaps 'infer'; there are infer, metadata",
+            "access.toml:3: rules.operations = ['inferr'] must be operations (infer, metadata, "
+            "stream, profiling, health, metrics, audit",
         ),
         (
             "[groups]\nteam = ['a']\n[[rules]]\nprincipals = ['group:taem']\noperations = '*'",
-            "access.toml:4: there is no group 'taem'; perhaps 'group:team' is meant",
+            "access.toml:4: there is no group 'taem'; did you mean 'group:team'?",
         ),
         ("[groups]\nteam = 'a'", "access.toml:2: group 'team' must be a list of names"),
         ("[groups]\na = ['b']\nteam = ['group:a']", "access.toml:3: group 'team' may not contain"),

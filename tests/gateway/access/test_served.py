@@ -84,7 +84,7 @@ def test_all_processes_follow_what_was_accepted_last_and_start_again_with_it(
         for process in workers(gateway).values():
             before = len(gateway.logs)
             os.kill(process, signal.SIGKILL)
-            gateway.wait_for("worker started again", after=before)
+            gateway.wait_for("worker restarted", after=before)
         assert statuses(gateway, {}) == statuses(gateway, root) == {200}
         assert statuses(gateway, ci, QUOTA // 2) == {200}  # what the first workers had left of it
         assert statuses(gateway, ci) == {429}

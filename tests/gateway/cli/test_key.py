@@ -48,7 +48,7 @@ def test_create_prints_the_key_alone_and_keeps_its_hash() -> None:
     assert text.rpartition("_")[2] not in Path("keys.toml").read_text() + done.stderr
     assert stat.S_IMODE(Path("keys.toml").stat().st_mode) == 0o600
     done = modelport("key", "create", "--name", "bob")
-    assert "rights that rules give to 'bob'" in done.stderr
+    assert "rights that the rules give to 'bob'" in done.stderr
     assert entries()[1].operations == ()
 
 
@@ -87,13 +87,13 @@ def test_list_shows_names_and_rights() -> None:
         (("create", "--name", "jwt:x"), "the name of a key must be a name of letters"),
         (("create", "--name", "x", "--operations", "infr"), "did you mean 'infer'"),
         (("create", "--name", "x", "--models", "a" * 300), "models must be a non-empty list"),
-        (("create", "--name", "x", "--expires", "soon"), "--expires 'soon' is no time"),
-        (("create", "--name", "x", "--expires", "2020-01-01"), "is past"),
-        (("create", "--name", "x", "--expires", "999999w"), "is no time"),
+        (("create", "--name", "x", "--expires", "soon"), "--expires 'soon' is not a time"),
+        (("create", "--name", "x", "--expires", "2020-01-01"), "is in the past"),
+        (("create", "--name", "x", "--expires", "999999w"), "is not a time"),
         (("create", "--name", "ci"), "modelport key rotate ci"),
         (("create", "--name", "x", "--file", "no/keys.toml"), "cannot be written: No such file"),
         (("rotate", "c"), "'c' has no valid key; did you mean 'ci'"),
-        (("rotate", "ci", "--overlap", "1"), "--overlap '1' is no duration"),
+        (("rotate", "ci", "--overlap", "1"), "--overlap '1' is not a duration"),
         (("revoke", "bob"), "'bob' has no key; see: modelport key list"),
         (("list", "--file", "no.toml"), "--file 'no.toml' cannot be read"),
     ],

@@ -359,7 +359,7 @@ async def test_a_server_that_cannot_be_asked_any_more_takes_nothing_out_of_servi
 async def test_versions_that_no_request_can_name_are_not_served(world: World) -> None:
     world.remote = [-1, 0, 2**63]
     manager = await world.serve(routes={"far": ROUTE})
-    assert "has no version of it READY" in manager.index()[0]["reason"]
+    assert "has no READY version of it" in manager.index()[0]["reason"]
     world.remote = [0, 1]
     await until(lambda: manager.versions("far") == [1])
     await manager.stop()

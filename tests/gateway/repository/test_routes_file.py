@@ -93,7 +93,7 @@ GOOD = '[models.m]\nbackend = "triton"\nendpoints = ["h:1"]\n'
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x = 1", "r.toml 'x' is unknown; known are models, servers"),
+        ("x = 1", "r.toml 'x' is unknown; use models, servers"),
         ("models = 1", "r.toml 'models' must be a table, not 1"),
         ("[models]\nm = 1", "[models.m] must be a table"),
         ("[models.m]", "[models.m] needs 'backend', one of triton, tfserving, torchserve"),
@@ -106,7 +106,7 @@ GOOD = '[models.m]\nbackend = "triton"\nendpoints = ["h:1"]\n'
         ('[models.m]\nbackend = "triton"\nendpoints = ["h:70000"]', "must be 'host:port'"),
         ('[models.m]\nbackend = "triton"\nendpoints = ["h:1/x"]', "must be 'host:port'"),
         ('[models.m]\nbackend = "triton"\nendpoints = ["::1:1"]', "IPv6 address in brackets"),
-        ('[models.m]\nbackend = "triton"\nendpoints = ["h:1", "h:1"]', "has one endpoint twice"),
+        ('[models.m]\nbackend = "triton"\nendpoints = ["h:1", "h:1"]', "repeats an endpoint"),
         ('[models."../m"]\nbackend = "triton"', "a model is named with letters"),
         (GOOD + "managed = true", "'endpoints' contradicts 'managed'"),
         (GOOD + "timeout = 3", "[models.m] 'timeout' is unknown"),
@@ -148,7 +148,7 @@ def test_every_error_is_one_line_that_names_table_and_key(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("models: {m: {backend: triton}, m: {backend: triton}}", "'m' is there twice, line 1"),
+        ("models: {m: {backend: triton}, m: {backend: triton}}", "'m' is repeated in line 1"),
         ("models: {1: {backend: triton}}", "1 must be a string; put it in quotes"),
         ("models: !!python/object/apply:os.system [ls]", "does not parse"),
         ("a: &a [*a]", "'a' is unknown"),

@@ -86,7 +86,7 @@ def test_a_manual_stage_waits_for_promote_however_long_it_takes() -> None:
     for seconds in (60, 1e6):
         decision = decide(manual, SHADOW, [FLAWLESS], seconds)
         assert decision.verdict is RolloutVerdict.HOLD
-        assert "waits for promote" in decision.reason
+        assert "waits for 'promote'" in decision.reason
     assert decide(manual, SHADOW, [StageCounts(compared=1)], 600).verdict is RolloutVerdict.PAUSE
 
 
@@ -246,12 +246,12 @@ def test_the_reason_of_a_promotion_tells_absence_of_harm_from_proof() -> None:
     ]
     decision = decide(PLAN, ALL, stages, 60)
     kept = "disagreement, invalid, errors, p50, p99"
-    assert decision.reason == f"no harm was found; proven to be kept: {kept}"
+    assert decision.reason == f"no limit is broken; proven to hold: {kept}"
     without_labels = plan(replace(PLAN.limits, max_quality_ratio=None))
-    assert decide(without_labels, ALL, stages, 60).reason == "every limit is proven to be kept"
+    assert decide(without_labels, ALL, stages, 60).reason == "every limit is proven to hold"
     stages = [FLAWLESS, canary(), canary(), canary()]
     reason = decide(without_labels, ALL, stages, 60).reason
-    assert reason == "no harm was found; proven to be kept: no limit yet"
+    assert reason == "no limit is broken; proven to hold: no limit yet"
 
 
 def test_sticky_assignment_discounts_events_that_several_processes_may_have_counted() -> None:

@@ -123,7 +123,7 @@ def test_disagreeing_answers_roll_a_candidate_back_before_a_client_sees_them(
             outputs["y"].tolist() for outputs in requests.expected
         ]
         view = told(run(gateway, "history", "x2"))
-        assert "version 3 in the place of 1: rolled back" in view
+        assert "version 3 in place of 1: rolled back" in view
     assert (root / "x2/config.pbtxt").read_text() == models.X2_CONFIG + ONLY_1
 
 
@@ -301,7 +301,7 @@ def test_waiting_shows_each_event_and_what_a_stage_waits_for_once(
     lines = [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "started, stage 1 of 5 (shadow 10 %)",
-        "waits: the webhook http://hook answered 503",
+        "waiting: the webhook http://hook answered 503",
         "paused, stage 1 of 5 (shadow 10 %), undecided",
     ]
 

@@ -101,11 +101,11 @@ def test_sticky_requests_are_assigned_by_a_header_or_a_parameter() -> None:
         ({"steps": []}, InvalidArgument, "1 to 100 steps"),
         ({"shadow": 2.0}, InvalidArgument, "shadow"),
         ({"label": "beta"}, NotFound, "has no label 'beta'; it has stable, latest"),
-        ({"label": "stable", "baseline": 2}, InvalidArgument, "leave out one of"),
+        ({"label": "stable", "baseline": 2}, InvalidArgument, "omit baseline or label"),
         ({"baseline": 3}, InvalidArgument, "the candidate must be another"),
         ({"sticky": "principal"}, Unsupported, "needs authenticated requests"),
-        ({"sticky": "cookie"}, InvalidArgument, "'cookie' is none of"),
-        ({"sticky": "parameter:"}, InvalidArgument, "sticky .parameter:. is none of"),
+        ({"sticky": "cookie"}, InvalidArgument, "'cookie' must be request"),
+        ({"sticky": "parameter:"}, InvalidArgument, "sticky .parameter:. must be request"),
         ({"limits": {"p42": 1}}, InvalidArgument, "there is no limit 'p42'"),
         ({"limits": {"confidence": None}}, InvalidArgument, "cannot be switched off"),
         ({"limits": {"min_regression_ms": None}}, InvalidArgument, "cannot be switched off"),
@@ -171,8 +171,8 @@ CLASS, OPEN = OutputDescription("c", "INT64", 1), OutputDescription("o", "FP32",
         ((FOUR,), {"decision_top_k": 4}, "the 4 largest classes are always the same"),
         ((CLASS,), {"decision_output": "c", "decision_top_k": 2}, "always the same"),
         ((FOUR,), {"decision_output": "y"}, "has no output 'y' that decides .* it has z"),
-        ((TEXT,), {"decision_threshold": 0.5}, "they are no numbers"),
-        ((TEXT,), {"decision_output": "t", "decision_threshold": 0.5}, "they are no numbers"),
+        ((TEXT,), {"decision_threshold": 0.5}, "they are not numbers"),
+        ((TEXT,), {"decision_output": "t", "decision_threshold": 0.5}, "they are not numbers"),
         ((FOUR,), {"decision_threshold": 0.5, "decision_top_k": 2}, "without a decision_threshold"),
         ((FOUR,), {"decision_top_k": -1}, "at least 1"),
     ],
@@ -296,7 +296,7 @@ def test_a_gate_report_gives_the_limit_of_changed_decisions(tmp_path: Path) -> N
     assert gate_report.max_disagreement(report) is None
     for wrong in ("{}", '{"agreement": null}', "[]", '{"agreement": {"decisions": 0}}', "x"):
         report.write_text(wrong)
-        with pytest.raises(InvalidArgument, match="is no report of 'modelport gate --json'"):
+        with pytest.raises(InvalidArgument, match="is not a report of 'modelport gate --json'"):
             gate_report.max_disagreement(report)
     with pytest.raises(InvalidArgument, match="cannot be read"):
         gate_report.max_disagreement(tmp_path / "missing.json")

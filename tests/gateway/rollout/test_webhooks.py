@@ -148,7 +148,7 @@ async def test_a_hook_that_refuses_holds_the_stage_until_it_permits_the_next(
         receiver.answer = refuse
         await gateway.until(lambda: bool(gateway.status()["problem"]))
         assert refused.is_set()
-        assert gateway.status()["problem"].endswith("answered 302; it is called again")
+        assert gateway.status()["problem"].endswith("returned status 302; it will be called again")
         assert gateway.status()["problem"].startswith("the webhook http://127.0.0.1:")
         other = HookedGateway(tmp_path, receiver, gateway.url).controller
         await other.follow()  # another gateway, which does not call
@@ -156,7 +156,7 @@ async def test_a_hook_that_refuses_holds_the_stage_until_it_permits_the_next(
         asked = receiver.events().count((PRE_STAGE, 2))
         await gateway.until(lambda: receiver.events().count((PRE_STAGE, 2)) > asked)
         assert gateway.status()["stage"] == 0
-        with pytest.raises(Unavailable, match=r"answered 302; nothing changed"):
+        with pytest.raises(Unavailable, match=r"returned status 302; nothing has changed"):
             await gateway.controller.command("fraud", RolloutCommand.PROMOTE)
         assert gateway.status()["stage"] == 0
         receiver.answer = accept
@@ -221,7 +221,7 @@ async def test_nothing_starts_that_a_hook_does_not_permit(
             return web.Response(status=500)
 
         gateway.receiver.answer = refuse
-        with pytest.raises(Unavailable, match="answered 500; nothing changed"):
+        with pytest.raises(Unavailable, match="returned status 500; nothing has changed"):
             await gateway.start()
         gateway.url = "http://127.0.0.1:1/"
         with pytest.raises(Unavailable, match=r"the webhook http://127.0.0.1:1 cannot be called"):
@@ -264,7 +264,7 @@ async def test_an_answer_that_does_not_end_in_time_is_a_refusal(tmp_path: Path) 
             SimulatedProcesses(random.Random(1), time.monotonic),
             webhooks=RolloutWebhooks(tmp_path / "secret", answer_seconds=0.1),
         )
-        with pytest.raises(Unavailable, match=r"no answer within 0.1 s"):
+        with pytest.raises(Unavailable, match=r"no response within 0.1 s"):
             await controller.start(plan(webhooks=(str(server.make_url("/")),)))
 
 

@@ -73,7 +73,7 @@ async def test_a_blocked_loop_is_logged_once_with_its_cause_and_its_end() -> Non
     with structlog.testing.capture_logs() as logs:
         watching = Watchdog(heard)
         heard.wait_for(0.3)
-        while not any(entry["event"] == "the event loop goes on" for entry in logs):
+        while not any(entry["event"] == "the event loop continues" for entry in logs):
             await asyncio.sleep(0.01)
         watching.close()
     blocked = [entry for entry in logs if entry["event"] == "the event loop is blocked"]

@@ -629,7 +629,7 @@ async def test_a_stalled_body_is_given_up(method: str, monkeypatch: pytest.Monke
     async with listening() as server, connected(server.port) as peer:
         peer.send(head(1, path=f"/probe.Probe/{method}"), frame(DATA, 0, 1, ASKED[:7]))
         _, fields = await peer.answer(1)
-        assert fields["grpc-message"] == "the request's body stands still"
+        assert fields["grpc-message"] == "the request's body has stalled"
         assert await peer.code(RST_STREAM) == ErrorCode.NO_ERROR
 
 

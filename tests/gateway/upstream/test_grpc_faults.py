@@ -85,7 +85,7 @@ async def test_a_server_that_takes_no_calls_is_not_connected_to_again_and_again(
         await peer.greet((MAX_CONCURRENT_STREAMS, 0))
 
     async with serving(script) as channel:
-        with pytest.raises(EndpointFailed, match="it takes no calls") as failed:
+        with pytest.raises(EndpointFailed, match="it allows no streams") as failed:
             await ask(channel)
     assert failed.value.failure is FailureKind.REFUSED
     assert connections == 1

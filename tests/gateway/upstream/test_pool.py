@@ -320,7 +320,7 @@ async def test_a_damaged_answer_is_asked_for_elsewhere_and_is_internal_if_there_
     servers = Servers("a")
     servers.wrong["a"] = EndpointFailed(FailureKind.DAMAGED, "output 'y' is missing")
     for _ in range(20):
-        with pytest.raises(Internal, match="gave a damaged answer: output 'y' is missing"):
+        with pytest.raises(Internal, match="returned an invalid response: output 'y' is missing"):
             await servers.ask()
     assert not servers.pool.problem, "the last one stays: it may be one client's doing"
 

@@ -152,8 +152,8 @@ def test_a_dict_is_taken_apart_by_its_keys(tmp_path: Path) -> None:
     [
         ('platform: "pytorch_libtorch"', "declare every 'input' and 'output' in config.pbtxt"),
         (text(["x FP32 4", "z FP32 4"], ["y FP32 4"]), "declares 2 inputs, but forward() takes x"),
-        (text(["x FP32 4"], ["y FP64 4"]), "output 'y' is declared FP64, but the model gives FP32"),
-        (text(["x FP32 4"], ["y FP32 5"]), "as FP32 with shape [-1, 5], but the model gives"),
+        (text(["x FP32 4"], ["y FP64 4"]), "output 'y' is declared FP64, but the model returns FP32"),
+        (text(["x FP32 4"], ["y FP32 5"]), "as FP32 with shape [-1, 5], but the model returns"),
         (text(["x FP32 4"], ["y FP32 4", "z FP32 4"]), "gives 1 tensors, the configuration decl"),
     ],
 )
@@ -327,5 +327,5 @@ def test_an_answer_of_another_shape_than_declared_is_no_answer(tmp_path: Path) -
         with pytest.raises(Internal) as caught:
             run(backend, fp32([[value] * 4]))
         assert str(caught.value) == (
-            f"output 'y' must have shape [1, 4], but the model gives {given}"
+            f"output 'y' must have shape [1, 4], but the model returns {given}"
         )

@@ -127,7 +127,7 @@ def test_tables_are_initialised(saved: Path) -> None:
 
 def test_a_signature_that_is_not_there_is_answered_with_those_that_are(saved: Path) -> None:
     reason = refused(saved, named("classify"))
-    assert "has no signature 'classify'; name one of 'BF16'" in reason
+    assert "has no signature 'classify'; set the parameter TF_SIGNATURE_DEF to one of 'BF16'" in reason
     assert "TF_SIGNATURE_DEF" in reason
 
 

@@ -133,7 +133,7 @@ def test_text_goes_through(tmp_path: Path, files: dict[str, bytes]) -> None:
 
 def test_one_of_several_signatures_must_be_named(tmp_path: Path, files: dict[str, bytes]) -> None:
     (tmp_path / "model.tflite").write_bytes(files["two"])
-    assert "name one of 'again', 'double'" in refused(tmp_path)
+    assert "to one of 'again', 'double'" in refused(tmp_path)
     named = TEXT + 'parameters { key: "TF_SIGNATURE_DEF" value { string_value: "again" } }'
     (y, _) = run(load(tmp_path, named), fp32([[1] * 4])).outputs
     assert y.data.tolist() == [[2.0] * 4]

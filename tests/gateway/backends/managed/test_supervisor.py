@@ -59,7 +59,7 @@ async def test_what_could_play_with_a_terminal_is_taken_out() -> None:
 async def test_more_lines_than_fit_are_counted() -> None:
     _, log = await printed(b"line\n" * (LINES_PER_SECOND + 50))
     assert len(log.lines) == LINES_PER_SECOND + 1
-    assert log.lines[-1] == "lines of a managed server were dropped: {'lines': 50}"
+    assert log.lines[-1] == "output lines of a managed server were dropped: {'lines': 50}"
 
 
 @pytest.mark.parametrize(

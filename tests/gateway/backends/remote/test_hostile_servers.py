@@ -236,7 +236,7 @@ async def test_a_good_answer_of_predict_is_taken() -> None:
 @pytest.mark.parametrize(
     ("reply", "kind", "said"),
     [
-        (b"\xff\xff\xff", Internal, "damaged answer"),
+        (b"\xff\xff\xff", Internal, "invalid response"),
         (b"", Internal, "output 'y' is missing"),
         (predicted("z"), Internal, "output 'y' is missing"),
         (predicted(dtype=tf.DT_INT32), Internal, "output 'y' is not FP32"),
@@ -402,9 +402,9 @@ BAD_ROWS: list[tuple[Any, type[ModelportError], str]] = [
     (row(shape=[2, 1]), Internal, "not have shape"),
     (row(shape=[1, 3]), Internal, "not match its shape"),
     (row(shape=[1, 2**62]), Internal, "not match its shape"),
-    (row()[:-1], Internal, "damaged answer"),
+    (row()[:-1], Internal, "invalid response"),
     (row() + b"x", Internal, "bytes follow"),
-    (b'{"outputs": 1}', Internal, "damaged answer"),
+    (b'{"outputs": 1}', Internal, "invalid response"),
 ]
 
 
@@ -443,7 +443,7 @@ async def test_a_good_row_is_taken_over_both() -> None:
     ("reply", "kind", "said"),
     [
         *[(sent(body), kind, said) for body, kind, said in BAD_ROWS],
-        (b"nonsense", Internal, "damaged answer"),
+        (b"nonsense", Internal, "invalid response"),
         ((400, {"error": "input 'x' must be FP64"}), InvalidArgument, "input 'x' must be FP64"),
         ((500, {"error": "the model failed: nan"}), ServerError, "the model failed: nan"),
         ((404, {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: m"}),
@@ -461,7 +461,7 @@ async def test_a_good_row_is_taken_over_both() -> None:
          Unavailable, "requires a token"),
         ((408, {"code": 408, "type": "RequestTimeoutException", "message": "late"}),
          TimedOut, "timeout expired"),
-        ((413, b""), InvalidArgument, "no request this large"),
+        ((413, b""), InvalidArgument, "max_request_size is too small"),
         ((302, b""), Internal, "redirect"),
     ],
 )  # fmt: skip
@@ -477,7 +477,7 @@ async def test_what_torchserve_answers_wrongly_is_our_error(
     ("reply", "kind", "said"),
     [
         *[(prediction(body), kind, said) for body, kind, said in BAD_ROWS],
-        (b"\xff", Internal, "no message"),
+        (b"\xff", Internal, "not a valid message"),
         (prediction(b"nonsense"), Internal, "does not start with JSON"),
         (prediction(b"[" * 200_000), Internal, "does not start with JSON"),
         (prediction(b'{"error": "input \'x\' is given twice"}'), InvalidArgument, "given twice"),

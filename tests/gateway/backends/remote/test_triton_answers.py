@@ -36,7 +36,7 @@ ANSWERS: dict[str, tuple[list[dict[str, Any]], dict[str, tuple[int, ...]] | str]
         "output 'z' is not BYTES",
     ),
     "an unknown one": ([Y, {**EMPTY, "name": "q"}], "it has an output unknown to the model"),
-    "one twice": ([Y, Y], "it has an output twice"),
+    "one twice": ([Y, Y], "it repeats an output"),
     "a negative size": ([Y, {**EMPTY, "shape": [0, -1]}], "output 'z' is not BYTES"),
 }
 

@@ -128,7 +128,7 @@ async def test_a_bad_pair_is_not_served_and_is_named_in_the_log(
     assert "tls.crt is not a certificate in PEM format" in entry["reason"]
     process = workers(gateway)[0]
     os.kill(process, signal.SIGKILL)
-    gateway.wait_for("worker started again")
+    gateway.wait_for("worker restarted")
     for _ in range(CONNECTIONS):
         httpx.get(f"https://localhost:{gateway.http_port}/v2", verify=secret.client())
     load = LoadDuringSwaps(gateway, secret, 50)

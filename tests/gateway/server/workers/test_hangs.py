@@ -51,7 +51,7 @@ def test_one_that_stops_before_its_first_beat_is_replaced_in_time(
     clock.seconds += coordinator.HUNG_SECONDS - 0.5
     assert worker.member.hang_reason() == ""
     clock.seconds += 1.0
-    assert worker.member.hang_reason() == "it does not run"
+    assert worker.member.hang_reason() == "it is not running"
 
 
 def test_one_that_does_not_run_is_replaced_in_time(worker: Worker, clock: SimpleNamespace) -> None:
@@ -59,7 +59,7 @@ def test_one_that_does_not_run_is_replaced_in_time(worker: Worker, clock: Simple
     clock.seconds += coordinator.HUNG_SECONDS - 0.5
     assert worker.member.hang_reason() == ""
     clock.seconds += 1.0
-    assert worker.member.hang_reason() == "it does not run"
+    assert worker.member.hang_reason() == "it is not running"
     assert coordinator.HUNG_SECONDS + coordinator.LOOK_SECONDS < 10
 
 

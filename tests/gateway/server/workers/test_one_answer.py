@@ -123,7 +123,7 @@ def test_a_hung_worker_does_not_hang_the_answer_and_the_gateway_is_not_ready(
             assert answer is not None
             status, index = answer
             assert status == 400
-            assert '"UNAVAILABLE","reason":"worker 1 does not answer' in index
+            assert '"UNAVAILABLE","reason":"worker 1 does not respond' in index
         finally:
             os.kill(stopped, signal.SIGCONT)
         assert len(answers) == 2, "some reached the stopped worker"

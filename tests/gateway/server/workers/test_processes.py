@@ -82,7 +82,7 @@ def test_others_serve_on_while_a_killed_worker_is_replaced_and_no_count_goes_bac
                 counts.append(served(gateway))
             survivor = [c for c in traffic.clients if not failures(c.outcomes)]
             assert any(o.at > killed_at for c in survivor for o in c.outcomes), "nobody is served"
-            gateway.wait_for("worker started again", worker=1)
+            gateway.wait_for("worker restarted", worker=1)
             counts += [
                 served(gateway),
                 statistics(gateway)[0]["inference_stats"]["success"]["count"],
@@ -130,7 +130,7 @@ def test_a_worker_that_is_started_again_serves_what_was_asked_for_meanwhile(
         told = indexes(gateway)
         os.kill(before[0], signal.SIGKILL)
         eventually(lambda: restarted(before, workers(gateway), 0), "it is replaced")
-        gateway.wait_for("worker started again", worker=0)
+        gateway.wait_for("worker restarted", worker=0)
         os.kill(before[1], signal.SIGSTOP)  # whoever connects now reaches the new one, or waits
         try:
             assert _answers_of_the_other(gateway.http_port) == {2.0}
@@ -169,7 +169,7 @@ def test_workers_that_poll_come_to_the_same_versions(repository: Repository) -> 
         eventually(lambda: factors(gateway) == {3.0}, "both serve the new version")
         before = workers(gateway)
         os.kill(before[1], signal.SIGKILL)
-        gateway.wait_for("worker started again", worker=1)
+        gateway.wait_for("worker restarted", worker=1)
         assert factors(gateway) == {3.0}
 
 
@@ -274,7 +274,7 @@ def test_a_worker_that_hangs_is_killed_and_replaced(repository: Repository) -> N
         os.kill(before[1], signal.SIGSTOP)
         gateway.wait_for("a worker hangs and is killed", worker=1)
         eventually(lambda: restarted(before, workers(gateway), 1), "it is replaced")
-        gateway.wait_for("worker started again", worker=1)
+        gateway.wait_for("worker restarted", worker=1)
         assert workers(gateway)[1] in waits, "the spare has taken its place"
         eventually(lambda: spare(gateway) - waits, "and there is another")
         assert factors(gateway) == {2.0}
@@ -289,7 +289,7 @@ def test_a_spare_that_dies_costs_nothing_but_its_help(repository: Repository) ->
         eventually(lambda: not running(waits), "it is gone")
         before = workers(gateway)
         os.kill(before[0], signal.SIGKILL)
-        gateway.wait_for("worker started again", worker=0)
+        gateway.wait_for("worker restarted", worker=0)
         eventually(lambda: probes.ready(gateway), "both are there")
         assert factors(gateway) == {2.0}
         assert gateway.terminate() == 0
@@ -355,7 +355,7 @@ def test_a_model_that_must_load_and_does_not_ends_all_workers_with_the_reason(
     repository.file().write_bytes(b"no model")
     run = serve(repository.root, "--exit-on-error", "true")
     assert run.returncode == 1
-    assert "a worker cannot go on" not in run.stderr, "the parent says why, once"
+    assert "a worker cannot continue" not in run.stderr, "the parent says why, once"
     last = run.stderr.splitlines()[-1]
     assert last.startswith("modelport: error: failed to load all models: m (")
 
