@@ -194,7 +194,7 @@ def certify(artifact: Path | str, against: Path | str, **options: Any) -> list[E
 
     artifact, against = Path(artifact), Path(against)
     if artifact.suffix.lower() != ".onnx":
-        raise UsageError(f"'{artifact}' is no ONNX file; its name must end in .onnx")
+        raise UsageError(f"'{artifact}' is not an ONNX file; its name must end in .onnx")
     if not artifact.is_file():
         raise UsageError(f"'{artifact}' does not exist; give the path of an ONNX file")
     onnx_guard.check(artifact)
@@ -249,7 +249,7 @@ def verify(
     }
     if integrity and any(given.values()):
         flag = next(name for name, value in given.items() if value)
-        raise UsageError(f"--integrity repeats no proof; omit --{flag}")
+        raise UsageError(f"--integrity does not repeat the proof; omit --{flag}")
     from modelport.exporters.proof import verify as verification
     from modelport.exporters.publishing import download
     from modelport.gateway.repository import signing_keys

@@ -83,7 +83,7 @@ def _proven(
     try:
         report, found = prove(source, session, precision, checks, progress)
     except ValuesDiffer as error:
-        progress("looking for the operator", 0, 0)
+        progress("locating the operator", 0, 0)
         raise _located(source, row, target, path, error) from error
     except ParityError as error:
         raise ParityError(f"{error}{_remedy(target)}") from error
@@ -108,8 +108,8 @@ def _check_quantized(path: Path, row: Format, precision: str) -> None:
     tensors."""
     if not inspection.inspect(path).quantized_share:
         raise Unsupported(
-            f"{row.name} leaves every tensor of this model as it is, they are too small for "
-            f"{precision}; export it without --quantize"
+            f"{row.name} leaves every tensor of this model unchanged, because they are too small "
+            f"for {precision}; export it without --quantize"
         )
 
 
@@ -121,8 +121,10 @@ def _located(
     if error.inputs and not target.optimize:
         with contextlib.suppress(Exception):  # the search is a courtesy
             where = row.first_difference(source, path, target, error.inputs)
-    return ParityError(f"{error}; they part at {where}" if where else f"{error}{_remedy(target)}")
+    return ParityError(
+        f"{error}; they first differ at {where}" if where else f"{error}{_remedy(target)}"
+    )
 
 
 def _remedy(target: ExportTarget) -> str:
-    return f"; try without --optimize {target.optimize}" if target.optimize else ""
+    return f"; try it without --optimize {target.optimize}" if target.optimize else ""

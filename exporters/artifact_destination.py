@@ -58,7 +58,7 @@ def _filled(template: str, name: str, row: Format, target: ExportTarget) -> str:
         filled = template.format(**fields)
     except (ValueError, IndexError, KeyError) as error:
         raise UsageError(
-            f"--name-template '{template}' is wrong ({error}); it may hold "
+            f"--name-template '{template}' is invalid ({error}); it may hold "
             "{name}, {format} and {precision}"
         ) from error
     contract.check_name(filled)
@@ -74,7 +74,7 @@ def _output_file(output: Path, row: Format, several: bool) -> tuple[Path, str]:
         return (output / row.name if several else output), default
     if several or output.suffix != suffix:
         raise UsageError(
-            f"--output '{output}' is no file of "
+            f"--output '{output}' is not a file of "
             + ("several formats; give a folder" if several else f"{row.name}; end it in {suffix}")
         )
     return output.parent, output.name

@@ -96,7 +96,7 @@ def export(
     artifacts = [_artifact(request, source, row, len(rows) > 1) for row in rows]
     if len({artifact.config.name for artifact in artifacts}) < len(artifacts):
         raise UsageError(
-            f"--name-template '{request.destination.name_template}' gives two formats one name; "
+            f"--name-template '{request.destination.name_template}' gives two formats the same name; "
             "put {format} into it"
         )
     with collected_without_libraries(), ExitStack() as stack:
@@ -148,17 +148,15 @@ def _rows(request: ExportRequest) -> list[Format]:
         if value is not None and value not in known:
             raise Unsupported(f"{flag} '{value}' is not supported; use {' or '.join(known)}")
     if target.quantize and target.dtype != "fp32":
-        raise UsageError("--quantize and --dtype exclude each other; choose one")
+        raise UsageError("--quantize and --dtype are mutually exclusive; choose one")
     if request.destination.name is not None:
         contract.check_name(request.destination.name)
     names = [n for name in request.formats for n in (formats.ALL if name == "all" else (name,))]
     rows = [formats.find_format(name) for name in dict.fromkeys(names)]
     if target.opset is not None and all(row.name != "onnx" for row in rows):
-        raise UsageError(f"--opset is ONNX's; --format {' '.join(request.formats)} has none")
+        raise UsageError(f"--opset is for ONNX only; --format {' '.join(request.formats)} has none")
     if request.artifact is not None and request.optimization != OptimizationOptions():
-        raise UsageError(
-            "a file is certified as it is; leave --optimize, --calibrate, --block-size"
-        )
+        raise UsageError("a file is certified as it is; omit --optimize, --calibrate, --block-size")
     request.optimization.check(rows, target.quantize)
     return rows
 
@@ -203,7 +201,7 @@ def _make(
         if request.destination.output is None:
             for name, data in source.companions.items():
                 (artifact.staged / name).write_bytes(data)
-        told("recording the checkpoint's answers", 0, 0)
+        told("recording the checkpoint's outputs", 0, 0)
         samples = _record(request, source, artifact.staged, artifact.proof.report)
         content = certificate.certify(
             model=artifact.config.name,

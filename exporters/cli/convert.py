@@ -27,16 +27,18 @@ _FILE = click.Path(path_type=Path)
 @click.command(cls=InterruptibleCommand)
 @click.argument("source", type=_FILE)
 @click.argument("target", type=_FILE)
-@click.option("--model", required=True, metavar="fraud|vit", help="A model that has a Keras port.")
+@click.option("--model", required=True, metavar="fraud|vit", help="Model that has a Keras port.")
 @click.option("--model-kwargs", metavar="JSON", help="Hyper-parameters; they override the files'.")
 @click.option(
     "--samples",
     type=click.IntRange(1),
     default=1000,
     show_default=True,
-    help="Random inputs to compare both models on.",
+    help="Number of random inputs to compare both models on.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the inputs."
+)
 @click.option(
     "--check", is_flag=True, help="Compare SOURCE with an existing TARGET; write no model."
 )
@@ -85,7 +87,7 @@ def _print(result: ConversionReport, target: Path) -> None:
     print_table(head, rows, numbers=head[1:])
     more = len(result.tensors) - ROWS_SHOWN
     if more > 0:
-        click.echo(f"... and {more} more, all the same")
+        click.echo(f"... and {more} more, all equal")
     click.echo()
     for output in result.outputs:
         click.echo(

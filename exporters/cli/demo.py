@@ -52,7 +52,9 @@ class Task:
 
 @click.command(cls=InterruptibleCommand)
 @click.option("--retrain", is_flag=True, help="Train again even if the checkpoints exist.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of training."
+)
 def demo(retrain: bool, seed: int) -> None:
     """Train two small models, export and prove them, serve them, and call them.
 

@@ -36,8 +36,8 @@ IMAGE_FLAGS: Mapping[str, str] = {
     "scale": "Factor applied to pixels, 0 to 255, first.  [default: 1/255, for UINT8 1]",
     "size": "Side, or HEIGHT,WIDTH, of the model's image if its input leaves them open.",
     "resize": "Resize the shorter side to this, then crop the centre to --image-size.",
-    "interpolation": "nearest, bilinear, bicubic, lanczos, box or hamming.",
-    "layout": "CHW or HWC.  [default: from the input's shape]",
+    "interpolation": "Interpolation: nearest, bilinear, bicubic, lanczos, box or hamming.",
+    "layout": "Layout of images, CHW or HWC.  [default: from the input's shape]",
 }
 
 
@@ -126,7 +126,13 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="The model repository to publish into: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
 )
-@click.option("--model-version", default="auto", show_default=True, metavar="N|auto")
+@click.option(
+    "--model-version",
+    default="auto",
+    show_default=True,
+    metavar="N|auto",
+    help="Version to publish; auto: the next free one.",
+)
 @click.option(
     "--dtype",
     default="fp32",
@@ -153,7 +159,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--calibration-method",
     metavar="minmax|entropy|percentile",
-    help="The choice of ranges on --calibrate.  [default: minmax]",
+    help="Method to choose ranges with --calibrate.  [default: minmax]",
 )
 @click.option(
     "--per-channel/--no-per-channel",
@@ -189,9 +195,11 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--samples",
     type=click.IntRange(1),
-    help="Inputs to compare on.  [default: 1000, fewer above 5 million parameters]",
+    help="Random inputs to compare on.  [default: 1000, fewer above 5 million parameters]",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the inputs."
+)
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
@@ -331,8 +339,8 @@ def _print(results: Sequence[ExportResult]) -> None:
         }
         for name, one in report.conditioning.items():
             rows["sensitive"] = (
-                f"output '{name}': rounding alone moves it by {one.worst:.3g} times the tolerance, "
-                f"{one.tolerance:.3g} times are accepted"
+                f"output '{name}': rounding alone moves it by {one.worst:.3g} times the tolerance; "
+                f"up to {one.tolerance:.3g} times are accepted"
             )
         if found is not None:
             rows["held out"] = _evaluated(found)

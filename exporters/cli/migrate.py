@@ -48,7 +48,7 @@ def migrate() -> None:
     "config_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The old server's config.properties: names, batching and workers of its models.",
+    help="The old server's config.properties, for names, batching and workers of its models.",
 )
 @click.option("--name", default="", help="The model's name.  [default: the old server's]")
 @click.option(
@@ -75,7 +75,7 @@ def migrate() -> None:
 @click.option(
     "--max-batch-size",
     type=click.IntRange(0, 2**31 - 1),
-    help="Largest batch; 0: no batch dimension.  [default: the old server's batchSize]",
+    help="Maximum batch size; 0: no batch dimension.  [default: the old server's batchSize]",
 )
 @click.option(
     "--report",
@@ -93,7 +93,9 @@ def migrate() -> None:
     help="The old server's inference token, if required.  [env: TORCHSERVE_TOKEN]",
 )
 @click.option(
-    "--gateway", metavar="URL", help="A gateway that serves --model-repository.  [default: its own]"
+    "--gateway",
+    metavar="URL",
+    help="A gateway that serves --model-repository.  [default: a new one]",
 )
 @click.option(
     "--requests",
@@ -151,7 +153,7 @@ def _check_together(options: dict[str, Any]) -> None:
         raise UsageError(f"--model-repository '{repository}' is not a folder")
     file = options["report_file"]
     if file is not None and (file.is_dir() or not file.parent.is_dir()):
-        raise UsageError(f"--report '{file}' is no file in a folder that exists")
+        raise UsageError(f"--report '{file}' is not a file in an existing folder")
 
 
 def _migrate(

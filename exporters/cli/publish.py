@@ -22,7 +22,13 @@ from modelport.gateway.repository.storage.location import Location, Repository
     required=True,
     help="The model repository to publish into: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
 )
-@click.option("--model-version", default="auto", show_default=True, metavar="N|auto")
+@click.option(
+    "--model-version",
+    default="auto",
+    show_default=True,
+    metavar="N|auto",
+    help="Version to publish; auto: the next free one.",
+)
 @click.option(
     "--public-key",
     "public_keys",

@@ -37,16 +37,28 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--model-kwargs", metavar="JSON", help="Hyper-parameters; they override the checkpoint's."
 )
-@click.option("--max-batch-size", type=click.IntRange(0, 2**31 - 1), default=8, show_default=True)
-@click.option("--count", type=click.IntRange(1), default=256, show_default=True, help="Requests.")
-@click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--max-batch-size",
+    type=click.IntRange(0, 2**31 - 1),
+    default=8,
+    show_default=True,
+    help="Maximum batch size of a checkpoint's model; 0: no batch dimension.",
+)
+@click.option(
+    "--count", type=click.IntRange(1), default=256, show_default=True, help="Number of requests."
+)
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=1, show_default=True, help="Rows of a request."
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the inputs."
+)
 @click.option(
     "-o",
     "--output",
     type=_FILE,
     metavar="FILE.json",
-    help="[default: samples.json in the published version, which its certificate then lists]",
+    help="File to write.  [default: samples.json in the published version and its certificate]",
 )
 @click.option(
     "--sign-key",
@@ -85,7 +97,7 @@ def sample(
     if output is None and not published:
         raise UsageError(f"'{path}' is a checkpoint; name the file to write with --output")
     if sign_key is not None and output is not None:
-        raise UsageError("--sign-key signs a published version; leave --output")
+        raise UsageError("--sign-key signs a published version; omit --output")
     with progress_bar(options["quiet"]) as progress:
         progress("loading", 0, 0)
         try:
@@ -93,7 +105,7 @@ def sample(
 
             if published:
                 if model is not None or kwargs:
-                    raise UsageError(f"'{path}' is published; leave --model and --model-kwargs")
+                    raise UsageError(f"'{path}' is published; omit --model and --model-kwargs")
                 subject = _published(path, trust)
             else:
                 subject = _checkpoint(path, model, kwargs, options["max_batch_size"])
@@ -115,7 +127,7 @@ def sample(
             reference,
             atol,
             rtol,
-            lambda done, total: progress("asking the model", done, total),
+            lambda done, total: progress("running the model", done, total),
         )
     with writing_to(output, "choose another --output"):
         sample_requests.write(output, document)

@@ -26,7 +26,7 @@ _FILE = click.Path(path_type=Path)
 
 @click.command(cls=InterruptibleCommand)
 @click.argument("path", type=Repository())
-@click.option("--integrity", is_flag=True, help="Check the files only; run nothing.")
+@click.option("--integrity", is_flag=True, help="Check the files only, without running the model.")
 @click.option(
     "--public-key",
     "public_keys",
@@ -38,9 +38,9 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--checkpoint",
     type=_FILE,
-    help="The checkpoint.  [default: the certificate's, here or in checkpoints/]",
+    help="The checkpoint that was exported.  [default: the certificate's, here or in checkpoints/]",
 )
-@click.option("--lora", type=_FILE, metavar="DIR", help="The adapters that were merged.")
+@click.option("--lora", type=_FILE, metavar="DIR", help="The adapters that the export merged.")
 @click.option(
     "--data",
     type=_FILE,
@@ -126,7 +126,7 @@ def _print(checked: Checked, proven: Proven | None, where: str) -> None:
     document = _document(checked, proven)
     signature = "none"
     if checked.signer is not None:
-        verified = "verified" if checked.trusted else "not verified, --public-key does"
+        verified = "verified" if checked.trusted else "not verified (give --public-key)"
         signature = f"{verified}: key {checked.signer}"
     rows = {
         "model": checked.model,

@@ -318,7 +318,7 @@ def check_route(source: Source, row: Format, target: ExportTarget) -> None:
         if target.precision in _precisions(source, other)
     ]
     asked = f" in {target.precision}" if target.precision != "fp32" else ""
-    why = f"{source.framework} model '{source.spec.name}' has no route to {row.name}{asked}"
+    why = f"{source.framework} model '{source.spec.name}' cannot be converted to {row.name}{asked}"
     remedy = f"; use --format {' or '.join(working)}" if working else ""
     raise Unsupported(f"{why}{remedy}")
 

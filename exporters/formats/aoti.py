@@ -95,6 +95,6 @@ def open_session(path: Path, trusted: bool = False) -> TorchParitySession:
         loader = torch._C._aoti.AOTIModelPackageLoader(str(path), COMPILED_MODEL, False, 1, -1)
     except RuntimeError as error:
         raise IntegrityError(
-            f"'{path.name}' is damaged, or of another version of torch; export the model again"
+            f"'{path.name}' is damaged, or from another version of torch; export the model again"
         ) from error
     return TorchParitySession(by_position(AOTICompiledModel(loader), signature), signature)

@@ -32,6 +32,6 @@ def adopt(artifact: Path, path: Path) -> Usage:
 def export(source: Source, path: Path, target: ExportTarget) -> None:
     """Refuse, because recorded answers hold no model to convert."""
     raise Unsupported(
-        f"'{source.spec.name}' holds recorded answers and no model; prove an artifact against them "
+        f"'{source.spec.name}' holds recorded outputs and no model; prove an artifact against them "
         "with modelport certify MODEL.onnx --against FILE.npz"
     )

@@ -198,6 +198,6 @@ def open_session(path: Path, trusted: bool = False) -> TorchParitySession:
         raise
     except Exception as error:
         raise IntegrityError(
-            f"'{path.name}' is damaged, or of another version of torch; export the model again"
+            f"'{path.name}' is damaged, or from another version of torch; export the model again"
         ) from error
     return TorchParitySession(by_position(module, signature), signature)

@@ -78,8 +78,8 @@ def signature_function(model: Model, signature: ModelSignature) -> Any:
     for spec in signature.inputs:
         if not NAME.fullmatch(spec.name) or spec.name in RESERVED:
             raise Unsupported(
-                f"TensorFlow cannot name an input '{spec.name}'; use letters, digits and "
-                "underscores, a letter first, and no word of Python's"
+                f"TensorFlow does not accept the input name '{spec.name}'; use letters, digits and "
+                "underscores, a letter first, and no keyword of Python"
             )
     outputs = [spec.name for spec in signature.outputs]
 
@@ -108,7 +108,7 @@ class SavedModelParitySession:
             self._model = tf.saved_model.load(str(path))
         except Exception as error:  # damage raises a dozen different classes
             reason = first_line(error)
-            raise IntegrityError(f"'{path.name}' is not a whole SavedModel: {reason}") from error
+            raise IntegrityError(f"'{path.name}' is not a complete SavedModel: {reason}") from error
         if SIGNATURE not in self._model.signatures:
             raise IntegrityError(f"'{path.name}' has no signature '{SIGNATURE}'")
         self._function = self._model.signatures[SIGNATURE]

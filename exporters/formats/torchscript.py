@@ -119,7 +119,7 @@ def _open_session(path: Path, trusted: bool) -> TorchParitySession:
             module, functions = torchscript_guard.load(path)
     except RuntimeError as error:
         raise IntegrityError(
-            f"'{path.name}' is damaged, or of another version of torch; export the model again"
+            f"'{path.name}' is damaged, or from another version of torch; export the model again"
         ) from error
     if not trusted:
         torchscript_guard.check_operators(module, functions, path.name)

@@ -30,7 +30,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         Unsupported: the model has no conversion, or another operator set is requested.
     """
     if target.opset not in (None, OPSET):
-        raise Unsupported(f"--opset {target.opset} is not supported from this model; leave it")
+        raise Unsupported(f"--opset {target.opset} is not supported for this model; omit it")
     fitted: FittedModel = source.model
     try:
         with quiet():

@@ -206,8 +206,7 @@ def _inspect_artifact(path: Path) -> Inspection:
     except DAMAGE as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise IntegrityError(
-            f"'{path.name}' is damaged, or of a version that is not known ({reason}); export the "
-            "model again"
+            f"'{path.name}' is damaged, or of an unknown version ({reason}); export the model again"
         ) from error
     return inspection
 
@@ -217,7 +216,7 @@ def _reader(path: Path) -> str:
         return "savedmodel"
     if path.suffix.lower() not in FILES:
         raise UsageError(
-            f"'{path.name}' is no artifact; use a file that ends in {', '.join(FILES)}, a "
+            f"'{path.name}' is not an artifact; use a file that ends in {', '.join(FILES)}, a "
             "SavedModel, or a model's folder in a repository"
         )
     if reader := FILES[path.suffix.lower()]:
@@ -227,9 +226,7 @@ def _reader(path: Path) -> str:
         return "torchscript"
     if archive.below("data/aotinductor/") or archive.below("models/", ".json"):
         return "pt2"
-    raise UsageError(
-        f"'{path.name}' is a checkpoint, or of a format that is not known; export it first"
-    )
+    raise UsageError(f"'{path.name}' is a checkpoint, or of an unknown format; export it first")
 
 
 def _newest_version(path: Path) -> Path:

@@ -20,7 +20,7 @@ def inspect(path: Path) -> Inspection:
     """Inspect a TensorFlow Lite file; raises as ``inspection.inspect``."""
     content = path.read_bytes()
     if content[4:8] != IDENTIFIER:
-        raise IntegrityError(f"'{path.name}' is damaged or no TensorFlow Lite file")
+        raise IntegrityError(f"'{path.name}' is damaged or not a TensorFlow Lite file")
     return _Reader(schema.Model.GetRootAs(content, 0), len(content)).inspect()
 
 
@@ -43,7 +43,7 @@ class _Reader:
         operators = Counter(self._operators())
         notes = [f"needs runtime {version} or newer" for version in self._minimum_runtime()]
         if any(name.startswith("Flex") for name in operators):
-            notes.append("Flex operators need TensorFlow beside the runtime")
+            notes.append("Flex operators need TensorFlow in addition to the runtime")
         return Inspection(
             format="tflite",
             inputs=inputs,

@@ -113,7 +113,7 @@ def _check_paths(request: ConvertRequest) -> None:
     if not request.source.is_file():
         raise UsageError(f"SOURCE '{request.source}' is not a file; give a trained model")
     if request.check and not request.target.is_file():
-        raise UsageError(f"TARGET '{request.target}' is not a file; leave --check to write it")
+        raise UsageError(f"TARGET '{request.target}' is not a file; omit --check to write it")
     if not request.check and os.path.lexists(request.target):
         raise AlreadyExists(
             f"TARGET '{request.target}' exists and is never overwritten; choose another name, or "
@@ -216,7 +216,7 @@ def _prove(
         )
         if not row.mean_abs_error <= output_comparison.BOUND:
             place = result.first_divergence
-            where = f"; activations part at layer '{place}'" if place else ""
+            where = f"; activations first differ at layer '{place}'" if place else ""
             result.reason = result.reason or f"{error}, bound {output_comparison.BOUND}{where}"
         elif row.mean_abs_error > output_comparison.EXPECTED:
             result.warnings.append(f"{error}; {output_comparison.EXPECTED} is expected")
@@ -243,5 +243,5 @@ def _publish(written: Path, target: Path) -> None:
         os.link(written, target)
     except FileExistsError as error:
         raise AlreadyExists(
-            f"TARGET '{target}' was created meanwhile; it was not changed"
+            f"TARGET '{target}' was created by another process; it was not changed"
         ) from error

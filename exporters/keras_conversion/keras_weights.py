@@ -126,7 +126,7 @@ def _kwargs(path: Path, file: h5py.File) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError):
         kwargs = None
     if not isinstance(kwargs, dict):
-        raise IntegrityError(f"'{path.name}': attribute '{MODEL_KWARGS_KEY}' is no JSON object")
+        raise IntegrityError(f"'{path.name}': attribute '{MODEL_KWARGS_KEY}' is not a JSON object")
     return kwargs
 
 

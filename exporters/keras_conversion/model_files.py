@@ -122,9 +122,9 @@ class KerasSide(Side):
         values = keras_weights.by_path(self._read, pair.keras_model)
         expected = {variable.path: tuple(variable.shape) for variable in pair.keras_model.variables}
         problems = [f"'{path}' is missing" for path in expected if path not in values]
-        problems += [f"'{path}' has no place" for path in values if path not in expected]
+        problems += [f"'{path}' is not in the model" for path in values if path not in expected]
         problems += [
-            f"'{path}' is {list(values[path].shape)}, the model wants {list(shape)}"
+            f"'{path}' is {list(values[path].shape)}, but the model expects {list(shape)}"
             for path, shape in expected.items()
             if path in values and values[path].shape != shape
         ]
@@ -160,9 +160,7 @@ def framework_of(path: Path) -> Framework:
     if ".ckpt" in path.name or path.suffix == ".index":
         remedy = "; restore a TensorFlow checkpoint in Keras and call save_weights('m.weights.h5')"
     known = (*sorted(TORCH_SUFFIXES), KERAS_SUFFIX, keras_guard.WEIGHTS_SUFFIX)
-    raise UsageError(
-        f"'{path.name}' has no extension that is converted: use {', '.join(known)}{remedy}"
-    )
+    raise UsageError(f"'{path.name}' has no known extension: use {', '.join(known)}{remedy}")
 
 
 def open_side(path: Path, model: str) -> Side:

@@ -100,7 +100,7 @@ def read(path: Path, space: Path) -> TorchServeArchive:
     name = path.name
     if not is_archive(path) or not path.exists():
         raise UsageError(
-            f"'{name}' is no archive; give a .mar, a .tar.gz, a folder with {MANIFEST}, or a "
+            f"'{name}' is not an archive; give a .mar, a .tar.gz, a folder with {MANIFEST}, or a "
             "model store of these"
         )
     if path.is_dir():
@@ -111,7 +111,7 @@ def read(path: Path, space: Path) -> TorchServeArchive:
         root = _top(space)
     if (root / WORKFLOW).exists():
         raise Unsupported(
-            f"'{name}' is a workflow; migrate its models and join them as an ensemble"
+            f"'{name}' is a workflow; migrate its models, and combine them in an ensemble"
         )
     files = dict(_walk(root, name))
     if MANIFEST not in files:
@@ -138,7 +138,7 @@ def _manifest(archive: TorchServeArchive) -> Manifest:
         named = text(key)
         if named and named not in archive.files:
             raise IntegrityError(
-                f"{MANIFEST} of '{archive.name}' names '{named}' as its {key}, which is missing"
+                f"{MANIFEST} of '{archive.name}' names '{named}' as its {key}, but it is missing"
             )
         return named
 
@@ -174,6 +174,6 @@ def _walk(root: Path, archive: str) -> Iterator[tuple[str, int]]:
             if not (stat.S_ISREG(information.st_mode) or stat.S_ISDIR(information.st_mode)):
                 raise IntegrityError(f"'{archive}': '{relative}' is not a plain file")
             if count > MAX_MEMBERS or len(relative.parts) > MAX_DEPTH:
-                raise IntegrityError(f"'{archive}' has more files or folders than a model would")
+                raise IntegrityError(f"'{archive}' has too many files or folders for a model")
             if name in names:
                 yield relative.as_posix(), information.st_size

@@ -55,7 +55,7 @@ def platform_of(path: Path, eager: bool) -> Platform:
     if path.suffix.lower() == ".onnx":
         return rows["onnxruntime_onnx"]
     if path.suffix.lower() not in TORCH:
-        raise Unsupported(f"'{path.name}' is of a format that nothing here serves; {how}")
+        raise Unsupported(f"'{path.name}' is of a format that no backend serves; {how}")
     if not zipfile.is_zipfile(path):
         raise Unsupported(f"'{path.name}' is a pickle, which is not opened; {how}")
     archive = torch_archive.Archive(path)
@@ -106,7 +106,7 @@ def signature(
     if forward is None:
         found = inspection.inspect(path)
         if flags.inputs or flags.outputs or not found.inputs:
-            raise UsageError(f"'{path.name}' does not say what it takes and gives; {DECLARE}")
+            raise UsageError(f"'{path.name}' does not store its inputs and outputs; {DECLARE}")
         return _stored(found, max_batch_size)
     names = [name for name, _ in forward.arguments[: forward.required]]
     if handler == "image_classifier" and len(names) == 1 and forward.result == "Tensor":
@@ -135,8 +135,8 @@ def _forward(path: Path) -> torchscript.Forward:
         )
     if forward.result != NAMED and ("Dict" in forward.result or "List" in forward.result):
         raise Unsupported(
-            f"forward() of '{path.name}' gives {forward.result}; wrap the model in one that gives "
-            "a tensor, a tuple of tensors or tensors by name, and export that"
+            f"forward() of '{path.name}' returns {forward.result}; wrap the model in one that "
+            "returns a tensor, a tuple of tensors or tensors by name, and export that"
         )
     return forward
 
@@ -149,13 +149,15 @@ def _declared(
         names = [name for name, _ in forward.arguments]
         if not forward.required <= len(inputs) <= len(names):
             raise UsageError(
-                f"--input is given {len(inputs)} times, forward() takes {', '.join(names)}"
+                f"--input is given {len(inputs)} times, but forward() takes {', '.join(names)}"
             )
         if {spec.name for spec in inputs} <= set(names):  # any order is accepted
             inputs.sort(key=lambda spec: names.index(spec.name))
         count = _results(forward.result)
         if len(outputs) != count and forward.result != NAMED:
-            raise UsageError(f"--output is given {len(outputs)} times, forward() gives {count}")
+            raise UsageError(
+                f"--output is given {len(outputs)} times, but forward() returns {count}"
+            )
     return ModelSignature(tuple(inputs), tuple(outputs), max_batch_size, axes)
 
 
@@ -167,7 +169,7 @@ def _stored(found: Inspection, max_batch_size: int) -> ModelSignature:
     """The signature in a file; tensors whose first dimensions are one dynamic axis take batches."""
     tensors = (*found.inputs, *found.outputs)
     if unknown := [t.name for t in tensors if t.shape is None or t.datatype is None]:
-        raise UsageError(f"the file does not say what '{unknown[0]}' is; {DECLARE}")
+        raise UsageError(f"the file does not state the shape of '{unknown[0]}'; {DECLARE}")
     firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in tensors}
     batched = len(firsts) == 1 and not any(isinstance(f, int) and f >= 0 for f in firsts)
     bounds = {axis.name: axis for axis in found.dynamic_axes}
@@ -175,7 +177,7 @@ def _stored(found: Inspection, max_batch_size: int) -> ModelSignature:
 
     def spec(tensor: TensorInfo) -> TensorSpec:
         if tensor.datatype not in list(Datatype):
-            raise Unsupported(f"'{tensor.name}' is {tensor.datatype}, which no protocol has")
+            raise Unsupported(f"'{tensor.name}' is {tensor.datatype}, which no protocol supports")
         dims = (tensor.shape or ())[int(batched) :]
         for dim in dims:
             if isinstance(dim, str):

@@ -34,23 +34,23 @@ CLASSES, LOGITS = "classification.", "logits"
 PICTURES = ("image_classifier", "image_segmenter")
 #: The fate of what TorchServe's own handlers do around the model.
 AROUND: Mapping[str, tuple[MigrationState, str]] = {
-    "image_classifier": (MigrationState.CARRIED, "a picture is answered with its five best labels"),
+    "image_classifier": (MigrationState.CARRIED, "an image is answered with its top five labels"),
     "image_segmenter": (
         MigrationState.PERSON,
-        "it takes the best class of each pixel after the model: clients do that now",
+        "it takes the top class of each pixel after the model; clients must do that",
     ),
     "base_handler": (
         MigrationState.CARRIED,
-        "lists of numbers are answered with lists of numbers, as by its JSON envelope",
+        "lists of numbers are answered with lists of numbers, as in its JSON envelope",
     ),
     "text_classifier": (
         MigrationState.PERSON,
-        "it turns text into tokens before the model and scores into labels after it: clients send "
-        "tokens, or the model does that itself",
+        "it tokenizes text before the model and maps scores to labels after it; clients must send "
+        "tokens, or the model must do that itself",
     ),
     "object_detector": (
         MigrationState.PERSON,
-        "it leaves out boxes of low score after the model: clients do that now",
+        "it drops boxes of low score after the model; clients must do that",
     ),
 }
 
@@ -74,7 +74,7 @@ def add_serving(config: ModelConfig, serving: Serving, report: MigrationReport) 
             report.add(
                 f"batchSize {serving.batch_size}",
                 MigrationState.NOTED,
-                "the model takes no larger batches",
+                "the model accepts no larger batches",
             )
         else:
             report.add("batchSize 1", MigrationState.CARRIED, "no dynamic batching")
@@ -92,16 +92,18 @@ def add_serving(config: ModelConfig, serving: Serving, report: MigrationReport) 
         report.add(
             f"maxWorkers {serving.max_workers}",
             MigrationState.NOTED,
-            "instances do not grow under load",
+            "the number of instances is fixed",
         )
     if serving.response_timeout is not None:
         report.add(
             f"responseTimeout {serving.response_timeout} s",
             MigrationState.NOTED,
-            "each request brings its own deadline; no version is restarted for a slow one",
+            "each request has its own deadline; a slow request does not restart the version",
         )
     for name in serving.others:
-        report.add(f"setting '{name}'", MigrationState.NOTED, "it has no counterpart here")
+        report.add(
+            f"setting '{name}'", MigrationState.NOTED, "it has no counterpart in the gateway"
+        )
 
 
 def labels(archive: TorchServeArchive, report: MigrationReport) -> list[str]:
@@ -165,7 +167,7 @@ def add_handler(
     if handler == "image_classifier" and len(config.output) == 1:
         config.parameters[CLASSES + config.output[0].name].string_value = LOGITS
     if handler:
-        unknown = (MigrationState.PERSON, "what it does around the model is not done")
+        unknown = (MigrationState.PERSON, "its pre- and postprocessing is not carried over")
         report.add(f"handler '{handler}'", *AROUND.get(handler, unknown))
     else:
         _add_own_handler(archive, report)
@@ -180,14 +182,16 @@ def _add_picture(config: ModelConfig, signature: ModelSignature, report: Migrati
             config.parameters[key].string_value = value
     if fits:
         report.add(
-            "preprocess", MigrationState.CARRIED, "JPEG and PNG as before: parameters image.*"
+            "preprocess",
+            MigrationState.CARRIED,
+            "JPEG and PNG as before, by the parameters image.*",
         )
     else:
         report.add(
             "preprocess",
             MigrationState.PERSON,
-            f"the handler makes pictures of 224 x 224, the input is {list(sides)}: pictures are "
-            f"resized to that; set {' and '.join(SIZES)} if they should not be",
+            f"the handler makes images of 224 x 224, but the input is {list(sides)}: images are "
+            f"resized to that unless {' and '.join(SIZES)} are set",
         )
 
 
@@ -210,17 +214,17 @@ def _advice(code: HandlerCode | None) -> str:
     around = {"preprocess", "postprocess", "handle"} & set(code.methods)
     if around:
         return (
-            f"it defines {methods}; do the work around the model in the client, or put it into the "
-            "model and export that"
+            f"it defines {methods}; do its pre- and postprocessing in the client, or put it into "
+            "the model and export that"
         )
-    return f"it defines {methods}; check that the model alone gives what it gave"
+    return f"it defines {methods}; check that the model alone returns the same"
 
 
 def _add_files(archive: TorchServeArchive, report: MigrationReport) -> None:
     manifest = archive.manifest
     if manifest.requirements_file:
         report.add(
-            manifest.requirements_file, MigrationState.NOTED, "packages for the handler: not needed"
+            manifest.requirements_file, MigrationState.NOTED, "packages for the handler; not needed"
         )
     used = {manifest.serialized_file, manifest.requirements_file, manifest.config_file}
     rest = sorted(
@@ -233,5 +237,5 @@ def _add_files(archive: TorchServeArchive, report: MigrationReport) -> None:
         report.add(
             f"{', '.join(rest[:5])}{more}",
             MigrationState.NOTED,
-            "files of the handler: left behind",
+            "files of the handler; not carried over",
         )

@@ -93,9 +93,9 @@ def _version(text: str, done: Mapping[int, str], report: MigrationReport) -> int
     whole, *rest = text.split(".")
     number = int(whole) if VERSION_NAME.match(whole) else 0
     if not 0 < number <= MAX_VERSION or any(part.strip("0") for part in rest):
-        reason = "versions are whole numbers: the next free one"
+        reason = "versions must be whole numbers; the next free one was used"
     elif number in done:
-        reason = f"version {number} was in another archive already: the next free one"
+        reason = f"another archive has version {number}; the next free one was used"
     else:
         return number
     report.add(f"version {text}", MigrationState.NOTED, reason)
@@ -126,7 +126,7 @@ class _Entry:
         manifest = archive.manifest
         if not manifest.serialized_file:
             raise Unsupported(
-                f"'{archive.name}' holds no serialized model: its handler makes or fetches one; "
+                f"'{archive.name}' holds no serialized model: its handler builds or downloads one; "
                 "export that with 'modelport export'"
             )
         file = archive.root / manifest.serialized_file
@@ -160,20 +160,18 @@ class _Entry:
             configuration.platform_of(completed) != self.platform
             or completed.default_model_filename != self.platform.default_filename
         ):
-            raise IntegrityError(f"'{archive.name}': its configuration is of another artifact")
+            raise IntegrityError(f"'{archive.name}': its configuration is for another artifact")
         for file in configuration.companions(config):
             packed = f"{CONFIGURATION}/{file}"
             if packed not in archive.files or VERSION_NAME.match(file.parts[0]):
-                raise IntegrityError(f"'{archive.name}' names '{file}', which it lacks")
+                raise IntegrityError(f"'{archive.name}' names '{file}', which is missing")
             target = self.staged.parent / file
             target.parent.mkdir(parents=True, exist_ok=True)
             archive.deliver(packed, target)
         self._deliver_artifact()
+        report.add(configuration.FILENAME, MigrationState.CARRIED, "as before 'modelport package'")
         report.add(
-            configuration.FILENAME, MigrationState.CARRIED, "as 'modelport package' found it"
-        )
-        report.add(
-            HANDLER, MigrationState.CARRIED, "not needed: the gateway takes the same requests"
+            HANDLER, MigrationState.CARRIED, "not needed; the gateway accepts the same requests"
         )
         self._deliver_certificate()
         return config
@@ -217,8 +215,7 @@ class _Entry:
     def _refuse_flags(self, what: str) -> None:
         if self.wanted.flags:
             raise UsageError(
-                f"'{what}' declares its own tensors; leave out --input, --output and "
-                "--max-batch-size"
+                f"'{what}' declares its own tensors; omit --input, --output and --max-batch-size"
             )
 
     def _deliver_artifact(self) -> None:
@@ -231,7 +228,9 @@ class _Entry:
                 *signing.UNLISTED,
                 self.platform.default_filename,
             ):
-                raise IntegrityError(f"'{archive.name}' lacks '{name}', or gives it a taken name")
+                raise IntegrityError(
+                    f"'{archive.name}' lacks '{name}', or uses a reserved name for it"
+                )
             (self.staged / name).parent.mkdir(parents=True, exist_ok=True)
             archive.deliver(file, self.staged / name)
             del archive.files[file]
@@ -242,14 +241,16 @@ class _Entry:
         names = (signing.CERTIFICATE, signing.SIGNATURE, signing.SAMPLES)
         files = [name for name in names if name in archive.files]
         if files and self.name != archive.manifest.model_name:
-            detail = "it is of the model under its old name"
+            detail = "it names the model by its old name"
             self.report.add(signing.CERTIFICATE, MigrationState.NOTED, detail)
             return
         for file in files:
             archive.deliver(file, self.staged / file)
         if signing.CERTIFICATE in files:
             signing.verify_files(self.staged, signing.read_certificate(self.staged, self.name))
-            self.report.add(signing.CERTIFICATE, MigrationState.CARRIED, "every digest in it fits")
+            self.report.add(
+                signing.CERTIFICATE, MigrationState.CARRIED, "every digest in it matches"
+            )
 
 
 def _after_another(folder: Path, config: ModelConfig, ours: bool, report: MigrationReport) -> None:
@@ -267,5 +268,5 @@ def _after_another(folder: Path, config: ModelConfig, ours: bool, report: Migrat
         report.add(
             configuration.FILENAME,
             MigrationState.NOTED,
-            "the model has one, which is kept; batching, instances and labels are as it says",
+            "the model's existing one is kept, with its batching, instances and labels",
         )

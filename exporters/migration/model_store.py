@@ -76,8 +76,8 @@ def _check_defaults(
                     report.add(
                         "defaultVersion",
                         MigrationState.PERSON,
-                        f"it was {default}; requests without a version get {newest} now, the "
-                        "newest: name it in requests, or publish it last",
+                        f"it was {default}; requests without a version now get {newest}, the "
+                        "newest; name {default} in requests, or publish it last",
                     )
 
 
@@ -134,4 +134,4 @@ def _gateway(
         with serving(repository, *flags) as ports:
             yield ReplayServer(f"http://127.0.0.1:{ports['http_port']}", {})
     except Unavailable as error:
-        raise ParityError(f"what was published cannot be compared: {error}") from error
+        raise ParityError(f"the published models cannot be compared: {error}") from error

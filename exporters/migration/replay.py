@@ -62,7 +62,7 @@ def server(url: str, flag: str, headers: Mapping[str, str] | None = None) -> Rep
     except ValueError:
         good = None
     if not good or parts.path.strip("/") or parts.query or parts.fragment:
-        raise UsageError(f"{flag} '{url}' is no address; write http://host:8080")
+        raise UsageError(f"{flag} '{url}' is not an address; write http://host:8080")
     return ReplayServer(url.rstrip("/"), headers or {})
 
 
@@ -76,7 +76,7 @@ def recorded(path: Path) -> list[Path]:
     if path.is_dir():
         files = sorted(f for f in path.iterdir() if f.is_file() and not f.name.startswith("."))
     if not files:
-        raise UsageError(f"--requests '{path}' holds no recorded request; give bodies as files")
+        raise UsageError(f"--requests '{path}' holds no recorded requests; give bodies as files")
     for file in files:
         if file.stat().st_size > MAX_BODY_BYTES:
             raise UsageError(f"--requests: '{file.name}' is larger than {MAX_BODY_BYTES} bytes")
@@ -100,7 +100,7 @@ def compare(
 
     for answer, who in zip(answers, ("the old server", "the gateway"), strict=True):
         if not answer.status:
-            return verdict(f"{who} did not answer: {answer.body.decode(errors='replace')}")
+            return verdict(f"{who} did not respond: {answer.body.decode(errors='replace')}")
     if statuses[0] != statuses[1]:
         which = answers[0] if statuses[0] >= 400 else answers[1]
         return verdict(f"status {statuses[0]} and {statuses[1]}: {_excerpt(which.body)}")
@@ -109,7 +109,7 @@ def compare(
     parsed = [_parse(answer.body) for answer in answers]
     if parsed[0] is None or parsed[1] is None:
         same = answers[0].body == answers[1].body
-        return verdict("" if same else "the bodies differ, and are not both JSON")
+        return verdict("" if same else "the bodies differ, and one is not JSON")
     difference = Difference(tolerance)
     difference.walk("answer", parsed[0], parsed[1])
     return verdict(difference.problem, difference.largest)
@@ -189,7 +189,7 @@ def _ask(server: ReplayServer, model: str, body: bytes, content_type: str) -> Re
 def _read(answer: Any) -> ReplayAnswer:
     body: bytes = answer.read(MAX_BODY_BYTES + 1)
     if len(body) > MAX_BODY_BYTES:
-        return ReplayAnswer(0, f"its answer is larger than {MAX_BODY_BYTES} bytes".encode())
+        return ReplayAnswer(0, f"its response is larger than {MAX_BODY_BYTES} bytes".encode())
     return ReplayAnswer(int(answer.status), body)
 
 

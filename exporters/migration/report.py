@@ -84,7 +84,7 @@ class MigrationReport:
     def outcome(self) -> str:
         if self.error:
             return self.error
-        words = {0: "all carried over", 3: "published, answers differ"}
+        words = {0: "published, all carried over", 3: "published, answers differ"}
         return words.get(self.exit_code, "published, needs a person")
 
 

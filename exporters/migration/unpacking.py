@@ -120,7 +120,7 @@ def _write(archive: str, space: Path, member: _Member) -> None:
         with target.open("xb") as out, member.open() as source:
             shutil.copyfileobj(source, out, COPY_BYTES)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        raise IntegrityError(f"'{archive}' holds '{member.name}' twice") from error
+        raise IntegrityError(f"'{archive}' contains '{member.name}' twice") from error
 
 
 def _too_large(archive: str, most: int) -> IntegrityError:

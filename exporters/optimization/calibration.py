@@ -77,7 +77,7 @@ def _check_values(spec: TensorSpec, array: Array, where: str) -> None:
     if not array.size:
         raise UsageError(f"{where} is empty, {list(array.shape)}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise UsageError(f"{where} has values that are not finite; leave them out")
+        raise UsageError(f"{where} has values that are not finite; remove them")
     low = -np.inf if spec.minimum is None else spec.minimum
     high = spec.maximum if isinstance(spec.maximum, int | float) else np.inf
     if array.min() < low or array.max() > high:

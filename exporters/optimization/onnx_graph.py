@@ -54,8 +54,8 @@ def optimize(source: Source, draft: Path, path: Path, target: ExportTarget) -> G
     portable = _is_standard(path)
     if target.optimize == "O1" and not target.quantize and _is_standard(draft) and not portable:
         raise Unsupported(
-            "--optimize O1 would give this graph operators of ONNX Runtime's own, and promises "
-            "ONNX's; use O2"
+            "--optimize O1 would add ONNX Runtime's own operators to this graph, but O1 promises "
+            "only ONNX's; use O2"
         )
     return _compare(before, after, fusion, portable)
 

@@ -55,7 +55,7 @@ class OptimizationOptions:
         }
         others = [row.name for row in rows if not row.optimizer]
         for option in (option for option, is_given in given.items() if is_given and others):
-            raise UsageError(f"{option} is ONNX's; leave --format {' '.join(others)}")
+            raise UsageError(f"{option} is for ONNX only; omit --format {' '.join(others)}")
         for option, fits, needs in (
             ("--calibrate", int8, "--quantize int8"),
             ("--calibration-method", bool(self.calibrate), "--calibrate"),

@@ -86,7 +86,7 @@ def _check_output(output: Path, row: PackageTarget, root: Path) -> None:
     if output.suffix != row.suffix and row.suffix:
         raise UsageError(f"--output '{output}' must end in {row.suffix}: {row.title} asks for it")
     if output.parent.resolve().is_relative_to(root):
-        raise UsageError(f"--output '{output}' lies inside the packaged folder; use another place")
+        raise UsageError(f"--output '{output}' is inside the packaged folder; use another place")
 
 
 def check_format(model: SelectedModel, server: str, row: PackageTarget) -> None:
@@ -113,7 +113,7 @@ def _place(staged: Path, output: Path) -> None:
     except OSError as error:
         if os.path.lexists(output):
             raise AlreadyExists(
-                f"'{output}' was created meanwhile; use another --output"
+                f"'{output}' was created by another process; use another --output"
             ) from error
         raise
 

@@ -61,7 +61,7 @@ class SelectedModel:
         names = configuration.companions(self.config)
         for file in names:
             if not (self.folder / file).resolve().is_relative_to(self.folder.resolve()):
-                raise IntegrityError(f"'{file}' of '{self.name}' lies outside of its folder")
+                raise IntegrityError(f"'{file}' of '{self.name}' is outside its folder")
             if not (self.folder / file).is_file():
                 raise IntegrityError(
                     f"{configuration.FILENAME} of '{self.name}' names '{file}', which is missing"

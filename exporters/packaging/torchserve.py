@@ -43,7 +43,9 @@ def check(model: SelectedModel) -> None:
     model.companions()
     for spec in (*model.signature.inputs, *model.signature.outputs):
         if spec.datatype is Datatype.BYTES:
-            raise Unsupported(f"'{spec.name}' of '{model.name}' is BYTES, which PyTorch lacks")
+            raise Unsupported(
+                f"'{spec.name}' of '{model.name}' is BYTES, which PyTorch does not support"
+            )
         if spec.optional:
             raise Unsupported(
                 f"input '{spec.name}' of '{model.name}' is optional; TorchScript takes every input"

@@ -77,7 +77,7 @@ def _check_inputs(model: SelectedModel, version: int) -> None:
     if len(arguments) != len(names):
         raise Unsupported(
             f"'{model.name}' declares {len(names)} inputs, version {version}'s forward() takes "
-            f"{len(arguments)}; Triton's PyTorch backend wants a tensor for each"
+            f"{len(arguments)}; Triton's PyTorch backend needs a tensor for each"
         )
     if not set(names) <= set(arguments):
         _check_order("input", model.name, names)
@@ -97,7 +97,7 @@ def _forward_arguments(artifact: Path) -> list[str]:
         with quiet(), no_code(artifact.name):
             module = load(str(artifact), map_location="cpu")
     except RuntimeError as error:
-        raise IntegrityError(f"'{artifact.name}' is no TorchScript archive") from error
+        raise IntegrityError(f"'{artifact.name}' is not a TorchScript archive") from error
     return [argument.name for argument in module.forward.schema.arguments[1:]]
 
 

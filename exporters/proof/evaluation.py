@@ -120,7 +120,7 @@ def evaluate(
     for start in range(0, len(data), step):
         batch = {key: array[start : start + step] for key, array in data.inputs.items()}
         where = f"fails on rows {start} and up of --data '{data.name}'"
-        with _telling(UsageError, f"the checkpoint {where}", "leave out what it does not take"):
+        with _telling(UsageError, f"the checkpoint {where}", "remove rows that it does not accept"):
             values = source.reference(batch)[name]
             defined.append(_defined(source, name, batch, values))
             expected.append(_finite(values, defined[-1]))

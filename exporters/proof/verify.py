@@ -134,7 +134,7 @@ def find_version(path: Path) -> Path:
         return path / max(versions, key=int)
     if VERSION_NAME.match(path.name):
         return path
-    raise UsageError(f"'{path}' is no published version, nor a model that has one")
+    raise UsageError(f"'{path}' is neither a published version nor a model that has one")
 
 
 def check(version: Path, keys: Collection[PublicKey] = ()) -> Checked:
@@ -185,7 +185,7 @@ def prove(
         try:
             report, found = proof.prove(source, session, claim.held_to, checks, progress)
         except ParityError as error:
-            raise ParityError(f"{where} is not what was proven: {error}") from error
+            raise ParityError(f"{where} is not the verified one: {error}") from error
     return Proven(claim, report, found)
 
 
@@ -285,8 +285,8 @@ def _reading_certificate() -> Iterator[None]:
         yield
     except signing.MALFORMED as error:
         raise IntegrityError(
-            f"{signing.CERTIFICATE} does not say what was proven and how; export the model again, "
-            "or leave it at --integrity"
+            f"{signing.CERTIFICATE} does not describe the proof; export the model again, "
+            "or pass --integrity"
         ) from error
 
 
@@ -296,14 +296,14 @@ def _reading_certificate() -> Iterator[None]:
 def _check_factory(factory: str | None, version: Checked, given: VerificationInputs) -> None:
     """Refuse to run the certificate's factory unless the caller vouches for it."""
     if given.model is not None and given.model != factory:
-        raise UsageError(f"--model '{given.model}' is not the certificate's, '{factory}'")
+        raise UsageError(f"--model '{given.model}' is not the certificate's '{factory}'")
     known = registered()
     if version.trusted or given.trust or given.model or factory in (None, *known, *known.values()):
         return
     if reader_selection.is_vision_model(factory):
         return
     raise UsageError(
-        f"the proof runs '{factory}', which the certificate names and nobody vouches for; give "
+        f"the proof runs '{factory}', which an unsigned certificate names; give "
         f"--model {factory} or --trust if you trust it, or check the signature with --public-key"
     )
 
@@ -314,7 +314,7 @@ def _load(claim: Claim, given: VerificationInputs) -> Source:
         raise UsageError(
             f"the certificate names the adapters '{adapters[0].name}'; give them with --lora"
             if adapters
-            else "the certificate names no adapters; leave --lora"
+            else "the certificate names no adapters; omit --lora"
         )
     path = given.checkpoint or _find_checkpoint(checkpoint)
     if path.is_file() and sha256_of(path) != checkpoint.sha256:
@@ -355,7 +355,9 @@ def _held_out(claim: Claim, given: VerificationInputs, source: Source) -> evalua
             )
         return data
     if claim.evaluation is not None and claim.held_to in BOUNDS:
-        raise UsageError(f"the version was held to '{claim.evaluation.file}'; give it with --data")
+        raise UsageError(
+            f"the version was compared on '{claim.evaluation.file}'; give it with --data"
+        )
     return None
 
 

@@ -55,8 +55,8 @@ def parse_version(text: str) -> int | None:
     if VERSION_NAME.match(text) and int(text) <= MAX_VERSION:
         return int(text)
     raise UsageError(
-        f"--model-version '{text}' is not a version; use 'auto' or a positive number without zeros "
-        "in front"
+        f"--model-version '{text}' is not a version; use 'auto' or a positive number without "
+        "leading zeros"
     )
 
 
@@ -97,7 +97,7 @@ def check_contract(content: bytes | None, wanted: ModelConfig) -> None:
     pictures = differences({key: known.get(key) for key in declared}, declared)
     if found or pictures:
         raise UsageError(
-            f"the {config.FILENAME} of '{wanted.name}' declares something else: "
+            f"the {config.FILENAME} of '{wanted.name}' contradicts this export: "
             f"{', '.join(filter(None, (found, pictures)))}; use another --name, or the same "
             "--max-batch-size, --model-kwargs and --image flags"
         )

@@ -37,7 +37,7 @@ def copied(location: Location) -> Iterator[Path]:
     published = [number for number, files in versions.items() if manifest.FILENAME in files]
     number = int(last) if named else max(published, default=0)
     if found is None or number not in versions:
-        raise UsageError(f"'{location}' is no published version, nor a model that has one")
+        raise UsageError(f"'{location}' is neither a published version nor a model that has one")
     if number in found.problems:
         raise UsageError(f"'{location}' cannot be verified: {found.problems[number]}")
     with tempfile.TemporaryDirectory(prefix="modelport-") as temporary:

@@ -137,8 +137,8 @@ def _free_version(
     files = model.versions.get(version or 0, {})
     if CLAIM in files and manifest.FILENAME not in files:
         raise AlreadyExists(
-            f"version {version} of '{wanted.name}' is being published by another, or was left "
-            "behind by one that died; use --model-version auto or another number"
+            f"version {version} of '{wanted.name}' is being published by another process, or is "
+            "left over from one that ended; use --model-version auto or another number"
         )
     return next_version(model.versions.keys(), wanted, version)
 

@@ -35,8 +35,8 @@ def _parse(flag: str) -> AttentionMask:
     match = _FLAG.fullmatch(flag.strip())
     if match is None or match["padding"] not in (None, *PADDINGS):
         raise UsageError(
-            f"--mask '{flag}' has another form; write NAME, NAME:right, NAME:left or NAME:any, and "
-            "after '=' the outputs that it leaves undefined: 'attention_mask:left=logits'"
+            f"--mask '{flag}' is not understood; write NAME, NAME:right, NAME:left or NAME:any, "
+            "and after '=' the outputs that it leaves undefined: 'attention_mask:left=logits'"
         )
     outputs = [name.strip() for name in (match["outputs"] or "").split(",")]
     return AttentionMask(
@@ -70,7 +70,7 @@ def check(signature: ModelSignature, masks: Sequence[AttentionMask]) -> None:
             raise _unknown(mask, "input", mask.input, inputs)
         if mask.padding not in PADDINGS:
             raise UsageError(
-                f"mask '{mask.input}': padding '{mask.padding}' is none of {', '.join(PADDINGS)}"
+                f"mask '{mask.input}': padding '{mask.padding}' is not one of {', '.join(PADDINGS)}"
             )
         if not counts_positions(spec) and not model_dims(spec):
             raise UsageError(
@@ -83,7 +83,7 @@ def check(signature: ModelSignature, masks: Sequence[AttentionMask]) -> None:
             if _axis(spec) not in model_dims(outputs[name]):
                 raise UsageError(
                     f"mask '{mask.input}': output '{name}' has no axis '{_axis(spec)}', so that "
-                    "none of its values is undefined; leave it"
+                    "none of its values is undefined; omit it"
                 )
             if not counts_positions(spec) and len(model_dims(spec)) > 1:
                 raise UsageError(

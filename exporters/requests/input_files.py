@@ -110,8 +110,8 @@ def read_requests(path: Path, signature: ModelSignature, flag: str) -> Iterator[
 def _no_requests(path: Path, flag: str, reason: object) -> UsageError:
     said = " ".join(str(reason).split())[:200]
     return UsageError(
-        f"{flag} '{path}' is no file of requests ({said}); give an .npz of rows by input name, "
-        "Open Inference Protocol requests as .json or .jsonl, or what 'modelport sample' wrote"
+        f"{flag} '{path}' is not a file of requests ({said}); give an .npz of rows by input name, "
+        "Open Inference Protocol requests as .json or .jsonl, or a file of 'modelport sample'"
     )
 
 
@@ -164,5 +164,5 @@ def _array(content: Any, shape: Sequence[int], spec: TensorSpec) -> Array:
         if dtype.kind in "iu" and not np.array_equal(flat, found):
             raise ValueError(f"'{spec.name}' has values beyond {spec.datatype}")
     if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) != flat.size:
-        raise ValueError(f"'{spec.name}' has {flat.size} values, its shape says {shape}")
+        raise ValueError(f"'{spec.name}' has {flat.size} values, but its shape needs {shape}")
     return flat.reshape(shape)

@@ -47,7 +47,7 @@ def serving(repository: Path, *flags: str) -> Iterator[dict[str, int]]:
             reader.join()
         process.stderr.close()
     if process.returncode:
-        raise Internal(f"the gateway ended with status {process.returncode}: {rest[-1:]}")
+        raise Internal(f"the gateway exited with status {process.returncode}: {rest[-1:]}")
 
 
 def _wait_until_ready(process: subprocess.Popen[str]) -> dict[str, int]:

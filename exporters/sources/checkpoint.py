@@ -170,7 +170,7 @@ def _damaged(path: Path, error: Exception) -> IntegrityError:
 def _refused(path: Path, error: pickle.UnpicklingError) -> IntegrityError:
     wanted = re.search(r"(?:\bGLOBAL|Unsupported class) ([\w.]+)", str(error))
     if wanted is None:
-        return _damaged(path, pickle.UnpicklingError("not a checkpoint's pickle"))
+        return _damaged(path, pickle.UnpicklingError("not the pickle of a checkpoint"))
     return IntegrityError(
         f"checkpoint '{path}' wants to run '{wanted[1]}' while loading: refused and not run; "
         "save model.state_dict() alone, or use .safetensors"
@@ -206,7 +206,7 @@ def load_into(module: nn.Module, checkpoint: Checkpoint) -> None:
         listed = "; ".join(f"{len(k)} {kind} keys: {_some(k)}" for kind, k in parts if k)
         raise UsageError(f"{where}: {listed}; check --model and --model-kwargs")
     wrong = [
-        f"{key} is {list(value.shape)}, the model wants {list(expected[key].shape)}"
+        f"{key} is {list(value.shape)}, but the model expects {list(expected[key].shape)}"
         for key, value in checkpoint.state.items()
         if value.shape != expected[key].shape
     ]
@@ -232,8 +232,8 @@ def check_real(key: str, value: Tensor, subject: str) -> None:
     """
     if not value.is_floating_point():
         raise Unsupported(
-            f"{subject}: the weight '{key}' is of {str(value.dtype).removeprefix('torch.')}, as if "
-            "quantised already; export the model before its quantisation, and use --quantize"
+            f"{subject}: the weight '{key}' is {str(value.dtype).removeprefix('torch.')}, as in a "
+            "quantised model; export the model before its quantisation, and use --quantize"
         )
 
 

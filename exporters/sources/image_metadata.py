@@ -62,7 +62,9 @@ def _names(path: Path) -> tuple[str, ...]:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise UsageError(f"--labels '{path}' cannot be read: {reason}") from error
     if not names or not all(names):
-        raise UsageError(f"--labels '{path}' has an empty line, or none; name a class on each")
+        raise UsageError(
+            f"--labels '{path}' is empty or has an empty line; write one class name on each line"
+        )
     return names
 
 

@@ -123,8 +123,8 @@ def damaged(path: Path, error: BaseException) -> ModelportError:
     """The error about a file that Keras cannot load, in one line."""
     if unknown := _UNKNOWN_CLASS.search(str(error)):
         return Unsupported(
-            f"'{path.name}' has the class '{unknown['name']}', which Keras lacks, and code of "
-            "a file is never run; save a SavedModel with model.export(folder), and export that"
+            f"'{path.name}' has the class '{unknown['name']}', which Keras lacks, and a file's "
+            "code is never run; save a SavedModel with model.export(folder), and export that"
         )
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return IntegrityError(f"'{path.name}' is damaged ({reason}); save or copy it again")
@@ -163,7 +163,7 @@ def _check_object(path: Path, found: dict[str, Any]) -> None:
         )
     if isinstance(found.get("vocabulary"), str):
         raise IntegrityError(
-            f"'{path.name}' takes a vocabulary from the file '{found['vocabulary']}' of this "
+            f"'{path.name}' takes a vocabulary from the file '{found['vocabulary']}' on this "
             "machine: refused; save it with the vocabulary inside"
         )
     registered, wanted = found.get("registered_name"), name
@@ -259,8 +259,8 @@ def _check_dataset(path: Path, where: str, dataset: h5py.Dataset) -> None:
 def _check_expansion(path: Path, size: int, stored: int) -> None:
     if size > EXPANSION_FLOOR_BYTES and size > MAX_EXPANSION * stored:
         raise IntegrityError(
-            f"'{path.name}' would unpack to {size} bytes from {stored}: a decompression bomb, "
-            "refused"
+            f"'{path.name}' would inflate from {stored} to {size} bytes: refused as a "
+            "decompression bomb"
         )
 
 

@@ -74,6 +74,6 @@ def check_not_quantised(module: nn.Module) -> None:
         if quantised or any(x is not None and x.is_quantized for x in tensors):
             raise Unsupported(
                 f"'{name or type(part).__name__}' is a quantised {type(part).__name__}, whose "
-                "kernels no format has; export the model before quantisation, with --quantize int8 "
-                "if it is to be quantised"
+                "kernels no format supports; export the model before quantisation, with --quantize "
+                "int8 if it is to be quantised"
             )

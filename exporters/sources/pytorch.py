@@ -52,7 +52,7 @@ def load(request: SourceRequest) -> Source:
     """
     if request.model is None:
         raise UsageError(
-            f"checkpoint '{request.checkpoint}' holds weights alone; add --model "
+            f"checkpoint '{request.checkpoint}' holds only weights; add --model "
             "(a registered name or package.module:factory)"
         )
     with quiet():
@@ -66,9 +66,9 @@ def load(request: SourceRequest) -> Source:
         checkpoint.load_into(module, read)
         module_preparation.without_parametrizations(module)
     if declared is not None and request.output_names and not request.inputs:
-        raise UsageError(f"--model '{request.model}' names its own outputs; leave --output-name")
+        raise UsageError(f"--model '{request.model}' names its own outputs; omit --output-name")
     if declared is not None and request.masks and not request.inputs:
-        raise UsageError(f"--model '{request.model}' declares its own masks; leave --mask")
+        raise UsageError(f"--model '{request.model}' declares its own masks; omit --mask")
     origins = (Origin(read.filename, read.sha256),)
 
     def described() -> Source:

@@ -84,7 +84,7 @@ def check(module: nn.Module, run: Callable[[], Mapping[str, Tensor]]) -> Mapping
     if listed:
         raise Unsupported(
             f"forward() draws random numbers ({listed}): output '{differs[0]}' differs from call "
-            "to call and cannot be proven; take them out, or make them an input"
+            "to call and cannot be verified; remove them, or make them an input"
         )
     raise Unsupported(
         f"output '{differs[0]}' differs from call to call on the same input: forward() keeps "

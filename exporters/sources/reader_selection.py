@@ -45,7 +45,7 @@ def load(request: SourceRequest) -> Source:
     if request.task is not None and reader != "huggingface":
         raise UsageError(f"--task needs a Hugging Face folder as checkpoint, not '{path}'")
     if reader in ("tensorflow", "trees") and (request.inputs or request.output_names):
-        raise UsageError(f"'{path}' declares its own signature; leave --input and --output-name")
+        raise UsageError(f"'{path}' declares its own signature; omit --input and --output-name")
     try:
         module = importlib.import_module(f"modelport.exporters.sources.{reader}")
     except ImportError as error:

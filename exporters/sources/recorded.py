@@ -31,7 +31,7 @@ def load(request: SourceRequest) -> Source:
     """
     path = request.checkpoint
     if request.model is not None or request.model_kwargs or request.inputs:
-        raise UsageError(f"'{path}' holds answers and no model; leave --model and --input")
+        raise UsageError(f"'{path}' holds recorded outputs and no model; omit --model and --input")
     arrays = _read(path)
     missing = [name for name in request.output_names if name not in arrays]
     if missing or not request.output_names:
@@ -42,7 +42,7 @@ def load(request: SourceRequest) -> Source:
     outputs = {name: arrays[name] for name in request.output_names}
     inputs = {name: array for name, array in arrays.items() if name not in outputs}
     if not inputs:
-        raise UsageError(f"'{path}' has outputs alone; record the inputs with their names")
+        raise UsageError(f"'{path}' has only outputs; record the inputs by name as well")
     signature = ModelSignature(
         tuple(_spec(name, array) for name, array in inputs.items()),
         tuple(_spec(name, array) for name, array in outputs.items()),
@@ -79,7 +79,7 @@ def _read(path: Path) -> dict[str, Array]:
         raise UsageError(f"'{path}': the numbers of rows differ or are 0: {lengths}")
     for name, array in arrays.items():
         if array.dtype not in _DATATYPES:
-            raise UsageError(f"'{path}': '{name}' is {array.dtype}, which no protocol has")
+            raise UsageError(f"'{path}': '{name}' is {array.dtype}, which no protocol supports")
     return arrays
 
 

@@ -101,7 +101,7 @@ def _tensor(value: _Value, axes: _Axes) -> TensorSpec:
     match = _INPUT.fullmatch(value.text.strip())
     try:
         if match is None:
-            raise ValueError("it has another form")
+            raise ValueError("it is not understood")
         name, datatype = match["name"].strip(), _datatype(match["datatype"])
         if not name.isprintable():
             raise ValueError(f"the name {name!r} is not printable")
@@ -125,7 +125,7 @@ def _tensor(value: _Value, axes: _Axes) -> TensorSpec:
 def _datatype(text: str) -> Datatype:
     if text not in list(Datatype):
         raise ValueError(
-            f"'{text}' is no datatype; {suggestion(text, Datatype) or ', '.join(Datatype)}"
+            f"'{text}' is not a datatype; {suggestion(text, Datatype) or ', '.join(Datatype)}"
         )
     return Datatype(text)
 

@@ -82,7 +82,7 @@ def load(request: SourceRequest) -> Source:
     """
     path = request.checkpoint
     if request.model is not None or request.model_kwargs:
-        raise UsageError(f"'{path}' holds its own architecture; leave --model and --model-kwargs")
+        raise UsageError(f"'{path}' holds its own architecture; omit --model and --model-kwargs")
     with quiet():
         loaded = _widened(_load_saved_model(path) if path.is_dir() else _load_keras(path))
     signature = _signature(loaded, request.max_batch_size)
@@ -156,7 +156,8 @@ def _load_keras(path: Path) -> _Loaded:
         raise keras_guard.damaged(path, error) from error
     if not model.built or not getattr(model, "inputs", None):
         raise Unsupported(
-            f"'{path.name}' does not say what it takes; begin it with keras.Input and save it again"
+            f"'{path.name}' does not declare its inputs; begin it with keras.Input and save it "
+            "again"
         )
     return _functional(model)
 
@@ -227,7 +228,8 @@ def _check_saved_model(folder: Path) -> None:
     graphs = saved_model_guard.read(folder).meta_graphs
     if len(graphs) != 1:
         raise UsageError(
-            f"'{folder.name}' holds {len(graphs)} graphs, one is needed; save it again for serving"
+            f"'{folder.name}' holds {len(graphs)} graphs, but one is needed; save it again for "
+            "serving"
         )
     if SIGNATURE not in graphs[0].signature_def:
         there = [name for name in sorted(graphs[0].signature_def) if not name.startswith("__")]
@@ -250,8 +252,7 @@ def _load_saved_model(path: Path) -> _Loaded:
     for name, spec in [*inputs.items(), *outputs.items()]:
         if spec.shape.rank is None:
             raise Unsupported(
-                f"'{path.name}' does not say how many dimensions '{name}' has; declare its shape "
-                "when saving"
+                f"'{path.name}' does not state the rank of '{name}'; declare its shape when saving"
             )
     return _Loaded(
         TensorFlowModule(lambda tensors: function(**tensors), loaded),

@@ -66,7 +66,7 @@ class TorchEager:
             results = as_tensors(self._module(*tensors))
         if len(results) != len(self._outputs):
             raise UsageError(
-                f"forward() returns {len(results)} tensors, the signature declares "
+                f"forward() returns {len(results)} tensors, but the signature declares "
                 f"{len(self._outputs)} outputs; declare each"
             )
         for name, value in zip(self._outputs, results, strict=True):
@@ -155,8 +155,8 @@ def datatype_of(name: str, value: Tensor) -> Datatype:
     if value.dtype not in DATATYPES or value.layout is not torch.strided:
         kind = value.dtype if value.layout is torch.strided else value.layout
         raise Unsupported(
-            f"output '{name}' is {kind}, which no protocol has; return dense tensors of floats, "
-            "integers or booleans"
+            f"output '{name}' is {kind}, which no protocol supports; return dense tensors of "
+            "floats, integers or booleans"
         )
     return DATATYPES[value.dtype]
 

@@ -72,7 +72,7 @@ def load(request: SourceRequest) -> Source:
     library, _, name = request.model.partition(":")
     if request.inputs or request.output_names or request.masks:
         raise UsageError(
-            f"--model '{request.model}' declares its own signature; leave --input, --output-name "
+            f"--model '{request.model}' declares its own signature; omit --input, --output-name "
             "and --mask"
         )
     torchvision_operators.declare()
@@ -189,7 +189,7 @@ def _labels(config: Mapping[str, Any], signature: ModelSignature) -> tuple[str, 
 def _check_known(model: str, name: str, known: list[str]) -> None:
     if name not in known:
         raise UsageError(
-            f"--model '{model}' is not known to it ({len(known)} models); "
+            f"--model '{model}' is not known to the library ({len(known)} models); "
             f"{suggestion(name, known)}".removesuffix("; ")
         )
 

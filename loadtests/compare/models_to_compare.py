@@ -154,7 +154,7 @@ def from_published(
         if name not in plan.BACKENDS:
             raise UsageError(f"--backends '{name}' is unknown; use {', '.join(plan.BACKENDS)}")
     if wanted.formats:
-        raise UsageError("published models have the format they have; leave --formats")
+        raise UsageError("published models have the format they have; omit --formats")
     chosen = [
         (Entry(artifact.variant, name), artifact)
         for artifact in found

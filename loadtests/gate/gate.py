@@ -308,5 +308,5 @@ def check(asked: GateRequest) -> None:
         if key in asked.slo.said and value is not None and not started:
             raise UsageError(
                 f"{key} is set, and a server that runs already cannot be timed from its start; "
-                "give published versions, or leave it out"
+                "give published versions, or omit it"
             )

@@ -634,9 +634,9 @@ RECONFIGURED: dict[str, tuple[Callable[[str], str], str]] = {
 #: lists; suffixes of files.
 CERTIFICATES = {
     "names a function": "nobody vouches for",
-    "names a path": "does not say what",
-    "names an absolute path": "does not say what",
-    "allows any error": "does not say what",
+    "names a path": "does not describe the proof",
+    "names an absolute path": "does not describe the proof",
+    "allows any error": "does not describe the proof",
     "is of another model": "is of model 'o'",
     "is a list": "is not a certificate",
 }
@@ -719,12 +719,15 @@ def test_a_certificate_names_data_and_never_code_or_paths(
               "tolerance": {"atol": float("nan"), "rtol": 0}}  # fmt: skip
     hostile: dict[str, tuple[dict[str, Any], str]] = {
         "names a function": ({"model": model}, "nobody vouches for"),
-        "names a path": ({"checkpoint": {"file": "../c.pt", "sha256": ""}}, "does not say what"),
+        "names a path": (
+            {"checkpoint": {"file": "../c.pt", "sha256": ""}},
+            "does not describe the proof",
+        ),
         "names an absolute path": (
             {"checkpoint": {"file": "/etc/passwd", "sha256": ""}},
-            "does not say what",
+            "does not describe the proof",
         ),
-        "allows any error": ({"parity": parity}, "does not say what"),
+        "allows any error": ({"parity": parity}, "does not describe the proof"),
         "is of another model": ({"model": {**model, "name": "o"}}, "is of model 'o'"),
         "is a list": ({"artifact": []}, "is not a certificate"),
     }

@@ -301,7 +301,7 @@ def brings_the_configuration_of_another_artifact(path: Path) -> Path:
     return mar(path / "m.mar", "m", files)
 
 
-@attack("which it lacks")
+@attack("which is missing")
 def brings_a_configuration_that_names_another_version(path: Path) -> Path:
     text = (
         'backend: "pytorch" platform: "pytorch_libtorch" '
@@ -311,7 +311,7 @@ def brings_a_configuration_that_names_another_version(path: Path) -> Path:
     return mar(path / "m.mar", "m", {**files, "modelport/2/model.pt": "x"})
 
 
-@attack("which it lacks")
+@attack("which is missing")
 def brings_a_configuration_that_leaves_the_folder(path: Path) -> Path:
     text = (
         'backend: "pytorch" platform: "pytorch_libtorch" '

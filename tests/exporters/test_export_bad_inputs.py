@@ -156,7 +156,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
     "wrong shapes": (
         _saved({"layer.weight": WEIGHT.T, "layer.bias": BIAS}),
         2,
-        "layer.weight is [3, 2], the model wants [2, 3]; check --model-kwargs",
+        "layer.weight is [3, 2], but the model expects [2, 3]; check --model-kwargs",
     ),
     "numbers that are none": (
         _saved({"layer.weight": WEIGHT * torch.nan, "layer.bias": BIAS}),
@@ -196,7 +196,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
     "a config.json that is a list": (
         _folder(config__json="[]"),
         5,
-        "config.json' holds no JSON object; copy the folder again",
+        "config.json' is not a JSON object; copy the folder again",
     ),
     "a damaged SavedModel": (_folder(saved_model__pb="weights"), 5, "net"),
     "a pipe": (_pipe, 2, "net.pt' is not a file; give the path"),
@@ -246,18 +246,18 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a model of complex numbers": (
         ("--model", "bad_inputs_net:GivesComplex"),
         4,
-        "is torch.complex64, which no protocol has; return",
+        "is torch.complex64, which no protocol supports; return",
     ),
     "an input without a datatype": (
         ("--input", "x"),
         2,
-        "--input 'x': it has another form; write NAME",
+        "--input 'x': it is not understood; write NAME",
     ),
-    "an unknown datatype": (("--input", "x:FLOAT[3]"), 2, "'FLOAT' is no datatype; BOOL"),
+    "an unknown datatype": (("--input", "x:FLOAT[3]"), 2, "'FLOAT' is not a datatype; BOOL"),
     "an open bracket": (
         ("--input", "x:FP32[3"),
         2,
-        "--input 'x:FP32[3': it has another form; write NAME",
+        "--input 'x:FP32[3': it is not understood; write NAME",
     ),
     "a dimension of zero": (
         ("--input", "x:FP32[0]"),

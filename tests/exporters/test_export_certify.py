@@ -78,7 +78,7 @@ def test_a_file_is_certified_against_recorded_answers_signed_and_served(
 
 def test_a_file_from_elsewhere_is_not_optimised(tmp_path: Path) -> None:
     file, samples = write(tmp_path), record(tmp_path)
-    with pytest.raises(UsageError, match="certified as it is; leave --optimize"):
+    with pytest.raises(UsageError, match="certified as it is; omit --optimize"):
         api.certify(file, samples, repository=tmp_path / "repository", optimize="O2")
 
 
@@ -119,7 +119,7 @@ def test_what_is_wrong_is_not_certified(tmp_path: Path) -> None:
     assert "no output 'logits'" in refused(2, artifact, "--against", record(tmp_path), *named)
     assert "does not exist" in refused(2, tmp_path / "no.onnx", "--against", samples)
     (tmp_path / "net.pt").write_bytes(b"")
-    assert "is no ONNX file" in refused(2, tmp_path / "net.pt", "--against", samples)
+    assert "is not an ONNX file" in refused(2, tmp_path / "net.pt", "--against", samples)
     foreign = helper.make_graph(
         [helper.make_node("Evil", ["features"], ["scores"], domain="evil")], "g",
         [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["n", 4])],

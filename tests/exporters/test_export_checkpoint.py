@@ -71,7 +71,7 @@ def test_hyperparameters_that_no_certificate_can_hold_are_refused(tmp_path: Path
 
 def test_a_pickle_that_another_tool_wrote_is_refused_without_a_warning(tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(pickle.dumps({"weight": 1}, protocol=4))
-    with pytest.raises(IntegrityError, match="not a checkpoint's pickle"):
+    with pytest.raises(IntegrityError, match="not the pickle of a checkpoint"):
         checkpoint.read(tmp_path / "a.pt")
 
 
@@ -90,7 +90,9 @@ def test_missing_and_unexpected_keys_are_named_and_counted(
 
 def test_a_wrong_shape_is_named_with_both_shapes(fraud: nn.Module, tmp_path: Path) -> None:
     state = {**fraud.state_dict(), "head.weight": torch.zeros(1, 7)}
-    with pytest.raises(UsageError, match=r"head.weight is \[1, 7\], the model wants \[1, 16\]"):
+    with pytest.raises(
+        UsageError, match=r"head.weight is \[1, 7\], but the model expects \[1, 16\]"
+    ):
         checkpoint.load_into(fraud, checkpoint.read(saved(state, tmp_path / "a.pt")))
 
 

@@ -334,7 +334,7 @@ def convert_skewed(folder: Path, scale: float) -> Result:
 def test_outputs_that_differ_refuse_a_conversion_and_name_where(tmp_path: Path) -> None:
     said = failed(convert_skewed(tmp_path, 1.5), 3)
     assert "output 'y' differs by" in said
-    assert "over 24 inputs, bound 0.01; activations part at layer 'second'; nothing" in said
+    assert "over 24 inputs, bound 0.01; activations first differ at layer 'second'; nothing" in said
     assert not (tmp_path / "b.keras").exists()
     assert "output 'y' differs by" in report_of(tmp_path / "b.keras")["reason"]
 

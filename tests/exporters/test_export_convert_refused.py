@@ -100,7 +100,7 @@ def test_a_malicious_pickle_does_not_run(files: Path, tmp_path: Path, role: str)
         ("a.h5", "b.pt", "legacy HDF5 .* without safe mode, so that a Lambda layer"),
         ("a.pt", "b.h5", "use a .keras file"),
         ("a.index", "b.pt", "restore a TensorFlow checkpoint in Keras"),
-        ("a.pt", "b.onnx", "no extension that is converted: use .bin, .pt"),
+        ("a.pt", "b.onnx", "no known extension: use .bin, .pt"),
         ("no.pt", "b.keras", "SOURCE .* is not a file"),
         ("a.pt", "no/b.keras", "is not a folder"),
         ("a.keras", "a.pt", "never overwritten.* add --check"),
@@ -117,7 +117,7 @@ def test_a_file_name_that_does_not_do_is_refused(
 def test_wrong_arguments_are_refused_and_leave_nothing(files: Path, tmp_path: Path) -> None:
     target = tmp_path / "b.pt"
     keras_file = files / "a.keras"
-    assert "leave --check" in failed(run(keras_file, target, "--check"), 2)
+    assert "omit --check" in failed(run(keras_file, target, "--check"), 2)
     assert "has no Keras port" in failed(run(keras_file, target, model="unet"), 4)
     assert "not registered" in failed(run(keras_file, target, model="nope"), 2)
     assert "not a ViT's" in failed(run(keras_file, target, model="vit"), 2)

@@ -45,15 +45,15 @@ def operator(model: onnx_ir.Model, kind: str, other: str) -> None:
 SPOILT: dict[str, tuple[Callable[[onnx_ir.Model], None], str]] = {
     "activation": (
         lambda model: operator(model, "Gelu", "Relu"),
-        "they part at aten.gelu.default in module 'body.1' (GELU)",
+        "they first differ at aten.gelu.default in module 'body.1' (GELU)",
     ),
     "weight": (
         lambda model: weight(model, "head.weight"),
-        "they part at aten.linear.default in module 'head' (Linear)",
+        "they first differ at aten.linear.default in module 'head' (Linear)",
     ),
     "function": (
         lambda model: operator(model, "Mul", "Add"),
-        "they part at aten.mul.Tensor, test_export_difference.py line",
+        "they first differ at aten.mul.Tensor, test_export_difference.py line",
     ),
     "first layer": (lambda model: weight(model, "body.0.bias"), "in module 'body.0' (Linear)"),
 }

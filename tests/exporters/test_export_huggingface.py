@@ -287,16 +287,18 @@ def test_damaged_folders_are_refused(folder: Path, model: nn.Module, tmp_path: P
     shards = write(model, tmp_path / "shards", max_shard_size="5KB")
     shutil.copytree(shards, tmp_path / "other")
     sorted(shards.glob("*.safetensors"))[1].unlink()
-    assert "which is not there; complete the folder" in str(refusal(shards))
+    assert "which is missing; complete the folder" in str(refusal(shards))
     for name in ("../other/model-00001-of-00005.safetensors", "/etc/passwd", "", [7]):
         edit(shards, "model.safetensors.index.json", weight_map={"classifier.bias": name})
         assert "lists no files of its own folder" in str(refusal(shards))
 
 
 def test_requests_that_do_not_fit_a_folder_are_refused(folder: Path, tmp_path: Path) -> None:
-    assert "--model 'fraud' is not read from a Hugging Face" in str(refusal(folder, model="fraud"))
+    assert "--model 'fraud' cannot be read from a Hugging Face" in str(
+        refusal(folder, model="fraud")
+    )
     assert "--lora is for --model causal-lm" in str(refusal(folder, lora=tmp_path))
-    assert "leave --input" in str(refusal(folder, inputs=("x:FP32[3]",)))
+    assert "omit --input" in str(refusal(folder, inputs=("x:FP32[3]",)))
     assert "is no causal language model" in str(refusal(folder, model="causal-lm"))
 
 

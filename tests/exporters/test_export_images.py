@@ -108,7 +108,7 @@ def test_without_a_word_about_pixels_pictures_are_refused_and_the_remedy_named(
         ),
         (("--labels", "absent.txt"), "--labels 'absent.txt' cannot be read: No such file"),
         (("--labels", "two.txt"), "names 2 classes, output 'output' has 3; give one line for each"),
-        (("--labels", "empty.txt"), "has an empty line, or none; name a class on each"),
+        (("--labels", "empty.txt"), "is empty or has an empty line; write one"),
     ],
 )
 def test_a_flag_that_does_not_fit_is_one_line(

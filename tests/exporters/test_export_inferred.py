@@ -172,7 +172,7 @@ def test_contradictory_bounds_are_an_error_that_names_both(
             ("x:FP32[sequence]", "lengths:INT64[]=1..sequense"),
             "ends at axis 'sequense', which no tensor has; did you mean 'sequence'?",
         ),
-        (("x:fp32[3]",), "'fp32' is no datatype; did you mean 'FP32'?"),
+        (("x:fp32[3]",), "'fp32' is not a datatype; did you mean 'FP32'?"),
         (("x:INT64[3]=9..3",), "the range 9..3 is empty"),
     ],
 )

@@ -259,7 +259,7 @@ def test_a_path_that_is_not_an_artifact_is_a_usage_error(tmp_path: Path) -> None
     text.write_text("hello")
     (tmp_path / "empty" / "1").mkdir(parents=True)
     refused(tmp_path / "nowhere", 2, "does not exist")
-    refused(text, 2, "'notes.txt' is no artifact; use a file that ends in .onnx")
+    refused(text, 2, "'notes.txt' is not an artifact; use a file that ends in .onnx")
     refused(checkpoint, 2, "is a checkpoint")
     refused(tmp_path, 2, "is neither a SavedModel nor a model's folder")
     refused(tmp_path / "empty", 2, "holds no artifact")

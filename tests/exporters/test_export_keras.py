@@ -231,7 +231,7 @@ def test_a_subclass_of_a_model_is_refused_with_the_way_out(tmp_path: Path) -> No
 
 
 def test_a_model_that_holds_its_architecture_takes_no_other(scorer_file: Path) -> None:
-    with pytest.raises(UsageError, match="leave --model"):
+    with pytest.raises(UsageError, match="omit --model"):
         read(scorer_file, model="fraud")
 
 

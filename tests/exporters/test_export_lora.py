@@ -239,7 +239,7 @@ def test_pickled_weights_are_read_without_running_them(trained: Any, tmp_path: P
     ("entries", "error", "message"),
     [
         ({"model_type": "nonesuch"}, Unsupported, "type 'nonesuch', which transformers does not"),
-        ({"model_type": ["llama"]}, Unsupported, "which transformers does not know"),
+        ({"model_type": ["llama"]}, Unsupported, "which transformers does not support"),
         ({"model_type": "t5"}, UsageError, "holds a LlamaForCausalLM; add --task"),
         ({"quantization_config": {"quant_method": "gptq"}}, Unsupported, "is quantized already"),
         ({"num_hidden_layers": 3}, UsageError, "9 missing keys: model.layers.2"),

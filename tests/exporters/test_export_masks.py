@@ -195,7 +195,7 @@ def test_a_mask_is_declared_in_one_word(flag: str, wanted: AttentionMask) -> Non
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["mask:up"], "has another form; write NAME, NAME:right"),
+        (["mask:up"], "is not understood; write NAME, NAME:right"),
         ([""], "has another form"),
         (["mask="], "has another form"),
         (["mask", "mask:left"], "declares 'mask' twice"),

@@ -257,7 +257,7 @@ def test_a_fusion_that_changes_the_answer_is_refused(
         done = invoke(vit_checkpoint, *VIT, "--optimize", level, model="vit")
         said = failed(done, 3, tmp_path)
         assert "output 'logits' differs" in said
-        assert f"try without --optimize {level}" in said
+        assert f"try it without --optimize {level}" in said
 
 
 def test_fusions_that_fail_for_an_architecture_give_way_to_general_ones(
@@ -383,15 +383,15 @@ def test_all_forms_of_calibration_data_give_the_same_inputs(fraud: Any, tmp_path
         ("few.npz", {"image": (7, 3, 8, 8)}, "7 rows of inputs are too few"),
         ("none.npz", {"image": (0, 3, 8, 8)}, "0 rows of inputs are too few"),
         ("empty.jsonl", b"", "0 rows of inputs are too few"),
-        ("text.jsonl", b"image\n", "is no file of requests (Expecting value"),
-        ("deep.jsonl", b"[" * 100_000, "is no file of requests"),
-        ("list.jsonl", b"[1]\n", "is no file of requests"),
+        ("text.jsonl", b"image\n", "is not a file of requests (Expecting value"),
+        ("deep.jsonl", b"[" * 100_000, "is not a file of requests"),
+        ("list.jsonl", b"[1]\n", "is not a file of requests"),
         ("other.jsonl", b'{"inputs": []}\n', "request 1 has no input 'image'; it has none"),
         (
             "size.jsonl",
             b'{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1000000000, 3, 8, 8], '
             b'"data": [1]}]}',
-            "'image' has 1 values, its shape says [1000000000, 3, 8, 8]",
+            "'image' has 1 values, but its shape needs [1000000000, 3, 8, 8]",
         ),
         (
             "typed.jsonl",
@@ -511,11 +511,11 @@ def test_large_weights_stay_in_a_file_beside_the_optimised_graph(
     [
         (("--optimize", "O9"), 4, "--optimize 'O9' is not supported; use O1, O2, O3"),
         (("--optimize", "O4"), 4, "fp16 is --dtype fp16"),
-        (("--optimize", "O2", "--format", "tflite"), 2, "--optimize is ONNX's; leave --format"),
+        (("--optimize", "O2", "--format", "tflite"), 2, "is for ONNX only; omit --format tflite"),
         (
             ("--optimize", "O2", "--format", "onnx", "--format", "pt2"),
             2,
-            "--optimize is ONNX's; leave --format pt2",
+            "--optimize is for ONNX only; omit --format pt2",
         ),
         (("--calibrate", "x.npz"), 2, "--calibrate has no effect without --quantize int8"),
         (
@@ -526,7 +526,7 @@ def test_large_weights_stay_in_a_file_beside_the_optimised_graph(
         (
             ("--calibrate", "x.npz", "--quantize", "int8", "--format", "tflite"),
             2,
-            "--calibrate is ONNX's; leave --format tflite",
+            "--calibrate is for ONNX only; omit --format tflite",
         ),
         (
             ("--calibration-method", "entropy", "--quantize", "int8"),

@@ -194,7 +194,11 @@ def test_a_model_without_a_decision_is_held_to_a_relative_error(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("--dtype", "bf16"), 4, "has no route to onnx in bf16; use --format torchscript or"),
+        (
+            ("--dtype", "bf16"),
+            4,
+            "cannot be converted to onnx in bf16; use --format torchscript or",
+        ),
         (("--format", "torchscript", "--quantize", "int8"), 4, "use --format onnx or tflite"),
         (
             ("--quantize", "int2"),

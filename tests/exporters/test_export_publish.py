@@ -151,7 +151,7 @@ def test_another_signature_is_refused_by_its_difference_and_nothing_changes(
 ) -> None:
     put(repository)
     before = snapshot(repository)
-    with pytest.raises(UsageError, match=f"declares something else: .*{said}"):
+    with pytest.raises(UsageError, match=f"contradicts this export: .*{said}"):
         put(repository, other)
     assert snapshot(repository) == before
 

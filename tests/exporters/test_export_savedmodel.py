@@ -224,7 +224,7 @@ def _no_weights(path: Path) -> None:
 def test_a_damaged_savedmodel_is_one_line(fraud_path: Path, tmp_path: Path, damage: Any) -> None:
     shutil.copytree(fraud_path, tmp_path / "damaged")
     damage(tmp_path / "damaged")
-    said = r"'damaged' (is not a whole SavedModel|does not load: .* is damaged)"
+    said = r"'damaged' (is not a complete SavedModel|does not load: .* is damaged)"
     with pytest.raises(IntegrityError, match=said) as caught:
         savedmodel.open_session(tmp_path / "damaged")
     assert "\n" not in str(caught.value)
@@ -269,7 +269,7 @@ def test_a_tensorflow_model_keeps_the_names_of_its_signature(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["my-input", "input:0", "_x", "1st", "class", "self", "größe"])
 def test_a_name_that_tensorflow_would_replace_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(Unsupported, match=f"cannot name an input '{name}'"):
+    with pytest.raises(Unsupported, match=f"does not accept the input name '{name}'"):
         savedmodel.export(tensorflow_source(Doubling(), name), tmp_path / "own", ExportTarget())
     assert not (tmp_path / "own").exists()
 

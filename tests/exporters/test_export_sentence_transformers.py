@@ -137,7 +137,7 @@ def refusal(folder: Path, **request: Any) -> ModelportError:
     ("entries", "error", "message"),
     [
         ([{"path": "x", "type": "custom.Model"}], IntegrityError, "names code of its own"),
-        ([{"path": "../x", "type": f"{KINDS}Pooling"}], IntegrityError, "is no folder in it"),
+        ([{"path": "../x", "type": f"{KINDS}Pooling"}], IntegrityError, "is not a folder in it"),
         ([{"path": "1_Pooling", "type": f"{KINDS}LSTM"}], Unsupported, "Transformer, LSTM"),
         ([], Unsupported, "begins with Transformer;"),
         ([{"path": "none", "type": f"{KINDS}Pooling"}], UsageError, "cannot be read"),
@@ -204,7 +204,7 @@ def test_no_file_outside_the_folder_is_published(folder: Path, tmp_path: Path) -
     assert "is a link out of its folder" in str(refusal(folder))
     (folder / "vocab.txt").unlink()
     (folder / "merges.txt").write_bytes(b"\xff")
-    assert "is no text" in str(refusal(folder))
+    assert "is not UTF-8 text" in str(refusal(folder))
     (folder / "merges.txt").unlink()
     (folder / "tokenizer.json").write_text("[]")
     assert "holds no JSON object" in str(refusal(folder))

@@ -167,7 +167,7 @@ def test_what_has_no_conversion_is_refused_with_the_reason(tmp_path: Path) -> No
     dump(LogisticRegression(), tmp_path / "raw.skops")
     assert "is not fitted" in refused(tmp_path / "raw.skops").output
     path = write(tmp_path, "binary.ubj")
-    assert "leave --model" in refused(path, "--model", "fraud").output
+    assert "omit --model" in refused(path, "--model", "fraud").output
     assert "no route to torchscript" in refused(path, "--format", "torchscript").output
     assert "--opset 20 is not supported" in refused(path, "--opset", "20").output
 
@@ -199,7 +199,7 @@ def test_a_tree_whose_nodes_lead_out_of_it_is_refused(tmp_path: Path) -> None:
     tree.__setstate__(state)
     dump(model, tmp_path / "evil.skops")
     done = refused(tmp_path / "evil.skops")
-    assert "nodes lead out of it" in done.output
+    assert "nodes point outside it" in done.output
 
 
 @pytest.mark.parametrize("name", ["binary.ubj", "softmax.json", "pipeline.skops"])

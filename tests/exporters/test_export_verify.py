@@ -201,7 +201,7 @@ def test_another_artifact_whose_digests_were_made_to_match_fails_the_proof(
     spoil(version)
     assert document(version, "--integrity")["proof"] is None
     line = line_of(run(version), 3)
-    assert line.startswith("version 1 of 'fraud' is not what was proven: output 'probability'")
+    assert line.startswith("version 1 of 'fraud' is not the verified one: output 'probability'")
 
 
 def test_such_an_artifact_does_not_even_pass_for_signed(version: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_registered_model_may_be_named_in_full(version: Path) -> None:
 
 
 def test_adapters_are_asked_for_where_some_were_merged_and_only_there(version: Path) -> None:
-    assert "names no adapters; leave --lora" in line_of(run(version, "--lora", "adapters"), 2)
+    assert "names no adapters; omit --lora" in line_of(run(version, "--lora", "adapters"), 2)
     adapter = {"file": "adapters", "sha256": "0" * 64}
     rewrite(version, lambda content: content.update(adapters=[adapter]))
     assert "the adapters 'adapters'; give them with --lora" in line_of(run(version), 2)
@@ -384,4 +384,4 @@ def test_a_path_that_is_not_a_version_gets_a_one_line_error(place: Path) -> None
 
 def test_options_of_the_proof_make_no_sense_without_it(version: Path) -> None:
     line = line_of(run(version, "--integrity", "--checkpoint", "fraud.pt"), 2)
-    assert line == "--integrity repeats no proof; omit --checkpoint"
+    assert line == "--integrity does not repeat the proof; omit --checkpoint"

@@ -106,8 +106,8 @@ def test_the_command_exports_and_proves(tmp_path: Path) -> None:
     ("model", "message"),
     [
         ("timm:resnet10", "did you mean 'resnet10t'?"),
-        ("timm:hf-hub:someone/model", "is not known to it"),
-        ("torchvision:fasterrcnn_resnet50_fpn", "is not known to it"),
+        ("timm:hf-hub:someone/model", "is not known to the library"),
+        ("torchvision:fasterrcnn_resnet50_fpn", "is not known to the library"),
         ("torchvision:resnet18", "keys"),
     ],
 )

@@ -356,7 +356,7 @@ def test_torchscript_that_modelport_wrote_declares_itself_in_any_archive(
     archive = mar(tmp_path / "m.mar", "m", {"model.pt": content})
     assert migrate(archive, tmp_path / "new").exit_code == 0
     assert config.signature(read(tmp_path / "new", "m")) == signature
-    refused(migrate(archive, tmp_path / "other", *LINEAR), 2, "leave out --input")
+    refused(migrate(archive, tmp_path / "other", *LINEAR), 2, "omit --input")
 
 
 def test_a_store_is_migrated_and_a_bad_archive_costs_only_itself(
@@ -391,7 +391,7 @@ def test_a_store_is_migrated_and_a_bad_archive_costs_only_itself(
     assert found["eager.mar"]["exit_code"] == 4
     assert read(repository, "c").version_policy.HasField("all")
     told = {item["what"]: item["detail"] for item in found["d.mar"]["items"]}
-    assert "it was 1.0; requests without a version get 7" in told["defaultVersion"]
+    assert "it was 1.0; requests without a version now get 7" in told["defaultVersion"]
     assert "version 2.1" in {item["what"] for item in found["b.mar"]["items"]}
     assert "load_models" in {item["what"] for item in found["b.mar"]["items"]}
     assert all(word in result.stdout for word in ("broken.mar", "eager.mar", "published"))

@@ -279,7 +279,8 @@ class Trial:
         back = self.ray.restart(node)
         self.nodes[self.nodes.index(node)] = back
         self.until_all("the node is back")
-        self.front.wait_for("an endpoint is in use again", seen, endpoint=back.endpoint, model="slow")
+        event = "an endpoint is in use again"
+        self.front.wait_for(event, seen, endpoint=back.endpoint, model="slow")
         return f"asked again after {time.monotonic() - began:.0f} s"
 
     def crash(self, ledger: Ledger) -> int:

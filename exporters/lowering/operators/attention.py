@@ -29,7 +29,7 @@ def scaled_dot_product_attention(
 ) -> Any:
     """Attention; a query that may see no key gets zeros, as in PyTorch."""
     if dropout_p:
-        raise Unsupported("it drops out at random; set dropout_p to 0 outside of training")
+        raise Unsupported("it applies dropout; set dropout_p to 0 outside of training")
     if query.dtype in (tf.float16, tf.bfloat16):  # PyTorch's kernels sum in float32
         wide = (tf.cast(x, tf.float32) for x in (query, key, value))
         result = scaled_dot_product_attention(

@@ -69,7 +69,7 @@ def _recurrent(
 ) -> tuple[Any, ...]:
     """All layers of a recurrent module; the last states follow the output."""
     if train and dropout:
-        raise Unsupported("it drops out at random, as in training; call eval() first")
+        raise Unsupported("it applies dropout, as in training; call eval() first")
     directions = 2 if bidirectional else 1
     batched = rank(x) == 3
     if not batched:

@@ -69,15 +69,17 @@ def _load(request: SourceRequest) -> Source:
     _check_undeclared(request)
     if request.model not in (None, "vit", "causal-lm"):
         raise UsageError(
-            f"--model '{request.model}' is not read from a Hugging Face folder such as "
+            f"--model '{request.model}' cannot be read from a Hugging Face folder such as "
             f"'{folder.path}'; use vit or causal-lm, or give a checkpoint file"
         )
     if request.model is not None and request.task is not None:
-        raise UsageError("--model and --task exclude each other for a Hugging Face folder")
+        raise UsageError(
+            "--model and --task are mutually exclusive for a Hugging Face folder; give one"
+        )
     if request.model == "vit" or (request.model is None and _is_plain_vit(folder, request)):
         if request.lora is not None:
             raise UsageError(
-                "--lora is for --model causal-lm; leave it, or merge the adapters first"
+                "--lora is for --model causal-lm; omit it, or merge the adapters first"
             )
         return _load_vit(folder, request)
     if request.model == "causal-lm":
@@ -94,7 +96,7 @@ def _load(request: SourceRequest) -> Source:
 def _load_timm(folder: Folder, request: SourceRequest) -> Source:
     if request.model is not None or request.task not in (None, "image-classification"):
         raise UsageError(
-            f"'{folder.path}' holds an image model of timm; leave --model and --task, or give "
+            f"'{folder.path}' holds an image model of timm; omit --model and --task, or give "
             "--model timm:NAME"
         )
     return vision_models.load(replace(request, model=f"timm:{folder.config['architecture']}"))
@@ -103,7 +105,7 @@ def _load_timm(folder: Folder, request: SourceRequest) -> Source:
 def _check_undeclared(request: SourceRequest) -> None:
     if request.inputs or request.output_names or request.masks:
         raise UsageError(
-            f"'{request.checkpoint}' declares its own signature; leave --input, --output-name and "
+            f"'{request.checkpoint}' declares its own signature; omit --input, --output-name and "
             "--mask"
         )
 

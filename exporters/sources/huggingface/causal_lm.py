@@ -90,7 +90,7 @@ def _build(folder: Folder) -> Any:
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise Unsupported(
-            f"'{folder.path}' holds a model of type '{config.model_type}', which is no causal "
+            f"'{folder.path}' holds a model of type '{config.model_type}', which is not a causal "
             "language model; export it without --model causal-lm"
         )
     found = pretrained.load(folder, config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])

@@ -57,7 +57,7 @@ def _present(folder: Path) -> Iterator[Path]:
             continue
         if path.resolve().parent not in allowed:
             raise IntegrityError(
-                f"'{path}' is a link out of its folder, and would be published; copy the file"
+                f"'{path}' is a link out of its folder; replace it by a copy of the file"
             )
         yield path
 
@@ -68,7 +68,7 @@ def _content(path: Path) -> bytes:
         try:
             content.decode()
         except UnicodeDecodeError as error:
-            raise IntegrityError(f"'{path}' is no text; copy the folder again") from error
+            raise IntegrityError(f"'{path}' is not UTF-8 text; copy the folder again") from error
     return _without_code(path, content) if path.name in JSON else content
 
 

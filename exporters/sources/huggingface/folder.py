@@ -107,7 +107,7 @@ def read_bytes(path: Path) -> bytes:
         raise UsageError(f"'{path}' cannot be read: {error.strerror}") from error
     except IntegrityError as error:
         raise IntegrityError(
-            f"'{path}' has more than {MOST_BYTES >> 20} MiB, which no such file has; copy the "
+            f"'{path}' has more than {MOST_BYTES >> 20} MiB, too many for such a file; copy the "
             "folder again"
         ) from error
 
@@ -140,7 +140,7 @@ def json_object(path: Path, content: bytes, hook: _Hook | None = None) -> dict[s
     """Parse ``content`` as ``parse_json`` does; refuse anything but an object."""
     parsed = parse_json(path, content, hook)
     if not isinstance(parsed, dict):
-        raise IntegrityError(f"'{path}' holds no JSON object; copy the folder again")
+        raise IntegrityError(f"'{path}' is not a JSON object; copy the folder again")
     return parsed
 
 
@@ -174,6 +174,6 @@ def _shards(index: Path, suffix: str) -> tuple[Path, ...]:
     for shard in shards:
         if shard.suffix != suffix or not shard.is_file():
             raise UsageError(
-                f"'{index}' lists '{shard.name}', which is not there; complete the folder"
+                f"'{index}' lists '{shard.name}', which is missing; complete the folder"
             )
     return shards

@@ -76,8 +76,8 @@ def check_known(folder: Folder) -> Any:
     if kind not in CONFIG_MAPPING:
         code = ", and the code that comes with it is not run" if "auto_map" in folder.config else ""
         raise Unsupported(
-            f"'{folder.path}' holds a model of type '{kind}', which transformers does not know"
-            f"{code}; use a model that it knows"
+            f"'{folder.path}' holds a model of type '{kind}', which transformers does not support"
+            f"{code}; use a model that it supports"
         )
     return CONFIG_MAPPING[kind]
 

@@ -112,7 +112,7 @@ def _modules(path: Path) -> list[SentenceModule]:
                 "--task feature-extraction the folder of its transformer"
             )
         if name not in ("", ".") and (Path(name).name != name or name == ".."):
-            raise IntegrityError(f"'{path / MODULES}' lists '{name}', which is no folder in it")
+            raise IntegrityError(f"'{path / MODULES}' lists '{name}', which is not a folder in it")
     if not found:
         raise IntegrityError(f"'{path / MODULES}' lists no modules; copy the folder again")
     return [SentenceModule(kind.rpartition(".")[2], path / name) for kind, name in found]

@@ -49,7 +49,7 @@ def load(
         IntegrityError: a file is damaged, wants to run code, or brings its own.
     """
     if request.lora is not None:
-        raise UsageError("--lora is for --task text-generation; leave it, or merge the adapters")
+        raise UsageError("--lora is for --task text-generation; omit it, or merge the adapters")
     if "auto_map" in folder.config:
         raise IntegrityError(
             f"'{folder.path}' brings code of its own (auto_map in config.json), which is not run; "

@@ -36,7 +36,7 @@ def load(request: SourceRequest) -> Source:
     """
     path = request.checkpoint
     if request.model is not None or request.model_kwargs:
-        raise UsageError(f"'{path}' holds its own model; leave --model and --model-kwargs")
+        raise UsageError(f"'{path}' holds its own model; omit --model and --model-kwargs")
     if path.suffix.lower() != SKOPS:  # native code reads the others, and may end the process
         trial_load.run(f"{__name__}:try_load", path)
     fitted = read(path)

@@ -31,7 +31,7 @@ def read(path: Path) -> FittedModel:
     content = path.read_bytes()
     if content.splitlines()[:1] != [HEADER]:
         raise IntegrityError(
-            f"'{path.name}' is no model of LightGBM; save it with booster_.save_model()"
+            f"'{path.name}' is not a LightGBM model; save it with booster_.save_model()"
         )
     try:
         booster = lightgbm.Booster(model_str=content.decode())

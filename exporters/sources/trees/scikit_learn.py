@@ -43,7 +43,7 @@ def read(path: Path) -> FittedModel:
         raise Unsupported(f"'{path.name}' predicts nothing; save the whole pipeline")
     if not classifies and hasattr(estimator, "classes_"):
         raise Unsupported(
-            f"'{path.name}' gives no probabilities; wrap it in CalibratedClassifierCV"
+            f"'{path.name}' returns no probabilities; wrap it in CalibratedClassifierCV"
         )
     function = estimator.predict_proba if classifies else estimator.predict
 
@@ -90,7 +90,7 @@ def _load(path: Path) -> Any:
         raise
     except Exception as error:
         raise IntegrityError(
-            f"'{path.name}' is damaged or no file of skops ({first_line(error)}); save it again "
+            f"'{path.name}' is damaged or not a file of skops ({first_line(error)}); save it again "
             "with skops.io.dump()"
         ) from error
 
@@ -131,7 +131,7 @@ def _check(tree: Any, path: Path) -> None:
     sound = sound and (right[~inner] == LEAF).all()
     if not (sound and ((feature[inner] >= 0) & (feature[inner] < tree.n_features)).all()):
         raise IntegrityError(
-            f"'{path.name}' holds a tree whose nodes lead out of it: refused; save it again with "
+            f"'{path.name}' holds a tree whose nodes point outside it: refused; save it again with "
             "skops.io.dump()"
         )
 

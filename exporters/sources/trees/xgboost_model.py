@@ -32,8 +32,8 @@ def read(path: Path) -> FittedModel:
         document = json.loads(booster.save_raw("json"))["learner"]
     except (ValueError, xgboost.core.XGBoostError) as error:
         raise IntegrityError(
-            f"'{path.name}' is damaged or no model of XGBoost ({first_line(error)}); save it again "
-            "with save_model()"
+            f"'{path.name}' is damaged or not an XGBoost model ({first_line(error)}); save it "
+            "again with save_model()"
         ) from error
     objective = document["objective"]["name"]
     if document["gradient_booster"]["name"] != "gbtree":

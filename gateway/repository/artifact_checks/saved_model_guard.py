@@ -101,7 +101,7 @@ class _MetaGraph:
             path = PurePosixPath(asset.filename)
             if path.is_absolute() or ".." in path.parts or "\\" in asset.filename:
                 raise IntegrityError(
-                    f"SavedModel '{self._folder.name}' has an asset outside of its folder, "
+                    f"SavedModel '{self._folder.name}' has an asset outside its folder, "
                     f"'{asset.filename}': refused and not loaded; save it again"
                 )
         saver = graph.saver_def

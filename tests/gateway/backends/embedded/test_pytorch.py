@@ -152,9 +152,9 @@ def test_a_dict_is_taken_apart_by_its_keys(tmp_path: Path) -> None:
     [
         ('platform: "pytorch_libtorch"', "declare every 'input' and 'output' in config.pbtxt"),
         (text(["x FP32 4", "z FP32 4"], ["y FP32 4"]), "declares 2 inputs, but forward() takes x"),
-        (text(["x FP32 4"], ["y FP64 4"]), "output 'y' is declared FP64, but the model returns FP32"),
+        (text(["x FP32 4"], ["y FP64 4"]), "'y' is declared FP64, but the model returns FP32"),
         (text(["x FP32 4"], ["y FP32 5"]), "as FP32 with shape [-1, 5], but the model returns"),
-        (text(["x FP32 4"], ["y FP32 4", "z FP32 4"]), "gives 1 tensors, the configuration decl"),
+        (text(["x FP32 4"], ["y FP32 4", "z FP32 4"]), "returns 1 tensors, but the configuration"),
     ],
 )
 def test_a_configuration_that_contradicts_the_module_is_refused(

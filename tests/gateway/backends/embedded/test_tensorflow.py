@@ -127,8 +127,8 @@ def test_tables_are_initialised(saved: Path) -> None:
 
 def test_a_signature_that_is_not_there_is_answered_with_those_that_are(saved: Path) -> None:
     reason = refused(saved, named("classify"))
-    assert "has no signature 'classify'; set the parameter TF_SIGNATURE_DEF to one of 'BF16'" in reason
-    assert "TF_SIGNATURE_DEF" in reason
+    assert "has no signature 'classify'" in reason
+    assert "set the parameter TF_SIGNATURE_DEF to one of 'BF16'" in reason
 
 
 def test_an_input_of_unknown_rank_is_a_vector_unless_it_is_declared(saved: Path) -> None:
