@@ -82,7 +82,7 @@ def scored(decided: Deciding, answers: Sequence[Tensors]) -> Scored:
     for answer in answers:
         name = decided.output if decided.output in answer else ONLY
         if name not in answer:
-            raise ValueError(f"there is no output '{decided.output}' in the answer")
+            raise ValueError(f"the response has no output '{decided.output}'")
         values.append(np.asarray(answer[name], np.float64))
     return Scored(
         np.concatenate([decided.decisions(one).ravel() for one in values]),

@@ -209,7 +209,7 @@ def share(bad: Sequence[int], total: Sequence[int], confidence: float | Tails = 
         raise ValueError("a share needs 0 ≤ bad ≤ total in every round")
     n, k = float(totals.sum()), float(bads.sum())
     if n == 0:
-        raise TooFewSamples("nothing was asked", 0, 1)
+        raise TooFewSamples("there were no requests", 0, 1)
     # Bursts: the variance of independent errors between rounds, against the observed one.
     effect = 1.0
     if 0 < k < n and totals.size >= LEAST_ROUNDS:
@@ -331,7 +331,7 @@ def _groups(candidate: Sequence[Floats], baseline: Sequence[Floats], least: int)
 def _enough_rounds(rounds: int) -> None:
     if rounds < LEAST_ROUNDS:
         raise TooFewSamples(
-            f"{rounds} of {LEAST_ROUNDS} rounds, which an interval needs",
+            f"{rounds} of {LEAST_ROUNDS} rounds that an interval needs",
             rounds,
             LEAST_ROUNDS - rounds,
         )

@@ -22,15 +22,15 @@ COMMANDS = {
     ),
     "export": (
         "modelport.exporters.cli.export:export",
-        "Export a checkpoint, prove it, publish it.",
+        "Export a checkpoint, verify it, and publish it.",
     ),
     "certify": (
         "modelport.exporters.cli.certify:certify",
-        "Prove an ONNX file of another tool, publish it.",
+        "Verify and publish an ONNX file of another tool.",
     ),
     "verify": (
         "modelport.exporters.cli.verify:verify",
-        "Check a published version, or prove it again.",
+        "Verify a published version again.",
     ),
     "publish": (
         "modelport.exporters.cli.publish:publish_command",
@@ -38,7 +38,7 @@ COMMANDS = {
     ),
     "keygen": (
         "modelport.exporters.cli.keygen:keygen",
-        "Make a pair of keys to sign exports with.",
+        "Make a key pair to sign exports.",
     ),
     "convert": (
         "modelport.exporters.cli.convert:convert",
@@ -90,7 +90,7 @@ COMMANDS = {
     "unload": ("modelport.gateway.cli.load_unload:unload", "Unload a model of a running gateway."),
     "label": (
         "modelport.gateway.cli.label_rollback:label",
-        "Name a version of a model in a repository.",
+        "Give a version of a model a label.",
     ),
     "rollback": (
         "modelport.gateway.cli.label_rollback:rollback",
@@ -102,7 +102,7 @@ COMMANDS = {
     ),
     "rollout": (
         "modelport.gateway.cli.rollout:rollout",
-        "Replace a version step by step, or roll it back.",
+        "Replace a version in stages, or roll it back.",
     ),
 }
 

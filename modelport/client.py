@@ -65,7 +65,7 @@ class AsyncClient:
             scheme, rest = "http", url
         if scheme not in _TRANSPORTS:
             raise InvalidArgument(
-                f"'{scheme}://' is no protocol; use {', '.join(f'{s}://' for s in _TRANSPORTS)}"
+                f"'{scheme}://' is not a protocol; use {', '.join(f'{s}://' for s in _TRANSPORTS)}"
             )
         try:
             target = urlsplit(f"//{rest}")
@@ -180,14 +180,14 @@ class AsyncClient:
             async with asyncio.timeout(self._seconds):
                 return await answer
         except TimeoutError as error:
-            said = f"{self._url} did not answer within {self._seconds:g} s"
+            said = f"{self._url} did not respond within {self._seconds:g} s"
             raise TimedOut(said) from error
         except (aiohttp.ClientError, EndpointFailed, OSError) as error:
             reason = str(error) or type(error).__name__
             raise Unavailable(
                 tls_errors.explain(error, self._url)
-                or f"no server answers at {self._url} ({reason}); start one with "
-                "'modelport serve', or give the URL of another"
+                or f"no server responds at {self._url} ({reason}); start one with "
+                "'modelport serve', or give another URL"
             ) from error
 
 

@@ -92,7 +92,7 @@ def valid_answer() -> Iterator[None]:
         *(InvalidArgument, DecodeError, KeyError, IndexError),
         *(TypeError, ValueError, AttributeError),
     ) as error:
-        raise Internal(f"the server's answer violates the protocol: {error}") from error
+        raise Internal(f"the server's response violates the protocol: {error}") from error
 
 
 class HttpTransport:

@@ -129,7 +129,7 @@ class Server:
             InvalidArgument: the server was started before.
         """
         if self._thread.ident is not None:
-            raise UsageError("a server starts once; make another Server")
+            raise UsageError("a Server can start only once; create another")
         self._thread.start()
         try:
             self._started.result()
@@ -234,7 +234,7 @@ def serve(*paths: Path | str, **options: Unpack[ServeOptions]) -> None:
         Unavailable: a port is taken, or with ``exit_on_error`` a model does not load.
     """
     if threading.current_thread() is not threading.main_thread():
-        raise UsageError("serve() handles signals, which takes the main thread; use Server instead")
+        raise UsageError("serve() handles signals, which needs the main thread; use Server instead")
     ports: ServeOptions = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
     merged: ServeOptions = {**ports, **options}
     server = Server(*paths, **merged)
@@ -277,7 +277,8 @@ def _arguments(paths: Sequence[Path | str], options: Mapping[str, Any]) -> Itera
     for name, value in options.items():
         if name in PROCESS_OPTIONS:
             raise UsageError(
-                f"option '{name}' is the command's alone; start a process with 'modelport serve'"
+                f"option '{name}' is only for the command line; start a process with 'modelport "
+                "serve'"
             )
         if name not in known:
             hint = suggestion(name, known.keys() - PROCESS_OPTIONS)

@@ -197,10 +197,13 @@ def published(folder: Path, version: str = "", variant: Variant | None = None) -
         return ComparedArtifact(variant or found, folder, number, _certified(document))
     except OSError as error:
         raise UsageError(
-            f"{file} cannot be read ({error.strerror}); compare what 'modelport export' published"
+            f"{file} cannot be read ({error.strerror}); compare versions that 'modelport export' "
+            "published"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{file} is not a certificate of modelport: {error!r}") from error
+        raise UsageError(
+            f"{file} is not a certificate of modelport ({error!r}); export the model again"
+        ) from error
 
 
 def _certified(document: Mapping[str, Any]) -> Certified:

@@ -70,7 +70,7 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     "--data",
     type=_FILE,
     metavar="FILE.npz",
-    help="Held-out rows: they prove int8 by the metric, and with 'labels' accuracy (or AUC) is "
+    help="Held-out rows, on which int8 artifacts are verified; with 'labels', accuracy (or AUC) is "
     "measured.  [default: CHECKPOINT-held-out.npz beside the checkpoint, if it exists]",
 )
 @click.option(
@@ -95,24 +95,30 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     "protocols",
     multiple=True,
     type=click.Choice([protocol.value for protocol in LoadTestProtocol]),
-    help="Protocol of the requests; a server that lacks it is asked in its own protocol. "
-    "Repeatable: the first decides.  [default: oip-http]",
+    help="Protocol of the requests; a server that lacks it gets requests in its own protocol. "
+    "Repeatable: the first counts.  [default: oip-http]",
 )
-@click.option("--rounds", type=click.IntRange(1, 1000), default=3, show_default=True)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 1000),
+    default=3,
+    show_default=True,
+    help="Rounds of loads; each round loads every candidate.",
+)
 @click.option(
     "--duration",
     "duration_seconds",
     type=DurationParam(least=0.2),
     default=1.2,
     show_default=True,
-    help="Duration of one load: 1.2, 5s, 1m.",
+    help="Duration of one load, in seconds or with a unit: 1.2, 5s, 1m.",
 )
 @click.option(
     "--users",
     type=click.IntRange(2, 10_000),
     default=16,
     show_default=True,
-    help="Requests in flight of the second closed loop; the first has one.",
+    help="Requests in flight in the second closed loop; the first has one.",
 )
 @click.option(
     "--rate",
@@ -126,7 +132,7 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     type=PositiveParam(),
     default=20.0,
     show_default=True,
-    help="p99 limit of the search for the highest rate.",
+    help="Limit on p99 latency, in milliseconds, in the search for the highest rate.",
 )
 @click.option(
     "--price-per-hour",
@@ -139,7 +145,7 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     type=_FILE,
     default=Path("model_repository"),
     show_default=True,
-    help="The repository of MODEL...",
+    help="Repository of the published models.",
 )
 @click.option(
     "--cache",
@@ -153,9 +159,9 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     metavar="FILE.html",
     default=Path("comparison.html"),
     show_default=True,
-    help="The report, one self-contained file.",
+    help="File for the report, one self-contained HTML page.",
 )
-@click.option("--json", "json_file", type=_FILE, metavar="FILE", help="All figures, as JSON.")
+@click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write all figures as JSON.")
 @click.option(
     "--time-limit",
     "time_limit_seconds",
@@ -167,9 +173,11 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--quick",
     is_flag=True,
-    help="One round of short loads, regardless of --rounds and --duration: a rough look.",
+    help="Run one round of short loads, regardless of --rounds and --duration.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of random inputs."
+)
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
 @click.pass_context
 def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any) -> None:
@@ -224,7 +232,7 @@ def _measure(
             raise UsageError(f"there is nothing to measure: {why}")
         shootout = _shootout(lineup, options, work, started)
         stopped = _run(shootout, tell)
-    return shootout.result(*([f"{stopped}: not all was measured"] if stopped else [])), stopped
+    return shootout.result(*([f"{stopped}: not complete"] if stopped else [])), stopped
 
 
 def _run(shootout: ComparisonRun, tell: _Progress) -> str:

@@ -96,8 +96,7 @@ class ComparisonRun:
             took = time.monotonic() - began
             if number + 1 < self.rounds and time.monotonic() + took > self.ends_at:
                 self._note(
-                    f"{number + 1} of {self.rounds} rounds: another would not have ended "
-                    "within the time limit"
+                    f"{number + 1} of {self.rounds} rounds: another would exceed the time limit"
                 )
                 break
 
@@ -165,7 +164,8 @@ class ComparisonRun:
         for name, protocol in asked.items():
             if protocol != settings.protocols[0]:
                 told.append(
-                    f"{name} is asked in {protocol}: it does not speak {settings.protocols[0]}"
+                    f"{name} gets requests in {protocol}: it does not support "
+                    f"{settings.protocols[0]}"
                 )
         told += [
             f"{c.name} is disqualified: {c.disqualified}" for c in self.contenders if c.disqualified

@@ -62,14 +62,15 @@ class Fact:
 
 MATURITY = (
     Fact(
-        "upstream takes security fixes (its repository is not archived)",
+        "upstream accepts security fixes (its repository is not archived)",
         ("modelport", "triton", "tfserving"),
         "https://github.com/pytorch/serve is archived since August 2025",
     ),
     Fact(
         "released as 1.0 or later",
         ("triton", "tfserving"),
-        "the version each prints: TorchServe 0.12.0, modelport 0.1.0, Triton 2.x, TF Serving 2.x",
+        "the version that each prints: TorchServe 0.12.0, modelport 0.1.0, Triton 2.x, TF Serving "
+        "2.x",
     ),
     Fact(
         "an official container image on a public registry",
@@ -114,5 +115,5 @@ def maturity(format_name: str, backend: str) -> tuple[int, list[str]]:
         subjects.append("modelport")
     missing = [f.what for f in MATURITY if not all(s in f.true_of for s in subjects)]
     if format_name in DEPRECATED:
-        missing.append(f"a format that upstream keeps ({DEPRECATED[format_name]})")
+        missing.append(f"a format that upstream maintains ({DEPRECATED[format_name]})")
     return len(MATURITY) + 1 - len(missing), missing

@@ -53,7 +53,7 @@ def read(path: Path) -> Comparison:
     except OSError as error:
         raise BadDocument(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise BadDocument(f"{path} is no comparison of modelport: {error}") from error
+        raise BadDocument(f"{path} is not a comparison of modelport: {error}") from error
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
@@ -69,7 +69,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         return _read_tuple(arguments, value, where)
     if origin is not None:  # a mapping of strings to plain values
         if not isinstance(value, Mapping):
-            raise BadDocument(f"'{where}' is no object")
+            raise BadDocument(f"'{where}' is not an object")
         return {key: _read(arguments[1], each, f"{where}.{key}") for key, each in value.items()}
     if kind is float and type(value) is int:
         return float(value)
@@ -80,7 +80,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
 
 def _read_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        raise BadDocument(f"'{where}' is no list")
+        raise BadDocument(f"'{where}' is not a list")
     if arguments[-1] is Ellipsis:
         kinds = [arguments[0]] * len(value)
     elif len(arguments) == len(value):
@@ -93,7 +93,7 @@ def _read_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any
 
 def _read_dataclass(kind: type, value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
-        raise BadDocument(f"'{where}' is no object")
+        raise BadDocument(f"'{where}' is not an object")
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(value) - set(hints))
     if unknown:

@@ -106,7 +106,7 @@ def evaluate(contender: MeasuredCandidate, server: Served) -> str | None:
         side = quality.scored(decided, [one.tensors for one in found])
         truth = quality.truth_of(labels, side.decisions.size)
     except (Unanswered, ValueError) as error:
-        return f"the labelled rows are not answered: {error}"
+        return f"the labelled rows cannot be sent: {error}"
     contender.quality = quality.quality(decided, truth, side, CONFIDENCE)
     return None
 
@@ -123,8 +123,8 @@ def check(contender: MeasuredCandidate, server: Served) -> str | None:
             try:
                 problems.append(examination.problem(number))
             except Unanswered as error:
-                return f"request {number + 1} of {count} is not answered before any load: {error}"
+                return f"request {number + 1} of {count} failed before any load: {error}"
     wrong = [problem for problem in problems if problem is not None]
     if not wrong:
         return None
-    return f"{len(wrong)} of {count} answers are wrong before any load: {wrong[0]}"
+    return f"{len(wrong)} of {count} answers were wrong before any load: {wrong[0]}"

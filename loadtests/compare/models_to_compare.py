@@ -61,7 +61,7 @@ def is_checkpoint(names: Sequence[str]) -> bool:
     if not like:
         return len(names) == 1 and _holds_checkpoint(Path(names[0]))
     if len(names) > 1:
-        raise UsageError(f"one checkpoint at a time, not {', '.join(names)}")
+        raise UsageError(f"give one checkpoint at a time, not {', '.join(names)}")
     if found and Path(names[0]).is_dir() and not _holds_checkpoint(Path(names[0])):
         raise UsageError(
             f"'{names[0]}' is a folder without {', '.join(CHECKPOINT_FILES)} (a checkpoint) or "
@@ -69,8 +69,8 @@ def is_checkpoint(names: Sequence[str]) -> bool:
         )
     if not found:
         raise UsageError(
-            f"checkpoint '{names[0]}' does not exist; 'modelport demo' trains two, and a published "
-            "model is named without its path, with --repository"
+            f"checkpoint '{names[0]}' does not exist; 'modelport demo' trains two; name a "
+            "published model without its path, with --repository"
         )
     return True
 
@@ -110,7 +110,7 @@ def from_checkpoint(
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"--cache '{cache}' cannot be used: {error.strerror}; name a folder that can be written"
+            f"--cache '{cache}' cannot be used: {error.strerror}; give a writable folder"
         ) from error
     exported, absent = artifacts.export(given, variants, home / "repository", tell)
     tell("computing the checkpoint's answers")
@@ -154,7 +154,7 @@ def from_published(
         if name not in plan.BACKENDS:
             raise UsageError(f"--backends '{name}' is unknown; use {', '.join(plan.BACKENDS)}")
     if wanted.formats:
-        raise UsageError("published models have the format they have; omit --formats")
+        raise UsageError("--formats is for checkpoints, not for published models; omit --formats")
     chosen = [
         (Entry(artifact.variant, name), artifact)
         for artifact in found
@@ -207,8 +207,8 @@ def _published(text: str, repository: Path) -> ComparedArtifact:
     folder = (repository / name).absolute()
     if not folder.is_dir():
         raise UsageError(
-            f"'{name}' is neither a checkpoint nor a model in {repository}; give its place with "
-            "--repository"
+            f"'{name}' is neither a checkpoint nor a model in {repository}; give its repository "
+            "with --repository"
         )
     if version and not (folder / version).is_dir():
         raise UsageError(f"model '{name}' has no version {version} in {repository}")

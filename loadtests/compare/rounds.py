@@ -187,7 +187,7 @@ class CandidateRound:
         except Unwritten as error:
             raise OSError(str(error)) from error
         if not server.alive:
-            raise Died(f"its server ended with {server.process.returncode} under {how}")
+            raise Died(f"its server exited with {server.process.returncode} under {how}")
         summary = summarise(run)
         found = measured(self.number, run, summary, server.cpu_seconds() - before)
         self.contender.runs.append(found)
@@ -205,7 +205,7 @@ class CandidateRound:
         if run.saturated:
             self.notes.append(
                 f"{self.contender.name}: the load generator was at the limit of its core with "
-                f"{load.users} in flight; the server may be faster than it says"
+                f"{load.users} in flight; the server may be faster than measured"
             )
 
     def _judge(self, found: Measured, summary: Summary, how: str) -> None:
@@ -286,7 +286,7 @@ def verify(contender: MeasuredCandidate, settings: RoundSettings, work: Path) ->
                 contender.disqualify(problem)
             elif not any(protocol_for(p, server.targets) for p in settings.protocols):
                 asked: Sequence[str] = [str(protocol) for protocol in settings.protocols]
-                contender.disqualify(f"it does not speak {', '.join(asked)}")
+                contender.disqualify(f"it does not support {', '.join(asked)}")
     except FAILURES as error:
         check_room(work)
         contender.disqualify(first_line(error))

@@ -139,7 +139,7 @@ def _accuracy_concern(qualified: Sequence[Candidate]) -> Concern:
         )
     return Concern(
         "Accuracy",
-        "decisions as the checkpoint's, %",
+        "decisions equal to the checkpoint's, %",
         "%",
         _accuracy,
         higher_is_better=True,
@@ -174,7 +174,7 @@ def _throughput(candidates: Sequence[Candidate]) -> tuple[list[MatrixRow], str]:
         if c.rate_under_slo
     ]
     never = [row.name for row in rows if not row.middle]
-    return rows, f"at no rate within the bound: {', '.join(never)}" if never else ""
+    return rows, f"at no rate within the limit: {', '.join(never)}" if never else ""
 
 
 def _accuracy(candidates: Sequence[Candidate]) -> tuple[list[MatrixRow], str]:
@@ -228,7 +228,7 @@ def _edge(candidates: Sequence[Candidate]) -> tuple[list[MatrixRow], str]:
         if why is not None:
             reasons[c.name] = why
         elif library is None:
-            reasons[c.name] = "its native runtime is not on this disk"
+            reasons[c.name] = "its native runtime is not installed"
         else:
             rows.append(MatrixRow(c.name, (float(library + c.artifact_bytes),)))
     return rows, "; ".join(f"{name}: {why}" for name, why in reasons.items())
@@ -281,7 +281,7 @@ def _margin(
     """The ratio of the first to the second, whether it exceeds the noise, and a remark."""
     better, worse = (first, second) if concern.higher_is_better else (second, first)
     if worse.middle <= 0:
-        return None, False, f"'{second.name}' reached nothing to compare with"
+        return None, False, f"'{second.name}' has a figure of 0"
     if not concern.noisy:
         ratio = better.middle / worse.middle
         if concern.differs is None:
@@ -293,7 +293,7 @@ def _margin(
     try:
         interval = statistics.ratio([b for b, _ in pairs], [w for _, w in pairs], CONFIDENCE)
     except statistics.TooFewSamples:
-        return better.middle / worse.middle, False, "one round: nothing is known of the noise"
+        return better.middle / worse.middle, False, "one round: the noise is unknown"
     told = f"ratio {interval.estimate:.2f}, {interval.lower:.2f} to {interval.upper:.2f}"
     # Medians determine the first; if the rounds contradict them, there is no margin.
     return max(interval.estimate, 1.0), interval.lower > 1, told
@@ -305,4 +305,4 @@ def _far_behind(concern: Concern, rows: Sequence[MatrixRow]) -> str:
     low, high = sorted((last, next_to_last))
     if len(rows) < 3 or not concern.noisy or low <= 0 or high < FAR * low:
         return ""
-    return f"last by far: {rows[-1].name}, by a factor of {high / low:.1f}"
+    return f"far behind: {rows[-1].name}, by a factor of {high / low:.1f}"

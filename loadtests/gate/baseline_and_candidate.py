@@ -134,13 +134,13 @@ def protocol(
         if isinstance(one, Running) and one.is_grpc != found.is_grpc:
             if said:
                 raise UsageError(
-                    f"'{one.given}' is not asked in {wanted}; give another protocol or URL"
+                    f"'{one.given}' cannot be tested in {wanted}; give another protocol or URL"
                 )
             found = LoadTestProtocol.OIP_GRPC if one.is_grpc else LoadTestProtocol.OIP_HTTP_BINARY
             said = True
     for one in (baseline, candidate):
         if isinstance(one, Running) and one.is_grpc != found.is_grpc:
-            raise UsageError("one URL is HTTP and the other gRPC; compare like with like")
+            raise UsageError("one URL is HTTP and the other gRPC; give two of one protocol")
     return found
 
 
@@ -150,15 +150,15 @@ def interface_problem(baseline: RequestSignature, candidate: RequestSignature) -
     for one in baseline.inputs:
         other = theirs.pop(one.name, None)
         if other is None:
-            return f"the candidate has no input '{one.name}', which the baseline takes"
+            return f"the candidate has no input '{one.name}', which the baseline has"
         if other.datatype != one.datatype:
             return f"input '{one.name}' is {other.datatype}, the baseline's {one.datatype}"
         if _sizes(other.dims) != _sizes(one.dims):
             return f"input '{one.name}' is {_sizes(other.dims)}, the baseline's {_sizes(one.dims)}"
     if theirs:
-        return f"the candidate wants an input '{next(iter(theirs))}', which the baseline lacks"
+        return f"the candidate has an input '{next(iter(theirs))}', which the baseline lacks"
     if missing := sorted(set(baseline.outputs) - set(candidate.outputs)):
-        return f"the candidate has no output '{missing[0]}', which the baseline gives"
+        return f"the candidate has no output '{missing[0]}', which the baseline has"
     for name, wanted in baseline.outputs.items():
         if (found := candidate.outputs[name].datatype) != wanted.datatype:
             return f"output '{name}' is {found}, the baseline's {wanted.datatype}"

@@ -46,7 +46,7 @@ class GateCommand(OneLineCommand):
         except Failure as failure:
             if failure.exit_code != EXIT["fail"]:
                 raise
-            undecided = Failure(RuntimeError(f"nothing is decided: {failure.message}"))
+            undecided = Failure(RuntimeError(f"inconclusive: {failure.message}"))
             undecided.exit_code = EXIT["inconclusive"]  # type: ignore[misc]  # click: per instance
             raise undecided from failure
 
@@ -54,13 +54,15 @@ class GateCommand(OneLineCommand):
 @click.command(cls=GateCommand)
 @click.argument("baseline")
 @click.argument("candidate")
-@click.option("--slo", "slo_file", type=_FILE, required=True, help="Limits and load; see above.")
+@click.option(
+    "--slo", "slo_file", type=_FILE, required=True, help="File with limits and load; see above."
+)
 @click.option(
     "--data",
     type=_FILE,
     metavar="FILE",
-    help="Recorded requests: perf_analyzer's JSON, or .npz rows by input name; outputs in it are "
-    "the expected answers, 'labels' the truth.  [default: seeded inputs]",
+    help="Recorded requests: perf_analyzer's JSON, or .npz rows by input name; its outputs are "
+    "the expected answers, its 'labels' the true labels.  [default: seeded inputs]",
 )
 @click.option(
     "--protocol",
@@ -68,10 +70,10 @@ class GateCommand(OneLineCommand):
     help="Protocol for both sides.  [default: the SLO file's, else oip-http-binary or oip-grpc]",
 )
 @click.option("--users", type=click.IntRange(min=1), help="Requests in flight.")
-@click.option("--rate", type=PositiveParam(), help="Open loop at this many requests per second.")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a request.")
+@click.option("--rate", type=PositiveParam(), help="Rate of an open loop, in requests per second.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Rows of a request.")
 @click.option(
-    "--max-duration", type=DurationParam(least=1), help="Decide by then: 90s, 10m.  [default: 10m]"
+    "--max-duration", type=DurationParam(least=1), help="Time limit: 90s, 10m.  [default: 10m]"
 )
 @click.option(
     "--max-drop",
@@ -92,7 +94,13 @@ class GateCommand(OneLineCommand):
     multiple=True,
     help="Require the candidate's signature by this key. Repeatable: any one of the keys.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of random inputs.",
+)
 @click.option("--json", "json_file", type=_FILE, help="Write the decision as JSON.")
 @click.option("--junit", "junit_file", type=_FILE, help="Write the decision as JUnit XML.")
 @click.option("--markdown", "markdown_file", type=_FILE, help="Write the decision as Markdown.")

@@ -176,7 +176,7 @@ def _answer(
     missing = slo.duration.min_rounds - len(rounds)
     if status is not CheckStatus.INCONCLUSIVE and missing > 0 and not criterion.is_share:
         status, longer = CheckStatus.INCONCLUSIVE, slo.duration.min_rounds / len(rounds)
-        detail = f"undecided: {missing} more rounds first"
+        detail = f"undecided: {missing} more rounds are required"
     elif status is CheckStatus.INCONCLUSIVE:
         detail = _why(longer)
     return replace(
@@ -211,22 +211,22 @@ def _held(
 
 def _why(longer: float) -> str:
     if longer > HOPELESS:
-        return "undecided: the estimate lies on the limit, no length decides it"
-    return f"undecided: about {longer:.1f} times as long decides it"
+        return "undecided: the estimate equals the limit, so no duration decides it"
+    return f"undecided: about {longer:.1f} times the duration would decide it"
 
 
 def longer_text(decision: GateDecision) -> str:
     """Advice after an inconclusive gate, in one sentence."""
     broken = [one.detail for one in decision.questions if one.name == BROKEN]
     if broken:
-        return f"Nothing is decided: {broken[0]}."
+        return f"The gate is inconclusive: {broken[0]}."
     if decision.more_seconds is None:
         return (
-            "An estimate lies on its limit, so that no length decides it: move the limit, or "
+            "An estimate equals its limit, so no duration decides it: change the limit, or "
             "compare on a quieter machine."
         )
     whole = decision.seconds + decision.more_seconds
     return (
-        f"It would need about {duration(decision.more_seconds)} more: "
+        f"It needs about {duration(decision.more_seconds)} more: "
         f"--max-duration {math.ceil(whole * 1.2 / 60)}m, or a quieter machine."
     )

@@ -196,7 +196,7 @@ def _rounds(
 def _no_room(pair: PairedMeasurement) -> SideFailed:
     return SideFailed(
         f"a round takes {pair.round_seconds:.0f} s, and {max(0.0, pair.left):.0f} s are left of "
-        f"--max-duration {pair.slo.duration.max_seconds:g}s; give it longer",
+        f"--max-duration {pair.slo.duration.max_seconds:g}s; increase it",
         is_candidate=False,
     )
 
@@ -235,7 +235,7 @@ def _broken(decision: GateDecision, lost: SideFailed | OSError, start: float) ->
     """
     by_candidate = isinstance(lost, SideFailed) and lost.is_candidate
     status = CheckStatus.FAIL if by_candidate else CheckStatus.INCONCLUSIVE
-    detail = str(lost) if isinstance(lost, SideFailed) else f"this machine cannot go on: {lost}"
+    detail = str(lost) if isinstance(lost, SideFailed) else f"this machine cannot continue: {lost}"
     name = lost.name if isinstance(lost, SideFailed) else BROKEN
     question = Question(name, "", status, detail=detail, longer=float("inf"))
     return dataclasses.replace(
@@ -246,17 +246,17 @@ def _broken(decision: GateDecision, lost: SideFailed | OSError, start: float) ->
 def _notes(asked: GateRequest) -> tuple[str, ...]:
     notes = []
     if not asked.slo.said:
-        notes.append("The SLO file sets nothing: every limit is the default.")
+        notes.append("The SLO file sets no limits: every limit is the default.")
     if asked.slo.load.is_lone:
         notes.append(
-            "One user asked both sides in turn: each side's answers per second are about half of "
-            "what it would give to a user of its own."
+            "One user sent requests to both sides in turn: the throughput of each is about half of "
+            "what it would be with a user of its own."
         )
     kinds = {isinstance(side, Running) for side in (asked.baseline, asked.candidate)}
     if kinds == {True, False}:
         notes.append(
-            "One side was started here and the other runs elsewhere: a difference may be the "
-            "machines'."
+            "One side was started here and the other runs elsewhere: a difference may come from "
+            "the machines."
         )
     return tuple(notes)
 
@@ -269,14 +269,14 @@ def _noticed(runs: tuple[list[LoadRun], list[LoadRun]]) -> list[str]:
         for run in made:
             errors.update(run.errors)
         notes += [
-            f"The {name} said {count} times: {message}"
+            f"The {name} failed {count} times: {message}"
             for message, count in errors.most_common(MOST_ERRORS)
         ]
     saturated = sum(run.saturated for made in runs for run in made)
     if saturated:
         notes.append(
-            f"In {saturated} slices of load the generator was busy all the time: its figures "
-            "are partly its own; use fewer users, or a lower rate."
+            f"In {saturated} slices of load the load generator was at its limit and affects the "
+            "figures; use fewer users, or a lower rate."
         )
     return notes
 
@@ -292,10 +292,11 @@ def check(asked: GateRequest) -> None:
     if shortest > duration.max_seconds:
         raise UsageError(
             f"one round is {shortest:g} s of load (2 x duration.slices x duration.slice_seconds), "
-            f"and the longest duration {duration.max_seconds:g} s; give longer, or shorter slices"
+            f"but duration.max_seconds is {duration.max_seconds:g} s; increase it, or use shorter "
+            "slices"
         )
     if asked.slo.wants_labels and asked.data is None:
-        raise UsageError("max_drop is set; give rows with their labels: --data FILE.npz")
+        raise UsageError("max_drop needs rows with their labels; give them with --data FILE.npz")
     started = not any(isinstance(one, Running) for one in (asked.baseline, asked.candidate))
     for key in (
         "limits.first_response_seconds",
@@ -307,6 +308,6 @@ def check(asked: GateRequest) -> None:
         value = getattr(getattr(asked.slo, section), name)
         if key in asked.slo.said and value is not None and not started:
             raise UsageError(
-                f"{key} is set, and a server that runs already cannot be timed from its start; "
+                f"{key} is set, but a running server cannot be timed from its start; "
                 "give published versions, or omit it"
             )

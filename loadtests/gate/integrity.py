@@ -112,7 +112,9 @@ def _content(certificate: dict[str, Any], wanted: CertificateSettings) -> list[Q
     found = [
         _passed("parity", detail)
         if passed
-        else _failed("parity", "the certificate does not say that parity passed; export it again")
+        else _failed(
+            "parity", "the certificate does not state that parity passed; export the model again"
+        )
     ]
     for name, required, section, key in (
         ("model of the certificate", wanted.model, "model", "name"),

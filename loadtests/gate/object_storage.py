@@ -43,7 +43,7 @@ def fetched(side: Side | Stored, folder: Path, within_seconds: float | None = No
         if error.status == INTEGRITY:
             raise NotAsPublished(str(error)) from error
         if error.status == TIMED_OUT:
-            why = f"fetching the {folder.name} took all of --max-duration; give it longer"
+            why = f"fetching the {folder.name} took all of --max-duration; increase it"
             raise SideFailed(why, is_candidate=False) from error
         # Without the given URL, which may hold a secret.
         raise UsageError(f"the {folder.name} cannot be fetched: {error}") from error

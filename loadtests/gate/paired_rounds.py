@@ -169,7 +169,7 @@ class PairedMeasurement:
         said = str(error).splitlines()[0]
         return OutOfTime(
             f"the {name} did not start in the {within:.0f} s that were left of --max-duration "
-            f"{most:g}s ({said}); give it longer",
+            f"{most:g}s ({said}); increase it",
             is_candidate=False,
         )
 
@@ -198,7 +198,7 @@ class PairedMeasurement:
         """Yield (side, run) of one round in alternation; each side has the same seconds of load."""
         slices = 2 * self.slo.duration.slices
         if self.slo.load.is_lone:
-            self.say(f"round {number + 1}: both in turn")
+            self.say(f"round {number + 1}: both sides in turn")
             with contextlib.suppress(NotMeasured):  # measured alone, a side reports its own problem
                 yield from self._together(order, live, self._load(number, slices))
                 return
@@ -239,7 +239,7 @@ class PairedMeasurement:
             self._check_alive(which, live)
             if self._answers(which, live):  # not the side's failure
                 raise SideFailed(f"no load: {_reason(error)}", is_candidate=False) from error
-            raise self._lost(which, f"cannot be asked: {_reason(error)}") from error
+            raise self._lost(which, f"cannot be measured: {_reason(error)}") from error
         self._check_alive(which, live)
         return run
 
@@ -251,7 +251,7 @@ class PairedMeasurement:
     def _check_alive(self, which: int, live: LiveSide) -> None:
         if live.server is not None and not live.server.alive:
             status = live.server.process.returncode
-            raise self._lost(which, f"ended under load, with status {status}")
+            raise self._lost(which, f"exited under load, with status {status}")
 
     def _first_response(self, which: int, server: Served, within: float) -> float | None:
         """Process start to first correct answer; None in the preflight, which records the
@@ -261,15 +261,15 @@ class PairedMeasurement:
         return server.first_response(payloads.read(self.payloads[which]), within_seconds=within)
 
     def _check_baseline(self, half: SideMeasurements, runs: list[LoadRun]) -> None:
-        said = next((message for run in runs for message in run.errors), "no answer")
+        said = next((message for run in runs for message in run.errors), "no response")
         if not half.asked or half.errors > MOST_BASELINE_ERRORS * half.asked:
             raise self._lost(0, f"fails {half.errors} of {half.asked} requests: {said}")
         allowed = self.slo.limits.max_wrong_share
         if self.is_learnt and allowed is not None and half.wrong > allowed * half.asked:
             raise self._lost(
                 0,
-                f"gives other answers than before to {half.wrong} of {half.asked} requests "
-                f"({said}): give the right ones with --data, or allow more in [answers]",
+                f"changed its answers to {half.wrong} of {half.asked} requests ({said}): give "
+                "expected answers with --data, or a larger tolerance in [answers]",
             )
 
     def _lost(self, which: int, why: str, name: str = BROKEN) -> SideFailed:

@@ -125,8 +125,8 @@ class Preflight:
         lacks = isinstance(candidate, Published) and self._recordings[1] is None
         if lacks and asked.expected is None:
             raise UsageError(
-                f"the candidate '{candidate.given}' was trained again and carries no answers of "
-                f"its own checkpoint; 'modelport sample {candidate.given}' records them"
+                f"the candidate '{candidate.given}' was retrained and has no recorded answers of "
+                f"its checkpoint; 'modelport sample {candidate.given}' records them"
             )
         return asked if self._data else reference_answers.with_recorded(asked, self._recordings)
 
@@ -186,9 +186,9 @@ class Preflight:
             count, first = reference_answers.wrong(right, self._given(0, live, right), live.target)
         if count:
             raise SideFailed(
-                f"the baseline gives other answers than before to {count} of "
-                f"{len(right.requests)} requests, such as {first}; give the right ones with "
-                "--data, or allow more in [answers]",
+                f"the baseline changed its answers to {count} of {len(right.requests)} requests, "
+                f"such as {first}; give expected answers with --data, or a larger tolerance in "
+                "[answers]",
                 is_candidate=False,
             )
 
@@ -198,7 +198,7 @@ class Preflight:
         try:
             return given(asked, live.target, until)
         except Unanswered as error:
-            why = f"the {NAMES[which]} does not answer: {error}"
+            why = f"the {NAMES[which]} does not respond: {error}"
             raise SideFailed(why, is_candidate=which == 1) from error
 
     def _hold(
@@ -222,7 +222,7 @@ class Preflight:
         if which == 0:
             raise SideFailed(f"the baseline answers wrongly: {detail}", is_candidate=False)
         if not self._retrained and how == "as the baseline's" and not all(self._certificates):
-            detail += "; if it was trained again, say --retrained"
+            detail += "; if it was retrained, add --retrained"
         raise _Wrong(
             Question(
                 WRONG,

@@ -83,7 +83,7 @@ def _so_far(watching: GateSnapshot) -> str:
         below, above = _quantile(baseline, q), _quantile(candidate, q)
         if below and above:
             parts.append(f"p{100 * q:g} {change(above / below)}")
-    return ", ".join(parts) or "no answer yet"
+    return ", ".join(parts) or "no response yet"
 
 
 def _quantile(halves: list[SideMeasurements], q: float) -> float | None:

@@ -49,7 +49,7 @@ def given(
     except Unanswered:
         raise
     except Exception as error:  # an unexpected answer can raise almost anything in its reader
-        said = f"its answer is not one of {target.protocol} ({type(error).__name__}: {error})"
+        said = f"its response is not valid {target.protocol} ({type(error).__name__}: {error})"
         raise Unanswered(Outcome.FAILED, said) from error
     finally:
         client.close()

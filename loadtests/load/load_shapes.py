@@ -42,7 +42,7 @@ def level(shape: str, progress: Any) -> Any:
         return np.where(up, 1.0, SPIKE_FROM)
     if shape in ("constant", "soak"):
         return np.ones_like(progress)
-    raise ValueError(f"shape '{shape}' is none of {', '.join(SHAPES)}")
+    raise ValueError(f"shape '{shape}' must be one of {', '.join(SHAPES)}")
 
 
 def active_users(load: LoadProfile, seconds: float) -> int:

@@ -102,15 +102,22 @@ def add_arguments(parser: Any) -> None:
         "--arrival-rate",
         type=float,
         default=None,
-        help="open loop: this many intended requests per second, up to --users in flight; latency "
-        "counts from the intended sending. Default: closed loop, every user asks again when it is "
-        "answered",
+        help=(
+            "open loop: intended requests per second, up to --users in flight; latency counts from "
+            "the intended sending. Default: closed loop, in which every user sends the next "
+            "request after each response"
+        ),
     )
     group.add_argument("--load-shape", choices=load_shapes.SHAPES, default="constant")
     group.add_argument(
-        "--load-seconds", type=float, default=0.0, help="duration after the warm-up; 0: an hour"
+        "--load-seconds",
+        type=float,
+        default=0.0,
+        help="duration in seconds after the warm-up; 0: an hour",
     )
-    group.add_argument("--warmup", type=float, default=0.0, help="seconds that are not counted")
+    group.add_argument(
+        "--warmup", type=float, default=0.0, help="warm-up in seconds, which does not count"
+    )
     group.add_argument("--batch-size", type=int, default=1, help="rows in a request")
     group.add_argument("--seed", type=int, default=0, help="seed of random requests")
     group.add_argument("--request-timeout", type=float, default=30.0, help="seconds")
@@ -172,7 +179,7 @@ def read(options: Namespace, host: str | None, protocols: Sequence[LoadTestProto
         if not host:
             raise ValueError("--host is missing: http://HOST:PORT of the server")
         if not options.model:
-            raise ValueError("--model is missing: the name of the model to ask")
+            raise ValueError("--model is missing: the name of the model")
         where, name, version = address(host), options.model, options.model_version
         spoken, tls = protocols or [LoadTestProtocol(options.protocol)], is_tls(host.split(":")[0])
         targets = [(LoadTestTarget(one, where, name, version, tls), 1) for one in spoken]
@@ -228,7 +235,7 @@ def check_mix(load: LoadProfile, targets: int) -> None:
     if load.users < targets and not load.is_lone:
         raise ValueError(
             f"number of users: {load.users} for {targets} targets; each needs one (a single user "
-            "without a rate asks all in turn)"
+            "without a rate sends to all in turn)"
         )
 
 
@@ -237,5 +244,5 @@ def _weighted(text: str) -> tuple[LoadTestTarget, int]:
     if not separator:
         return parse(text), 1
     if not weight.isdigit() or int(weight) < 1:
-        raise ValueError(f"--mix '{text}': the weight '{weight}' is no whole number above 0")
+        raise ValueError(f"--mix '{text}': the weight '{weight}' is not a whole number above 0")
     return parse(url), int(weight)

@@ -210,7 +210,7 @@ def _read_perf_analyzer(
         } | {name: output.dims for name, output in signature.outputs.items()}
         ours, answers = {}, document.get("validation_data")
     else:
-        raise BadPayload("the datatypes are not in it, and the server does not tell them")
+        raise BadPayload("it has no datatypes, and the server states none")
     requests = _requests(document["data"], inputs, dims, size)
     expected = _requests(answers, outputs, dims, size) if answers else None
     if expected is not None and len(expected) != len(requests):
@@ -230,7 +230,7 @@ def _read_perf_analyzer(
 def _tolerance(value: Any) -> float:
     """Within NaN or infinity any answer would be right."""
     if not 0 <= float(value) < math.inf:
-        raise BadPayload(f"{value!r} is no tolerance")
+        raise BadPayload(f"{value!r} is not a tolerance")
     return float(value)
 
 
@@ -247,7 +247,7 @@ def _requests(
     if not batch_size:
         return tuple(rows)
     if 0 < len(rows) < batch_size:
-        raise BadPayload(f"{len(rows)} entries are no batch of {batch_size}")
+        raise BadPayload(f"{len(rows)} entries do not make a batch of {batch_size}")
     groups = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
     return tuple(
         {name: np.stack([row[name] for row in group]) for name in group[0]}
@@ -264,7 +264,7 @@ def _tensor(entry: Any, datatype: str, dims: Sequence[int] | None) -> Array:
     """
     content = entry["content"] if isinstance(entry, dict) and "content" in entry else entry
     if datatype not in DTYPES:
-        raise BadPayload(f"no tensor of datatype {datatype} can be read from it")
+        raise BadPayload(f"it holds no tensor of datatype {datatype}")
     if isinstance(content, dict):
         data = base64.b64decode(content["b64"], validate=True)
         flat = _lengths(data) if datatype == "BYTES" else np.frombuffer(data, DTYPES[datatype])
@@ -326,7 +326,7 @@ def _read_npz(path: Path, signature: RequestSignature | None, batch_size: int) -
         raise BadPayload("needs the model's signature; give --config with its config.pbtxt")
     wanted = [spec.name for spec in signature.inputs]
     if missing := [name for name in wanted if name not in arrays]:
-        raise BadPayload(f"has no '{missing[0]}', which the model takes; it has {sorted(arrays)}")
+        raise BadPayload(f"has no '{missing[0]}', an input of the model; it has {sorted(arrays)}")
     outputs = [name for name in signature.outputs if name in arrays]
     labels = [LABELS] if LABELS in arrays and LABELS not in (*wanted, *outputs) else []
     counts = {name: len(arrays[name]) for name in (*wanted, *outputs, *labels)}
@@ -334,7 +334,7 @@ def _read_npz(path: Path, signature: RequestSignature | None, batch_size: int) -
     if len(set(counts.values())) > 1:
         raise BadPayload(f"has different numbers of rows: {counts}")
     if rows < batch_size:
-        raise BadPayload(f"{rows} rows are no batch of {batch_size}")
+        raise BadPayload(f"{rows} rows do not make a batch of {batch_size}")
     for spec in signature.inputs:  # rows may have the shape that the model itself takes
         fixed = [dim for dim in spec.dims if not isinstance(dim, str)]
         if len(fixed) == len(spec.dims) and arrays[spec.name].shape[1:] == spec.reshape:
@@ -371,5 +371,5 @@ def _typed(array: Array, datatype: str | None) -> Array:
 
 def _some(requests: tuple[Tensors, ...]) -> tuple[Tensors, ...]:
     if not requests:
-        raise BadPayload("no request in it")
+        raise BadPayload("it holds no requests")
     return requests

@@ -27,7 +27,7 @@ def draw(
     limit = signature.max_batch_size
     if batch_size > max(limit, 1) and limit != 1:
         raise BadPayload(
-            f"--batch-size {batch_size}: the model takes {limit or 'no batches, 1'} at most"
+            f"--batch-size {batch_size}: the model accepts {limit or 'no batches, 1'} at most"
         )
     generator = np.random.default_rng(seed)
     requests = []

@@ -297,9 +297,9 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 def _last_words(folder: Path, status: int | None) -> str:
     if status == sample_recording.EXIT_UNWRITTEN:
-        return f"{sample_recording.UNWRITTEN}: make room on the disk, or set TMPDIR to another"
+        return f"{sample_recording.UNWRITTEN}: free space on the disk, or set TMPDIR"
     lines = (folder / "log").read_text(errors="replace").strip().splitlines()
     told = [line for line in lines if line.startswith("locust: error: ")]
     if told:
         return told[-1].removeprefix("locust: error: ")
-    return f"Locust ended with {status}: {lines[-1] if lines else 'it said nothing'}"[:500]
+    return f"Locust exited with {status}: {lines[-1] if lines else 'without output'}"[:500]

@@ -72,7 +72,7 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
 
 @click.command(cls=OneLineCommand)
 @click.argument("target_url")
-@click.option("--model", "-m", help="Name of the model, unless TARGET_URL has it.")
+@click.option("--model", "-m", help="Name of the model, unless TARGET_URL contains it.")
 @click.option("--model-version", default="", help="The version.  [default: the server's choice]")
 @click.option(
     "--protocol",
@@ -94,7 +94,12 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
     default=None,
     help="Open loop: intended requests per second; latency counts from the intended sending.",
 )
-@click.option("--duration", type=DurationParam(), default=None, help="30s, 5m, 1h.  [default: 10s]")
+@click.option(
+    "--duration",
+    type=DurationParam(),
+    default=None,
+    help="Duration after the warm-up: 30s, 5m, 1h.  [default: 10s]",
+)
 @click.option(
     "--warmup", type=DurationParam(), default=1.0, help="Warm-up, not counted.  [default: 1s]"
 )
@@ -103,22 +108,33 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
     type=click.Choice(load_shapes.SHAPES),
     default="constant",
     show_default=True,
-    help="Shape of the load over time; users or rate are its top.",
+    help="Shape of the load over time; users or rate are its maximum.",
 )
 @click.option(
-    "--batch-size", "-b", type=click.IntRange(min=1), default=1, show_default=True, help="Rows."
+    "--batch-size",
+    "-b",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Rows of a request.",
 )
 @click.option(
     "--data",
     type=EXISTING,
     help="Requests with expected answers: .npz by tensor names, OIP requests as .json or "
-    ".jsonl, perf_analyzer's JSON, or what `modelport sample` writes. Default: random, from the "
-    "model's declared ranges.",
+    ".jsonl, perf_analyzer's JSON, or a file of 'modelport sample'.  [default: random, from the "
+    "model's declared ranges]",
 )
 @click.option(
     "--config", type=EXISTING, help="The model's config.pbtxt, if the server has no metadata."
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of random inputs.",
+)
 @click.option(
     "--timeout", type=DurationParam(), default=30.0, help="Time limit of a request.  [default: 30s]"
 )
@@ -128,7 +144,8 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
     type=SloParam(),
     multiple=True,
     metavar="NAME=VALUE",
-    help="p99=25ms, ttfb-p50=5ms, throughput=200, errors=0.1% (default: none); may be repeated.",
+    help="Objective: p99=25ms, ttfb-p50=5ms, throughput=200, errors=0.1%. Repeatable.  "
+    "[default: errors=0]",
 )
 @click.option(
     "--processes",
@@ -193,7 +210,7 @@ def _target(url: str, options: dict[str, Any]) -> LoadTestTarget:
             raise UsageError(f"{name} {value} contradicts '{url}'; give one of them")
     model = found.model or options["model"]
     if not model:
-        raise UsageError("--model is missing: the name of the model to ask")
+        raise UsageError("--model is missing: the name of the model")
     version = found.version or options["model_version"]
     return authenticated(replace(found, protocol=protocol, model=model, version=version), url)
 

@@ -64,7 +64,7 @@ def parse(text: str) -> Objective:
     number, unit = float(found[1]), found[2] or ""
     if name == THROUGHPUT:
         if unit not in ("", "rps", "/s"):
-            raise ValueError(f"'{text}': throughput is in correct answers per second")
+            raise ValueError(f"'{text}': throughput is a number of correct answers per second")
         return Objective(name, number)
     if name == ERRORS:
         if unit not in ("", "%") or number > 100 or (not unit and number > 1):
@@ -88,7 +88,7 @@ def _judge(run: LoadRun, summary: Summary, objective: Objective) -> Check:
     if objective.name == ERRORS:
         met = bool(summary.requests) and seen <= objective.bound
         why = "" if met else _worst(summary)
-        shown = with_unit(seen * 100, "%") if summary.requests else "nothing asked"
+        shown = with_unit(seen * 100, "%") if summary.requests else "no requests"
         return Check(ERRORS, _status(met), shown, objective.text(), why, seconds)
     shown = with_unit(seen, objective.unit) if summary.ok else "no correct answer"
     if objective.name == THROUGHPUT:
@@ -98,7 +98,7 @@ def _judge(run: LoadRun, summary: Summary, objective: Objective) -> Check:
     name, detail = objective.name, ""
     beyond = summary.ok * BEYOND.get(name.removeprefix(FIRST_BYTE), 1.0)
     if 0 < beyond < FEWEST_BEYOND and name.removeprefix(FIRST_BYTE) in BEYOND:
-        detail = f"{summary.ok:,} correct answers are few for it; measure longer"
+        detail = f"{summary.ok:,} correct answers are too few for it; measure longer"
     met = bool(summary.ok) and seen <= objective.bound
     return Check(name, _status(met), shown, objective.text(), detail, seconds)
 
@@ -118,7 +118,7 @@ def _status(met: bool) -> CheckStatus:
 
 def _worst(summary: Summary) -> str:
     if not summary.requests:
-        return "nothing was asked after the warm-up"
+        return "no requests were sent after the warm-up"
     if not summary.errors:
         return f"{summary.bad:,} of {summary.requests:,}"
     message, count = max(summary.errors.items(), key=lambda item: item[1])

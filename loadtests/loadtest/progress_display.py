@@ -46,7 +46,7 @@ class Recent:
     def line(self) -> str:
         """The recent figures in one line."""
         if not self._window:
-            return "no answer yet"
+            return "no response yet"
         found = np.concatenate(list(self._window))
         good = found[found["outcome"] == Outcome.OK]
         seconds = max(min(WINDOW_SECONDS, self._now), 1e-9)
@@ -54,7 +54,7 @@ class Recent:
         if len(good):
             p50, p99 = np.quantile(good["done"] - good["intended"], (0.5, 0.99)) * 1e3
             told += f", p50 {p50:.2f} ms, p99 {p99:.2f} ms"
-        return f"{told}, {self.requests:,} asked, {self.bad:,} failed"
+        return f"{told}, {self.requests:,} sent, {self.bad:,} failed"
 
 
 @contextlib.contextmanager

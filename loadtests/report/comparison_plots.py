@@ -66,7 +66,7 @@ def latency(comparison: Comparison) -> list[Plot]:
 
 
 def _asked_otherwise(strangers: dict[int, str]) -> str:
-    return "".join(f" {number} is asked in {asked}." for number, asked in strangers.items())
+    return "".join(f" {number} gets requests in {asked}." for number, asked in strangers.items())
 
 
 def _curves(axes: Axes, curves: dict[int, list[Measured]], slo_ms: float) -> None:
@@ -110,10 +110,10 @@ def throughput(comparison: Comparison) -> list[Plot]:
         drawn = svg.plot(
             f"throughput-{place}",
             f"Throughput and tail: {protocol}",
-            "Correct answers per second against p99 latency: right and low is better. A point "
-            "is one load, medians of the rounds, with whiskers from the lowest to the highest; "
-            "dots are closed loops, rings the constant arrival rates that the search tried."
-            + _asked_otherwise(strangers),
+            "Correct answers per second against p99 latency: further right and lower is better. A "
+            "point is one load, medians of the rounds, with whiskers from the lowest to the "
+            "highest; dots are closed loops, rings the constant arrival rates that the search "
+            "tried." + _asked_otherwise(strangers),
             320,
             partial(_throughput, points=points, slo_ms=comparison.slo_p99_ms),
         )
@@ -185,8 +185,8 @@ def size_and_error(comparison: Comparison) -> list[Plot]:
         return []
     without = len(comparison.candidates) - len(known)
     text = (
-        "Size of the artifact against the largest absolute error in its certificate: left and "
-        "low is better."
+        "Size of the artifact against the largest absolute error in its certificate: further left "
+        "and lower is better."
     )
     if without:
         text += f" {without} of {len(comparison.candidates)} have no certified error."

@@ -59,7 +59,7 @@ def agreement(found: AnswerAgreement) -> str:
         parts.insert(0, f"{same:.2%} of {found.decisions:,} decisions agree")
     if found.metric and found.baseline is not None and found.candidate is not None:
         parts.append(f"{found.metric} {found.baseline:.4f} → {found.candidate:.4f}")
-    return f"Candidate beside baseline: {'; '.join(parts)}."
+    return f"Candidate compared with the baseline: {'; '.join(parts)}."
 
 
 def labels(found: AnswerAgreement) -> Table | None:
@@ -79,7 +79,7 @@ def labels(found: AnswerAgreement) -> Table | None:
             )
         rows.append(TableRow(one.label, cells))
     first = "label" if known else "baseline's decision"
-    return Table("Decisions, a report and no limit", head, tuple(rows), first)
+    return Table("Decisions, for information only", head, tuple(rows), first)
 
 
 def _part(count: int, rows: int) -> str:

@@ -39,7 +39,7 @@ def draw(state: Document) -> list[Plot]:
     ):
         figures = {number: _sum(counts, side, name, place) for number, side in SIDES}
         if all(figures.values()):
-            text = "The part of each side's answers up to a value."
+            text = "The share of each side's scores up to a value."
             found.append(svg.plot(name, title, text, 220, _distribution(figures, label)))
     return found
 

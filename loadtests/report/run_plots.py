@@ -237,6 +237,6 @@ def _throughput(run: LoadRun) -> Plot:
         axes.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
 
     text = f"Outcomes per second, in slices of {number_format.with_unit(slices.width, 's')}." + (
-        " The broken line is what the load intended to send." if run.load.rate else ""
+        " The dashed line is the intended rate." if run.load.rate else ""
     )
     return svg.plot("throughput", "Throughput over time", text, HEIGHT, fill)

@@ -70,7 +70,7 @@ def client(run: LoadRun) -> str:
         f"{run.client_cpu_share * 100:.0f} % of a core"
     )
     if run.saturated:
-        text += ": at its limit, so that the server may be faster than these figures"
+        text += ": at its limit, so the server may be faster than these figures"
     return text
 
 
@@ -78,7 +78,7 @@ def warnings(run: LoadRun) -> list[str]:
     """Warnings about the validity of the figures."""
     found = []
     if not run.complete:
-        found.append("the run was stopped before its end; these are the results until then.")
+        found.append("the run was stopped early; these are the results so far.")
     if run.saturated:
         found.append(
             "the load generator was at the limit of its core and may limit these figures. "

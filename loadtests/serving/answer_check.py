@@ -38,7 +38,7 @@ class AnswerCheck:
         self, target: LoadTestTarget, payloads: Payloads, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> None:
         if payloads.expected is None:
-            raise BadPayload("it has no expected answers; 'modelport sample' writes them")
+            raise BadPayload("it has no expected answers; 'modelport sample' records them")
         self._target, self._payloads = target, payloads
         self._dialect = dialect(target.protocol)
         self._checker = Checker(payloads, self._dialect.read)

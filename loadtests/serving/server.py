@@ -94,7 +94,7 @@ class Served:
         with AnswerCheck(self.http_target, payloads) as examination:
             while time.perf_counter() - self.started < within_seconds:
                 if not self.alive:
-                    raise ServerFailed(f"ended with {self.process.returncode}\n{tail(self.log)}")
+                    raise ServerFailed(f"exited with {self.process.returncode}\n{tail(self.log)}")
                 try:
                     problem = examination.wrong(number)
                 except Unanswered as error:
@@ -106,7 +106,7 @@ class Served:
                     if wrong == MOST_WRONG:
                         raise AnswersWrongly(problem)
                 time.sleep(POLL_SECONDS)
-        raise ServerFailed(f"no answer in {within_seconds:.0f} s: {said}")
+        raise ServerFailed(f"no response in {within_seconds:.0f} s: {said}")
 
     @property
     def http_target(self) -> LoadTestTarget:
@@ -183,7 +183,7 @@ def _wait(server: Served, launch: MeasuredServerLaunch, ready_seconds: float) ->
     while (seconds := time.perf_counter() - server.started) < ready_seconds:
         if not server.alive:
             code = server.process.returncode
-            raise ServerFailed(f"ended with {code} before it was ready\n{tail(server.log)}")
+            raise ServerFailed(f"exited with {code} before it was ready\n{tail(server.log)}")
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
             if launch.ready():
                 return time.perf_counter() - server.started

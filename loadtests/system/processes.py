@@ -92,7 +92,7 @@ def wait_ready(url: str, process: subprocess.Popen[bytes] | None, log: Path | No
     last = "no answer"
     while time.monotonic() < give_up:
         if process is not None and process.poll() is not None:
-            raise ServerFailed(f"ended with {process.returncode} before it was ready\n{tail(log)}")
+            raise ServerFailed(f"exited with {process.returncode} before it was ready\n{tail(log)}")
         try:
             with urllib.request.urlopen(url, timeout=2):
                 return

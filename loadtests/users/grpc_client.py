@@ -45,7 +45,7 @@ class GrpcClient(Http2Client):
             raise _unanswered(fields)
         compressed, size = MESSAGE.unpack_from(data) if len(data) >= MESSAGE.size else (0, -1)
         if compressed or size != len(data) - MESSAGE.size:
-            raise Unanswered(Outcome.FAILED, "the answer is not one uncompressed message")
+            raise Unanswered(Outcome.FAILED, "the response is not one uncompressed message")
         return data[MESSAGE.size :], None
 
 
@@ -54,7 +54,7 @@ def _unanswered(fields: Mapping[str, str]) -> Unanswered:
     status = fields.get("grpc-status")
     if status is None:
         return Unanswered(
-            Outcome.FAILED, f"no gRPC: HTTP {fields.get(':status', 'without status')}"
+            Outcome.FAILED, f"not gRPC: HTTP {fields.get(':status', 'without status')}"
         )
     code = CODES.get(int(status)) if status.isdecimal() else None
     said = " ".join(unquote(fields.get("grpc-message", "")).split())[:SAID_CHARACTERS]

@@ -72,7 +72,7 @@ class HttpClient:
         except (TimeoutError, BlockingIOError) as error:
             self._lost()
             raise Unanswered(
-                Outcome.TIMED_OUT, f"no answer within {self._timeout_seconds:g} s"
+                Outcome.TIMED_OUT, f"no response within {self._timeout_seconds:g} s"
             ) from error
         except Exception as error:  # errors of the socket and of the parser
             self._lost()
@@ -129,7 +129,7 @@ def answered(status: int, body: bytes, size: object) -> tuple[bytes, int | None]
     try:
         return body, None if size is None else int(str(size))
     except ValueError as error:
-        raise Unanswered(Outcome.FAILED, f"{BINARY_SIZE}: '{size}' is no number") from error
+        raise Unanswered(Outcome.FAILED, f"{BINARY_SIZE}: '{size}' is not a number") from error
 
 
 def reason(error: Exception) -> str:

@@ -164,9 +164,7 @@ class Http2UserConnection:
             begin = position + FRAME.size
             size = high << 8 | low
             if size > DEFAULT_FRAME or not (self._settled or kind == SETTINGS):
-                raise ConnectionBroken(
-                    "the server does not speak HTTP/2 as it should; is it that port?"
-                )
+                raise ConnectionBroken("the server violates HTTP/2; is this the right port?")
             end = begin + size
             if end > len(buffer):
                 break
@@ -206,7 +204,7 @@ class Http2UserConnection:
             )
         elif kind == GOAWAY:
             raise ConnectionBroken(
-                f"the server goes away: {payload[8:].decode(errors='replace')}".strip()
+                f"the server sent GOAWAY: {payload[8:].decode(errors='replace')}".strip()
             )
 
     def _add(self, kind: int, flags: int, payload: bytes, answer: Http2Answer) -> None:

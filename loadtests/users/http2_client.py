@@ -73,7 +73,7 @@ class Http2Client(ABC):
         except (TimeoutError, BlockingIOError) as error:
             self._lost(connection)
             raise Unanswered(
-                Outcome.TIMED_OUT, f"no answer within {self._timeout_seconds:g} s"
+                Outcome.TIMED_OUT, f"no response within {self._timeout_seconds:g} s"
             ) from error
         except Exception as error:  # socket errors, and errors from unreadable frames
             self._lost(connection)
@@ -101,5 +101,5 @@ class JsonOverHttp2(Http2Client):
     def read(self, fields: Mapping[str, str], data: bytes) -> tuple[bytes, int | None]:
         status = fields.get(":status", "")
         if not status.isdecimal():
-            raise Unanswered(Outcome.FAILED, "the answer has no status")
+            raise Unanswered(Outcome.FAILED, "the response has no status")
         return answered(int(status), data, fields.get(BINARY_SIZE))

@@ -83,7 +83,7 @@ class TargetLoad:
         except Exception as error:  # an unexpected answer
             said = f"{type(error).__name__}: {error}"
             raise Impossible(
-                f"{self.target.url}: its answer is not one of {self.target.protocol} ({said}); "
+                f"{self.target.url}: its response is not valid {self.target.protocol} ({said}); "
                 "is --protocol right?"
             ) from error
         finally:
@@ -93,8 +93,8 @@ class TargetLoad:
 def _unasked(target: LoadTestTarget, error: Unanswered) -> str:
     said = str(error)
     if said.startswith("cannot connect"):
-        return f"{target.url}: {said}; is the server running there, and is it that port?"
-    return f"{target.url}: the request before the load was not answered: {said}"
+        return f"{target.url}: {said}; is the server running there, and is this the right port?"
+    return f"{target.url}: the request before the load failed: {said}"
 
 
 class LoadDriver:

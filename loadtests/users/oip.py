@@ -42,7 +42,7 @@ def json_body(payloads: Payloads, number: int) -> bytes:
         datatype = payloads.datatypes[name]
         if datatype in ("FP16", "BF16"):
             raise BadPayload(
-                f"input '{name}' is {datatype}, which JSON lacks; use a binary protocol"
+                f"input '{name}' is {datatype}, which JSON does not support; use a binary protocol"
             )
         inputs.append(
             {"name": name, "shape": array.shape, "datatype": datatype, "data": plain(array)}

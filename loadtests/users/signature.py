@@ -128,8 +128,8 @@ def ask(target: LoadTestTarget) -> RequestSignature:
 
 def unreachable(target: LoadTestTarget, error: object) -> str:
     return (
-        f"{target.address} cannot be asked for model '{target.model}' ({error}); "
-        "is the server running there, and is it that port?"
+        f"{target.address} cannot describe model '{target.model}' ({error}); "
+        "is the server running there, and is this the right port?"
     )
 
 

@@ -74,7 +74,7 @@ class _TritonClient:
             raise _unanswered(error) from error
         except TimeoutError as error:
             self.done = self.first_byte = perf_counter()
-            raise Unanswered(Outcome.TIMED_OUT, "no answer in time") from error
+            raise Unanswered(Outcome.TIMED_OUT, "no response in time") from error
         except Exception as error:  # errors of sockets and of the HTTP library
             self.done = self.first_byte = perf_counter()
             raise Unanswered(Outcome.FAILED, f"{type(error).__name__}: {error}") from error

@@ -114,7 +114,7 @@ def test_options_are_checked_before_anything_starts(repository: Path) -> None:
     for wrong, words in (
         ({"http_prt": 1}, "there is no option 'http_prt'; did you mean 'http_port'?"),
         ({"http_port": 70000}, "'--http-port': 70000 is not in the range"),
-        ({"workers": 2}, "option 'workers' is the command's alone"),
+        ({"workers": 2}, "option 'workers' is only for the command line"),
         ({"model_control_mode": "sometimes"}, "'sometimes' is not one of"),
         ({"load_model": "x2"}, "--load-model requires --model-control-mode=explicit"),
     ):
@@ -151,7 +151,7 @@ def test_a_server_starts_once_and_stops_as_often_as_asked(repository: Path) -> N
                               model_control_mode="explicit")  # fmt: skip
     server.stop()
     server.start()
-    with pytest.raises(modelport.InvalidArgument, match="starts once"):
+    with pytest.raises(modelport.InvalidArgument, match="can start only once"):
         server.start()
     assert answer(server) == [2.0, 4.0, 6.0, 8.0]
     server.stop()
@@ -200,7 +200,7 @@ def test_serve_outside_the_main_thread_is_refused(repository: Path) -> None:
     thread = threading.Thread(target=call)
     thread.start()
     thread.join()
-    assert "takes the main thread; use Server" in str(errors[0])
+    assert "needs the main thread; use Server" in str(errors[0])
 
 
 PLUGIN = """
@@ -247,7 +247,7 @@ def test_the_pytest_fixture_serves_a_repository(repository: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("ftp://127.0.0.1:1", "'ftp://' is no protocol"),
+        ("ftp://127.0.0.1:1", "'ftp://' is not a protocol"),
         ("grpc://127.0.0.1", "is not grpc://HOST:PORT"),
         ("http://:80", "is not http://HOST:PORT"),
         ("http://127.0.0.1:port", "is not http://HOST:PORT"),

@@ -633,7 +633,7 @@ RECONFIGURED: dict[str, tuple[Callable[[str], str], str]] = {
 #: What a certificate says, and what the refusal names; formats that it names; files that a manifest
 #: lists; suffixes of files.
 CERTIFICATES = {
-    "names a function": "nobody vouches for",
+    "names a function": "an unsigned certificate names",
     "names a path": "does not describe the proof",
     "names an absolute path": "does not describe the proof",
     "allows any error": "does not describe the proof",
@@ -718,7 +718,7 @@ def test_a_certificate_names_data_and_never_code_or_paths(
     parity = {"outputs": {}, "decision": None, "samples": 1, "seed": 0, "bounds": None,
               "tolerance": {"atol": float("nan"), "rtol": 0}}  # fmt: skip
     hostile: dict[str, tuple[dict[str, Any], str]] = {
-        "names a function": ({"model": model}, "nobody vouches for"),
+        "names a function": ({"model": model}, "an unsigned certificate names"),
         "names a path": (
             {"checkpoint": {"file": "../c.pt", "sha256": ""}},
             "does not describe the proof",

@@ -294,9 +294,7 @@ def test_damaged_folders_are_refused(folder: Path, model: nn.Module, tmp_path: P
 
 
 def test_requests_that_do_not_fit_a_folder_are_refused(folder: Path, tmp_path: Path) -> None:
-    assert "--model 'fraud' cannot be read from a Hugging Face" in str(
-        refusal(folder, model="fraud")
-    )
+    assert "'fraud' cannot be read from a Hugging Face" in str(refusal(folder, model="fraud"))
     assert "--lora is for --model causal-lm" in str(refusal(folder, lora=tmp_path))
     assert "omit --input" in str(refusal(folder, inputs=("x:FP32[3]",)))
     assert "is no causal language model" in str(refusal(folder, model="causal-lm"))

@@ -197,7 +197,7 @@ def test_a_model_without_a_decision_is_held_to_a_relative_error(
         (
             ("--dtype", "bf16"),
             4,
-            "cannot be converted to onnx in bf16; use --format torchscript or",
+            "cannot be converted to onnx in bf16; use --format torchscript",
         ),
         (("--format", "torchscript", "--quantize", "int8"), 4, "use --format onnx or tflite"),
         (

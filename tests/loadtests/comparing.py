@@ -51,7 +51,7 @@ def problems(result: Comparison) -> Iterator[str]:
     for verdict in result.matrix[:2]:
         if verdict.ranking[-1][0] != SLOW:
             yield f"{verdict.concern}: the last is {verdict.ranking[-1][0]}, not {SLOW}"
-    if f"last by far: {SLOW}" not in result.matrix[0].note:
+    if f"far behind: {SLOW}" not in result.matrix[0].note:
         yield f"{SLOW} is not named: {result.matrix[0].note}"
 
 

@@ -217,7 +217,7 @@ def decision(name: str = "fraud/2") -> GateDecision:
             0.92,
             1.14,
             1.1,
-            "undecided: about 3.0 times as long decides it",
+            "undecided: about 3.0 times the duration would decide it",
             relative=True,
         ),
         Question("wrong answers", "share", CheckStatus.PASS, 0.0, 0.0, 0.0, 0.0, 0.0008, 0.001),

@@ -86,14 +86,14 @@ def test_a_candidate_far_slower_than_all_is_last_and_named() -> None:
     found = verdicts(slow, candidate("a"), candidate("b", p99=(12.0, 12.1, 11.9)))
     for concern in ("Tail latency", "Throughput"):
         assert names(found[concern])[-1] == "snail"
-        assert "last by far: snail" in found[concern].note
+        assert "far behind: snail" in found[concern].note
 
 
 def test_a_rate_that_no_round_reached_counts_as_nothing() -> None:
     found = verdicts(candidate("never", rates=(None,) * 3), candidate("a"))["Throughput"]
     assert found.ranking[-1][:2] == ("never", 0.0)
     assert (found.winner, found.margin) == ("a", None)
-    assert "at no rate within the bound: never" in found.note
+    assert "at no rate within the limit: never" in found.note
     assert verdicts(candidate("never", rates=(None,) * 3))["Throughput"].winner is None
 
 

@@ -95,7 +95,7 @@ def test_the_slow_one_is_ranked_last_and_the_wrong_one_not_at_all(tmp_path: Path
     found = {candidate.name: candidate for candidate in result.candidates}
     assert found["plain"].disqualified is None
     assert found["slow"].disqualified is None
-    assert "2 of 16 answers are wrong" in (found["wrong"].disqualified or "")
+    assert "2 of 16 answers were wrong" in (found["wrong"].disqualified or "")
     assert any("wrong is disqualified" in note for note in result.notes)
     for name in ("plain", "slow"):
         assert len(found[name].cold_first_response_seconds) == 1
@@ -131,7 +131,7 @@ def test_a_server_that_dies_under_load_is_out_and_the_others_are_measured(tmp_pa
     compared.measure = killing
     compared.run(lambda step: None)
     first, second = compared.result().candidates
-    assert "its server ended with -9 under 2 in flight" in (first.disqualified or "")
+    assert "its server exited with -9 under 2 in flight" in (first.disqualified or "")
     assert second.disqualified is None
     assert second.runs
 
@@ -162,12 +162,12 @@ def test_a_full_disk_blames_no_candidate_and_measurements_are_kept(tmp_path: Pat
     def filling(*arguments: Any, **keywords: Any) -> LoadRun:
         calls.append(1)
         if len(calls) == 2:
-            raise Unwritten("the samples cannot be written: make room on the disk")
+            raise Unwritten("the samples cannot be written: free space on the disk")
         return canned(*arguments, **keywords)
 
     compared = shootout(tmp_path, light("a", tmp_path), light("b", tmp_path), rounds=1)
     compared.measure = filling
-    with pytest.raises(OSError, match="make room on the disk"):
+    with pytest.raises(OSError, match="free space on the disk"):
         compared.run(lambda step: None)
     first, second = compared.result().candidates
     assert (len(first.runs), len(second.runs)) == (1, 0)

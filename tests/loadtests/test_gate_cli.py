@@ -220,7 +220,7 @@ def test_a_certificate_without_a_proof_or_of_another_model_fails(
     slo = f"{SLO}[certificate]\nmodel = 'another'\ncheckpoint_sha256 = '{64 * '0'}'"
     found = gate(copy / "1", copy / "2", slo=slo, tmp_path=tmp_path)
     assert found.status == 1
-    assert "does not say that parity passed" in found.words
+    assert "does not state that parity passed" in found.words
     for name in ("model of the certificate", "checkpoint of the certificate"):
         assert name.split()[0] in found.stdout
 
@@ -350,7 +350,7 @@ def test_a_url_chooses_the_protocol_unless_somebody_did() -> None:
         baseline_and_candidate.protocol(http, http, LoadTestProtocol.TRITON_HTTP, said=True)
         is LoadTestProtocol.TRITON_HTTP
     )
-    with pytest.raises(Exception, match="is not asked in oip-http-binary"):
+    with pytest.raises(Exception, match="cannot be tested in oip-http-binary"):
         baseline_and_candidate.protocol(grpc, grpc, default, said=True)
 
 

@@ -177,7 +177,7 @@ def test_too_few_requests_are_inconclusive_and_say_how_many_more() -> None:
 def test_few_rounds_decide_nothing_about_latency_but_wrong_answers_fail() -> None:
     found = decide(rounds(dataclasses.replace(WRONG, everything=3.0), 2), Slo())
     assert answer("p50, against the baseline", found).status is INCONCLUSIVE
-    assert "more rounds first" in answer("p50, against the baseline", found).detail
+    assert "more rounds are required" in answer("p50, against the baseline", found).detail
     assert answer("wrong answers", found).status is FAIL
 
 

@@ -193,7 +193,7 @@ def test_a_baseline_that_contradicts_itself_is_not_the_candidates_fault(tmp_path
             with super().live(number) as live:
                 yield live
 
-    with pytest.raises(SideFailed, match="the baseline gives other answers than before to") as lost:
+    with pytest.raises(SideFailed, match="the baseline changed its answers to") as lost:
         rehearse(model, (0.0, 0.0), kind=Fickle)
     assert not lost.value.is_candidate
 
@@ -256,13 +256,13 @@ def test_a_limit_on_accuracy_without_labels_is_a_usage_error(tmp_path: Path) -> 
     with pytest.raises(UsageError, match="max_drop needs 'labels' in --data"):
         rehearse(model, (2.0, 3.0), data=data, slo={"regressions": {"max_drop": 0.1}})
     found = gate(model / "1", model / "2", "--max-drop", "0.1", tmp_path=tmp_path)
-    assert (found.status, "give rows with their labels" in found.said) == (2, True)
+    assert (found.status, "needs rows with their labels" in found.said) == (2, True)
 
 
 @pytest.mark.parametrize(
     ("command", "ready", "left", "is_candidate", "said"),
     [
-        (("false",), 60, 60, True, "does not start: ended with 1 before it was ready"),
+        (("false",), 60, 60, True, "does not start: exited with 1 before it was ready"),
         (("sleep", "60"), 1, 60, True, "does not start: not ready after 1 s"),
         (("sleep", "60"), 60, 1, False, "s that were left of --max-duration 600s (not ready"),
     ],

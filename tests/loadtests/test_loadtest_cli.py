@@ -113,7 +113,7 @@ def test_where_nothing_can_be_asked_there_is_one_line_and_no_report(tmp_path: Pa
     done = call("127.0.0.1:1", "-m", "x", "--json", str(tmp_path / "run.json"))
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr.startswith("modelport: error: 127.0.0.1:1 cannot be asked for model 'x'")
+    assert done.stderr.startswith("modelport: error: 127.0.0.1:1 cannot describe model 'x'")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run.json").exists()
 

@@ -73,7 +73,7 @@ def test_one_seed_draws_one_set_of_requests(told: signature.RequestSignature) ->
 
 
 def test_a_batch_above_the_models_is_refused(told: signature.RequestSignature) -> None:
-    with pytest.raises(BadPayload, match="--batch-size 9: the model takes 8 at most"):
+    with pytest.raises(BadPayload, match="--batch-size 9: the model accepts 8 at most"):
         random_requests.draw(told, 9, 0)
 
 
@@ -207,8 +207,8 @@ def test_an_entry_that_does_not_fit_the_model_is_named(
         ("a.json", "{", "a.json"),
         ("a.json", '{"data": [], "modelport": {"inputs": {}, "outputs": {}}}', "no 'batch_size'"),
         ("a.json", "{}", "no 'inputs'"),
-        ("a.json", '{"data": []}', "datatypes are not in it"),
-        ("a.jsonl", "", "no request in it"),
+        ("a.json", '{"data": []}', "it has no datatypes"),
+        ("a.jsonl", "", "it holds no requests"),
         ("a.npz", "PK", "not requests"),
     ],
 )

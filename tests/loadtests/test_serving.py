@@ -115,7 +115,7 @@ def test_children_count_and_memory_that_they_share_counts_once() -> None:
 
 def test_a_server_that_ends_at_once_fails_with_what_it_said(tmp_path: Path) -> None:
     with (
-        pytest.raises(ServerFailed, match=r"ended with 7 before it was ready\nno luck"),
+        pytest.raises(ServerFailed, match=r"exited with 7 before it was ready\nno luck"),
         served(Command("print('no luck', flush=True); raise SystemExit(7)"), tmp_path / "run"),
     ):
         pass

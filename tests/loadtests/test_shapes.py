@@ -55,5 +55,5 @@ def test_users_that_a_shape_never_starts_wait_forever() -> None:
 
 
 def test_an_unknown_shape_is_named() -> None:
-    with pytest.raises(ValueError, match="'saw' is none of constant, ramp, spike, soak"):
+    with pytest.raises(ValueError, match="'saw' must be one of constant, ramp, spike, soak"):
         load_shapes.level("saw", 0.5)
