@@ -56,7 +56,8 @@ def measure(check: Check, draw: Callable[[], Classes], samples: int) -> float:
     times: tuple[list[int], list[int]] = ([], [])
     for _ in range(DRAWS):
         _time(check, draw(), samples // DRAWS, times)
-    limit = sorted(times[0] + times[1])[int(len(times[0] + times[1]) * KEPT) - 1]
+    both = sorted(times[0] + times[1])
+    limit = both[int(len(both) * KEPT) - 1]
     return abs(welch_t(*([each for each in kind if each <= limit] for kind in times)))
 
 

@@ -128,10 +128,7 @@ class Access:
         """
         record = context.record
         assert record is not None  # as ``is_stream``
-        headers, connection = record.headers, record.connection
-        credential = credentials.fields(headers)
-        found = self.kept.get(credential) or self._recognise(credential, headers, connection)
-        context.renew(found.caller)
+        context.renew(self.authenticate(record.headers, record.connection).caller)
 
     def _recognise(
         self, credential: tuple[bytes, ...], headers: Fields, connection: ConnectionIdentity

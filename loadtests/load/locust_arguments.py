@@ -102,11 +102,8 @@ def add_arguments(parser: Any) -> None:
         "--arrival-rate",
         type=float,
         default=None,
-        help=(
-            "open loop: intended requests per second, up to --users in flight; latency counts from "
-            "the intended sending. Default: closed loop, in which every user sends the next "
-            "request after each response"
-        ),
+        help="open loop: intended requests per second, up to --users in flight; latency counts "
+        "from the intended sending. Default: a closed loop",
     )
     group.add_argument("--load-shape", choices=load_shapes.SHAPES, default="constant")
     group.add_argument(

@@ -153,9 +153,7 @@ def test_torchserves_messages_are_those_of_its_own_protos() -> None:
 
 def test_fp16_has_no_json() -> None:
     half = Payloads(({"x": np.float16([[1]])},), {"x": "FP16"})
-    with pytest.raises(
-        BadPayload, match="'x' is FP16, which JSON does not support"
-    ):
+    with pytest.raises(BadPayload, match="'x' is FP16, which JSON does not support"):
         oip.json_body(half, 0)
 
 
