@@ -1,13 +1,13 @@
 #!/bin/sh
-# Makes what compose.yaml mounts: the fraud model for the gateway, TorchServe, TensorFlow Serving and
-# Triton, each in its own format and all proven against one checkpoint.
+# Makes the models that compose.yaml mounts: the fraud model for the gateway, TorchServe, TensorFlow Serving and
+# Triton, each in its own format and all verified against one checkpoint.
 #
 #   deploy/compose/prepare.sh checkpoints/fraud.pt [MODELS]      # MODELS: deploy/compose/models
 set -eu
 checkpoint=${1:?usage: prepare.sh CHECKPOINT [MODELS]}
 models=${2:-$(dirname "$0")/models}
 if [ -e "$models" ]; then
-    echo "prepare.sh: $models is there already; remove it, or name another folder" >&2
+    echo "prepare.sh: $models already exists; remove it, or give another directory" >&2
     exit 2
 fi
 repository=$(mktemp -d)

@@ -1,9 +1,9 @@
 """modelport's models as Ray Serve deployments, behind the Open Inference Protocol's gRPC methods.
 
-Ray Serve is one more front: it holds the sockets, and the table of gRPC methods is the gateway's.
+Ray Serve holds the sockets, and the table of gRPC methods is the gateway's.
 
     client ─ modelport serve --routes routes.toml ─┬─ gRPC proxy of node A ─ Router ─┬─ fraud
-             (every dialect; retries elsewhere)    └─ gRPC proxy of node B ─ Router ─┴─ vit
+             (every dialect; retries on another)    └─ gRPC proxy of node B ─ Router ─┴─ vit
 
 Each model is a deployment of its own and scales by its own requests in flight. A replica is a whole
 data plane without sockets: it loads the published version with the gateway's own checks, and
@@ -115,7 +115,7 @@ class ServeListeners(Listeners):
 
 
 class Call:
-    """One message to the table of methods, and what becomes of it."""
+    """One message to the table of methods, and its response."""
 
     deadline = NO_DEADLINE
     access = None
@@ -227,7 +227,7 @@ class Router:
         self._attempts = attempts
 
     async def __call__(self, _: Any) -> Any:
-        """HTTP, which Serve's proxies offer besides."""
+        """HTTP, which Serve's proxies also offer."""
         from starlette.responses import JSONResponse
 
         error = "these ports serve gRPC; for HTTP run 'modelport serve --routes' in front"
@@ -286,7 +286,7 @@ class Router:
 
 
 def _name(method: str, content: bytes) -> str:
-    """The model that a request names; empty: none, or it is no message of the protocol."""
+    """The model that a request names; empty: none, or the message is invalid."""
     try:
         if method == "ModelInfer":
             # Not every client writes the fields in order; then all of it has to be read.

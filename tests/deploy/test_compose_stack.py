@@ -67,7 +67,7 @@ def test_every_service_finds_the_folder_that_it_mounts(made: Path) -> None:
 def test_preparing_twice_destroys_nothing(made: Path) -> None:
     status, said = tools.said(FOLDER / "prepare.sh", "checkpoints/fraud.pt", made)
     assert (status, said) == (
-        2, f"prepare.sh: {made} is there already; remove it, or name another folder\n",
+        2, f"prepare.sh: {made} already exists; remove it, or give another directory\n",
     )  # fmt: skip
 
 
