@@ -19,7 +19,9 @@ _MODEL = re.compile(r"[\w.-]+\Z")
 
 @click.command(cls=OneLineCommand)
 @click.argument("model")
-@click.option("--url", default=DEFAULT_URL, show_default=True, help="The gateway's metrics port.")
+@click.option(
+    "--url", default=DEFAULT_URL, show_default=True, help="URL of the gateway's metrics port."
+)
 @credential_options
 @click.option(
     "--output",

@@ -66,7 +66,7 @@ def milliseconds(
         axes.text(
             0.01,
             bound,
-            f"bound of p99: {number_format.stated(bound)} ms",
+            f"limit on p99: {number_format.stated(bound)} ms",
             transform=axes.get_yaxis_transform(),
             va="bottom",
             fontsize=9,

@@ -278,7 +278,7 @@ def cost(comparison: Comparison) -> list[Plot]:
         comparison,
         "cost",
         "Cost per million inferences",
-        f"At the highest rate under the bound, from the stated price{said}.",
+        f"At the highest rate within the limit, from the stated price{said}.",
         comparison.currency,
         [
             [] if (c.cost_per_million) is None else [c.cost_per_million]

@@ -80,14 +80,14 @@ def run(found: LoadRun, objectives: Sequence[Check], console: Console) -> None:
     console.print(_of(run_tables.percentiles(summary)))
     grid = _grid("", ("outcome", "requests", "share"))
     for name, count, share in run_tables.counts(summary):
-        style = "green" if name == "right" else "red"
+        style = "green" if name == "correct" else "red"
         told = f"{number_format.figure(share * 100)} %"
         grid.add_row(Text(name, style), Text(f"{count:,}"), Text(told))
     console.print(grid)
     for message, count in summary.errors.items():
         console.print(Text.assemble((f"{count:,} x ", "red"), text_escaping.line(message, 300)))
     for warning in run_tables.warnings(found):
-        console.print(Text.assemble(("mind: ", "yellow"), warning))
+        console.print(Text.assemble(("warning: ", "yellow"), warning))
     if objectives:
         checks(objectives, console)
         status = worst(objectives)
@@ -95,7 +95,7 @@ def run(found: LoadRun, objectives: Sequence[Check], console: Console) -> None:
 
 
 def checks(found: Sequence[Check], console: Console) -> None:
-    grid = _grid("", ("check", "verdict", "seen", "bound", "why"))
+    grid = _grid("", ("check", "verdict", "observed", "limit", "details"))
     for check in found:
         cells = (check.observed, check.bound, check.detail)
         told = (Text(text_escaping.line(cell)) for cell in cells)

@@ -60,7 +60,7 @@ def draw(decision: GateDecision) -> list[Plot]:
             "faint lines are single rounds. 1 is the baseline, 2 the candidate."
         )
         drawer = _latencies(decision)
-        found.append(svg.plot("latency", "Latency of both", text, 320, drawer))
+        found.append(svg.plot("latency", "Latency of both sides", text, 320, drawer))
     return found
 
 

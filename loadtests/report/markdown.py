@@ -49,7 +49,7 @@ def checks(found: Sequence[Check]) -> str:
         [text(c.name), SIGNS[c.status], text(c.observed), text(c.bound), text(c.detail)]
         for c in found
     ]
-    return table(("check", "verdict", "seen", "bound", "why"), lines)
+    return table(("check", "verdict", "observed", "limit", "details"), lines)
 
 
 def of(found: Table) -> str:
@@ -181,7 +181,7 @@ def decision(found: GateDecision) -> str:
         "candidate",
         "observed, with interval",
         "limit",
-        "why",
+        "details",
     )
     parts.append(table(head, lines))
     if found.agreement is not None:

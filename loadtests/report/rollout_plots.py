@@ -34,8 +34,8 @@ def draw(state: Document) -> list[Plot]:
             found.append(_criterion(number, row))
     counts = state["counts"]
     for name, title, place, label in (
-        ("latency", "Latency of both", _milliseconds, "latency, ms (log scale)"),
-        ("scores", "Scores of both", _score, "score"),
+        ("latency", "Latency of both sides", _milliseconds, "latency, ms (log scale)"),
+        ("scores", "Scores of both sides", _score, "score"),
     ):
         figures = {number: _sum(counts, side, name, place) for number, side in SIDES}
         if all(figures.values()):
@@ -97,7 +97,7 @@ def _criterion(number: int, row: Document) -> Plot:
     bounds = f"{_stated(row['lower'], scale)} to {_stated(upper, scale)}"
     text = (
         f"Estimate {_stated(estimate, scale)} {unit}; confidence sequence {bounds}; the limit "
-        f"(the upright line) is {_stated(limit, scale)}."
+        f"(the vertical line) is {_stated(limit, scale)}."
     )
     title = f"{text_escaping.line(row['name'], 60)}: {text_escaping.line(row['status'], 20)}"
     return svg.plot(f"criterion-{number}", title, text, 70, fill)

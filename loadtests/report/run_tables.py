@@ -31,7 +31,7 @@ def _cells(summary: Summary, latency: bool) -> tuple[str, ...]:
 def counts(summary: Summary) -> list[tuple[str, int, float]]:
     """(outcome, count, share) of the outcomes that occurred, and of correct answers."""
     named = (
-        ("right", summary.ok),
+        ("correct", summary.ok),
         ("wrong", summary.wrong),
         ("refused", summary.refused),
         ("failed", summary.failed),
@@ -40,7 +40,7 @@ def counts(summary: Summary) -> list[tuple[str, int, float]]:
     return [
         (name, count, count / summary.requests if summary.requests else 0.0)
         for name, count in named
-        if count or name == "right"
+        if count or name == "correct"
     ]
 
 

@@ -117,7 +117,7 @@ def test_the_report_shows_the_verdict_the_evidence_and_the_examples(
     page = Page((tmp_path / "report.html").read_text())
     assert {"share", "latency", "scores", "criterion-0"} <= page.figures
     text = " ".join(page.text.split())
-    assert "fraud/3 in the place of fraud/2" in text
+    assert "fraud/3 in place of fraud/2" in text
     assert "ROLLED BACK disagreement" in text
     for shown in ("1: shadow 10 %", "2: canary 5 %", "1,234", "40 of 800", "Disagreeing answers"):
         assert shown in text, shown
