@@ -131,7 +131,7 @@ class Traffic:
     timeout_seconds: float = field(default=30.0, metadata=read_by(number(0.001, 3600)))
 
     @property
-    def is_lone(self) -> bool:
+    def has_single_user(self) -> bool:
         """Whether there is a single user without a rate, who can ask both sides in turn."""
         return self.users == 1 and self.rate_per_second is None
 

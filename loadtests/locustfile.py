@@ -81,7 +81,7 @@ def prepare(environment: Environment, **_: Any) -> None:
             )
 
             grpc_gevent.init_gevent()  # before the first channel of grpcio's
-        Sockets.lone = bool(options.headless) and plan.load.is_lone
+        Sockets.lone = bool(options.headless) and plan.load.has_single_user
         driver = LoadDriver(plan, lambda: _end(environment), _reporter(environment, plan))
     except (ValueError, OSError) as error:
         _give_up(environment, str(error))

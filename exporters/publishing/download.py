@@ -12,7 +12,7 @@ from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.repository import manifest
 from modelport.gateway.repository.config import WARMUP
 from modelport.gateway.repository.scan import VERSION_NAME
-from modelport.gateway.repository.storage.complete_versions import group, in_whole
+from modelport.gateway.repository.storage.complete_versions import files_of_version, group
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.storage.objects import ObjectStore
 
@@ -42,7 +42,7 @@ def copied(location: Location) -> Iterator[Path]:
         raise UsageError(f"'{location}' cannot be verified: {found.problems[number]}")
     with tempfile.TemporaryDirectory(prefix="modelport-") as temporary:
         version = Path(temporary) / name / str(number)
-        for file, each in in_whole(versions[number]).items():
+        for file, each in files_of_version(versions[number]).items():
             objects.download(f"{number}/{file}", each, version / file)
         for file, each in found.beside.items():
             if file.count("/") <= file.startswith(f"{WARMUP}/"):

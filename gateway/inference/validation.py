@@ -88,7 +88,7 @@ class Validator:
                 raise InvalidArgument(
                     f"unexpected inference output '{name}' for model '{self._model}'"
                 )
-        twice = _twice(request.outputs)
+        twice = _duplicate(request.outputs)
         if twice is not None:
             raise InvalidArgument(f"output '{twice}' already exists in request")
         return batch
@@ -191,7 +191,7 @@ class Validator:
 
     def _check_names(self, inputs: Sequence[Tensor]) -> None:
         got = [tensor.name for tensor in inputs]
-        twice = _twice(got)
+        twice = _duplicate(got)
         if twice is not None:
             raise InvalidArgument(f"input '{twice}' already exists in request")
         for name in got:
@@ -210,7 +210,7 @@ class Validator:
             )
 
 
-def _twice(names: Sequence[str]) -> str | None:
+def _duplicate(names: Sequence[str]) -> str | None:
     """The first name that occurs twice."""
     seen: set[str] = set()
     for name in names:

@@ -213,7 +213,7 @@ class HttpApplication:
             return response
 
         @app.exception_handler(Exception)
-        async def break_down(request: Request, _: Exception) -> Response:
+        async def internal_error(request: Request, _: Exception) -> Response:
             return dialect(request).failure(Internal("internal error"))
 
         for each in dialects:

@@ -79,7 +79,7 @@ def scan(path: Path) -> ModelEntry:
         number = int(version.name)
         if number in entry.versions and path.name == platform.default_filename:
             return entry._replace(versions={number: entry.versions[number]})
-    return _lone(path, platform)
+    return _standalone(path, platform)
 
 
 def _platform(path: Path) -> Platform:
@@ -102,7 +102,7 @@ def _platform(path: Path) -> Platform:
     )
 
 
-def _lone(path: Path, platform: Platform) -> ModelEntry:
+def _standalone(path: Path, platform: Platform) -> ModelEntry:
     stem = path.name if path.is_dir() else path.stem
     name = _NOT_IN_A_NAME.sub("_", stem)[:_MAX_NAME].lstrip(".-") or "model"
     config = configuration.parse("")

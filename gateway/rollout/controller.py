@@ -379,9 +379,9 @@ class RolloutController:
         await rollout.apply()
 
     async def _write(self, new: RolloutState) -> None:
-        """Write a change, and tell the webhooks."""
+        """Write a change, and notify the webhooks."""
         if await self._states.write(new):
-            self._webhooks.tell(new)
+            self._webhooks.notify(new)
 
     def _with_evidence(
         self,

@@ -38,7 +38,7 @@ class RolloutMembers(Protocol):
     async def insist(self, operation: str, arguments: Document) -> None:
         """Ask as ``ask`` does, and replace processes that answer late, or with an error."""
 
-    def tell(self, operation: str, arguments: Document) -> None:
+    def notify(self, operation: str, arguments: Document) -> None:
         """Send to every process, and wait for no answer."""
 
     def remember(self, routings: Routings) -> None:
@@ -65,7 +65,7 @@ class ThisProcess:
     async def insist(self, operation: str, arguments: Document) -> None:
         await self._participant.handlers[operation](arguments)
 
-    def tell(self, operation: str, arguments: Document) -> None:
+    def notify(self, operation: str, arguments: Document) -> None:
         task = asyncio.ensure_future(self.ask(operation, arguments))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -125,7 +125,7 @@ class ProcessGroup:
         await self._members.ask_patiently("rollout_remove", arguments)
 
     def renew(self, model: str, until: float) -> None:
-        self._members.tell("rollout_renew", {"model": model, "until": until})
+        self._members.notify("rollout_renew", {"model": model, "until": until})
 
     async def candidate_problem(self, plan: RolloutPlan) -> str:
         for answer in await self._members.ask("rollout_problem", {"side": list(plan.candidate)}):

@@ -34,8 +34,8 @@ PRE_STAGE = "pre-stage"
 ANSWER_SECONDS = 10.0
 #: The first pause before another call, and the longest one; each is twice the one before.
 RETRY_SECONDS, MAX_RETRY_SECONDS = 2.0, 60.0
-#: Attempts to tell of a change, and the most that are under way at once.
-ATTEMPTS, MAX_TELLING = 3, 100
+#: Attempts to notify of a change, and the most that are under way at once.
+ATTEMPTS, MAX_NOTIFYING = 3, 100
 #: A permission is for now; later the webhooks are asked again.
 PERMITTED_SECONDS = 60.0
 MAX_SECRET_BYTES = 4096
@@ -110,7 +110,7 @@ class RolloutWebhooks:
         self._now = monotonic
         #: The permission that was asked for last, by model.
         self._permissions: dict[str, _Permission] = {}
-        self._telling: set[asyncio.Task[None]] = set()
+        self._notifying: set[asyncio.Task[None]] = set()
 
     def require_secret(self, plan: RolloutPlan) -> None:
         """Raises ``InvalidArgument``: the webhooks of ``plan`` could not be signed."""
@@ -163,24 +163,24 @@ class RolloutWebhooks:
 
     # -- after a change ---------------------------------------------------------------------------
 
-    def tell(self, new: RolloutState) -> None:
+    def notify(self, new: RolloutState) -> None:
         """Tell of the latest change in the background, with a few attempts."""
         for url in new.plan.webhooks:
-            if len(self._telling) >= MAX_TELLING:
+            if len(self._notifying) >= MAX_NOTIFYING:
                 log.warning(
                     "a webhook is not notified: too many webhooks do not respond",
                     webhook=_name(url),
                 )
                 continue
             body = self._body(new, str(new.events[-1].kind))
-            self._keep(self._tell(url, body))
+            self._keep(self._notify(url, body))
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        self._notifying.add(task)
+        task.add_done_callback(self._notifying.discard)
 
-    async def _tell(self, url: str, body: bytes) -> None:
+    async def _notify(self, url: str, body: bytes) -> None:
         pause = self._retry_seconds
         for left in reversed(range(ATTEMPTS)):
             problem = await self._status(url, body)
@@ -196,7 +196,7 @@ class RolloutWebhooks:
         for permission in self._permissions.values():
             permission.cancel()
         self._permissions.clear()
-        for task in self._telling:
+        for task in self._notifying:
             task.cancel()
 
     # -- calls ------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class ListeningSocket:
         if spare is None:
             return  # already stopped
         self._remove()
-        refuse_newcomers(spare)
+        refuse_new_connections(spare)
         await asyncio.sleep(HANDSHAKE_SECONDS)
         if self._server is not None:
             self._server.close()
@@ -168,7 +168,7 @@ def taken(address: str, port: int, flag: str, reason: str) -> Unavailable:
     )
 
 
-def refuse_newcomers(listener: socket.socket) -> None:
+def refuse_new_connections(listener: socket.socket) -> None:
     """Have the kernel drop SYN segments, so that no connection is accepted only to be reset.
 
     The client's kernel repeats the SYN, which is refused once the socket is closed. This uses a

@@ -135,7 +135,7 @@ class StreamChannel:
             async for part in call:
                 yield reply(part)
         except self._aio.AioRpcError as error:
-            raise _crossed(error) from error
+            raise _translated(error) from error
         except DecodeError as error:
             raise EndpointFailed(FailureKind.DAMAGED, "it is not a valid message") from error
         finally:
@@ -151,7 +151,7 @@ async def _once(content: bytes) -> AsyncIterator[bytes]:
     yield content
 
 
-def _crossed(error: grpc.aio.AioRpcError) -> EndpointFailed | ModelportError:
+def _translated(error: grpc.aio.AioRpcError) -> EndpointFailed | ModelportError:
     """Convert ``error``, a failure of the transport or a server's status."""
     status, details = error.code().name, error.details() or ""
     if status == "DEADLINE_EXCEEDED":

@@ -137,7 +137,7 @@ class HttpSession:
                 larger than the route allows.
             TimedOut: ``limit`` has passed.
         """
-        with _crossing():
+        with _translating():
             async with (
                 self._to(address) as session,
                 self._request(session, method, address, path, limit, body, headers) as response,
@@ -161,7 +161,7 @@ class HttpSession:
             EndpointFailed, TimedOut: as ``ask``; a part may be as large as a reply.
             Exception: the result of ``refusal`` for a reply whose status is not 200.
         """
-        with _crossing():
+        with _translating():
             async with (
                 self._to(address) as session,
                 self._request(session, "POST", address, path, limit, body, headers) as response,
@@ -239,7 +239,7 @@ class HttpSession:
 
 
 @contextlib.contextmanager
-def _crossing() -> Iterator[None]:
+def _translating() -> Iterator[None]:
     """Translate aiohttp's exceptions."""
     try:
         yield

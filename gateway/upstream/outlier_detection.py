@@ -124,7 +124,7 @@ class Endpoint:
         self.answered /= 2
         self.failed /= 2
 
-    def come_back(self, now: float) -> None:
+    def readmit(self, now: float) -> None:
         self.ejected, self.trial = False, True
         self.failures = self.slow = 0
         self.answered = self.failed = 0.0

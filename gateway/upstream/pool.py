@@ -303,16 +303,16 @@ class EndpointPool:
             endpoint.waiting.clear()
             for time_limit in waiting:
                 time_limit.end()
-        self._background.start(self._bring_back, endpoint)
+        self._background.start(self._readmit, endpoint)
 
-    async def _bring_back(self, endpoint: Endpoint) -> None:
+    async def _readmit(self, endpoint: Endpoint) -> None:
         await asyncio.sleep(ejection_seconds(endpoint.ejections, self._settings))
         seconds, probes = min(PROBE_SECONDS, self._connect_seconds), 0
         while await self._failure(endpoint, seconds, on_new_connection=True) is not None:
             probes += 1
             wait = ejection_seconds(probes, self._settings)
             await asyncio.sleep(min(wait, MAX_PROBE_INTERVAL_SECONDS))
-        endpoint.come_back(time.monotonic())
+        endpoint.readmit(time.monotonic())
         self.problem = ""
         log.info("an endpoint is in use again", model=self._model, endpoint=endpoint.address)
 

@@ -178,7 +178,7 @@ def import_microseconds(said: str) -> Counter[str]:
     return took
 
 
-def tell_imports(home: Path) -> None:
+def print_imports(home: Path) -> None:
     """Print the imports of both starts; recording them costs a little time itself."""
     by_hand_seconds(home, IMPORTS_TOLD)
     by_hand = import_microseconds(log().read_text())
@@ -220,7 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"modelport / Triton: {spread([seconds / triton for _, triton, seconds in times])}")
     for batch, values in sorted(ratios.items()):
         print(f"batch {batch}: first request {spread(values)} the warm median")
-    tell_imports(home)
+    print_imports(home)
     return 0
 
 

@@ -203,7 +203,7 @@ def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any
             result, stopped = _measure(subjects, options, started)
         except OSError as error:  # this machine's own, such as a full disk
             raise Failure(RuntimeError(f"cannot prepare the comparison: {error}")) from error
-    unwritten = tell_and_write(result, options["output"], options["json_file"])
+    unwritten = print_and_write(result, options["output"], options["json_file"])
     if stopped:
         click.echo(f"modelport: error: {stopped}; the report has the results so far", err=True)
     if unwritten:
@@ -379,7 +379,7 @@ def _progress(console: Console) -> Iterator[_Progress]:
         yield progress
 
 
-def tell_and_write(result: Comparison, output: Path, json_file: Path | None) -> str:
+def print_and_write(result: Comparison, output: Path, json_file: Path | None) -> str:
     """Print the results and write the files; return the first problem in writing, if any."""
     from modelport.loadtests.compare import json_document
     from modelport.loadtests.report import console as printed

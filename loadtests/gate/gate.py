@@ -157,7 +157,7 @@ def _rounds(
     first_round = time.monotonic()
     lost: SideFailed | OSError | None = None
     if time.monotonic() + pair.round_seconds > start + most:
-        return _broken(decision, _no_room(pair), start)
+        return _broken(decision, _too_little_time(pair), start)
     while True:
         try:
             one, made = pair.round(len(rounds))
@@ -193,7 +193,7 @@ def _rounds(
     return decision if lost is None else _broken(decision, lost, start)
 
 
-def _no_room(pair: PairedMeasurement) -> SideFailed:
+def _too_little_time(pair: PairedMeasurement) -> SideFailed:
     return SideFailed(
         f"a round takes {pair.round_seconds:.0f} s, and {max(0.0, pair.left):.0f} s are left of "
         f"--max-duration {pair.slo.duration.max_seconds:g}s; increase it",
@@ -247,7 +247,7 @@ def _notes(asked: GateRequest) -> tuple[str, ...]:
     notes = []
     if not asked.slo.said:
         notes.append("The SLO file sets no limits: every limit is the default.")
-    if asked.slo.load.is_lone:
+    if asked.slo.load.has_single_user:
         notes.append(
             "One user sent requests to both sides in turn: the throughput of each is about half of "
             "what it would be with a user of its own."

@@ -109,7 +109,7 @@ class PairedMeasurement:
     #: The same requests for each side, with its expected answers; None: not yet recorded.
     payloads: tuple[Path, Path] | None = None
     #: Whether the baseline is compared with its own first answers.
-    is_learnt: bool = False
+    expects_own_answers: bool = False
     #: Seconds of each side's last start, until it was ready.
     start_seconds: dict[int, float] = field(default_factory=dict)
     #: Number of starts; each has its own folder.
@@ -159,7 +159,7 @@ class PairedMeasurement:
     def round_seconds(self) -> float:
         """The minimum duration of the next round."""
         duration = self.slo.duration
-        loads = 1 if self.slo.load.is_lone else 2 * duration.slices
+        loads = 1 if self.slo.load.has_single_user else 2 * duration.slices
         loading = 2 * duration.slices * duration.slice_seconds
         started = sum(self.start_seconds.values())
         return started + loading + loads * (duration.warmup_seconds + LOAD_SECONDS)
@@ -197,7 +197,7 @@ class PairedMeasurement:
     ) -> Iterator[tuple[int, LoadRun]]:
         """Yield (side, run) of one round in alternation; each side has the same seconds of load."""
         slices = 2 * self.slo.duration.slices
-        if self.slo.load.is_lone:
+        if self.slo.load.has_single_user:
             self.say(f"round {number + 1}: both sides in turn")
             with contextlib.suppress(NotMeasured):  # measured alone, a side reports its own problem
                 yield from self._together(order, live, self._load(number, slices))
@@ -265,7 +265,7 @@ class PairedMeasurement:
         if not half.asked or half.errors > MOST_BASELINE_ERRORS * half.asked:
             raise self._lost(0, f"fails {half.errors} of {half.asked} requests: {said}")
         allowed = self.slo.limits.max_wrong_share
-        if self.is_learnt and allowed is not None and half.wrong > allowed * half.asked:
+        if self.expects_own_answers and allowed is not None and half.wrong > allowed * half.asked:
             raise self._lost(
                 0,
                 f"changed its answers to {half.wrong} of {half.asked} requests ({said}): give "

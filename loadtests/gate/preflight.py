@@ -89,7 +89,7 @@ class Preflight:
             right = self._right(asked, before)
             after = self._asked(1, right[1])
         except _Wrong as error:
-            if self._pair.is_learnt and not self._retrained:
+            if self._pair.expects_own_answers and not self._retrained:
                 self._confirm(right[0])
             return PreflightResult((error.question,), notes=tuple(self._notes))
         right = [reference_answers.first(one, len(after)) for one in right]
@@ -137,11 +137,11 @@ class Preflight:
             reference_answers.tolerance(asked, wanted, [one] if one else []) for one in certificates
         ]
         if self._retrained:
-            pair.is_learnt = True
+            pair.expects_own_answers = True
             learnt = dataclasses.replace(mine[0], expected=None)
             return [reference_answers.own(learnt, before, self._recordings[0]), mine[1]]
         if asked.expected is None:
-            pair.is_learnt = True
+            pair.expects_own_answers = True
             published = [
                 one
                 for one, side in zip(certificates, pair.sides, strict=True)
@@ -174,7 +174,11 @@ class Preflight:
                 self._hold(which, live, allowed, found, "the answers of its own checkpoint")
             found = self._given(which, live, asked)
             if which == 1 and asked.expected is not None:
-                whose = "--data's" if self._data and not self._pair.is_learnt else "the baseline's"
+                whose = (
+                    "--data's"
+                    if self._data and not self._pair.expects_own_answers
+                    else "the baseline's"
+                )
                 whose = "--data's" if self._retrained else whose
                 self._hold(which, live, asked, found, f"as {whose}")
         return found
@@ -245,7 +249,7 @@ class Preflight:
         self._pair.payloads = (first, second)
         allowed = f"{right[1].absolute_tolerance:g} + {right[1].relative_tolerance:g} x |expected|"
         if not self._retrained:
-            whose = "the baseline's" if self._pair.is_learnt else "those of --data"
+            whose = "the baseline's" if self._pair.expects_own_answers else "those of --data"
             self._notes.append(f"Correct answers were {whose}, to within {allowed}.")
             return
         self._notes.append(

@@ -229,7 +229,7 @@ def check(load: LoadProfile) -> None:
 
 def check_mix(load: LoadProfile, targets: int) -> None:
     """Raise ``ValueError`` if there are fewer users than targets."""
-    if load.users < targets and not load.is_lone:
+    if load.users < targets and not load.has_single_user:
         raise ValueError(
             f"number of users: {load.users} for {targets} targets; each needs one (a single user "
             "without a rate sends to all in turn)"

@@ -72,7 +72,7 @@ class LoadProfile:
         return self.warmup_seconds - CLOCK_SECONDS
 
     @property
-    def is_lone(self) -> bool:
+    def has_single_user(self) -> bool:
         """Whether a single user sends all the time, so that no other user has to run meanwhile."""
         return self.users == 1 and self.rate is None
 

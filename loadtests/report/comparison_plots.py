@@ -57,7 +57,7 @@ def latency(comparison: Comparison) -> list[Plot]:
             f"Latency: {load.title}",
             "Percentile against latency, from an HDR histogram of all correct answers. The bold "
             "line is the round with the median p99 (the slower one of two), the faint lines are "
-            "the other rounds." + _asked_otherwise(loads.strangers(load, runs)),
+            "the other rounds." + _asked_otherwise(loads.other_protocols(load, runs)),
             320,
             partial(_curves, curves=curves, slo_ms=comparison.slo_p99_ms),
         )
@@ -65,8 +65,10 @@ def latency(comparison: Comparison) -> list[Plot]:
     return found
 
 
-def _asked_otherwise(strangers: dict[int, str]) -> str:
-    return "".join(f" {number} gets requests in {asked}." for number, asked in strangers.items())
+def _asked_otherwise(other_protocols: dict[int, str]) -> str:
+    return "".join(
+        f" {number} gets requests in {asked}." for number, asked in other_protocols.items()
+    )
 
 
 def _curves(axes: Axes, curves: dict[int, list[Measured]], slo_ms: float) -> None:
@@ -100,11 +102,11 @@ def throughput(comparison: Comparison) -> list[Plot]:
     found = []
     for place, protocol in enumerate(dict.fromkeys(load.protocol for load in by_load), start=1):
         points: Points = {}
-        strangers: dict[int, str] = {}
+        other_protocols: dict[int, str] = {}
         for load, runs in by_load.items():
             if load.protocol != protocol:
                 continue
-            strangers |= loads.strangers(load, runs)
+            other_protocols |= loads.other_protocols(load, runs)
             for number, rounds in runs.items():
                 points.setdefault((number, load.loop), []).append(list(rounds))
         drawn = svg.plot(
@@ -113,7 +115,7 @@ def throughput(comparison: Comparison) -> list[Plot]:
             "Correct answers per second against p99 latency: further right and lower is better. A "
             "point is one load, medians of the rounds, with whiskers from the lowest to the "
             "highest; dots are closed loops, rings the constant arrival rates that the search "
-            "tried." + _asked_otherwise(strangers),
+            "tried." + _asked_otherwise(other_protocols),
             320,
             partial(_throughput, points=points, slo_ms=comparison.slo_p99_ms),
         )

@@ -124,7 +124,7 @@ _COUNTS: tuple[tuple[str, Callable[[Measured], int]], ...] = (
 def of_load(comparison: Comparison, load: LoadKey) -> Table:
     """Every figure of a load: its median over the rounds, and its spread."""
     measured = loads.by_load(comparison.candidates)[load]
-    foreign = loads.strangers(load, measured)
+    foreign = loads.other_protocols(load, measured)
     groups = [
         (f", in {foreign[number]}" if number in foreign else "", number, runs)
         for number, runs in measured.items()

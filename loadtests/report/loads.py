@@ -41,8 +41,8 @@ Loads = Mapping[LoadKey, Mapping[int, Sequence[Measured]]]
 def by_load(candidates: Sequence[Candidate]) -> Loads:
     """Group the runs by load, lighter loads first; numbers count from 1.
 
-    A candidate without the common protocol appears with its own first protocol; ``strangers`` lists
-    it.
+    A candidate without the common protocol appears with its own first protocol, which
+    ``other_protocols`` lists.
     """
     common = _common(candidates)
     found: dict[LoadKey, dict[int, list[Measured]]] = {}
@@ -57,7 +57,7 @@ def by_load(candidates: Sequence[Candidate]) -> Loads:
     return {load: found[load] for load in order}
 
 
-def strangers(load: LoadKey, runs: Mapping[int, Sequence[Measured]]) -> dict[int, str]:
+def other_protocols(load: LoadKey, runs: Mapping[int, Sequence[Measured]]) -> dict[int, str]:
     """Protocols of the candidates that used another than the load's, by number."""
     first = {number: rounds[0].protocol for number, rounds in runs.items()}
     return {number: protocol for number, protocol in first.items() if protocol != load.protocol}

@@ -88,12 +88,12 @@ class Http2UserConnection:
         )
         self._settled = False
         try:
-            self._shake_hands()
+            self._handshake()
         except BaseException:
             self.close()
             raise
 
-    def _shake_hands(self) -> None:
+    def _handshake(self) -> None:
         settings = struct.pack(">HIHI", ENABLE_PUSH, 0, INITIAL_WINDOW_SIZE, LARGEST_WINDOW)
         more = struct.pack(">I", LARGEST_WINDOW - DEFAULT_WINDOW)
         self._socket.sendall(

@@ -168,7 +168,7 @@ class LoadDriver:
         Every kind has one target load. Every target load has at least one user, and the rest
         follow the weights. A single user of a closed loop serves all of them in turn.
         """
-        if self.load.is_lone:
+        if self.load.has_single_user:
             return [(tuple(self.target_loads), 1)]
         users = [1] * len(self.target_loads)
         for _ in range(self.load.users - len(users)):  # as seats in a parliament (D'Hondt)

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from modelport.loadtests.compare.cli import tell_and_write
+from modelport.loadtests.compare.cli import print_and_write
 from modelport.loadtests.compare.comparison_run import ComparisonRun, ComparisonSubject
 from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.result import Comparison
@@ -179,7 +179,7 @@ def test_a_report_that_cannot_be_written_does_not_prevent_the_others(
 ) -> None:
     compared = shootout(tmp_path, light("a", tmp_path), rounds=1)
     (tmp_path / "full").symlink_to("/dev/full")
-    problem = tell_and_write(compared.result(), tmp_path / "c.html", tmp_path / "full")
+    problem = print_and_write(compared.result(), tmp_path / "c.html", tmp_path / "full")
     assert problem == f"'{tmp_path / 'full'}' cannot be written: No space left on device"
     assert (tmp_path / "c.html").is_file()
     assert "Verdict" in capsys.readouterr().out

@@ -111,7 +111,7 @@ def test_a_server_without_the_common_protocol_is_compared_in_its_own() -> None:
     for load, runs in shown.items():
         assert load.protocol == "oip-http-binary"
         assert set(runs) == set(range(1, 8))
-        assert loads.strangers(load, runs) == {7: "torchserve-http"}
+        assert loads.other_protocols(load, runs) == {7: "torchserve-http"}
         assert (
             "TorchServe, in torchserve-http"
             in comparison_tables.of_load(comparison, load).rows[6].name

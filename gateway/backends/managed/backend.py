@@ -64,7 +64,7 @@ class ManagedBackend:
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="modelport-managed-"))
         except OSError as error:
-            raise self._no_room(error) from error
+            raise self._disk_full(error) from error
         self._supervisor = ServerSupervisor(
             self._server.title,
             (artifact.model_name, artifact.version),
@@ -125,7 +125,7 @@ class ManagedBackend:
                 self._route.backend, target,
             )  # fmt: skip
         except OSError as error:
-            raise self._no_room(error) from error
+            raise self._disk_full(error) from error
 
     def _prepare(self) -> ServerLaunch:
         """Choose ports, the same again if the server was READY on them and they are free."""
@@ -149,9 +149,9 @@ class ManagedBackend:
         try:
             return self._server.launch(setting)
         except OSError as error:
-            raise self._no_room(error) from error
+            raise self._disk_full(error) from error
 
-    def _no_room(self, error: OSError) -> ModelportError:
+    def _disk_full(self, error: OSError) -> ModelportError:
         return Internal(
             f"the files of the server of '{self._artifact.model_name}' cannot be written: "
             f"{error.strerror}; set the environment variable TMPDIR to a folder with enough room"

@@ -62,7 +62,7 @@ class ServerOutput:
                 begun, skipping = b"", True
         if begun and not skipping:
             self._take(begun)
-        self._tell_left_out()
+        self._log_dropped()
 
     def _take(self, line: bytes) -> None:
         text = line[:MAX_LINE_BYTES].decode("utf-8", "replace")
@@ -74,7 +74,7 @@ class ServerOutput:
         self._kept.append(text)
         now = time.monotonic()
         if now - self._second >= 1.0:
-            self._tell_left_out()
+            self._log_dropped()
             self._second, self._lines = now, 0
         self._lines += 1
         if self._lines > LINES_PER_SECOND:
@@ -82,7 +82,7 @@ class ServerOutput:
         else:
             self._log.info(f"{self._title}: {text}")
 
-    def _tell_left_out(self) -> None:
+    def _log_dropped(self) -> None:
         if self._left_out:
             self._log.warning("output lines of a managed server were dropped", lines=self._left_out)
             self._left_out = 0

@@ -40,7 +40,7 @@ READY_POLL_SECONDS = 0.05
 PROBE_SECONDS, PROBE_TIMEOUT_SECONDS = 5.0, 5.0
 UNANSWERED_PROBES = 3
 #: From SIGTERM to SIGKILL; then the time the guardian may take to reap killed processes.
-GRACE_SECONDS, BURIAL_SECONDS = 5.0, 5.0
+GRACE_SECONDS, CLEANUP_SECONDS = 5.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class ServerProcess:
     async def end(self) -> None:
         """End the server; return when nothing of it is left."""
         self.send(signal.SIGTERM)
-        await asyncio.wait({self.ended}, timeout=GRACE_SECONDS + BURIAL_SECONDS)
+        await asyncio.wait({self.ended}, timeout=GRACE_SECONDS + CLEANUP_SECONDS)
         self.send(signal.SIGKILL)
         await self.ended
         await self.read()

@@ -16,7 +16,7 @@ from modelport.gateway.backends.remote.tfserving_model import (
     METADATA_FIELD,
     ServableTarget,
     TfServingClient,
-    blamed,
+    cause_of,
     check_version,
     damaged,
     wanted,
@@ -66,7 +66,7 @@ class TfServingGrpcClient(TfServingClient):
         try:
             return await grpc.unary(self._calls[address, method], message, reply.FromString, limit)
         except InvalidArgument as error:
-            raise blamed(error) from error
+            raise cause_of(error) from error
 
     async def status(
         self, address: str, version: str, limit: Deadline

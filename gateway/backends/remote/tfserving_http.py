@@ -25,7 +25,7 @@ from modelport.gateway.backends.remote.signature_negotiation import (
 from modelport.gateway.backends.remote.tfserving_model import (
     ServableTarget,
     TfServingClient,
-    blamed,
+    cause_of,
     damaged,
     wanted,
 )
@@ -230,7 +230,7 @@ def _document(reply: HttpReply) -> dict[str, Any]:
     if reply.status != 200:
         said = document.get("error") if type(document) is dict else None
         meant = http.meant(reply.status, said if type(said) is str else "")
-        raise blamed(meant) if isinstance(meant, InvalidArgument) else meant
+        raise cause_of(meant) if isinstance(meant, InvalidArgument) else meant
     if type(document) is not dict:
         raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
     return document

@@ -209,7 +209,7 @@ def available(status: pb.GetModelStatusResponse) -> tuple[str, ...]:
     return tuple(map(str, numbers))
 
 
-def blamed(error: InvalidArgument) -> Exception:
+def cause_of(error: InvalidArgument) -> Exception:
     """The cause of ``error``, with which the server answered a request."""
     if str(error).startswith(_NOT_THE_REQUEST):
         return EndpointFailed(FailureKind.UNREADY, str(error))

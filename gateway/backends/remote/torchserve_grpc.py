@@ -54,7 +54,7 @@ class TorchServeGrpcClient(TorchServeHttpClient):
         try:
             return await grpc.unary(self._calls[address, method], message, reply.FromString, limit)
         except ModelportError as error:
-            raise torchserve_model.blamed(error) from error
+            raise torchserve_model.cause_of(error) from error
 
     async def exists(self, address: str, version: str, limit: Deadline) -> None:
         """Raise unless the server responds; its gRPC API cannot query a single model."""
@@ -82,7 +82,7 @@ class TorchServeGrpcClient(TorchServeHttpClient):
                 async for each in replies:
                     yield self._predicted(each, request)
         except ModelportError as error:
-            raise torchserve_model.blamed(error) from error
+            raise torchserve_model.cause_of(error) from error
 
     def _prediction_request(self, request: InferRequest, limit: Deadline) -> bytes:
         _, body = self.row(request, limit)

@@ -201,4 +201,4 @@ def _error(reply: HttpReply) -> Exception:
     if type(said) is not str:
         said = "the server's max_request_size is too small" if reply.status == 413 else ""
     meant = http.meant(reply.status, said)
-    return torchserve_model.blamed(meant) if isinstance(meant, ModelportError) else meant
+    return torchserve_model.cause_of(meant) if isinstance(meant, ModelportError) else meant

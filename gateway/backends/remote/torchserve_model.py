@@ -105,7 +105,7 @@ def _spec(document: Mapping[str, Any]) -> TensorSpec:
     )
 
 
-def blamed(error: ModelportError) -> Exception:
+def cause_of(error: ModelportError) -> Exception:
     """The cause of ``error``, with which TorchServe answered a request."""
     said = str(error)
     if _UNAUTHORIZED in said:

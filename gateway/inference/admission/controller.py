@@ -134,13 +134,13 @@ class OverloadController:
             if not self._late_arrived:
                 self._late_answered = 0
             self._late_arrived += 1
-            if self._more_came_than_were_answered():
+            if self._arrivals_exceed_responses():
                 return AdmissionDecision.REFUSE
         return AdmissionDecision.HOLD if self.held < MAX_HELD else AdmissionDecision.REFUSE
 
     def failed_probe(self) -> bool:
         """Whether the current probe has failed already."""
-        return self.probing and (self._more_came_than_were_answered() or self.held >= MAX_HELD)
+        return self.probing and (self._arrivals_exceed_responses() or self.held >= MAX_HELD)
 
     def end_probe(self, now: float, in_flight: int) -> bool:
         """Whether the overload has ended, so that held requests are admitted."""
@@ -158,7 +158,7 @@ class OverloadController:
         self._late_answered += 1
         self._computed_seconds += computed_seconds
 
-    def _more_came_than_were_answered(self) -> bool:
+    def _arrivals_exceed_responses(self) -> bool:
         return self._late_arrived > GROWTH * self._late_answered + GRACE
 
     def _turn(self, now: float, elapsed: float, in_flight: int) -> bool:

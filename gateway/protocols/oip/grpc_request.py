@@ -224,7 +224,7 @@ def decode(message: Any, shared: SharedTensors = NO_SHARED_MEMORY) -> InferReque
             data = _shared_input(item, datatype, shape, shared, message.model_name)
         elif blobs:
             if item.HasField("contents"):
-                raise _contents_too(name, message.model_name)
+                raise _unexpected_contents(name, message.model_name)
             data = raw_tensors.decode(name, datatype, shape, blobs[index], message.model_name)
             index += 1
         else:
@@ -249,7 +249,7 @@ def decode(message: Any, shared: SharedTensors = NO_SHARED_MEMORY) -> InferReque
     return request
 
 
-def _contents_too(name: str, model: str) -> InvalidArgument:
+def _unexpected_contents(name: str, model: str) -> InvalidArgument:
     return InvalidArgument(
         "contents field must not be specified when using raw_input_contents for "
         f"'{name}' for model '{model}'"
@@ -260,7 +260,7 @@ def _check_count(message: Any) -> None:
     """Check that there is one raw content for each input that is not in shared memory."""
     for item in message.inputs:
         if item.HasField("contents") and REGION not in item.parameters:
-            raise _contents_too(item.name, message.model_name)
+            raise _unexpected_contents(item.name, message.model_name)
     expected = sum(REGION not in item.parameters for item in message.inputs)
     if len(message.raw_input_contents) != expected:
         raise InvalidArgument(

@@ -64,13 +64,13 @@ def group(listing: Files) -> dict[str, StoredModel]:
             model.beside[rest] = each
     for (name, number), files in found.items():
         models[name].versions[number] = files
-        problem = _problem(in_whole(files))
+        problem = _problem(files_of_version(files))
         if problem:
             models[name].problems[number] = problem
     return models
 
 
-def in_whole(files: Files) -> dict[str, Object]:
+def files_of_version(files: Files) -> dict[str, Object]:
     """The files of a version, without its claim and folder placeholders."""
     return {
         name: each
@@ -123,7 +123,7 @@ class CompleteVersions:
         whole: set[tuple[str, int]] = set()
         for name, model in models.items():
             for number, files in model.versions.items():
-                kept = in_whole(files)
+                kept = files_of_version(files)
                 if holds(name, number, kept):
                     whole.add((name, number))
                 else:
@@ -144,7 +144,7 @@ class CompleteVersions:
         return {
             name: StoredModel(
                 model.beside,
-                {n: in_whole(f) for n, f in model.versions.items() if (name, n) in whole},
+                {n: files_of_version(f) for n, f in model.versions.items() if (name, n) in whole},
                 model.problems,
             )
             for name, model in models.items()
@@ -152,7 +152,7 @@ class CompleteVersions:
 
     def _why_not(self, version: tuple[str, int], files: Files) -> str:
         """The reason why the version is not complete; empty: it is."""
-        kept = in_whole(files)
+        kept = files_of_version(files)
         if manifest.FILENAME in files:
             listed = self._manifests[version][1]
             if isinstance(listed, str):

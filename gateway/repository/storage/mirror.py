@@ -38,12 +38,12 @@ from modelport.gateway.repository.scan import (
 from modelport.gateway.repository.storage.complete_versions import (
     CompleteVersions,
     StoredModel,
+    files_of_version,
     group,
-    in_whole,
 )
 from modelport.gateway.repository.storage.location import Location, server_of
 from modelport.gateway.repository.storage.mirror_folder import MirrorFolder, described
-from modelport.gateway.repository.storage.objects import Object, ObjectStore, no_room
+from modelport.gateway.repository.storage.objects import Object, ObjectStore, disk_full
 
 log = structlog.get_logger("modelport.storage")
 
@@ -122,13 +122,13 @@ class Mirror:
             return None
         versions = dict(kept)
         for number, files in whole.versions.items():
-            print_of = tuple(sorted((key, *_fingerprint(each)) for key, each in files.items()))
-            if number in kept and kept[number].fingerprint != print_of:
+            fingerprint = tuple(sorted((key, *_fingerprint(each)) for key, each in files.items()))
+            if number in kept and kept[number].fingerprint != fingerprint:
                 log.warning("model version was overwritten in storage", model=name, version=number)
             content = self._cached.version(name, number, files)
             problem = whole.problems.get(number, "")
             fetch = partial(self._fetch, name, number, files, model.beside)
-            versions[number] = VersionEntry(number, content, print_of, problem, fetch)
+            versions[number] = VersionEntry(number, content, fingerprint, problem, fetch)
         try:
             text = self._config(name, model.beside.get(configuration.FILENAME))
         except (NotFound, Unavailable):
@@ -181,25 +181,25 @@ class Mirror:
         """
         content = self._cached.version(model, number, files)
         try:
-            was_here = self._bring(model, number, files, beside)
+            was_here = self._ensure_downloaded(model, number, files, beside)
             # Processes that share the folder hash it concurrently, not one by one.
             if was_here and not _undamaged(content):
                 with self._cached.locked(model):
                     if not _undamaged(content):  # not repaired by another process
                         self._cached.discard(model, content)
-                self._bring(model, number, files, beside)
+                self._ensure_downloaded(model, number, files, beside)
         except (InvalidArgument, NotFound) as error:
             raise Unavailable(str(error)) from None  # access may be granted later
         except OSError as error:
             raise _refused(error) from None
 
-    def _bring(
+    def _ensure_downloaded(
         self, model: str, number: int, files: Mapping[str, Object], beside: Mapping[str, Object]
     ) -> bool:
         """Download the version under the model's lock; whether it was here already."""
         with self._cached.locked(model):
             self._fetch_beside(model, beside)
-            if self._whole_here(self._cached.version(model, number, files), files):
+            if self._is_complete(self._cached.version(model, number, files), files):
                 return True
             for left in reversed(range(DOWNLOADS)):
                 try:
@@ -210,7 +210,7 @@ class Mirror:
                         raise
         return False
 
-    def _whole_here(self, content: Path, files: Mapping[str, Object]) -> bool:
+    def _is_complete(self, content: Path, files: Mapping[str, Object]) -> bool:
         try:
             return content.is_dir() and all(
                 (content / name).stat().st_size == each.size_bytes
@@ -224,10 +224,10 @@ class Mirror:
         with self._cached.staging(model) as staged:
             needed = sum(each.size_bytes for each in files.values())
             if shutil.disk_usage(staged).free < needed + SPARE_BYTES:
-                raise no_room()
+                raise disk_full()
             below = f"{model}/{number}"
             self._get(below, files, staged)
-            now = in_whole(self._objects.listing(below))
+            now = files_of_version(self._objects.listing(below))
             if now != files:
                 raise Unavailable(f"version {number} was changed while it was downloaded")
             manifest.verify(staged)
@@ -289,6 +289,6 @@ def _fingerprint(found: Object) -> tuple[int, int, int]:
 
 def _refused(error: OSError) -> ModelportError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return no_room()
+        return disk_full()
     reason = error.strerror or "unknown"
     return Unavailable(f"the folder of --repository-cache cannot be written: {reason}")

@@ -264,13 +264,13 @@ def _failure(error: BaseException) -> ModelportError:
     if names.keys() & _ABSENT:
         return NotFound("the object no longer exists")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return no_room()
+        return disk_full()
     if "TimeoutError" in names:
         return Unavailable("the object store does not respond in time")
     return Unavailable(f"the object store cannot be reached ({known})")
 
 
-def no_room() -> Unavailable:
+def disk_full() -> Unavailable:
     return Unavailable("the disk of --repository-cache is full; free some space")
 
 

@@ -91,7 +91,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         seconds = time_limits.CROWDED_SECONDS if crowded else time_limits.HEAD_SECONDS
         self._timer = Timer(self._loop, seconds, self.transport.abort)
 
-    def _shake_hands(self) -> None:
+    def _handshake(self) -> None:
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -140,7 +140,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if self._established:
             self._read()
         else:
-            self._shake_hands()
+            self._handshake()
 
     def eof_received(self) -> bool:
         if not self._established or self._deaf:

@@ -34,11 +34,11 @@ class PublishedFiles:
         """Have all workers use the files, and wait until they do, but not for one that hangs."""
         rows = self._watcher.rows()
 
-        async def tell(channel: MessageChannel) -> None:
+        async def notify(channel: MessageChannel) -> None:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await channel.request("use_files", rows=rows)
             except (TimeoutError, ModelportError):
                 pass  # it reads the message before it serves the next request, or it has ended
 
-        await asyncio.gather(*map(tell, self._channels))
+        await asyncio.gather(*map(notify, self._channels))

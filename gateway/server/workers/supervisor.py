@@ -168,7 +168,7 @@ class WorkerSupervisor:
             signals.on_hang_up(self._watcher.wake)
         await self._rollouts.begin()
         for worker in self._workers.values():
-            self._in_background(self._talk(worker))
+            self._in_background(self._serve_channel(worker))
         self._in_background(self._coordinator.watch())
         if settings.model_control_mode is ModelControlMode.POLL:
             self._in_background(self._coordinator.follow(settings.repository_poll_seconds))
@@ -210,7 +210,7 @@ class WorkerSupervisor:
 
     # -- messages of workers ---------------------------------------------------------------------
 
-    async def _talk(self, worker: WorkerProcess) -> None:
+    async def _serve_channel(self, worker: WorkerProcess) -> None:
         """Serve the channel of a process that has been spawned, until it closes."""
         pid = worker.pid
         stream, worker.channel = worker.channel, None
@@ -336,7 +336,7 @@ class WorkerSupervisor:
             worker.failures += 1
             self._replace(worker, "not started", str(error))
             return
-        self._in_background(self._talk(worker))
+        self._in_background(self._serve_channel(worker))
 
     def _stop_or_end(self) -> None:
         if self._stopping.is_set():

@@ -64,7 +64,7 @@ class WorkerMembers:
 
         await asyncio.gather(*map(ask, self._coordinator.joined()))
 
-    def tell(self, operation: str, arguments: Document) -> None:
+    def notify(self, operation: str, arguments: Document) -> None:
         """Send to every worker, and wait for no answer."""
         for worker in self._coordinator.joined():
             task = asyncio.ensure_future(self._told(worker, operation, arguments))

@@ -180,7 +180,7 @@ def test_keys_that_are_no_names_of_files_make_no_files() -> None:
     assert list(models) == ["m"]
     assert sorted(models["m"].problems) == [1, 2, 3, 4]
     assert models["m"].beside == {}
-    assert complete_versions.in_whole(models["m"].versions[6]) == {}
+    assert complete_versions.files_of_version(models["m"].versions[6]) == {}
 
 
 def test_unavailable_storage_is_reported_without_its_address(tmp_path: Path) -> None:
