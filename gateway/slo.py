@@ -47,7 +47,7 @@ LOAD_PROTOCOLS = (
 
 _MOST = read_by(or_off(number(0, math.inf, open_end=True)))
 _LARGEST_SHARE = read_by(or_off(number(0, 1)))
-#: Larger regressions are no meaningful limit.
+#: Larger regressions are not a meaningful limit.
 _LARGEST_CHANGE = read_by(or_off(number(0, 10)))
 _LARGEST_RATIO = read_by(or_off(number(0, 1000)))
 
@@ -90,7 +90,7 @@ class Regressions:
     #: of the baseline's.
     max_error_ratio: float | None = field(default=1.5, metadata=_LARGEST_RATIO)
     max_quality_ratio: float | None = field(default=1.1, metadata=_LARGEST_RATIO)
-    #: Of a rollout: a smaller difference in milliseconds is no regression.
+    #: Of a rollout: a smaller difference in milliseconds is not a regression.
     min_regression_ms: float = field(default=0.5, metadata=read_by(number(0, 60_000)))
 
 

@@ -61,7 +61,7 @@ def at_export(function: Callable[..., Any], weight: Any, *static: Any) -> Any:
 
 
 def fold(function: Callable[[], Any], budget: int) -> Any:
-    """Compute ``function()`` at export; None if the result is no tensor of ``budget`` bytes."""
+    """Compute ``function()`` at export; None if the result is not a tensor of ``budget`` bytes."""
     with tf.init_scope():
         value = function()
         if not tf.is_tensor(value) or value.dtype == tf.variant:

@@ -93,7 +93,7 @@ def draw(
         fills: the fill of each input; random for an input that is not named. A mask is at its
             minimum with data at one position, and at its maximum with data at all.
         waveforms: inputs that are sound; at the minimum silent or faint, at the maximum a square
-            wave. A constant other than 0 is no sound: it has no variance, so that models that
+            wave. A constant other than 0 is not a sound: it has no variance, so that models that
             divide by it would answer with rounding errors.
 
     Raises:

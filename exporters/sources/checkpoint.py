@@ -62,7 +62,7 @@ def read(path: Path) -> Checkpoint:
 
     Raises:
         UsageError: there is no such file, its extension names no known format, or its arguments
-            are no plain values.
+            are not plain values.
         IntegrityError: the file is damaged, holds no state dict, or wants to run code.
     """
     if not path.is_file():

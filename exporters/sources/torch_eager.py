@@ -181,7 +181,7 @@ def named_tensors(result: object, wanted: Collection[str] = ()) -> dict[str, Ten
         wanted: if some members have these names, the others are left out, whatever they are.
 
     Raises:
-        Unsupported: something in it is no tensor.
+        Unsupported: something in it is not a tensor.
     """
     if isinstance(result, Tensor):
         return {"output": result}

@@ -67,7 +67,7 @@ def parse(content: bytes, algorithms: Sequence[str]) -> KeySet:
     """Read a key set; keys for other algorithms and other uses are left out.
 
     Raises:
-        ValueError: It is no key set, or has no key for ``algorithms``, or a private key.
+        ValueError: It is not a key set, or has no key for ``algorithms``, or a private key.
     """
     try:
         document = json.loads(content)

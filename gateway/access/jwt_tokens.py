@@ -229,7 +229,7 @@ def _source(table: TomlTable, settings: JwtSettings, watcher: FileWatcher) -> Jw
         url = urlsplit(settings.jwks)
         if url.scheme != "https" or not url.hostname or url.username is not None:
             raise ValueError
-        url.port  # noqa: B018  # raises, if it is no number
+        url.port  # noqa: B018  # raises, if it is not a number
     except ValueError:
         raise table.error(
             f"jwks = '{settings.jwks}' must be a file or an https URL", "jwks"
@@ -255,7 +255,7 @@ def _trusting(table: TomlTable, authorities: Contents) -> ssl.SSLContext:
 
 
 def _decoded(segment: bytes) -> bytes | None:
-    """The bytes of a part of a token; None if they are no canonical base64url."""
+    """The bytes of a part of a token; None if they are not canonical base64url."""
     try:
         decoded = base64.urlsafe_b64decode(segment + b"=" * (-len(segment) % 4))
     except ValueError:

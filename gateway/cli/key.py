@@ -145,7 +145,7 @@ def read_duration(text: str, option: str) -> timedelta:
     """Read a duration such as ``90d``.
 
     Raises:
-        UsageError: It is none.
+        UsageError: It is not one.
     """
     found = _DURATION.fullmatch(text)
     if found is None:
@@ -157,7 +157,7 @@ def read_expiry(text: str | None, now: datetime) -> datetime | None:
     """Read the time after which a key is refused; None for never.
 
     Raises:
-        UsageError: It is none, or is past.
+        UsageError: It is not one, or is in the past.
     """
     if text is None or text == _NEVER:
         return None

@@ -32,7 +32,7 @@ LOOK_SECONDS = 0.5
 #: Time for a gateway to be started again while a command waits.
 RESTART_SECONDS = 120.0
 _PATH = "/v2/rollouts"
-#: Settings of ``[answers]`` that are no limits.
+#: Settings of ``[answers]`` that are not limits.
 _ANSWERS = frozenset({"retrained", "decision_output", "decision_threshold", "decision_top_k"})
 #: Most rows of feedback in one request.
 FEEDBACK_ROWS = 10_000

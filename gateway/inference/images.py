@@ -68,7 +68,7 @@ def check_installed(config: ModelConfig) -> None:
 
 
 def decoder(config: ModelConfig, spec: TensorSpec) -> Decoder | None:
-    """A function from image bytes to the input ``spec``; None: the input is no image.
+    """A function from image bytes to the input ``spec``; None: the input is not an image.
 
     The array has exactly ``spec.dims``, without a batch dimension if the model batches. If it does
     not and its dims begin with a batch dimension of 1 or -1, the array begins with 1. Decoding

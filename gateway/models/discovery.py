@@ -173,7 +173,7 @@ class Discovery:
             raise Unavailable(
                 f"the server of model '{entry.name}' did not list its versions"
             ) from error
-        numbers = [number for number in found if 0 < number <= MAX_VERSION]  # 0 is no version
+        numbers = [number for number in found if 0 < number <= MAX_VERSION]  # 0 is not a version
         if not numbers:
             raise Unavailable(f"the server of model '{entry.name}' has no READY version of it")
         versions = {number: VersionEntry(number, Path(), ()) for number in numbers}

@@ -106,7 +106,7 @@ class RolloutLimits:
     max_p99_regression: float | None = 0.05
     max_first_byte_p50_regression: float | None = None
     max_first_byte_p99_regression: float | None = None
-    #: A smaller difference in milliseconds is no regression: the fewer requests a model version
+    #: A smaller difference in milliseconds is not a regression: the fewer requests a model version
     #: gets, the less of it stays in the processor's caches, which makes even the same one slower.
     min_regression_ms: float = 0.5
     p50_ms: float | None = None

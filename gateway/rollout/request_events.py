@@ -171,7 +171,7 @@ class RequestEvents:
     def abandoned(self, request: AssignedRequest, seconds: float) -> None:
         """Count a request whose client left after ``seconds``: slow, if that was too long already.
 
-        It is no request otherwise, because nobody knows how long it would have taken.
+        It is not a request otherwise, because nobody knows how long it would have taken.
         """
         for durations in (self._latency, self._first_byte):
             self._slow(durations, request, seconds)

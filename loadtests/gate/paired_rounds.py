@@ -38,7 +38,7 @@ from modelport.loadtests.serving.server import AnswersWrongly, Served, served
 from modelport.loadtests.system.environments import Missing
 from modelport.loadtests.system.processes import ServerFailed
 
-#: A baseline with more failures than this is no reference.
+#: A baseline with more failures than this is not a reference.
 MOST_BASELINE_ERRORS = 0.1
 #: Seconds that a load takes besides its slices, to start and stop its generator.
 LOAD_SECONDS = 3.0

@@ -26,7 +26,7 @@ INK, QUIET, GRID, PAPER = (colours.role(name) for name in ("ink", "quiet", "grid
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # keep text as text: small, searchable, in the page's own font
     "svg.hashsalt": "modelport",  # the same figures give the same file
-    "text.parse_math": False,  # dollar signs in names are no formulas
+    "text.parse_math": False,  # dollar signs in names are not formulas
     "font.size": FONT,
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -93,7 +93,7 @@ def newest_version(folder: Path) -> str:
     """The number of a published model's newest version.
 
     Raises:
-        Missing: ``folder`` is no published model.
+        Missing: ``folder`` is not a published model.
     """
     try:
         numbers = [int(child.name) for child in folder.iterdir() if child.name.isdecimal()]

@@ -256,7 +256,7 @@ def reason(error: Exception) -> str:
 
 
 def check_numbers(state: Mapping[str, Tensor], subject: str) -> None:
-    """Raise ``IntegrityError`` if a weight is NaN, ``Unsupported`` if it is no real number."""
+    """Raise ``IntegrityError`` if a weight is NaN, ``Unsupported`` if it is not a real number."""
     for key, value in state.items():
         if key.endswith(WEIGHTS):
             checkpoint.check_real(key, value, subject)

@@ -220,7 +220,7 @@ def image_parameters(processor: Mapping[str, Any], channels: int, path: Path) ->
     ``image.resize`` and ``image.size`` describe a centre crop.
 
     Raises:
-        IntegrityError: they are no numbers, one for each channel, or a deviation is not positive.
+        IntegrityError: they are not numbers, one for each channel, or a deviation is not positive.
     """
     rescale = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1
     normalize = processor.get("do_normalize", True)

@@ -24,7 +24,7 @@ def read(path: Path) -> FittedModel:
 
     Raises:
         IntegrityError: the file is damaged.
-        Unsupported: it is no boosted tree of one output, or a ranker.
+        Unsupported: it is not a boosted tree of one output, or a ranker.
     """
     booster = xgboost.Booster()
     try:

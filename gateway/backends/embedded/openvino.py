@@ -42,7 +42,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     """Compile and warm a model (blocking).
 
     Raises:
-        InvalidArgument: the files are no valid model, or contradict their configuration.
+        InvalidArgument: the files are not a valid model, or contradict their configuration.
         IntegrityError: the model uses foreign operations, or ends the process that tries it; and is
             not trusted.
         Unsupported: an input or output has an unsupported type, or another device is requested.

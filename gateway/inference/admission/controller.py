@@ -114,7 +114,7 @@ class OverloadController:
         elapsed = now - self._started
         if elapsed < SLOT_SECONDS:
             return False
-        if elapsed > MAX_SLOT_SECONDS:  # so few arrivals are no overload
+        if elapsed > MAX_SLOT_SECONDS:  # so few arrivals are not an overload
             self._answered = max(self._answered, self._arrived)
         elif self._arrived < SLOT_ARRIVALS:
             return False

@@ -38,7 +38,7 @@ class GrpcHead(NamedTuple):
     """The head of a call.
 
     Attributes:
-        http_status: The answer to a request that is no gRPC.
+        http_status: The answer to a request that is not gRPC.
         headers: The fields that are not pseudo-headers.
         credential: Those that may have a credential.
     """

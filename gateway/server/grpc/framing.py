@@ -61,7 +61,7 @@ def timeout_seconds(value: bytes) -> float:
     """Parse the value of ``grpc-timeout``.
 
     Raises:
-        ValueError: it is no timeout.
+        ValueError: it is not a timeout.
     """
     digits, unit = value[:-1], value[-1:].decode("latin-1")
     if not digits.isdigit() or len(digits) > _MAX_TIMEOUT_DIGITS or unit not in _UNITS_SECONDS:

@@ -68,7 +68,7 @@ def parse(method: Method, content: bytes | memoryview) -> Any:
     """The message in ``content``.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: it is not one.
     """
     try:
         if len(content) > offload.INLINE_BYTES:

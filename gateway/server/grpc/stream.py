@@ -329,7 +329,7 @@ class GrpcStream(ServerStream):
         self.close(headers(self.number, block, True))
 
     def _refuse(self, http_status: int) -> None:
-        """Answer a request that is no gRPC."""
+        """Answer a request that is not gRPC."""
         fields = ((b":status", b"%d" % http_status), (b"content-type", b"application/json"))
         self.queue(_NO_GRPC)
         self.close(head=headers(self.number, b"".join(literal(*field) for field in fields)))

@@ -32,7 +32,7 @@ class RequestHead(Protocol):
 
     @property
     def malformed(self) -> bool:
-        """Whether it is no request (RFC 9113, 8.1.1)."""
+        """Whether it is not a request (RFC 9113, 8.1.1)."""
 
     @property
     def valid_trailers(self) -> bool:

@@ -113,7 +113,7 @@ def check_validity(contents: Contents) -> None:
     """Refuse a certificate that is not valid now, which may still be in use.
 
     Raises:
-        Unavailable: It has expired, is not valid yet, or is none; the message names the remedy.
+        Unavailable: It has expired, is not valid yet, or is not one; the message names the remedy.
     """
     file, _, *authorities = contents
     certificate, now = _certificates("--tls-cert", file)[0], datetime.now(UTC)
