@@ -118,7 +118,7 @@ class Settings(NamedTuple):
     socket_mode: int = 0o660
     #: TLS on all three ports; None for clear text.
     tls: TlsFiles | None = None
-    #: The rules of access, ``access.toml``; None: everybody may do everything.
+    #: The rules of access, ``access.toml``; None: everyone may do everything.
     access: Path | None = None
     #: The file of the audit log, ``-`` for standard output; None for none.
     audit_log: str | None = None

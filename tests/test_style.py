@@ -36,7 +36,9 @@ BANNED_OPENINGS = frozenset(
 #: Words of a private dialect.
 BANNED_WORDS = re.compile(
     r"\b(anew|whoever|in earnest|of which|of whom|the house|of the house|so many|"
-    r"what there is|for ever|over here|it is told|is told of|are told of)\b",
+    r"what there is|for ever|over here|it is told|is told of|are told of|"
+    r"everybody|does not answer|cannot go on|stands still|in the place of|leave --\w+|"
+    r"(?<!there )is no (file|folder|number|text|size|name|list|object|datatype|model|tensor))\b",
     re.IGNORECASE,
 )
 

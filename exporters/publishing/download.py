@@ -25,7 +25,7 @@ def copied(location: Location) -> Iterator[Path]:
 
     Raises:
         UsageError: ``location`` is neither a version nor a model.
-        Unavailable, InvalidArgument, NotFound: the storage does not answer, or refuses.
+        Unavailable, InvalidArgument, NotFound: the storage does not respond, or refuses.
     """
     above, _, last = location.prefix.rpartition("/")
     named = VERSION_NAME.match(last) is not None

@@ -54,7 +54,7 @@ def publish(
 
     Raises:
         UsageError: the storage refuses.
-        Unavailable: the storage does not answer.
+        Unavailable: the storage does not respond.
     """
     objects = ObjectStore(location)
     model = _look(objects, wanted.name)

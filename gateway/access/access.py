@@ -251,7 +251,7 @@ def check(path: Path, tls: TlsFiles | None) -> None:
 
 
 def warn_if_exposed(settings: Settings) -> None:
-    """Log a warning if everybody on the network may use the gateway."""
+    """Log a warning if everyone on the network may use the gateway."""
     if settings.access is not None or requires_certificates(settings.tls):
         return
     addresses = (settings.http_address, settings.grpc_address, settings.metrics_address)

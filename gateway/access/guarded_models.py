@@ -70,7 +70,7 @@ def rollout_target(name: str) -> AllowedTarget:
 
 
 def may_see(name: str) -> bool:
-    """Whether the current request's caller may see a model; everybody may without ``--access``."""
+    """Whether the current request's caller may see a model; everyone may without ``--access``."""
     return CURRENT.get() is None or required().versions[name] is not None
 
 

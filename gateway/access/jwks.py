@@ -1,7 +1,7 @@
 """JSON Web Key Sets: the public keys that verify tokens, from a file or an ``https`` URL.
 
 The file is watched. The URL is fetched by a thread: again and again, and soon after a token names
-a key that is not in the set. If the issuer does not answer, or with nonsense, the old keys stay.
+a key that is not in the set. If the issuer does not respond with a key set, the old keys stay.
 """
 
 from __future__ import annotations

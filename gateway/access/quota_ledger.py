@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-#: Rows of the table; a row that holds nothing any more is used again.
+#: Rows of the table; a row that no longer holds anything is used again.
 ROWS: Final = 16_384
 #: Rows that are searched for a key.
 _SEARCHED: Final = 32

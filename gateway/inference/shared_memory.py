@@ -46,7 +46,7 @@ Row = dict[str, Any]
 
 
 class Region:
-    """A registered part of an open object; closed when no request uses it any more.
+    """A registered part of an open object; closed when its last request has ended.
 
     A request keeps the regions of its outputs, so it writes them even after they are unregistered.
     """

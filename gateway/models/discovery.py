@@ -61,7 +61,7 @@ class StorageRepository:
 
         Raises:
             ModelportError: the first look failed in a way that waiting cannot repair, or a load
-                request needs the listing and the store does not answer.
+                request needs the listing and the store does not respond.
         """
         first = self.found is None
         if not first and self._polling and time.monotonic() < self._retry_at:

@@ -80,7 +80,7 @@ class HeldVersions:
     async def release(
         self, name: str, version: int = 0, other: int = 0, label: str = "", default: bool = False
     ) -> None:
-        """Drop the hold; if a rollout ends, ``version`` is served in the place of ``other``.
+        """Drop the hold; if a rollout ends, ``version`` is served in place of ``other``.
 
         The configuration in the repository says so already. What requests have set in memory
         (a default version, a version policy, labels) is changed accordingly.

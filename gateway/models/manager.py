@@ -61,7 +61,7 @@ class ModelManager(ModelRegistry):
         self._unlistable = False
         #: Not empty while a model is overloaded; listeners then ask before reading a request.
         self.overloaded = self._loader.shared.overloaded
-        #: Not ready any more; requests are still served.
+        #: No longer ready; requests are still served.
         self.draining = asyncio.Event()
         #: New requests are refused and streams end.
         self.closing = asyncio.Event()

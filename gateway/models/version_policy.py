@@ -102,7 +102,7 @@ def next_action(snapshot: VersionSnapshot) -> LoadVersion | UnloadVersion | None
 
     The last served version is never unloaded, except to make room for one that may load. So a
     model whose wanted versions all fail, or whose versions have vanished from disk, is still
-    served. If no version is served any more, displaced ones are loaded again, wanted or not.
+    served. If no version is served, displaced ones are loaded again, wanted or not.
     """
     targets, serving = wanted(snapshot), snapshot.serving
     missing = [v for v in targets if not _current(snapshot, v) and not _failed(snapshot, v)]

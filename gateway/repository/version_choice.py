@@ -141,7 +141,7 @@ class VersionChoice:
         self._replace(_VERSION_POLICY, setting, change)
 
     def prefer(self, version: int, other: int) -> None:
-        """Make ``version`` the newest that the policy serves, in the place of ``other``.
+        """Make ``version`` the newest that the policy serves, in place of ``other``.
 
         The policy changes only if that is not so already.
 

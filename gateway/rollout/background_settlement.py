@@ -1,4 +1,4 @@
-"""Settlement of outcomes in the background, while a gateway goes on with its other rollouts."""
+"""Settlement of outcomes in the background, while a gateway continues with its other rollouts."""
 
 from __future__ import annotations
 

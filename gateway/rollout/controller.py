@@ -1,6 +1,6 @@
 """The controller of rollouts: one in each gateway; together they keep to one state.
 
-One of the gateways leads a rollout: it decides on everybody's counts, and writes a new revision of
+One of the gateways leads a rollout: it decides on everyone's counts, and writes a new revision of
 the state from time to time. A gateway that has not seen a new revision for ``lease_seconds`` takes
 over. Clocks need not agree: each gateway measures by its own, from when it saw the revision.
 
@@ -163,7 +163,7 @@ class RolloutController:
         Raises:
             AlreadyExists: a rollout of the model runs.
             InvalidArgument: the candidate cannot serve, or webhooks cannot be signed.
-            Unavailable: the repository does not answer, or a webhook does not permit it.
+            Unavailable: the repository does not respond, or a webhook does not permit it.
         """
         self._webhooks.require_secret(plan)
         problem = await self._processes.candidate_problem(plan)
@@ -209,7 +209,7 @@ class RolloutController:
         Raises:
             NotFound: the model has no rollout.
             InvalidArgument: the command has no place in its phase.
-            Unavailable: the repository does not answer; a rollback is applied to this gateway, and
+            Unavailable: the repository does not respond; a rollback is applied to this gateway, and
                 recorded as soon as possible. Or a webhook does not permit the next stage.
         """
         change = Change(self._clock(), transitions.short(reason), transitions.short(by))
@@ -313,7 +313,7 @@ class RolloutController:
         """Look at the states, exchange counts, and lead where this gateway is the leader.
 
         Raises:
-            ModelportError: the store does not answer, or refuses.
+            ModelportError: the store does not respond, or refuses.
         """
         began = self._now()
         await self._states.look()

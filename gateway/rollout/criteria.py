@@ -1,6 +1,6 @@
 """Criteria of a rollout: a limit of the plan, the trials that test it, and the evidence.
 
-Two kinds of trials are counted over all stages, and one e-value goes on through them:
+Two kinds of trials are counted over all stages, and one e-value continues through them:
 
 - **Shares**: each of the candidate's answers breaks the limit or does not, and ``p0`` is the share
   that the limit allows. Pairs of answers are compared this way, and absolute limits tested.
@@ -10,7 +10,7 @@ Two kinds of trials are counted over all stages, and one e-value goes on through
   tells anything.
 
 The error probability of the plan is divided among the criteria (Bonferroni) by ``_WEIGHTS``. It is
-not divided among the stages, because the e-value goes on from stage to stage.
+not divided among the stages, because the e-value continues from stage to stage.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class RolloutParticipant:
         return {"process": self.id, "counts": self._rollouts.counts()}
 
     async def problem(self, arguments: Arguments) -> str:
-        """The reason why a side cannot serve any more; empty while it serves or loads."""
+        """The reason why a side can no longer serve; empty while it serves or loads."""
         side = RolloutSide(*arguments["side"])
         return "" if not self._manager.started else self._problem(side)
 

@@ -30,7 +30,7 @@ class RolloutMembers(Protocol):
     """The serving processes: this one, or the workers that this one has started."""
 
     async def ask(self, operation: str, arguments: Document) -> Sequence[Answer]:
-        """The answer or error of every process, without those that do not answer in time."""
+        """The answer or error of every process, without those that do not respond in time."""
 
     async def ask_patiently(self, operation: str, arguments: Document) -> Sequence[Answer]:
         """Ask as ``ask`` does, and wait as long as a process shows that it lives."""

@@ -44,7 +44,7 @@ class RolloutProcesses(Protocol):
         """
 
     async def candidate_problem(self, plan: RolloutPlan) -> str:
-        """The reason why the candidate cannot serve any more; empty while it serves or loads."""
+        """The reason why the candidate can no longer serve; empty while it serves or loads."""
 
     async def settle(self, state: RolloutState) -> str:
         """Make the outcome of ``state``, which has ended, that of the repository's configuration.

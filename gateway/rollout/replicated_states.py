@@ -64,7 +64,7 @@ class ReplicatedStates:
         """Learn the latest state of every model.
 
         Raises:
-            ModelportError: the store does not answer, or refuses.
+            ModelportError: the store does not respond, or refuses.
         """
         began = self._now()
         latest = await self._store.look()
@@ -89,7 +89,7 @@ class ReplicatedStates:
         """Wait until this gateway is done with a rollout of ``model`` that has ended, if any.
 
         Until then its outcome may not be in the configuration, and its versions are held. Another
-        gateway may be the one that writes it; after ``seconds`` nothing is waited for any more.
+        gateway may be the one that writes it; after ``seconds`` the wait ends.
 
         Raises:
             ModelportError: as ``refresh``.

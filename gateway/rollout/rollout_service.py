@@ -44,7 +44,7 @@ class FeedbackRequest:
 class RolloutService:
     """The rollouts of one gateway; without a repository, none can be started.
 
-    Methods raise ``Unavailable`` if there is no repository or its storage does not answer.
+    Methods raise ``Unavailable`` if there is no repository or its storage does not respond.
     """
 
     def __init__(self, controller: RolloutController | None, processes: ProcessGroup) -> None:

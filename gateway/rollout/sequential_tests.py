@@ -8,7 +8,7 @@ the ratio of an alternative's odds to those of ``p0``, the e-value of S successe
 which is the likelihood ratio of the alternative, averaged. A factor's mean is at most 1 under the
 null hypothesis, so the product is a supermartingale, and the probability that E ever reaches
 1 / alpha is at most alpha (Ville 1939; Howard, Ramdas, McAuliffe, Sekhon, arXiv 1810.08240). It
-needs no independence, and ``p0`` may change between trials: the product goes on. r < 1 tests the
+needs no independence, and ``p0`` may change between trials: the product continues. r < 1 tests the
 opposite hypothesis, "at least ``p0``".
 """
 

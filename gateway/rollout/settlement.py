@@ -24,7 +24,7 @@ def settle(repositories: Sequence[Path | Location], state: RolloutState) -> str:
         The reason why it cannot be; empty if it is.
 
     Raises:
-        Unavailable: the object store does not answer; try again.
+        Unavailable: the object store does not respond; try again.
     """
     plan, promoted = state.plan, state.phase is RolloutPhase.PROMOTED
     own = plan.candidate.model == plan.model

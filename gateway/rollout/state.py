@@ -112,7 +112,7 @@ class RolloutState:
     def undoable(self) -> bool:
         """Whether the candidate was promoted, but not in the repository's configuration.
 
-        Then the rollout goes on splitting the traffic, until a person rolls it back.
+        Then the rollout continues splitting the traffic, until a person rolls it back.
         """
         return self.phase is RolloutPhase.PROMOTED and self.settled and bool(self.unsettled_reason)
 
@@ -181,7 +181,7 @@ class RolloutRouting(NamedTuple):
 def routing_of(
     state: RolloutState, *, stopped: bool, doubtful: bool, until: float
 ) -> RolloutRouting | None:
-    """The routing in ``state``; None: the rollout is over, and nothing is split any more.
+    """The routing in ``state``; None: the rollout is over, and no traffic is split.
 
     Args:
         stopped: whether this gateway has decided on a rollback, which is not recorded yet.

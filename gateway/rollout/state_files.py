@@ -42,7 +42,7 @@ class RolloutFiles(Protocol):
     """Files by keys such as ``state/fraud/0000000001.json``.
 
     Every method raises:
-        Unavailable: the storage does not answer; what was asked may be done, now or later.
+        Unavailable: the storage does not respond; what was asked may be done, now or later.
         InvalidArgument: it refuses.
     """
 

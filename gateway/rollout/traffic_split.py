@@ -206,7 +206,7 @@ class TrafficSplit:
         except TimeoutError:
             if not limit.expired:
                 raise
-            raise Unavailable("the candidate did not answer before its rollback") from None
+            raise Unavailable("the candidate did not respond before its rollback") from None
         finally:
             _DIVERTING.reset(token)
             del self._on_candidate[limit]

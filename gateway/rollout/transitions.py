@@ -102,7 +102,7 @@ def advanced(state: RolloutState, leader: str, change: Change) -> RolloutState:
 
 
 def paused(state: RolloutState, leader: str, change: Change) -> RolloutState:
-    """The stage goes on, but without a decision to advance."""
+    """The stage continues, but without a decision to advance."""
     return _next(state, leader, RolloutEventKind.PAUSED, change)
 
 
@@ -149,7 +149,7 @@ def commanded(
 
 
 def _remedy(state: RolloutState) -> str:
-    """The command that does what a rollout that has ended cannot do any more."""
+    """The command that does what an ended rollout no longer can."""
     plan = state.plan
     if state.phase is RolloutPhase.ROLLED_BACK:
         return "it has ended; start another with `modelport rollout start`"

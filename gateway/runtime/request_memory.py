@@ -144,7 +144,7 @@ def reserved(size: int) -> Iterator[None]:
 
 @contextmanager
 def own_lease() -> Iterator[None]:
-    """Release what the block reserves at its end, although the request goes on."""
+    """Release what the block reserves at its end, although the request continues."""
     lease = CURRENT.get()
     if lease is None:
         yield

@@ -140,7 +140,7 @@ class GatewayServer:
                 self._certificate,
                 self._access,
             )
-        except Unavailable:  # a program that goes on keeps no port
+        except Unavailable:  # a program that continues keeps no port
             if self._metrics is not None:
                 self._metrics.close()
             raise

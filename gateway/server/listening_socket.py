@@ -134,7 +134,7 @@ class ConnectionLimit:
 
 
 def is_reset(transport: asyncio.Transport) -> bool:
-    """Whether the peer has reset a connection from which nothing is read any more."""
+    """Whether the peer has reset a connection that is no longer read."""
     connection: socket.socket = transport.get_extra_info("socket")
     return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 

@@ -145,7 +145,7 @@ class Statistics:
         response.success.add(infer_ns + output_ns)
 
     def not_responded(self, index: int, ns: int, error: BaseException | None = None) -> None:
-        """Count the end of a stream, or ``error``, in the place of response ``index``."""
+        """Count the end of a stream, or ``error``, in place of response ``index``."""
         response = self.response(index)
         if error is None:
             response.empty_response.add(ns)

@@ -127,7 +127,7 @@ class GrpcChannel:
             connecting = self._connecting
             if connecting is None:
                 connecting = asyncio.get_running_loop().create_task(self._connect())
-                # Where everybody has given up nobody asks for its exception.
+                # Where everyone has given up nobody asks for its exception.
                 connecting.add_done_callback(lambda done: done.cancelled() or done.exception())
                 self._connecting = connecting
             try:

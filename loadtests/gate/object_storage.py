@@ -31,7 +31,7 @@ def fetched(side: Side | Stored, folder: Path, within_seconds: float | None = No
     Raises:
         NotAsPublished: its files were changed.
         SideFailed: it took longer than ``within_seconds``.
-        UsageError: there is no such version, or the storage does not answer.
+        UsageError: there is no such version, or the storage does not respond.
     """
     if not isinstance(side, Stored):
         return side

@@ -88,7 +88,7 @@ class Served:
 
         Raises:
             AnswersWrongly: its answers are wrong.
-            ServerFailed: it ended, or did not answer in time; the message has the last problem.
+            ServerFailed: it ended, or did not respond in time; the message has the last problem.
         """
         said, wrong = "no answer", 0
         with AnswerCheck(self.http_target, payloads) as examination:

@@ -68,7 +68,7 @@ class TargetLoad:
         """Send every request once if expected answers must be recorded, otherwise one request.
 
         Raises:
-            Impossible: the server does not answer, or with an error.
+            Impossible: the server does not respond, or responds with an error.
         """
         client = self.client(timeout_seconds)
         learns = self.payloads.expected is None

@@ -38,20 +38,27 @@ ELSEWHERE = frozenset(
 FILES = [file for file in pages.FILES if "deploy" not in file.parts]
 
 
-def flags(command: click.Command) -> Iterator[str]:
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            yield from (*parameter.opts, *parameter.secondary_opts)
+def options(command: click.Command, path: str) -> Iterator[tuple[str, click.Option]]:
+    yield from ((path, each) for each in command.params if isinstance(each, click.Option))
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             found = command.get_command(context, name)
             assert found is not None
-            yield from flags(found)
+            yield from options(found, f"{path} {name}")
+
+
+def test_the_help_of_every_option_is_a_sentence() -> None:
+    texts = [
+        (path, each.opts[0], each.help or "") for path, each in options(modelport, "modelport")
+    ]
+    assert len(texts) > 100
+    assert [row for row in texts if not row[2].partition("  [")[0].endswith(".")] == []
 
 
 def test_every_option_that_the_pages_name_exists() -> None:
-    known = {*flags(modelport), *ELSEWHERE}
+    ours = [each for _, each in options(modelport, "modelport")]
+    known = {flag for each in ours for flag in (*each.opts, *each.secondary_opts)} | ELSEWHERE
     for file in FILES:
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]", pages.prose(file)))
         assert named <= known, f"{file.relative_to(ROOT)}: {sorted(named - known)}"

@@ -174,7 +174,7 @@ def _run(file: Path, request: dict[str, Any]) -> None:
             "refused; it is damaged, too deep for its compiler, or hostile: export the model "
             "again, or sign the version"
         )
-        # The system kills for want of memory, and this process after ``WALL_SECONDS``.
+        # The system kills for lack of memory, and this process after ``WALL_SECONDS``.
         raise _NotTheContent(ended) if status in _FROM_OUTSIDE else ended
     found = json.loads(content)
     if found["error"]:

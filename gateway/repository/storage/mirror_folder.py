@@ -123,7 +123,7 @@ class MirrorFolder:
         (self._path / _BESIDE / model).unlink(missing_ok=True)
 
     def prune(self, there: Mapping[str, set[int]], began: float) -> None:
-        """Remove files that the object store does not have any more.
+        """Remove files that the object store no longer has.
 
         Except files newer than the look ``began``, which another process may know already.
         """

@@ -264,7 +264,7 @@ class RequestResponseCycle:
                 self.keep_alive = False  # the body ends with the connection
             # A stream's head is sent even if its first part takes long.
             self._connection.loop.call_soon(self._flush)
-        # Without 100 Continue the client may or may not send the body: the connection cannot go on.
+        # Without 100 Continue the client may or may not send the body: the connection must close.
         if self._continue or self._connection.leaving():
             self.keep_alive = False
         self._head = head + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")

@@ -45,7 +45,7 @@ class ServerStream(Http2Stream):
     __slots__ = ()
 
     def waits_for_client(self) -> bool:
-        """Whether the handler cannot go on without more of the body."""
+        """Whether the handler cannot continue without more of the body."""
         raise NotImplementedError
 
     def stall(self) -> None:

@@ -41,7 +41,7 @@ class ConnectedWorker:
         self.number = number
         self.channel = channel
         self._joined = False
-        #: Its last repository index, reported while it does not answer.
+        #: Its last repository index, reported while it does not respond.
         self.index: list[merged_answers.Row] = []
         #: The last heartbeat and its arrival. Silence before it has joined is allowed.
         self._heartbeat = LoopHeartbeat(0.0, False)

@@ -61,7 +61,7 @@ def _rank(state: str) -> int:
 
 
 def silent(rows: Sequence[Row], reason: str) -> list[Row]:
-    """Return the last index of a worker that does not answer, without READY versions."""
+    """Return the last index of a worker that does not respond, without READY versions."""
     return [
         {**row, "state": "UNAVAILABLE", "reason": reason} if row.get("state") == "READY" else row
         for row in rows

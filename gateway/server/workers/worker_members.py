@@ -28,7 +28,7 @@ class WorkerMembers:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def ask(self, operation: str, arguments: Document) -> Sequence[Answer]:
-        """The answer or error of every worker, without those that do not answer in time."""
+        """The answer or error of every worker, without those that do not respond in time."""
         answers = await self._coordinator.ask(operation, **arguments)
         return [answer for _, answer in answers if not isinstance(answer, TimeoutError)]
 

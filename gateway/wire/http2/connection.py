@@ -28,7 +28,7 @@ from modelport.gateway.wire.http2.settings import PeerSettings
 from modelport.gateway.wire.http2.stream import Http2Stream
 from modelport.gateway.wire.http2.writer import FrameWriter
 
-#: The longest time that a peer may stand still within a frame, or before its settings.
+#: The longest time that a peer may stall within a frame, or before its settings.
 HEAD_SECONDS = 10.0
 #: The time that a peer has to read the last frames before the connection is aborted.
 LINGER_SECONDS = 1.0
@@ -268,7 +268,7 @@ class Http2Connection(
             self._close_if_done()
 
     def reset_stream(self, stream: StreamT, code: int) -> None:
-        """Close a stream for a fault of the peer; the connection goes on."""
+        """Close a stream for a fault of the peer; the connection continues."""
         self.cancel_stream(stream, code)
         self.limits.reset(self.loop.time() - stream.opened_at)
 
