@@ -245,7 +245,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     help="Write the artifact and its certificate here instead of publishing.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
 def export(**options: Any) -> None:
     """Export CHECKPOINT, prove each artifact equal to it, and publish it.
 

@@ -66,7 +66,7 @@ _FILE = click.Path(path_type=Path)
     metavar="FILE",
     help="Sign the published version's certificate again with this Ed25519 key.",
 )
-@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
 @click.option(
     "--trust",
     is_flag=True,

@@ -59,7 +59,7 @@ _FILE = click.Path(path_type=Path)
     "them: native code (aoti), operators that access files, factories.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
 def verify(
     path: Path | Location,
     integrity: bool,

@@ -77,7 +77,7 @@ def _check_defaults(
                         "defaultVersion",
                         MigrationState.PERSON,
                         f"it was {default}; requests without a version now get {newest}, the "
-                        "newest; name {default} in requests, or publish it last",
+                        f"newest; name {default} in requests, or publish it last",
                     )
 
 

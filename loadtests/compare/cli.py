@@ -178,7 +178,7 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of random inputs."
 )
-@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
 @click.pass_context
 def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any) -> None:
     """Compare formats and backends on this machine, and show the best one by each criterion.

@@ -107,7 +107,7 @@ class GateCommand(OneLineCommand):
 @click.option(
     "--html", "html_file", type=_FILE, help="Write the decision as one HTML page with plots."
 )
-@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
 @credential_options
 def gate(baseline: str, candidate: str, slo_file: Path, quiet: bool, **options: Any) -> None:
     """Decide whether CANDIDATE may replace BASELINE.

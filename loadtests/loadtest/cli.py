@@ -160,7 +160,7 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--samples", "samples_file", type=WRITTEN, help="Write every request's times as .npy."
 )
-@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
 @credential_options
 def loadtest(target_url: str, **options: Any) -> None:
     """Put a load on a model server and measure its latencies.

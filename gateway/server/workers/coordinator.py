@@ -288,11 +288,7 @@ class Coordinator:
                 if late:
                     worker.excuse()
                 elif reason := worker.hang_reason():
-                    log.error(
-                        "a worker hangs and is killed",
-                        worker=worker.number,
-                        reason=reason,
-                    )
+                    log.error("a worker hangs and is killed", worker=worker.number, reason=reason)
                     worker.channel.close()  # the supervisor kills a process whose channel is closed
 
     async def follow(self, seconds: float) -> None:
