@@ -87,7 +87,7 @@ def test_a_wrong_argument_is_an_error_that_names_it(exported: tuple[Path, Linear
             modelport.export(folder / "net.pt", **wrong)  # type: ignore[arg-type]
     with pytest.raises(modelport.InvalidArgument, match="does not exist"):
         modelport.export(folder / "absent.pt")
-    with pytest.raises(modelport.InvalidArgument, match="--integrity repeats no proof"):
+    with pytest.raises(modelport.InvalidArgument, match="--integrity does not repeat the proof"):
         modelport.verify(folder, integrity=True, trust=True)
 
 

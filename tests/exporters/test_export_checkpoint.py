@@ -96,7 +96,7 @@ def test_a_wrong_shape_is_named_with_both_shapes(fraud: nn.Module, tmp_path: Pat
 
 def test_a_weight_of_integers_is_not_taken_for_numbers(fraud: nn.Module, tmp_path: Path) -> None:
     state = fraud.state_dict() | {"head.weight": fraud.state_dict()["head.weight"].char()}
-    with pytest.raises(Unsupported, match=r"'head.weight' is of int8, as if quantised already"):
+    with pytest.raises(Unsupported, match=r"'head.weight' is int8, as in a quantised model"):
         checkpoint.load_into(fraud, checkpoint.read(saved(state, tmp_path / "a.pt")))
 
 

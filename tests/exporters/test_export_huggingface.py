@@ -297,7 +297,7 @@ def test_requests_that_do_not_fit_a_folder_are_refused(folder: Path, tmp_path: P
     assert "'fraud' cannot be read from a Hugging Face" in str(refusal(folder, model="fraud"))
     assert "--lora is for --model causal-lm" in str(refusal(folder, lora=tmp_path))
     assert "omit --input" in str(refusal(folder, inputs=("x:FP32[3]",)))
-    assert "is no causal language model" in str(refusal(folder, model="causal-lm"))
+    assert "is not a causal language model" in str(refusal(folder, model="causal-lm"))
 
 
 def test_the_origin_is_the_folders_name_and_what_was_read(folder: Path, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_a_task_is_for_folders_only(fraud_checkpoint: Path, bert: Path) -> None:
     assert "--task needs a Hugging Face folder" in str(
         refusal(fraud_checkpoint, model="fraud", task="fill-mask")
     )
-    assert "exclude each other" in str(refusal(bert, model="causal-lm", task="fill-mask"))
+    assert "are mutually exclusive" in str(refusal(bert, model="causal-lm", task="fill-mask"))
     without = refusal(bert, max_batch_size=0)
     assert (exit_code(without), "--max-batch-size 0 is for" in str(without)) == (2, True)
     own = refusal(fraud_checkpoint, model="fraud", max_batch_size=0)

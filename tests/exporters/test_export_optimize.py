@@ -139,7 +139,7 @@ def test_a_certificate_with_a_nonsensical_optimisation_is_an_integrity_error(
         {**good, "fused": {"Gelu": "many"}},
         {**good, "operators_before": None},
     ):
-        with pytest.raises(IntegrityError, match="does not say what was proven"):
+        with pytest.raises(IntegrityError, match="does not describe the proof"):
             verification._claim({**document, "optimization": bad})
 
 
@@ -545,7 +545,7 @@ def test_large_weights_stay_in_a_file_beside_the_optimised_graph(
             "--block-size has no effect without --quantize int4 or int8-weight-only",
         ),
         (("--block-size", "48", "--quantize", "int4"), 2, "--block-size 48 is not supported"),
-        (("--quantize", "int4", "--dtype", "fp16"), 2, "exclude each other"),
+        (("--quantize", "int4", "--dtype", "fp16"), 2, "are mutually exclusive"),
         (("--quantize", "int4", "--format", "tflite"), 4, "no route to tflite in int4; use"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

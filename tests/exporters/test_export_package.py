@@ -109,7 +109,7 @@ def test_what_appears_meanwhile_is_not_replaced(
         target.write_text("mine")
         output.write_text("another's")
 
-    refused(run(folder, "torchserve", output), 2, "was created meanwhile")
+    refused(run(folder, "torchserve", output), 2, "was created by another process")
     assert output.read_text() == "another's"
     assert sorted(tmp_path.iterdir()) == [output, repository]
 

@@ -290,7 +290,7 @@ def test_a_certificate_that_proves_nothing_is_refused(
 ) -> None:
     rewrite(version, lambda content: change(content) and None)
     line = line_of(run(version), 5)
-    assert line.startswith("certificate.json does not say what was proven and how")
+    assert line.startswith("certificate.json does not describe the proof")
 
 
 # -- what the certificate names -------------------------------------------------------------------

@@ -176,7 +176,7 @@ def test_a_server_that_is_not_there_is_named(archive: Path, requests: Path, tmp_
         flags = ("--compare", gone, "--gateway", new, "--requests", str(requests))
         result = migrate(archive, tmp_path / "repository", *flags)
     assert result.exit_code == 3, result.output
-    assert "the old server did not answer" in " ".join(result.output.split())
+    assert "the old server did not respond" in " ".join(result.output.split())
 
 
 def test_each_model_of_a_store_gets_its_own_requests(

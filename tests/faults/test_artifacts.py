@@ -162,7 +162,7 @@ BROKEN_CONFIGS = {
         'backend: "onnxruntime" default_model_filename: "../../1/model.onnx"',
         "must be a plain file name",
     ),
-    "unknown backend": ('backend: "python"', "backend 'python' is code"),
+    "unknown backend": ('backend: "python"', "backend 'python' runs Python code"),
     "contradiction": (
         probes.CONFIG.format(backend="onnxruntime").replace("dims: 4", "dims: 5"),
         "but the model has",

@@ -104,7 +104,7 @@ def test_what_cannot_be_compared_is_a_usage_error_that_names_it(
             (model, "s3://", "the s3:// URL has no bucket"),
             (model, "http://127.0.0.1:1/v1/models/tiny", "names no model"),
             (model, "http://127.0.0.1:1/v2/models/tiny", "is the server running there"),
-            (f"{url}/v2/models/tiny", "grpc://127.0.0.1:1/tiny", "like with like"),
+            (f"{url}/v2/models/tiny", "grpc://127.0.0.1:1/tiny", "give two of one protocol"),
         ):
             found = gate(baseline, candidate, tmp_path=tmp_path)
             assert found.status == 2, found

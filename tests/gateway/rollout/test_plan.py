@@ -40,8 +40,8 @@ def test_a_plan_survives_json() -> None:
     ("fields", "named"),
     [
         ({"steps": ()}, "1 to 100 steps"),
-        ({"steps": (0.05, 0.01)}, "steps must grow"),
-        ({"steps": (0.5, 0.5)}, "steps must grow"),
+        ({"steps": (0.05, 0.01)}, "steps must increase"),
+        ({"steps": (0.5, 0.5)}, "steps must increase"),
         ({"steps": (0.5, 1.01)}, "100 % at most"),
         ({"steps": tuple(n / 200 for n in range(1, 102))}, "1 to 100 steps"),
         ({"shadow": -0.1}, "shadow"),

@@ -244,7 +244,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         (["x2", "--candidate", "1"], "is the baseline already"),
         (["x2", "--candidate", "other"], "has another signature: max_batch_size 4 instead of"),
         (["x2", "--candidate", "nobody"], "'nobody' is not found"),
-        (["x2", "--candidate", "2", "--steps", "50%,25%"], "steps must grow"),
+        (["x2", "--candidate", "2", "--steps", "50%,25%"], "steps must increase"),
         (["x2", "--candidate", "2", "--steps", "half"], "'half' is not a share"),
         (["x2", "--candidate", "2", "--label", "beta"], "has no label 'beta'; it has none"),
         (["x2", "--candidate", "2", "--sticky", "principal"], "needs authenticated requests"),

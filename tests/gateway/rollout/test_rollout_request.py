@@ -96,8 +96,8 @@ def test_sticky_requests_are_assigned_by_a_header_or_a_parameter() -> None:
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"steps": [0.5, 0.25]}, InvalidArgument, "steps must grow"),
-        ({"steps": [0.5, 1.5]}, InvalidArgument, "steps must grow"),
+        ({"steps": [0.5, 0.25]}, InvalidArgument, "steps must increase"),
+        ({"steps": [0.5, 1.5]}, InvalidArgument, "steps must increase"),
         ({"steps": []}, InvalidArgument, "1 to 100 steps"),
         ({"shadow": 2.0}, InvalidArgument, "shadow"),
         ({"label": "beta"}, NotFound, "has no label 'beta'; it has stable, latest"),

@@ -87,7 +87,7 @@ def test_a_version_is_never_overwritten_and_a_model_keeps_its_contract(
     assert b"# by hand" in ObjectStore(location).read("m/config.pbtxt", 10_000)
     with pytest.raises(AlreadyExists, match="version 2 of 'm' is published and never overwritten"):
         put(location, 2)
-    with pytest.raises(UsageError, match="declares something else"):
+    with pytest.raises(UsageError, match="contradicts this export"):
         put(location, model=wanted(width=5))
     moto.put(f"{prefix}/plain/1/model.onnx", b"of another tool")
     with pytest.raises(UsageError, match=r"without a config\.pbtxt"):
