@@ -31,7 +31,7 @@ SIZES = ("image.resize", "image.size")
 #: That handler answers five labels with probabilities, computed from scores.
 CLASSES, LOGITS = "classification.", "logits"
 
-PICTURES = ("image_classifier", "image_segmenter")
+IMAGE_HANDLERS = ("image_classifier", "image_segmenter")
 #: The fate of what TorchServe's own handlers do around the model.
 AROUND: Mapping[str, tuple[MigrationState, str]] = {
     "image_classifier": (MigrationState.CARRIED, "an image is answered with its top five labels"),
@@ -162,8 +162,8 @@ def add_handler(
 ) -> None:
     """Report the handler's work around the model; set parameters for what the gateway does too."""
     handler = default_handler(archive)
-    if handler in PICTURES:
-        _add_picture(config, signature, report)
+    if handler in IMAGE_HANDLERS:
+        _add_preprocessing(config, signature, report)
     if handler == "image_classifier" and len(config.output) == 1:
         config.parameters[CLASSES + config.output[0].name].string_value = LOGITS
     if handler:
@@ -174,7 +174,9 @@ def add_handler(
     _add_files(archive, report)
 
 
-def _add_picture(config: ModelConfig, signature: ModelSignature, report: MigrationReport) -> None:
+def _add_preprocessing(
+    config: ModelConfig, signature: ModelSignature, report: MigrationReport
+) -> None:
     sides = signature.inputs[0].wire_dims[1:] if len(signature.inputs) == 1 else ()
     fits = sides in ((224, 224), (-1, -1))
     for key, value in IMAGE_PARAMETERS.items():

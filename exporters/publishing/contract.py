@@ -94,11 +94,11 @@ def check_contract(content: bytes | None, wanted: ModelConfig) -> None:
         ) from error
     declared = image_parameters(here)
     known = image_parameters(there)
-    pictures = differences({key: known.get(key) for key in declared}, declared)
-    if found or pictures:
+    of_images = differences({key: known.get(key) for key in declared}, declared)
+    if found or of_images:
         raise UsageError(
             f"the {config.FILENAME} of '{wanted.name}' contradicts this export: "
-            f"{', '.join(filter(None, (found, pictures)))}; use another --name, or the same "
+            f"{', '.join(filter(None, (found, of_images)))}; use another --name, or the same "
             "--max-batch-size, --model-kwargs and --image flags"
         )
 

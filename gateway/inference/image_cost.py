@@ -1,8 +1,8 @@
 """The cost of decoding a JPEG or PNG, read from its structure before any of it is decoded.
 
-A few kilobytes may say that they are a picture of 33 million pixels, or of 2,000 scans that each go
+A few kilobytes may say that they are an image of 33 million pixels, or of 2,000 scans that each go
 through all of them, or hold millions of chunks. The size, the scans and the chunks are bounded by
-the number of bytes: a picture whose every pixel is alike is the smallest that is still decoded.
+the number of bytes: an image whose every pixel is alike is the smallest that is still decoded.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-#: Pixels that a picture of any number of bytes may have, and how often a decoder may touch them.
+#: Pixels that an image of any number of bytes may have, and how often a decoder may touch them.
 FREE_PIXELS = 1 << 22
 FREE_TOUCHES = 16 * FREE_PIXELS
 #: Past those: decoded bytes for each byte sent. JPEGs of one colour have 190, photographs 10 to 40.
 RATIO = 256
-#: Chunks or segments that a picture of any size may have, and bytes for each one more.
+#: Chunks or segments that an image of any size may have, and bytes for each one more.
 FREE_CHUNKS, CHUNK_BYTES = 1000, 1024
 _BYTES_PER_PIXEL = 3
 _WINDOW_BYTES = 128 * 1024
@@ -34,8 +34,8 @@ class TooCostly(Exception):
     """The message names the excess, relative to the number of bytes."""
 
 
-class Picture(NamedTuple):
-    """``data``: the part of the file that a decoder needs."""
+class CompressedImage(NamedTuple):
+    """An image in its file format; ``data`` is the part that a decoder needs."""
 
     data: bytes
     pixels: int = 0
@@ -51,12 +51,12 @@ def checked(data: bytes) -> bytes:
         TooCostly: decoding would cost too much for so few bytes.
     """
     size = len(data)
-    picture = _png(data) if data.startswith(_PNG) else _jpeg(data)
-    if picture.pixels > max(FREE_PIXELS, RATIO * size // _BYTES_PER_PIXEL):
-        raise TooCostly(f"{picture.pixels} pixels in {size} bytes")
-    if picture.pixels * picture.scans > max(FREE_TOUCHES, RATIO * size):
-        raise TooCostly(f"{picture.scans} scans of {picture.pixels} pixels in {size} bytes")
-    return picture.data
+    image = _png(data) if data.startswith(_PNG) else _jpeg(data)
+    if image.pixels > max(FREE_PIXELS, RATIO * size // _BYTES_PER_PIXEL):
+        raise TooCostly(f"{image.pixels} pixels in {size} bytes")
+    if image.pixels * image.scans > max(FREE_TOUCHES, RATIO * size):
+        raise TooCostly(f"{image.scans} scans of {image.pixels} pixels in {size} bytes")
+    return image.data
 
 
 def _bound_chunks(count: int, size: int) -> None:
@@ -64,7 +64,7 @@ def _bound_chunks(count: int, size: int) -> None:
         raise TooCostly(f"more than {count - 1} chunks in {size} bytes")
 
 
-def _png(data: bytes) -> Picture:
+def _png(data: bytes) -> CompressedImage:
     view, offset, count, pixels = memoryview(data), len(_PNG), 0, 0
     kept: list[memoryview] = [view[:offset]]
     while offset + 8 <= len(data):
@@ -78,10 +78,10 @@ def _png(data: bytes) -> Picture:
         if kind in _PNG_CHUNKS:
             kept.append(view[offset:end])
         offset = end
-    return Picture(data if len(kept) == count + 1 else b"".join(kept), pixels)
+    return CompressedImage(data if len(kept) == count + 1 else b"".join(kept), pixels)
 
 
-def _jpeg(data: bytes) -> Picture:
+def _jpeg(data: bytes) -> CompressedImage:
     offset = count = pixels = scans = 0
     pattern = _MARKER
     while (found := _search(pattern, data, offset)) is not None:
@@ -102,7 +102,7 @@ def _jpeg(data: bytes) -> Picture:
             scans += 1
             pattern = _MARKER_IN_SCAN
         offset += max(2, int.from_bytes(data[offset : offset + 2]))
-    return Picture(data, pixels, max(1, scans))
+    return CompressedImage(data, pixels, max(1, scans))
 
 
 def _search(pattern: re.Pattern[bytes], data: bytes, offset: int) -> re.Match[bytes] | None:

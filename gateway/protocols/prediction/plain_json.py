@@ -147,14 +147,14 @@ def _array(spec: TensorSpec, value: Any, decoders: Mapping[str, Decoder], most: 
     if spec.name in decoders and flat and all(map(_is_base64, flat)):
         if len(flat) > most:
             raise InvalidArgument(f"input '{spec.name}' has {len(flat)} images, at most {most}")
-        pictures = []
+        images = []
         for item in flat:
             offload.checkpoint()
-            pictures.append(decoders[spec.name](_bytes(spec.name, item)))
-        first = pictures[0].shape
-        if any(picture.shape != first for picture in pictures):
+            images.append(decoders[spec.name](_bytes(spec.name, item)))
+        first = images[0].shape
+        if any(image.shape != first for image in images):
             raise InvalidArgument(f"the images of input '{spec.name}' have different sizes")
-        return np.stack(pictures).reshape(*shape, *first)
+        return np.stack(images).reshape(*shape, *first)
     if spec.datatype is Datatype.BYTES:
         if any(map(_is_base64, flat)):
             items = [_bytes(spec.name, x) if _is_base64(x) else _text(spec.name, x) for x in flat]

@@ -116,7 +116,7 @@ def test_other_addresses_need_access_or_insecure(tmp_path: Path) -> None:
 def test_a_gateway_for_everybody_warns_at_the_start(tmp_path: Path) -> None:
     folder = repository(tmp_path / "models")
     with closing(Gateway(folder, "--http-address", "0.0.0.0", "--insecure")) as gateway:
-        [warning] = [log for log in gateway.logs if "everybody" in log["event"]]
+        [warning] = [log for log in gateway.logs if "everyone" in log["event"]]
         assert warning["addresses"] == ["0.0.0.0"]
 
 
