@@ -152,7 +152,7 @@ class QuotaExceeded(ModelportError):
 
 
 class Cancelled(ModelportError):
-    """The client has gone."""
+    """The client has disconnected."""
 
     code = Code.CANCELLED
 

@@ -15,7 +15,7 @@ ERRORS = "modelport_access_reload_errors"
 
 
 class AccessCollector(Collector):
-    """Counts the changes of files that were not taken over, and adds what authenticators count."""
+    """Counts the file changes that were rejected, and adds the authenticators' metrics."""
 
     def __init__(self, watcher: FileWatcher, access: Access) -> None:
         self._watcher, self._access = watcher, access

@@ -197,7 +197,7 @@ def _is(wanted: str, principal: Principal) -> bool:
 
 
 def _kind(name: str) -> str:
-    """The prefix of a name, which no glob stands for: ``c*`` is no ``cert:``; empty for a key's."""
+    """The prefix of a name, which globs do not match (``c*``: not ``cert:``); empty for a key."""
     return name[: name.find(":") + 1]
 
 

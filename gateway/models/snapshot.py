@@ -39,7 +39,7 @@ async def restore(
     reconciler: Reconciler,
     unload: Callable[[str], Awaitable[None]],
 ) -> None:
-    """Make ``models`` serve what the snapshot ``others`` says, and nothing else."""
+    """Make ``models`` serve exactly the versions in the snapshot ``others``."""
     mine = describe(models)
     for name in mine.keys() - others.keys():
         await unload(name)

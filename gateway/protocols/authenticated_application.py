@@ -72,7 +72,7 @@ def _connection(scope: Scope) -> ConnectionIdentity:
 
 
 def answering_refusals(app: App, refuse: Refuse) -> App:
-    """Make an application that answers by ``refuse`` what ``app`` does not let its caller do."""
+    """Wrap ``app`` so that ``refuse`` answers what the caller may not do."""
 
     async def answering(scope: Scope, receive: Receive, send: Send) -> None:
         try:

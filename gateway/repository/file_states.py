@@ -43,7 +43,7 @@ class VersionFiles:
         self._before = self._read()
 
     def check(self) -> None:
-        """Compare the files with what they were.
+        """Compare the files with their earlier states.
 
         Raises:
             IntegrityError: naming the first file that was added, removed, replaced or written.

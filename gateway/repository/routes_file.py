@@ -92,7 +92,7 @@ class OutlierDetection(NamedTuple):
 
 
 class RouteCredentials(NamedTuple):
-    """Files with what authenticates this gateway to a server; all are read again when they change.
+    """Files with this gateway's credentials for a server; all are read again when they change.
 
     Attributes:
         ca_file: authorities of the server's certificate; by default, the system's.

@@ -107,7 +107,7 @@ def paused(state: RolloutState, leader: str, change: Change) -> RolloutState:
 
 
 def rolled_back(state: RolloutState, leader: str, change: Change) -> RolloutState:
-    """The candidate gets nothing more."""
+    """The rollback: the candidate gets no further requests."""
     undone = replace(state, settled=False, unsettled_reason="")
     return _next(undone, leader, RolloutEventKind.ROLLED_BACK, change)
 

@@ -164,7 +164,7 @@ class RolloutWebhooks:
     # -- after a change ---------------------------------------------------------------------------
 
     def notify(self, new: RolloutState) -> None:
-        """Tell of the latest change in the background, with a few attempts."""
+        """Report the latest change in the background, with a few attempts."""
         for url in new.plan.webhooks:
             if len(self._notifying) >= MAX_NOTIFYING:
                 log.warning(
@@ -267,7 +267,7 @@ class _Permission:
             self._asking = asyncio.create_task(self._ask(body))
 
     async def answered(self) -> None:
-        """Wait for the answers; the calls go on if the waiting is cancelled."""
+        """Wait for the answers; the calls continue if the waiting is cancelled."""
         if self._asking is not None:
             await asyncio.wait((self._asking,))
 

@@ -1,4 +1,4 @@
-"""The garbage collector's work: only what requests and models allocate.
+"""The garbage collector, restricted to what requests and models allocate.
 
 A full collection visits every container of the process and holds the interpreter lock meanwhile:
 50 ms with the gateway's modules alone, 300 ms with TensorFlow's. A single request with many values

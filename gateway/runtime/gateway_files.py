@@ -90,7 +90,7 @@ class GatewayFiles:
         return self._accepted(key) or tuple(map(read, key[1]))
 
     def state(self, key: FilesKey) -> object:
-        """Return what is the same for two reads only if the files are; None if that is unknown."""
+        """Return a value that is equal for two reads only if the files are; None: unknown."""
         accepted = self._accepted(key)
         if accepted is not None:
             return accepted

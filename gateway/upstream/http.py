@@ -258,7 +258,7 @@ def _translating() -> Iterator[None]:
 
 
 def meant(status: int, message: str) -> EndpointFailed | ModelportError:
-    """The error that the HTTP status ``status`` with the text ``said`` stands for."""
+    """The error for the HTTP status ``status`` with the text ``said``."""
     other = "INTERNAL" if status >= 500 else "ABORTED"
     return grpc.meant(_STATUSES.get(status, other), message or f"HTTP status {status}")
 

@@ -88,7 +88,7 @@ def is_pure(kind: str) -> bool:
 
 
 def is_pure_target(target: str) -> bool:
-    """The same of what a node of ``torch.export`` calls, such as ``torch.ops.aten.add.Tensor``."""
+    """The same for the target of a ``torch.export`` node, such as ``torch.ops.aten.add.Tensor``."""
     if found := _OPERATOR.fullmatch(target):
         namespace, name, _ = found.groups()
         if namespace == "higher_order":

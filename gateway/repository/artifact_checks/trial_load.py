@@ -196,7 +196,7 @@ def _ending(status: int) -> str:
 
 
 def main() -> None:
-    """Do what the request on standard input says; report to the descriptor in the arguments."""
+    """Run the trial requested on standard input; report to the descriptor in the arguments."""
     asked = sys.stdin.buffer
     request = json.loads(asked.readline())
     threading.Thread(target=lambda: (asked.read(), os._exit(1)), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Check that all readers read a zip alike.
+"""Check that all readers interpret a zip archive in the same way.
 
 Readers treat ambiguous zips differently: of two records with one name, ``zipfile`` uses the last
 and torch's miniz the first; some ignore case, some trust local headers, some the central directory,

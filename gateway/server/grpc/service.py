@@ -43,7 +43,7 @@ _ROUTE_KEY = ROUTE_KEY.encode()
 
 
 class ClientGone(Exception):
-    """Nobody is there to be answered."""
+    """The client has disconnected."""
 
 
 class Ending(NamedTuple):

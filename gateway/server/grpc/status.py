@@ -29,7 +29,7 @@ CLOCK_SECONDS = 0.05
 
 
 class StatusCode(IntEnum):
-    """Its number goes over the wire."""
+    """The codes of gRPC, by their numbers on the wire."""
 
     OK = 0
     CANCELLED = 1

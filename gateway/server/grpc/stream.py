@@ -80,7 +80,7 @@ class CallMultiplexer(Multiplexer, Protocol):
 
 
 class GrpcStream(ServerStream):
-    """One call. What is sent to a client that has gone is dropped."""
+    """One call. Messages to a client that has disconnected are dropped."""
 
     __slots__ = (
         "_body", "_expired", "_frames", "_gathered", "_http_status", "_method", "_running",
@@ -132,7 +132,7 @@ class GrpcStream(ServerStream):
         self.cancel()
 
     def cancel(self) -> None:
-        """Cut the handler off, which answers. If it has not begun, answer here."""
+        """Cancel the handler, which then answers. If it has not begun, answer here."""
         if self.task is not None:
             self.task.cancel()
         if not self._running:

@@ -294,7 +294,7 @@ class HttpConnection(asyncio.Protocol):
             self.resume_reading()
 
     def warn(self) -> None:
-        """Every response does, see ``leaving``: only they, and the end, can tell a client."""
+        """Do nothing: the responses carry the warning, see ``leaving``."""
 
     leave = warn
 
@@ -343,7 +343,7 @@ class HttpConnection(asyncio.Protocol):
             self._reject(error_response.SLOW)
 
     def _probe(self) -> None:
-        """Abort if the client that half-closed has gone: then it resets what it is sent."""
+        """Abort if a half-closed client has disconnected: data sent to it causes a reset."""
         cycle = self._active
         if cycle is None or cycle.done or self.transport.is_closing():
             return

@@ -1,4 +1,4 @@
-"""A limit on how long a client may read nothing of what is sent to it."""
+"""A time limit for clients that do not read their responses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class UnreadTimer:
             self._timer = None
 
     def close(self, transport: asyncio.Transport) -> None:
-        """Close ``transport`` once everything is sent, or the client reads no more of it."""
+        """Close ``transport`` once everything is sent, or the client has stopped reading."""
         transport.close()
         if transport.get_write_buffer_size():
             self.start(transport)

@@ -124,7 +124,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._timer = None
 
     def warn(self) -> None:
-        """A handshake has no words for it."""
+        """Do nothing: a handshake cannot carry the warning."""
 
     leave = warn
 
@@ -180,7 +180,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         return cast(asyncio.Protocol, self._protocol)  # or a BufferedProtocol
 
     def _read(self) -> None:
-        """Hand on the records that have come."""
+        """Pass on the records that have arrived."""
         try:
             while self._readable():
                 if not self._read_record():
@@ -257,7 +257,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._backlog_bytes += len(view)
 
     def _drain(self) -> None:
-        """Encrypt what waits as far as the socket takes it; then end, if that is due."""
+        """Encrypt pending data as far as the socket accepts it; then close, if that is due."""
         while self._backlog and not self._blocked:
             room = CHUNK_BYTES
             while self._backlog and room > 0:
@@ -289,7 +289,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         return True
 
     def write_eof(self) -> None:
-        """End this side, behind what waits; what still comes is discarded."""
+        """End this side after the pending data; later input is discarded."""
         if not self._closing and self._end is None:
             self._deaf, self._end = True, self.transport.write_eof
             self._drain()

@@ -82,7 +82,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id, or None if it does not run."""
+        """Process id, or None if it is not running."""
         return None if self._process is None else self._process.pid
 
     def spawn(self, restarted: bool = False, spare: bool = False) -> None:

@@ -295,7 +295,7 @@ class Http2Connection(
             self.drop(stream, ErrorCode.CANCEL)
 
     def abandon(self, stream: int, ended: bool) -> None:
-        """Ignore what still comes of a stream that was closed early, unless the peer ``ended``."""
+        """Ignore further frames of a stream that was closed early, unless the peer ``ended`` it."""
         if not ended:
             self._abandoned[stream] = None
             if len(self._abandoned) > abuse_limits.MAX_ABANDONED:
