@@ -65,10 +65,8 @@ def _operations(value: Any) -> frozenset[Operation]:
     for name in found:
         if name != EVERY and name not in set(Operation):
             near = closest(name, Operation)
-            raise InvalidValue(
-                f"operations ({', '.join(Operation)}, or '*' for all); '{name}' is not one"
-                + (f", did you mean '{near}'?" if near else "")
-            )  # fmt: skip
+            hint = f"did you mean '{near}'?" if near else f"use {', '.join(Operation)}, or '*'"
+            raise InvalidValue(f"operations; '{name}' is not one; {hint}")
     return frozenset(Operation) if EVERY in found else frozenset(map(Operation, found))
 
 

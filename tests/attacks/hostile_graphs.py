@@ -326,7 +326,7 @@ def openvinos() -> dict[str, tuple[bytes, str]]:
             graph().replace("<dim>4</dim>", "<dim>4x</dim>", 1),
             "'4x' is not a size",
         ),
-        "is another document": ("<html></html>", "begins with 'html'"),
+        "is another document": ("<html></html>", "root is 'html'"),
         "is in another encoding": (graph().encode("utf-16"), "does not load"),
         "repeats its constant": (graph(extra=copy * 8), "constants of"),
     }

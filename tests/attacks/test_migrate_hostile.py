@@ -294,7 +294,7 @@ def has_a_pickle_that_is_damaged(path: Path) -> Path:
     return mar(path / "m.mar", "m", {"model.pt": _torchscript(b"\x80\x02]q\x00h\x01.")})
 
 
-@attack("of another artifact")
+@attack("for another artifact")
 def brings_the_configuration_of_another_artifact(path: Path) -> Path:
     text = 'backend: "tensorflow" max_batch_size: 1'
     files = {"model.pt": _torchscript(), f"modelport/{config.FILENAME}": text}

@@ -376,7 +376,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a template of something else": (
         ("--name-template", "{owner}"),
         2,
-        "is wrong ('owner'); it may hold {name}",
+        "is invalid ('owner'); it may hold {name}",
     ),
     "no samples": (("--samples", "0"), 2, "'--samples': 0 is not in the range"),
     "an output in no folder": (

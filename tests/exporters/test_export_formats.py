@@ -146,9 +146,9 @@ def test_a_template_names_the_models(checkpoint: Path, tmp_path: Path) -> None:
     ("arguments", "code", "said"),
     [
         (("--name-template", "{name}"), 2, "gives two formats the same name; put {format} into it"),
-        (("--name-template", "{nam}-{format}"), 2, "is wrong ('nam'); it may hold {name}"),
-        (("--name-template", "{}-{format}"), 2, "is wrong"),
-        (("--name-template", "{name"), 2, "is wrong"),
+        (("--name-template", "{nam}-{format}"), 2, "is invalid ('nam'); it may hold {name}"),
+        (("--name-template", "{}-{format}"), 2, "is invalid"),
+        (("--name-template", "{name"), 2, "is invalid"),
         (("--name-template", "{name}/{format}"), 2, "is not a model name"),
         (("--lora", "adapters"), 2, "--lora needs a Hugging Face folder"),
     ],

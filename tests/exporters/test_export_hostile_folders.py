@@ -87,7 +87,7 @@ def test_entries_with_code_are_left_out_wherever_they_are(folder: Path) -> None:
     (folder / "tokenizer.json").write_bytes(untouched)
     assert companions.read(folder)["tokenizer.json"] == untouched
     (folder / "tokenizer.json").write_text("[]")
-    with pytest.raises(IntegrityError, match="holds no JSON object"):
+    with pytest.raises(IntegrityError, match="is not a JSON object"):
         companions.read(folder)
 
 

@@ -196,8 +196,8 @@ def test_a_mask_is_declared_in_one_word(flag: str, wanted: AttentionMask) -> Non
     ("flags", "message"),
     [
         (["mask:up"], "is not understood; write NAME, NAME:right"),
-        ([""], "has another form"),
-        (["mask="], "has another form"),
+        ([""], "is not understood"),
+        (["mask="], "is not understood"),
         (["mask", "mask:left"], "declares 'mask' twice"),
         (["mast"], "has no input 'mast'; did you mean 'mask'"),
         (["mask=tag"], "has no output 'tag'; did you mean 'tags'"),

@@ -207,7 +207,7 @@ def test_no_file_outside_the_folder_is_published(folder: Path, tmp_path: Path) -
     assert "is not UTF-8 text" in str(refusal(folder))
     (folder / "merges.txt").unlink()
     (folder / "tokenizer.json").write_text("[]")
-    assert "holds no JSON object" in str(refusal(folder))
+    assert "is not a JSON object" in str(refusal(folder))
 
 
 def test_the_cache_of_the_hub_is_a_folder_like_any_other(folder: Path, tmp_path: Path) -> None:

@@ -368,7 +368,7 @@ def test_adapters_are_asked_for_where_some_were_merged_and_only_there(version: P
 def test_where_held_out_data_decided_they_are_asked_for(place: Path) -> None:
     half = place / "repository" / "half"
     line = line_of(run(half), 2)
-    assert "held to 'rows.npz'; give it with --data" in line
+    assert "compared on 'rows.npz'; give it with --data" in line
     found = document(half, "--data", "rows.npz")
     assert found["proof"]["precision"] == "fp16"
 

@@ -164,7 +164,7 @@ def test_without_flags_the_error_names_the_arguments_and_the_flags(
     ("flags", "words"),
     [
         (("--input", "a:FP32[4]", "--input", "b:FP32[4]", "--output", "y:FP32[2]"), "2 times"),
-        (("--input", "x:FP32[4]", "--output", "y:FP32[2]", "--output", "z:FP32[2]"), "gives 1"),
+        (("--input", "x:FP32[4]", "--output", "y:FP32[2]", "--output", "z:FP32[2]"), "returns 1"),
         (("--input", "x:FLOAT[4]", "--output", "y:FP32[2]"), "--input 'x:FLOAT[4]'"),
         (("--input", "x:FP32[4]", "--output", "y"), "--output 'y'"),
         ((*LINEAR, "--name", "../x"), "--name '../x'"),

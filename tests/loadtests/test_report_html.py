@@ -190,7 +190,7 @@ def test_a_certified_speed_up_is_named_with_the_rows_it_was_measured_with(tmp_pa
 
 def test_nothing_measured_is_still_a_report(tmp_path: Path) -> None:
     html.write_comparison(Comparison("m", "s", "", 1.0, {}, 10.0, 1, ()), tmp_path / "c.html")
-    assert "nothing was measured" in (tmp_path / "c.html").read_text()
+    assert "there are no measurements" in (tmp_path / "c.html").read_text()
     run = dataclasses.replace(report_subject.run(10, 0), samples=np.zeros(0, SAMPLE))
     html.write_run(run, tmp_path / "r.html")
     assert "so there are no plots" in (tmp_path / "r.html").read_text()
@@ -208,7 +208,7 @@ def test_a_saturated_or_stopped_generator_is_said_above_the_figures(tmp_path: Pa
     html.write_run(run, tmp_path / "r.html")
     text = Tree((tmp_path / "r.html").read_text()).text
     assert "the load generator was at the limit" in text
-    assert "stopped before its end" in text
+    assert "stopped early" in text
     assert text.index("at the limit") < text.index("Correct answers")
 
 

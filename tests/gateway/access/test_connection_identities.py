@@ -70,7 +70,7 @@ def test_the_header_from_elsewhere_is_refused_and_not_ignored(
     "value", [b"", b"\xff", b"a\x7f", "a\u202eb".encode(), b"x" * 257, b"alice, root", b"a\tb"]
 )
 def test_a_header_without_one_valid_name_is_refused(proxy: TrustedProxy, value: bytes) -> None:
-    with pytest.raises(Unauthenticated, match="no valid name"):
+    with pytest.raises(Unauthenticated, match="not hold a valid user name"):
         proxy.authenticate({HEADER: value}, ConnectionIdentity("10.0.0.1"))
 
 

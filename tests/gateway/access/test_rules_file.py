@@ -68,8 +68,13 @@ RULE = '[[rules]]\nprincipals = ["ci"]\noperations = ["infer"]\n'
         (RULE + "versions = [true]", "access.toml:4: rules.versions = [True] must be"),
         (
             "[[rules]]\nprincipals = ['a']\noperations = ['inferr']",
-            "access.toml:3: rules.operations = ['inferr'] must be operations (infer, metadata, "
-            "stream, profiling, health, metrics, audit",
+            "access.toml:3: rules.operations = ['inferr'] must be operations; 'inferr' is not "
+            "one; did you mean 'infer'?",
+        ),
+        (
+            "[[rules]]\nprincipals = ['a']\noperations = ['zzz']",
+            "access.toml:3: rules.operations = ['zzz'] must be operations; 'zzz' is not one; "
+            "use infer, metadata",
         ),
         (
             "[groups]\nteam = ['a']\n[[rules]]\nprincipals = ['group:taem']\noperations = '*'",

@@ -99,6 +99,6 @@ async def test_no_option_raises_the_limit_of_a_request_without_tensors() -> None
     async def receive() -> Any:
         return {"type": "http.request", "body": b"x" * (request_body.CONTROL_BYTES + 1)}
 
-    with pytest.raises(InvalidArgument, match="larger than 262144 bytes, and no") as refused:
+    with pytest.raises(InvalidArgument, match="larger than 262144 bytes, but no") as refused:
         await request_body.read_control(receive)
     assert "--http-max-input-size" not in str(refused.value)

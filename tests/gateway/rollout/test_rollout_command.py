@@ -140,11 +140,11 @@ def test_a_person_commands_a_rollout_and_no_request_reaches_the_candidate_after_
         labels = slo.with_name("labels.json")
         labels.write_text('[{"id": "a1", "label": 3}, {"id": "nobody", "label": 3}]')
         counted = told(run(gateway, "feedback", "x2", str(labels)))
-        assert "1 labels counted, 1 of unknown requests, 0 counted before" in counted
+        assert "1 labels counted, 1 of unknown requests, 0 already counted" in counted
         stated = {"id": "b1", "label": 2, "prediction": 3, "model_version": "3"}
         labels.write_text(json.dumps([stated]))
         assert "1 labels counted" in told(run(gateway, "feedback", "x2", str(labels)))
-        assert "1 counted before" in told(run(gateway, "feedback", "x2", str(labels)))
+        assert "1 already counted" in told(run(gateway, "feedback", "x2", str(labels)))
         while not (wrong := wrong_decisions(gateway)):  # counts are collected now and then
             asked.more(10)
         assert wrong == 1
