@@ -96,8 +96,8 @@ def export(
     artifacts = [_artifact(request, source, row, len(rows) > 1) for row in rows]
     if len({artifact.config.name for artifact in artifacts}) < len(artifacts):
         raise UsageError(
-            f"--name-template '{request.destination.name_template}' gives two formats the same name; "
-            "put {format} into it"
+            f"--name-template '{request.destination.name_template}' gives two formats the same "
+            "name; put {format} into it"
         )
     with collected_without_libraries(), ExitStack() as stack:
         for artifact in artifacts:

@@ -145,7 +145,7 @@ def test_a_template_names_the_models(checkpoint: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("--name-template", "{name}"), 2, "gives two formats the same name; put {format} into it"),
+        (("--name-template", "{name}"), 2, "gives two formats the same name; put"),
         (("--name-template", "{nam}-{format}"), 2, "is invalid ('nam'); it may hold {name}"),
         (("--name-template", "{}-{format}"), 2, "is invalid"),
         (("--name-template", "{name"), 2, "is invalid"),
