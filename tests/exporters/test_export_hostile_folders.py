@@ -97,7 +97,7 @@ def test_weights_that_are_no_real_numbers_are_refused(folder: Path, dtype: torch
     state = load_file(path)
     state["classifier.weight"] = state["classifier.weight"].to(dtype)
     save_file(state, path, {"format": "pt"})
-    expected = f"the weight 'classifier.weight' is of {str(dtype).removeprefix('torch.')}"
+    expected = f"the weight 'classifier.weight' is {str(dtype).removeprefix('torch.')}"
     assert expected in refused(folder, 4)
 
 

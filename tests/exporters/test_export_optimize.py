@@ -546,7 +546,11 @@ def test_large_weights_stay_in_a_file_beside_the_optimised_graph(
         ),
         (("--block-size", "48", "--quantize", "int4"), 2, "--block-size 48 is not supported"),
         (("--quantize", "int4", "--dtype", "fp16"), 2, "are mutually exclusive"),
-        (("--quantize", "int4", "--format", "tflite"), 4, "no route to tflite in int4; use"),
+        (
+            ("--quantize", "int4", "--format", "tflite"),
+            4,
+            "cannot be converted to tflite in int4; use",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
