@@ -127,4 +127,9 @@ def _located(
 
 
 def _remedy(target: ExportTarget) -> str:
+    if target.calibration is not None:
+        return (
+            "; activations are quantised by their ranges on --calibrate: give inputs there that "
+            "cover the model's, and held-out ones with --data"
+        )
     return f"; try it without --optimize {target.optimize}" if target.optimize else ""

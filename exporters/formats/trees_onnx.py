@@ -12,7 +12,7 @@ import onnx
 from modelport.exporters.formats import ExportTarget
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.exporters.sources.trees.fitted_model import FEATURES, FittedModel
+from modelport.exporters.sources.trees.fitted_model import FEATURES, PROBABILITIES, FittedModel
 from modelport.gateway.cli.errors import first_line
 from modelport.gateway.errors import Unsupported
 
@@ -100,10 +100,23 @@ def _tighten(model: onnx.ModelProto, fitted: FittedModel) -> None:
 def _name(model: onnx.ModelProto, fitted: FittedModel) -> None:
     """Keep the probabilities or predictions alone, under their name; name the batch."""
     graph: Any = model.graph
-    old = graph.output[-1].name
+    # Classifiers give labels first, clusterers and outlier detectors labels and then scores.
+    chosen = graph.output[-1 if fitted.output == PROBABILITIES else 0]
+    old = chosen.name
+    if chosen.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
+        graph.initializer.append(
+            onnx.numpy_helper.from_array(np.array([-1, fitted.outputs]), "label_shape")
+        )
+        graph.node.extend(
+            (
+                onnx.helper.make_node("Cast", [old], ["label_float"], to=onnx.TensorProto.FLOAT),
+                onnx.helper.make_node("Reshape", ["label_float", "label_shape"], [fitted.output]),
+            )
+        )
+        old = ""
     for node in graph.node:
-        node.output[:] = [fitted.output if name == old else name for name in node.output]
-        node.input[:] = [fitted.output if name == old else name for name in node.input]
+        node.output[:] = [fitted.output if old and name == old else name for name in node.output]
+        node.input[:] = [fitted.output if old and name == old else name for name in node.input]
     shape: list[str | int | None] = ["batch", fitted.outputs]
     value = onnx.helper.make_tensor_value_info(fitted.output, onnx.TensorProto.FLOAT, shape)
     del graph.output[:]

@@ -335,6 +335,7 @@ def test_calibration_data_of_another_range_wrecks_the_decisions_and_is_refused(
     said = failed(invoke(cnn, *arguments, model=CNN), 3, tmp_path)
     assert "decisions agree on" in said
     assert "below 97.00%" in said
+    assert "give inputs there that cover the model's" in said
 
 
 def test_all_forms_of_calibration_data_give_the_same_inputs(fraud: Any, tmp_path: Path) -> None:

@@ -13,11 +13,22 @@ import numpy as np
 import pytest
 import xgboost
 from click.testing import CliRunner, Result
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import make_classification
-from sklearn.ensemble import GradientBoostingClassifier, RandomForestRegressor
+from sklearn.ensemble import (
+    GradientBoostingClassifier,
+    HistGradientBoostingClassifier,
+    IsolationForest,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
 from sklearn.linear_model import LogisticRegression
+from sklearn.multioutput import MultiOutputClassifier
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.semi_supervised import LabelPropagation
 from sklearn.svm import LinearSVC
 
 from modelport.exporters.cli.export import export
@@ -85,6 +96,23 @@ SUBJECTS: dict[str, tuple[Callable[[Path], Any], str, int]] = {
     ),
     "forest.skops": (
         lambda p: dump(RandomForestRegressor(5, max_depth=4).fit(FEATURES, X[:, 0]), p),
+        *("prediction", 1),
+    ),
+    "histograms.skops": (
+        lambda p: dump(HistGradientBoostingClassifier(max_iter=3).fit(FEATURES, Y), p),
+        *("probabilities", 3),
+    ),
+    "network.skops": (
+        lambda p: dump(
+            make_pipeline(StandardScaler(), MLPClassifier(4, max_iter=1000, random_state=0)).fit(
+                FEATURES, Y
+            ),
+            p,
+        ),
+        *("probabilities", 3),
+    ),
+    "outliers.skops": (
+        lambda p: dump(IsolationForest(n_estimators=5, random_state=0).fit(FEATURES), p),
         *("prediction", 1),
     ),
 }
@@ -164,6 +192,13 @@ def test_what_has_no_conversion_is_refused_with_the_reason(tmp_path: Path) -> No
     assert "splits on categories" in refused(tmp_path / "cat.txt").output
     dump(LinearSVC().fit(FEATURES, Y), tmp_path / "svc.skops")
     assert "CalibratedClassifierCV" in refused(tmp_path / "svc.skops").output
+    dump(KNeighborsClassifier().fit(FEATURES, Y), tmp_path / "near.skops")
+    assert "whose content nothing checks" in refused(tmp_path / "near.skops").output
+    several = MultiOutputClassifier(LogisticRegression()).fit(FEATURES, np.c_[Y > 0, Y > 1])
+    dump(several, tmp_path / "several.skops")
+    assert "probabilities of 2 outputs" in refused(tmp_path / "several.skops").output
+    dump(LabelPropagation().fit(FEATURES, Y), tmp_path / "spread.skops")
+    assert "does not know sklearn.semi_sup" in refused(tmp_path / "spread.skops").output
     dump(LogisticRegression(), tmp_path / "raw.skops")
     assert "is not fitted" in refused(tmp_path / "raw.skops").output
     path = write(tmp_path, "binary.ubj")
@@ -191,15 +226,28 @@ def test_a_file_of_skops_that_wants_to_run_code_is_not_loaded(tmp_path: Path) ->
     assert "builtins.print, which may run code" in done.output
 
 
-def test_a_tree_whose_nodes_lead_out_of_it_is_refused(tmp_path: Path) -> None:
+def test_a_tree_whose_nodes_point_outside_it_is_refused(tmp_path: Path) -> None:
     model = RandomForestRegressor(2, max_depth=2).fit(FEATURES, X[:, 0])
-    tree = model.estimators_[1].tree_
+    _mislead(model.estimators_[1].tree_)
+    hidden = RandomForestClassifier(2, max_depth=2)
+    calibrated = CalibratedClassifierCV(hidden, cv=2).fit(FEATURES, Y)
+    _mislead(calibrated.calibrated_classifiers_[0].estimator.estimators_[0].tree_)
+    nested = RandomForestClassifier(2, max_depth=2).fit(FEATURES, Y)
+    _mislead(nested.estimators_[0].tree_)
+    for _ in range(4):
+        nested = make_pipeline(nested)
+    histograms = HistGradientBoostingClassifier(max_iter=1).fit(FEATURES, Y)
+    histograms._predictors[0][0].nodes["left"][0] = 10_000
+    for each in (model, calibrated, nested, histograms):
+        dump(each, tmp_path / "evil.skops")
+        done = refused(tmp_path / "evil.skops")
+        assert "nodes point outside it" in done.output
+
+
+def _mislead(tree: Any) -> None:
     state = tree.__getstate__()
     state["nodes"]["left_child"][0] = 10_000
     tree.__setstate__(state)
-    dump(model, tmp_path / "evil.skops")
-    done = refused(tmp_path / "evil.skops")
-    assert "nodes point outside it" in done.output
 
 
 @pytest.mark.parametrize("name", ["binary.ubj", "softmax.json", "pipeline.skops"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,18 @@ from modelport.gateway.repository.artifact_checks.load_guard import no_code
 from modelport.gateway.types import Array
 
 #: Types that skops does not trust by itself. The arrays of a tree are checked here.
-TRUSTED = ("sklearn.tree._tree.Tree",)
 TREE = "sklearn.tree._tree.Tree"
+HISTOGRAM_TREE = "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor"
+TRUSTED = (
+    TREE,
+    HISTOGRAM_TREE,
+    "sklearn.calibration._CalibratedClassifier",
+    "sklearn.calibration._SigmoidCalibration",
+    "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
+    "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
+    "sklearn.utils._bunch.Bunch",
+)
+OWN = "sklearn."
 LEAF = -1
 
 
@@ -38,6 +48,8 @@ def read(path: Path) -> FittedModel:
         raise Unsupported(f"'{path.name}' is not fitted; save it after fit()")
     for tree in _trees(estimator):
         _check(tree, path)
+    for tree, features in _histogram_trees(estimator):
+        _check_histogram_tree(tree, features, path)
     classifies = hasattr(estimator, "predict_proba")
     if not classifies and not hasattr(estimator, "predict"):
         raise Unsupported(f"'{path.name}' predicts nothing; save the whole pipeline")
@@ -49,10 +61,18 @@ def read(path: Path) -> FittedModel:
 
     def predict(features: Array) -> Array:
         with warnings.catch_warnings(action="ignore"):  # "X does not have valid feature names"
-            return np.asarray(function(features)).reshape(len(features), -1)
+            found = function(features)
+        if isinstance(found, list):
+            raise Unsupported(
+                f"'{path.name}' gives probabilities of {len(found)} outputs; export an estimator "
+                "for each"
+            )
+        return np.asarray(found).reshape(len(features), -1)
 
     try:
         outputs = predict(np.zeros((1, count), np.float32)).shape[1]
+    except Unsupported:
+        raise
     except Exception as error:
         raise Unsupported(
             f"'{path.name}' does not predict from a matrix of numbers ({first_line(error)}); train "
@@ -72,6 +92,7 @@ def read(path: Path) -> FittedModel:
         size=sum(_size(value) for value in _values(estimator)),
         centre=_centre(first),
         spread=_spread(first),
+        missing=direct and any(_histogram_trees(estimator)),
     )
 
 
@@ -79,6 +100,11 @@ def _load(path: Path) -> Any:
     zip_guard.check(path)
     try:
         foreign = sorted(set(skops.io.get_untrusted_types(file=path)) - set(TRUSTED))
+        if foreign and all(name.startswith(OWN) for name in foreign):
+            raise Unsupported(
+                f"'{path.name}' holds {', '.join(foreign)}, whose content nothing checks: not "
+                "loaded; use another kind of estimator"
+            )
         if foreign:
             raise IntegrityError(
                 f"'{path.name}' holds {', '.join(foreign)}, which may run code: refused and not "
@@ -86,7 +112,7 @@ def _load(path: Path) -> Any:
             )
         with no_code(path.name), warnings.catch_warnings(action="ignore"):
             return skops.io.load(path, trusted=list(TRUSTED))
-    except IntegrityError:
+    except (IntegrityError, Unsupported):
         raise
     except Exception as error:
         raise IntegrityError(
@@ -95,28 +121,42 @@ def _load(path: Path) -> Any:
         ) from error
 
 
-def _values(estimator: Any, depth: int = 0) -> Iterator[Any]:
-    """The fitted arrays and trees in an estimator and those inside of it."""
-    if depth > 8:
-        return
-    if isinstance(estimator, np.ndarray) and estimator.dtype == object:
-        estimator = list(estimator.flat)
-    if isinstance(estimator, np.ndarray) or _is_tree(estimator):
-        yield estimator
-    elif isinstance(estimator, list | tuple):
-        for each in estimator:
-            yield from _values(each, depth + 1)
-    elif hasattr(estimator, "get_params"):
-        for value in vars(estimator).values():
-            yield from _values(value, depth + 1)
+def _values(estimator: Any) -> Iterator[Any]:
+    """The fitted arrays and trees in an estimator and in all that it holds, each once."""
+    found: list[Any] = [estimator]
+    seen: set[int] = set()
+    while found:
+        value = found.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, np.ndarray) and value.dtype == object:
+            found.extend(value.flat)
+        elif isinstance(value, np.ndarray) or _kind(value) == TREE:
+            yield value
+        elif isinstance(value, list | tuple):
+            found.extend(value)
+        elif isinstance(value, Mapping):
+            found.extend(value.values())
+        elif _kind(value).startswith(OWN) and hasattr(value, "__dict__"):
+            yield value
+            found.extend(vars(value).values())
 
 
-def _is_tree(value: Any) -> bool:
-    return f"{type(value).__module__}.{type(value).__name__}" == TREE
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__name__}"
 
 
 def _trees(estimator: Any) -> Iterator[Any]:
-    return (value for value in _values(estimator) if _is_tree(value))
+    return (value for value in _values(estimator) if _kind(value) == TREE)
+
+
+def _histogram_trees(estimator: Any) -> Iterator[tuple[Any, int]]:
+    """The trees of histogram-based boosting, each with the number of its features."""
+    for value in _values(estimator):
+        for row in getattr(value, "_predictors", ()):
+            for tree in row:
+                yield tree, value.n_features_in_
 
 
 def _check(tree: Any, path: Path) -> None:
@@ -128,12 +168,31 @@ def _check(tree: Any, path: Path) -> None:
     sound = all(
         (child[inner] > numbers).all() and (child[inner] < count).all() for child in (left, right)
     )
-    sound = sound and (right[~inner] == LEAF).all()
+    sound = sound and count > 0 and (right[~inner] == LEAF).all()
     if not (sound and ((feature[inner] >= 0) & (feature[inner] < tree.n_features)).all()):
-        raise IntegrityError(
-            f"'{path.name}' holds a tree whose nodes point outside it: refused; save it again with "
-            "skops.io.dump()"
+        raise _unsound(path)
+
+
+def _check_histogram_tree(tree: Any, features: int, path: Path) -> None:
+    nodes = tree.nodes
+    if nodes["is_categorical"].any():
+        raise Unsupported(
+            f"'{path.name}' splits on categories, which have no exact conversion; encode them as "
+            "numbers before training"
         )
+    inner = nodes["is_leaf"] == 0
+    numbers, feature = np.arange(len(nodes))[inner], nodes["feature_idx"][inner]
+    children = (nodes["left"][inner], nodes["right"][inner])
+    sound = all((child > numbers).all() and (child < len(nodes)).all() for child in children)
+    if not (len(nodes) and sound and ((feature >= 0) & (feature < features)).all()):
+        raise _unsound(path)
+
+
+def _unsound(path: Path) -> IntegrityError:
+    return IntegrityError(
+        f"'{path.name}' holds a tree whose nodes point outside it: refused; save it again with "
+        "skops.io.dump()"
+    )
 
 
 def _splits(estimator: Any) -> dict[int, list[float]]:
@@ -142,11 +201,17 @@ def _splits(estimator: Any) -> dict[int, list[float]]:
         inner = tree.children_left != LEAF
         for feature, value in zip(tree.feature[inner], tree.threshold[inner], strict=True):
             found[int(feature)].append(float(value))
+    for tree, _ in _histogram_trees(estimator):
+        nodes = tree.nodes[tree.nodes["is_leaf"] == 0]
+        for feature, value in zip(nodes["feature_idx"], nodes["num_threshold"], strict=True):
+            found[int(feature)].append(float(value))
     return found
 
 
 def _size(value: Any) -> int:
-    return int(value.node_count if _is_tree(value) else value.size)
+    if _kind(value) == TREE:
+        return int(value.node_count)
+    return int(value.size) if isinstance(value, np.ndarray) else 0
 
 
 def _centre(step: Any) -> Array | float:
