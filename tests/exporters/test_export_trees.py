@@ -203,7 +203,7 @@ def test_what_has_no_conversion_is_refused_with_the_reason(tmp_path: Path) -> No
     assert "is not fitted" in refused(tmp_path / "raw.skops").output
     path = write(tmp_path, "binary.ubj")
     assert "omit --model" in refused(path, "--model", "fraud").output
-    assert "no route to torchscript" in refused(path, "--format", "torchscript").output
+    assert "cannot be converted to torchscript" in refused(path, "--format", "torchscript").output
     assert "--opset 20 is not supported" in refused(path, "--opset", "20").output
 
 
