@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +16,7 @@ import grpc
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+from modelport.gateway.upstream import tls_errors
 from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.users import authentication
 
@@ -118,11 +120,15 @@ def ask(target: LoadTestTarget) -> RequestSignature:
                 return read(json.load(reply))
         except urllib.error.HTTPError as error:
             said = error.read()[:200].decode(errors="replace")
+            if error.code == HTTPStatus.UNAUTHORIZED:
+                raise SignatureUnknown(_refused(target, said)) from error
             tried.append(f"{path}: HTTP {error.code} {said}")
         except (ValueError, KeyError, TypeError, json_format.ParseError) as error:
             tried.append(f"{path}: {error}")
         except OSError as error:
-            raise SignatureUnknown(unreachable(target, error)) from error
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            known = tls_errors.explain(reason, base) if isinstance(reason, OSError) else None
+            raise SignatureUnknown(known or unreachable(target, error)) from error
     raise SignatureUnknown(_untold(target, tried[0]))
 
 
@@ -130,6 +136,13 @@ def unreachable(target: LoadTestTarget, error: object) -> str:
     return (
         f"{target.address} cannot describe model '{target.model}' ({error}); "
         "is the server running there, and is this the right port?"
+    )
+
+
+def _refused(target: LoadTestTarget, said: str) -> str:
+    return (
+        f"{target.address} refuses the request for model '{target.model}' ({said}); give a valid "
+        "key or token with --token-file"
     )
 
 
@@ -155,6 +168,8 @@ def _ask_grpc(target: LoadTestTarget) -> RequestSignature:
             said = f"{error.code().name}: {error.details()}"
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise SignatureUnknown(unreachable(target, said)) from error
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise SignatureUnknown(_refused(target, said)) from error
             raise SignatureUnknown(_untold(target, said)) from error
 
 

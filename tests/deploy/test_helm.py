@@ -242,6 +242,7 @@ def test_a_packaged_chart_holds_what_its_links_lead_to(tmp_path: Path) -> None:
             "a client without a certificate may do everything",
         ),
         ("tls.secretName=modelport/tls", "tls.secretName"),
+        ("access.rules=[certificates]", "[certificates], which needs tls.clientCertificates"),
     ],
 )
 def test_values_that_cannot_be_are_refused(setting: str, names: str) -> None:

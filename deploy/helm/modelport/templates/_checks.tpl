@@ -32,6 +32,9 @@
 {{- if and .Values.tls.clientCertificates (not (include "modelport.hasAccess" .)) -}}
 {{- fail "tls.clientCertificates needs access.rules with [certificates]: without rules, a client without a certificate may do everything" -}}
 {{- end -}}
+{{- if and (regexMatch `(?m)^\s*\[certificates\]` (toString .Values.access.rules)) (not .Values.tls.clientCertificates) -}}
+{{- fail "access.rules has [certificates], which needs tls.clientCertificates=true" -}}
+{{- end -}}
 {{- $ports := list (int .Values.service.httpPort) (int .Values.service.grpcPort) (int .Values.service.metricsPort) -}}
 {{- if lt (len (uniq $ports)) 3 -}}
 {{- fail (printf "service.httpPort, service.grpcPort and service.metricsPort are %v: give them different ports" $ports) -}}
