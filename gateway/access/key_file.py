@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
@@ -168,7 +169,8 @@ def parse_file(file: FileContent, option: str) -> tuple[ApiKey, ...]:
     try:
         content = file.read()
     except OSError as error:
-        raise UsageError(f"{option} '{path}' cannot be read ({error.strerror})") from error
+        remedy = "; 'modelport key create' makes one" if error.errno == errno.ENOENT else ""
+        raise UsageError(f"{option} '{path}' cannot be read ({error.strerror}){remedy}") from error
     _check_mode(path, file.mode)
     if len(content) > MAX_FILE_BYTES:
         raise UsageError(f"{option} '{path}' is larger than {MAX_FILE_BYTES} bytes")

@@ -157,7 +157,7 @@ def test_without_a_token_or_a_certificate_the_reason_is_told(server: SecuredServ
         server.target(LoadTestProtocol.OIP_GRPC),
         credentials=server.files._replace(token_file=None),
     )
-    with pytest.raises(NotMeasured, match="UNAUTHENTICATED.*--token-file"):
+    with pytest.raises(NotMeasured, match=r"UNAUTHENTICATED.*--token-file"):
         measure_mix([(grpc, 1)], LoadProfile(duration_seconds=0.2))
 
 

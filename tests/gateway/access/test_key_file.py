@@ -114,7 +114,7 @@ def test_a_file_that_is_none_or_endless_is_refused(tmp_path: Path) -> None:
         ("pipe", "is not a regular file"),
         ("folder", "cannot be read .Is a directory"),
         ("large", "is larger than"),
-        ("missing", "cannot be read .No such file"),
+        ("missing", "cannot be read .No such file.*; 'modelport key create' makes one"),
     ):
         with pytest.raises(UsageError, match=message):
             key_file.read(tmp_path / name)
