@@ -259,8 +259,8 @@ def _check_dataset(path: Path, where: str, dataset: h5py.Dataset) -> None:
 def _check_expansion(path: Path, size: int, stored: int) -> None:
     if size > EXPANSION_FLOOR_BYTES and size > MAX_EXPANSION * stored:
         raise IntegrityError(
-            f"'{path.name}' would inflate from {stored} to {size} bytes: refused as a "
-            "decompression bomb"
+            f"'{path.name}' would inflate from {stored} to {size} bytes, as a "
+            "decompression bomb does: refused"
         )
 
 

@@ -249,5 +249,5 @@ def test_a_damaged_file_is_one_line(fraud_files: Exported, tmp_path: Path) -> No
 
 
 def test_half_precision_arithmetic_is_refused(fraud_files: Exported) -> None:
-    with pytest.raises(Unsupported, match="no route to tflite in bf16"):
+    with pytest.raises(Unsupported, match="cannot be converted to tflite in bf16"):
         check_route(fraud_files.source, FORMATS["tflite"], ExportTarget("bf16"))
