@@ -169,7 +169,8 @@ class Bench:
                     told = json.loads(line)
                     count += 1
                     name = prefix + told["test"].removeprefix(file.name) + suffix
-                    yield Outcome(name, _VERDICTS[told["outcome"]], _end(told["text"]))
+                    detail = _end(told["text"].removeprefix("Skipped: "))
+                    yield Outcome(name, _VERDICTS[told["outcome"]], detail)
             process.wait(FILE_SECONDS)
             output.seek(0)
             said = output.read()

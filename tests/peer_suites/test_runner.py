@@ -58,7 +58,7 @@ def test_each_test_of_a_file_has_its_verdict(outcomes: list[Outcome]) -> None:
         "test_bad": Verdict.FAIL,
         "test_gpu": Verdict.NOT_APPLICABLE,
     }
-    assert found["test_gpu"].detail == "Skipped: GPU"
+    assert found["test_gpu"].detail == "GPU"
     assert "one is not two" in found["test_bad"].detail
 
 
@@ -124,7 +124,7 @@ def test_a_test_that_did_not_run_is_in_the_table(
     table = (tmp_path / "peer-suites.md").read_text()
     assert "| [Some tests](#some) | 1 | 1 | 0 | 1 | 1 |" in table
     assert "::test_bad` | fail | AssertionError: 1 != 2 : one is not two |" in table
-    assert "::test_gpu` | not applicable | Skipped: GPU |" in table
+    assert "::test_gpu` | not applicable | GPU |" in table
 
 
 def test_a_run_of_one_file_keeps_what_the_table_has_of_the_others(tmp_path: Path) -> None:
