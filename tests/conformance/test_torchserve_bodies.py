@@ -178,7 +178,7 @@ def test_bytes_of_a_bytes_model_are_taken_and_given_as_they_are(served: Gateway)
         ("identity_bytes", b'{"instances": [[{"b64": "!"}]]}', "not base64"),
         ("identity_bytes", b'{"instances": [[{"b64": 3}]]}', "not base64"),
         ("x2", ROW + b"1", "unexpected additional input data"),
-        ("x2", picture(), "the body is an image, but the model's input 'x' is none"),
+        ("x2", picture(), "the body is an image, but the model's input 'x' takes none"),
         ("fixed", b'{"instances": [1, 2]}', "takes no batch"),
         ("lettered", picture(), "'image.mean' must be one number, or 3, not 'no'"),
     ],

@@ -35,6 +35,8 @@ from modelport.gateway.types import (
 from tests.gateway.inference.batching.batchers import make
 
 CASES = int(os.environ.get("MODELPORT_BATCHING_CASES", "10000"))
+#: Ordeals until a batch that was submitted ahead is recalled, which is a matter of chance.
+MOST_ORDEALS = 20
 IN_FLIGHT = 48
 #: Far more than any request of an ordeal takes, whatever else the machine does.
 HUNG_SECONDS = 60.0
@@ -228,12 +230,16 @@ async def test_no_request_hangs_or_gets_the_answer_of_another(
     extra, model_class = SETTINGS[name]
     infer, model, _ = make(extra, CONFIG, model_class)
     cases = -(-CASES // len(SETTINGS))
-    findings = await ordeal(infer, cases)
-    assert findings.faults == {}
-    assert sum(findings.ends.values()) == cases
-    # The ordeal is one: everything that it is about has really happened.
-    assert min(findings.ends[how] for how in ("answered", "cancelled", "timed out", "poison")) > 0
-    assert model.largest == 8
+    for _ in range(MOST_ORDEALS):
+        findings = await ordeal(infer, cases)
+        assert findings.faults == {}
+        assert sum(findings.ends.values()) == cases
+        # The ordeal is one: everything that it is about has really happened.
+        ends = [findings.ends[how] for how in ("answered", "cancelled", "timed out", "poison")]
+        assert min(ends) > 0
+        assert model.largest == 8
+        if recalled or model_class is not Ahead:
+            break
     assert bool(recalled) is (model_class is Ahead)
     batcher: Any = infer
     assert not any((batcher._queue, batcher._running, batcher._next, batcher._order))
