@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from modelport.gateway.access import key_file
-from modelport.gateway.access.api_keys import ApiKeys
+from modelport.gateway.access import api_key_file
+from modelport.gateway.access.api_key_authenticator import ApiKeys
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION
 from modelport.gateway.errors import Unauthenticated
 from modelport.gateway.runtime.file_watcher import FileWatcher
@@ -84,8 +84,8 @@ class Target:
     """A key file with one key, and wrong keys of several classes."""
 
     def __init__(self, folder: Path) -> None:
-        self.text, entry = key_file.generate("ci")
-        with key_file.locked(folder / "keys.toml") as replace:
+        self.text, entry = api_key_file.generate("ci")
+        with api_key_file.locked(folder / "keys.toml") as replace:
             replace((entry,))
         self.keys = ApiKeys(table(folder, '[keys]\nfile = "keys.toml"'), FileWatcher())
 
@@ -103,14 +103,16 @@ class Target:
         So many must be possible that each draw has others: see ``measure``.
         """
         start = (
-            len("mp_") if right < len("mp_") + key_file.ID_LENGTH else self.text.index("_", 3) + 1
+            len("mp_")
+            if right < len("mp_") + api_key_file.ID_LENGTH
+            else self.text.index("_", 3) + 1
         )
         classes: tuple[list[bytes], list[bytes]] = ([], [])
         for _ in range(count):  # in turn, so that neither class has the better place in memory
             for each, kept in zip(classes, (right, start), strict=True):
                 key = self.text
                 while key[kept] == self.text[kept]:
-                    key = self.text[:kept] + key_file.generate("x")[0][kept:]
+                    key = self.text[:kept] + api_key_file.generate("x")[0][kept:]
                 each.append(key.encode())
         return classes
 
@@ -131,7 +133,7 @@ def main(samples: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         target = Target(Path(folder))
         right, whole = target.text.encode(), len(target.text)
-        id_end = len("mp_") + key_file.ID_LENGTH
+        id_end = len("mp_") + api_key_file.ID_LENGTH
 
         def bad(compare: Callable[[bytes, bytes], bool]) -> Check:
             """The gateway's check, with a comparison of the key itself."""

@@ -52,7 +52,7 @@ LONG = [
         "attacks/test_trial",
         "loadtests/test_compare_servers",
         "exporters/test_export_datatypes",
-        "faults/test_artifacts",
+        "faults/test_damaged_artifacts",
         "exporters/test_export_precision",
         "exporters/test_export_lora",
         "exporters/test_export_pt2",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from modelport.gateway.access.api_keys import ApiKeys
+from modelport.gateway.access.api_key_authenticator import ApiKeys
 from modelport.gateway.access.authentication import Authenticator
 from modelport.gateway.access.connection_identities import (
     CertificateAuthenticator,

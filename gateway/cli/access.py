@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import click
 
-from modelport.gateway.access.api_keys import keys_of
+from modelport.gateway.access.api_key_authenticator import keys_of
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.principal import ANONYMOUS, ANONYMOUS_NAME, Principal
 from modelport.gateway.access.rules_file import read_access_file

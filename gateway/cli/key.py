@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
-from modelport.gateway.access import key_file
-from modelport.gateway.access.key_file import ApiKey, Entries
+from modelport.gateway.access import api_key_file
+from modelport.gateway.access.api_key_file import ApiKey, Entries
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.cli.errors import OneLineGroup, UsageError
 from modelport.gateway.cli.tables import print_table
@@ -74,11 +74,11 @@ def create(
     now = datetime.now(UTC)
     globs = split(models)
     allowed = split(operations) or (DEFAULT_OPERATIONS if globs else ())
-    text, entry = key_file.generate(
+    text, entry = api_key_file.generate(
         name, expires=read_expiry(expires, now), operations=allowed, models=globs
     )
-    with key_file.locked(file) as replace:
-        replace(key_file.add(_entries(file), entry, now))
+    with api_key_file.locked(file) as replace:
+        replace(api_key_file.add(_entries(file), entry, now))
     _show_new(text, entry, file)
 
 
@@ -96,10 +96,10 @@ def rotate(name: str, overlap: str, expires: str | None, file: Path) -> None:
     """
     now = datetime.now(UTC)
     length = read_duration(overlap, "--overlap")
-    with key_file.locked(file) as replace:
+    with api_key_file.locked(file) as replace:
         entries = _entries(file)
         end = _end_like(entries, name, now) if expires is None else read_expiry(expires, now)
-        text, entries = key_file.rotate(entries, name, end, length, now)
+        text, entries = api_key_file.rotate(entries, name, end, length, now)
         replace(entries)
     _show_new(text, entries[-1], file)
     click.echo(f"the old key is valid for another {overlap} at most", err=True)
@@ -110,8 +110,8 @@ def rotate(name: str, overlap: str, expires: str | None, file: Path) -> None:
 @file_option
 def revoke(name_or_id: str, file: Path) -> None:
     """Remove all keys of NAME, or the key ID."""
-    with key_file.locked(file) as replace:
-        kept, gone = key_file.revoke(_entries(file, must_exist=True), name_or_id)
+    with api_key_file.locked(file) as replace:
+        kept, gone = api_key_file.revoke(_entries(file, must_exist=True), name_or_id)
         replace(kept)
     for entry in gone:
         click.echo(f"revoked {entry.id} of '{entry.name}'")
@@ -190,7 +190,7 @@ def _end_like(entries: Entries, name: str, now: datetime) -> datetime | None:
 def _entries(file: Path, must_exist: bool = False) -> Entries:
     if not must_exist and not file.exists():
         return ()
-    return key_file.read(file, "--file")
+    return api_key_file.read(file, "--file")
 
 
 def _show_new(text: str, entry: ApiKey, file: Path) -> None:

@@ -17,7 +17,7 @@ from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import manifest, standalone_model, untrusted_files
 from modelport.gateway.repository.artifact_checks import saved_model_guard
 from tests.attacks import hostile_graphs
-from tests.attacks.test_artifacts import LINE, Repository, _multiply
+from tests.attacks.test_hostile_artifacts import LINE, Repository, _multiply
 
 
 def nested(folder: Path, levels: int) -> None:

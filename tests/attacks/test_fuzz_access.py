@@ -20,8 +20,8 @@ import jwt
 import pytest
 from jwt.algorithms import OKPAlgorithm
 
-from modelport.gateway.access import credentials, jwks, key_file, located_toml
-from modelport.gateway.access.api_keys import ApiKeys
+from modelport.gateway.access import api_key_file, credentials, jwks, located_toml
+from modelport.gateway.access.api_key_authenticator import ApiKeys
 from modelport.gateway.access.authentication import Authenticator, AuthenticatorChain, combined
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
 from modelport.gateway.access.operations import Operation
@@ -47,8 +47,8 @@ class Gate:
     """Authenticators of every kind, and the credentials that they accept."""
 
     def __init__(self, folder: Path) -> None:
-        self.text, entry = key_file.generate("ci", operations=["infer"])
-        with key_file.locked(folder / "keys.toml") as replace:
+        self.text, entry = api_key_file.generate("ci", operations=["infer"])
+        with api_key_file.locked(folder / "keys.toml") as replace:
             replace((entry,))
         self.issuer, self.stranger = Issuer("EdDSA"), Issuer("EdDSA")
         (folder / "jwks.json").write_bytes(key_set(self.issuer))
@@ -224,10 +224,12 @@ def test_the_names_of_certificates_and_users_stay_names(gate: Gate) -> None:
 
 def key_files() -> list[bytes]:
     entries = [
-        key_file.generate("ci", operations=["infer", "metadata"], models=["fraud*", "größe"])[1],
-        key_file.generate("b.c-d_e@f", operations=["*"])[1],
+        api_key_file.generate("ci", operations=["infer", "metadata"], models=["fraud*", "größe"])[
+            1
+        ],
+        api_key_file.generate("b.c-d_e@f", operations=["*"])[1],
     ]
-    return [key_file.serialize(entries), key_file.serialize(entries[1:])]
+    return [api_key_file.serialize(entries), api_key_file.serialize(entries[1:])]
 
 
 def test_key_files_are_read_as_written_or_refused(tmp_path: Path) -> None:
@@ -237,9 +239,9 @@ def test_key_files_are_read_as_written_or_refused(tmp_path: Path) -> None:
         content = mutate_bytes(chance, chance.choice(seeds))
 
         def run(content: bytes = content) -> None:
-            entries = key_file.parse(Path("keys.toml"), content)
-            written = key_file.serialize(entries)
-            assert key_file.parse(Path("keys.toml"), written) == entries
+            entries = api_key_file.parse(Path("keys.toml"), content)
+            written = api_key_file.serialize(entries)
+            assert api_key_file.parse(Path("keys.toml"), written) == entries
 
         finds.run(number, content, run)
     finds.assert_none()
@@ -346,10 +348,10 @@ def test_rules_are_compiled_or_refused_with_their_line(tmp_path: Path) -> None:
 
 def test_a_hash_that_starts_like_the_right_one_is_wrong(tmp_path: Path) -> None:
     """The known-bad variant of the check above: a comparison of prefixes would pass."""
-    text, entry = key_file.generate("ci")
+    text, entry = api_key_file.generate("ci")
     digest = hashlib.sha256(text.encode()).hexdigest()
     flipped = digest[:-1] + ("0" if digest[-1] != "0" else "1")
-    entries = key_file.serialize([entry]).replace(digest.encode(), flipped.encode())
+    entries = api_key_file.serialize([entry]).replace(digest.encode(), flipped.encode())
     (tmp_path / "keys.toml").write_bytes(entries)
     (tmp_path / "keys.toml").chmod(0o600)
     keys = ApiKeys(table(tmp_path, '[keys]\nfile = "keys.toml"'), FileWatcher())

@@ -22,7 +22,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.protocols.tfserving import examples as tfserving_examples
 from modelport.gateway.protocols.tfserving import examples_json as tfserving_examples_json
-from modelport.gateway.protocols.tfserving import json as tfserving_json
+from modelport.gateway.protocols.tfserving import predict_json
 from modelport.gateway.protocols.tfserving.json_value import quoted
 from modelport.gateway.protocols.tfserving.servable_signatures import ServableVersion
 from modelport.gateway.repository import config as configuration
@@ -120,10 +120,10 @@ def test_the_predict_decoder_raises_nothing_unforeseen_and_its_tensors_are_answe
 
         def run(model: ServableVersion = model, body: bytes = body) -> None:
             with quoting():
-                decoded = tfserving_json.decode(body, model)
+                decoded = predict_json.decode(body, model)
             for tensor in decoded.inputs:
                 _check(tensor)
-            text = tfserving_json.encode(decoded.inputs, decoded.by_row)
+            text = predict_json.encode(decoded.inputs, decoded.by_row)
             assert type(json.loads(text)) is dict
 
         finds.run(number, body, run)

@@ -19,7 +19,7 @@ SPY = """\
 thread (7): "MainThread";main (gateway/server/app.py:1);data (gateway/server/grpc/connection.py:2) 3
 thread (7): "MainThread";infer (gateway/inference/s.py:1);put (gateway/inference/batching/q.py:2) 2
 thread (7): "MainThread";main (gateway/server/app.py:1);run (uvloop/loop.pyx:1) 4
-thread (9): "fraud-1_0";_run (gateway/backends/embedded/runtime.py:1) 50
+thread (9): "fraud-1_0";_run (gateway/backends/embedded/embedded_backend.py:1) 50
 """
 
 

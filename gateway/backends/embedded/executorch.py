@@ -14,8 +14,8 @@ from executorch.runtime import Runtime, Verification
 
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import placement, runtime
+from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend, SessionPool
 from modelport.gateway.backends.embedded.native_output import filtered_stderr
-from modelport.gateway.backends.embedded.runtime import EmbeddedBackend, SessionPool
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository import config as configuration

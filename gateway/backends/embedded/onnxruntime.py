@@ -16,7 +16,7 @@ import onnxruntime as ort
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import onnxruntime_options, placement, runtime
-from modelport.gateway.backends.embedded.runtime import Compute, EmbeddedBackend
+from modelport.gateway.backends.embedded.embedded_backend import Compute, EmbeddedBackend
 from modelport.gateway.errors import Internal, InvalidArgument, Unsupported
 from modelport.gateway.repository.artifact_checks import onnx_guard
 from modelport.gateway.repository.autocomplete import ArtifactTensor

@@ -25,7 +25,7 @@ import torch
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import placement, runtime
-from modelport.gateway.backends.embedded.runtime import EmbeddedBackend
+from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
 from modelport.gateway.backends.embedded.warmup import Contradiction
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository import autocomplete

@@ -22,11 +22,11 @@ import numpy as np
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import placement, runtime
+from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
 from modelport.gateway.backends.embedded.native_output import (
     TENSORFLOW_ENVIRONMENT,
     filtered_stderr,
 )
-from modelport.gateway.backends.embedded.runtime import EmbeddedBackend
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository.artifact_checks import saved_model_guard

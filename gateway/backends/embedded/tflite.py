@@ -15,8 +15,12 @@ import numpy as np
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import placement, runtime
+from modelport.gateway.backends.embedded.embedded_backend import (
+    Compute,
+    EmbeddedBackend,
+    SessionPool,
+)
 from modelport.gateway.backends.embedded.native_output import filtered_stderr
-from modelport.gateway.backends.embedded.runtime import Compute, EmbeddedBackend, SessionPool
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.artifact_checks import tflite_guard

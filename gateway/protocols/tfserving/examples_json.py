@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.protocols.tfserving import json as tfserving_json
+from modelport.gateway.protocols.tfserving import predict_json
 from modelport.gateway.protocols.tfserving.json_value import is_base64, json_name, unescape, wrong
 from modelport.gateway.runtime import offload
 from modelport.gateway.wire import json_text
@@ -38,7 +38,7 @@ def decode(body: bytes) -> tuple[pb.Input, str]:
     Raises:
         InvalidArgument: The request is invalid, in TensorFlow Serving's words.
     """
-    document = tfserving_json.parse(body, MAX_FEATURES)
+    document = predict_json.parse(body, MAX_FEATURES)
     try:
         return _input(document), document.get("signature_name", "")
     finally:

@@ -31,8 +31,7 @@ from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_operations import HEALTH, INFER, METADATA
 from modelport.gateway.protocols.http_response import JSON, document, refuse, reply
 from modelport.gateway.protocols.tfserving import examples_json as tfserving_examples_json
-from modelport.gateway.protocols.tfserving import json as tfserving_json
-from modelport.gateway.protocols.tfserving import results
+from modelport.gateway.protocols.tfserving import predict_json, results
 from modelport.gateway.protocols.tfserving import schema as tfserving_schema
 from modelport.gateway.protocols.tfserving.inference import Inference, TfServingCall
 from modelport.gateway.protocols.tfserving.servable_signatures import Selected, code
@@ -153,10 +152,10 @@ class TfServingHttp:
     async def _predict(self, call: TfServingCall, body: bytes, rows: str = "predictions") -> Buffer:
         decoded, outputs = await self._inference.predict(
             call,
-            lambda version: tfserving_json.decode(body, version),
+            lambda version: predict_json.decode(body, version),
             images=len(body) <= offload.INLINE_BYTES and image_decoding.in_json(body),
         )
-        work = partial(tfserving_json.encode, outputs, decoded.by_row, rows)
+        work = partial(predict_json.encode, outputs, decoded.by_row, rows)
         return await response_encoding.encode(work, outputs, call.deadline)
 
     async def _explain(self, call: TfServingCall, body: bytes) -> Buffer:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 import httpx
 
-from modelport.gateway.access import key_file
+from modelport.gateway.access import api_key_file
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.settings import ModelControlMode, Settings, VertexAi
 from tests.models import multiply
@@ -57,12 +57,12 @@ def write_keys(folder: Path, *names: str) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     keys, entries = {}, []
     for name in names:
-        keys[name], entry = key_file.generate(name)
+        keys[name], entry = api_key_file.generate(name)
         entries.append(entry)
     past = datetime.now(UTC) - timedelta(seconds=1)
-    keys["expired"], entry = key_file.generate(names[0] + "-old", expires=past)
+    keys["expired"], entry = api_key_file.generate(names[0] + "-old", expires=past)
     keys["wrong"] = keys[names[0]][:-1] + ("A" if keys[names[0]][-1] != "A" else "B")
-    with key_file.locked(folder / "keys.toml") as replace:
+    with api_key_file.locked(folder / "keys.toml") as replace:
         replace([*entries, entry])
     return keys
 

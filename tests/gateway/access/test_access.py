@@ -11,7 +11,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from modelport.gateway.access import access, key_file
+from modelport.gateway.access import access, api_key_file
 from modelport.gateway.access.access_metrics import ERRORS
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION
 from modelport.gateway.cli.errors import UsageError
@@ -257,8 +257,8 @@ async def test_a_credential_ends_when_it_expires_and_not_a_moment_later(
 ) -> None:
     now = datetime.now(UTC).replace(microsecond=0)
     for seconds in (1, 3600):  # nothing is kept of the first, and the second is used again
-        text, entry = key_file.generate("ci", expires=now + timedelta(seconds=seconds))
-        with key_file.locked(tmp_path / "keys.toml") as replace:
+        text, entry = api_key_file.generate("ci", expires=now + timedelta(seconds=seconds))
+        with api_key_file.locked(tmp_path / "keys.toml") as replace:
             replace([entry])
         (tmp_path / "access.toml").write_text(KEYS)
         monkeypatch.setattr("time.time", now.timestamp)

@@ -17,7 +17,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from modelport.gateway.access import key_file
+from modelport.gateway.access import api_key_file
 from modelport.gateway.access.jwks import JwksUrl
 from modelport.gateway.server.tls.certificate import TlsFiles
 from tests.certificates import TestAuthority
@@ -187,7 +187,7 @@ async def test_a_new_key_with_rights_of_its_own_is_accepted_without_a_restart(
         assert await http_status(http, headers) == 404
         await asyncio.to_thread(modelport, "key", "revoke", "new", "--file", file)
         await until(lambda: http_status(http, headers, "/v2/models/yours/infer"), 401)
-        assert key_file.read(Path(file))
+        assert api_key_file.read(Path(file))
 
 
 async def until(status: Callable[[], Any], expected: int) -> None:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from modelport.cli import modelport
-from modelport.gateway.access import key_file
+from modelport.gateway.access import api_key_file
 from modelport.gateway.cli.errors import UsageError
 from modelport.server import Server
 from tests.gateway.access.gateway import KEYS, repository, write_keys
@@ -168,8 +168,8 @@ def test_a_decision_is_explained_rule_by_rule(
 ) -> None:
     path = tmp_path / "access.toml"
     path.write_text(RULES + KEYS)
-    _, scoped = key_file.generate("scoped", operations=["metadata"])
-    with key_file.locked(tmp_path / "keys.toml") as replace_keys:
+    _, scoped = api_key_file.generate("scoped", operations=["metadata"])
+    with api_key_file.locked(tmp_path / "keys.toml") as replace_keys:
         replace_keys([scoped])
     command = ["access", "check", "--access", str(path), *arguments.split()]
     result = CliRunner().invoke(modelport, command)
@@ -187,8 +187,8 @@ def test_a_check_says_that_a_key_has_expired(tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     path.write_text(RULES + KEYS)
     past = datetime.now(UTC) - timedelta(seconds=1)
-    _, entry = key_file.generate("ci", expires=past, operations=["metadata"])
-    with key_file.locked(tmp_path / "keys.toml") as replace_keys:
+    _, entry = api_key_file.generate("ci", expires=past, operations=["metadata"])
+    with api_key_file.locked(tmp_path / "keys.toml") as replace_keys:
         replace_keys([entry])
     command = ["access", "check", "--access", str(path), "--as"]
     result = CliRunner().invoke(modelport, [*command, "ci", "metadata", "other"])

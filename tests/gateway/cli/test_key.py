@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.gateway.access import key_file
+from modelport.gateway.access import api_key_file
 from tests.commands import modelport
 
 KEY = re.compile(r"mp_[A-Za-z0-9]{12}_[A-Za-z0-9]{43}\n")
@@ -25,8 +25,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def entries() -> key_file.Entries:
-    return key_file.read(Path("keys.toml"))
+def entries() -> api_key_file.Entries:
+    return api_key_file.read(Path("keys.toml"))
 
 
 def key(*arguments: str) -> str:

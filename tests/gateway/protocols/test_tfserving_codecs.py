@@ -24,8 +24,7 @@ from modelport.gateway.errors import (
 )
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.protocols.tfserving import examples as tfserving_examples
-from modelport.gateway.protocols.tfserving import examples_json, results
-from modelport.gateway.protocols.tfserving import json as tfserving_json
+from modelport.gateway.protocols.tfserving import examples_json, predict_json, results
 from modelport.gateway.protocols.tfserving.http import STATUS
 from modelport.gateway.protocols.tfserving.servable_lookup import Servables
 from modelport.gateway.protocols.tfserving.servable_signatures import (
@@ -69,20 +68,20 @@ def tensor(name: str, datatype: Datatype, values: Any) -> Tensor:
 
 def test_an_output_named_bytes_is_base64_by_row_and_column() -> None:
     output = tensor("image_bytes", Datatype.BYTES, [b"\xff", b""])
-    assert tfserving_json.encode([output], True) == (b'{"predictions":[{"b64":"/w=="},{"b64":""}]}')
-    assert tfserving_json.encode([output], False) == b'{"outputs":[{"b64":"/w=="},{"b64":""}]}'
+    assert predict_json.encode([output], True) == (b'{"predictions":[{"b64":"/w=="},{"b64":""}]}')
+    assert predict_json.encode([output], False) == b'{"outputs":[{"b64":"/w=="},{"b64":""}]}'
     scalar = tensor("image_bytes", Datatype.BYTES, b"a")
-    assert tfserving_json.encode([scalar], False) == b'{"outputs":{"b64":"YQ=="}}'
+    assert predict_json.encode([scalar], False) == b'{"outputs":{"b64":"YQ=="}}'
 
 
 def test_scalars_and_empty_outputs_are_written() -> None:
-    assert tfserving_json.encode([tensor("y", Datatype.FP32, 0.1)], False) == b'{"outputs":0.1}'
+    assert predict_json.encode([tensor("y", Datatype.FP32, 0.1)], False) == b'{"outputs":0.1}'
     nan = tensor("y", Datatype.FP64, float("nan"))
-    assert tfserving_json.encode([nan], False) == b'{"outputs":NaN}'
+    assert predict_json.encode([nan], False) == b'{"outputs":NaN}'
     empty = Tensor("y", Datatype.FP32, np.zeros((2, 0), np.float32))
-    assert tfserving_json.encode([empty], True) == b'{"predictions":[[],[]]}'
+    assert predict_json.encode([empty], True) == b'{"predictions":[[],[]]}'
     strided = Tensor("y", Datatype.INT32, np.arange(6, dtype=np.int32).reshape(2, 3).T)
-    assert tfserving_json.encode([strided], True) == b'{"predictions":[[0,3],[1,4],[2,5]]}'
+    assert predict_json.encode([strided], True) == b'{"predictions":[[0,3],[1,4],[2,5]]}'
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_scalars_and_empty_outputs_are_written() -> None:
 )
 def test_what_makes_no_rows_is_refused(outputs: list[Tensor], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        tfserving_json.encode(outputs, True)
+        predict_json.encode(outputs, True)
 
 
 # -- requests -------------------------------------------------------------------------------------
@@ -107,16 +106,16 @@ def test_what_makes_no_rows_is_refused(outputs: list[Tensor], message: str) -> N
 def test_optional_inputs_may_be_left_out() -> None:
     model = version("a FP32 1", "b FP32 1 optional: true")
     for body in (b'{"instances": [{"a": [1]}]}', b'{"inputs": {"a": [[1]]}}'):
-        tensors = tfserving_json.decode(body, model).inputs
+        tensors = predict_json.decode(body, model).inputs
         assert [t.name for t in tensors] == ["a"]
     with pytest.raises(InvalidArgument, match="keys must be equal to: a,b"):
-        tfserving_json.decode(b'{"instances": [{"b": [1]}]}', model)
+        predict_json.decode(b'{"instances": [{"b": [1]}]}', model)
 
 
 def test_both_shapes_of_a_reshaped_input_become_the_wires() -> None:
     model = version("x FP32 6 reshape { shape: 2,3 }".replace("2,3", "[2, 3]"))
     for values in ([[[1, 2, 3], [4, 5, 6]]], [[1, 2, 3, 4, 5, 6]]):
-        decoded = tfserving_json.decode(f'{{"inputs": {values}}}'.encode(), model)
+        decoded = predict_json.decode(f'{{"inputs": {values}}}'.encode(), model)
         request = decoded.servable.request(decoded.inputs, (), "")
         assert request.inputs[0].data.tolist() == [[1, 2, 3, 4, 5, 6]]
     response = InferResponse("m", 1, [tensor("y", Datatype.FP32, [[1.0]])])
@@ -233,12 +232,12 @@ def test_a_wrong_value_at_the_end_of_a_large_body_costs_little_more_than_a_good_
     def seconds(body: bytes) -> float:
         started = time.process_time()
         with contextlib.suppress(InvalidArgument):
-            tfserving_json.decode(body, model)
+            predict_json.decode(body, model)
         return time.process_time() - started
 
     bad = good[:-4] + b'"1"]]}'
     with pytest.raises(InvalidArgument, match="array of more than 500000 elements must hold only"):
-        tfserving_json.decode(bad, model)
+        predict_json.decode(bad, model)
     assert seconds(bad) < 3 * seconds(good) + 0.5
 
 
@@ -300,7 +299,7 @@ def test_a_reply_in_pieces_is_the_reply_at_once(
     for piece in (1 << 20, 1, 7):
         monkeypatch.setattr(json_writer, "PIECE", piece)
         replies.append(
-            [bytes(tfserving_json.encode(o, r)) for o in (outputs, outputs[:1]) for r in rows]
+            [bytes(predict_json.encode(o, r)) for o in (outputs, outputs[:1]) for r in rows]
         )
     assert replies[0] == replies[1] == replies[2]
 

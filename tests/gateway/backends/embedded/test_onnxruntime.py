@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from modelport.gateway.backends import find
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import warmup
+from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
 from modelport.gateway.backends.embedded.onnxruntime import load
-from modelport.gateway.backends.embedded.runtime import EmbeddedBackend
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.extensions.backend_descriptors import BACKENDS, BackendDescriptor
 from modelport.gateway.inference.service import InferenceService

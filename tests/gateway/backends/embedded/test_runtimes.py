@@ -20,7 +20,11 @@ import pytest
 from modelport.exporters.loaded_model import Source
 from modelport.gateway.backends import find
 from modelport.gateway.backends.embedded import warmup
-from modelport.gateway.backends.embedded.runtime import SessionPool, artifact_file, public_reason
+from modelport.gateway.backends.embedded.embedded_backend import (
+    SessionPool,
+    artifact_file,
+    public_reason,
+)
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.extensions.backend_descriptors import BACKENDS
 from modelport.gateway.repository import config
@@ -314,7 +318,7 @@ def test_a_runtimes_noise_is_filtered_and_the_lines_of_others_are_not() -> None:
 def test_importing_the_seam_imports_no_runtime() -> None:
     code = (
         "import sys, modelport.gateway.backends.ensemble; "
-        "import modelport.gateway.backends.embedded.runtime; "
+        "import modelport.gateway.backends.embedded.embedded_backend; "
         "print([m for m in ('torch', 'tensorflow', 'onnxruntime', 'ai_edge_litert', 'openvino') "
         "if m in sys.modules])"
     )

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from modelport.gateway.access import key_file
-from modelport.gateway.access.api_keys import ApiKeys
-from modelport.gateway.access.key_file import ApiKey
+from modelport.gateway.access import api_key_file
+from modelport.gateway.access.api_key_authenticator import ApiKeys
+from modelport.gateway.access.api_key_file import ApiKey
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION, Grant, Principal
 from modelport.gateway.cli.errors import UsageError
@@ -26,7 +26,7 @@ Store = Callable[..., None]
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     def write(*entries: ApiKey) -> None:
-        with key_file.locked(tmp_path / "keys.toml") as replace:
+        with api_key_file.locked(tmp_path / "keys.toml") as replace:
             replace(entries)
 
     return write
@@ -42,9 +42,11 @@ def ask(keys: ApiKeys, key: str | bytes) -> Principal | None:
 
 
 def test_a_key_is_recognised_with_its_name_and_its_rights(tmp_path: Path, store: Store) -> None:
-    plain, first = key_file.generate("ci")
-    granted, second = key_file.generate("bob", operations=["infer", "metadata"], models=["fraud*"])
-    everything, third = key_file.generate("root", operations=["*"])
+    plain, first = api_key_file.generate("ci")
+    granted, second = api_key_file.generate(
+        "bob", operations=["infer", "metadata"], models=["fraud*"]
+    )
+    everything, third = api_key_file.generate("root", operations=["*"])
     store(first, second, third)
     keys = authenticator(tmp_path)
     assert ask(keys, plain) == Principal("ci", method="key", fingerprint=f"mp_{first.id}")
@@ -59,8 +61,8 @@ def test_a_key_is_recognised_with_its_name_and_its_rights(tmp_path: Path, store:
 
 def test_a_wrong_or_expired_key_is_refused(tmp_path: Path, store: Store) -> None:
     now = datetime.now(UTC)
-    text, entry = key_file.generate("ci")
-    old, expired = key_file.generate("old", expires=now - timedelta(seconds=1))
+    text, entry = api_key_file.generate("ci")
+    old, expired = api_key_file.generate("old", expires=now - timedelta(seconds=1))
     store(entry, expired)
     keys = authenticator(tmp_path)
     wrong: list[str | bytes] = [
@@ -72,7 +74,7 @@ def test_a_wrong_or_expired_key_is_refused(tmp_path: Path, store: Store) -> None
         f"mp_{entry.id}",
         "mp_",
         f"mp_{entry.id}_{old.rpartition('_')[2]}",
-        key_file.generate("ci")[0],
+        api_key_file.generate("ci")[0],
         b"mp_\xff\xfe\x00" + text.encode(),
         f"mp_{entry.sha256}",
     ]
@@ -96,8 +98,8 @@ def test_both_keys_of_a_rotation_are_valid_until_the_overlap_ends(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = datetime.now(UTC)
-    first, entry = key_file.generate("ci")
-    second, entries = key_file.rotate((entry,), "ci", None, timedelta(hours=1), now)
+    first, entry = api_key_file.generate("ci")
+    second, entries = api_key_file.rotate((entry,), "ci", None, timedelta(hours=1), now)
     store(*entries)
     keys = authenticator(tmp_path)
     assert {ask(keys, first).name, ask(keys, second).name} == {"ci"}  # type: ignore[union-attr]
@@ -109,7 +111,7 @@ def test_both_keys_of_a_rotation_are_valid_until_the_overlap_ends(
 
 async def test_a_changed_file_is_used_and_a_wrong_one_is_not(tmp_path: Path, store: Store) -> None:
     path, watcher = tmp_path / "keys.toml", FileWatcher()
-    text, entry = key_file.generate("ci")
+    text, entry = api_key_file.generate("ci")
     store(entry)
     keys = authenticator(tmp_path, watcher)
     path.write_text("[[keys]]\n")
@@ -133,8 +135,8 @@ async def test_a_file_that_was_open_to_others_is_used_once_it_is_closed(
     path, watcher = tmp_path / "keys.toml", FileWatcher()
     store()
     keys = authenticator(tmp_path, watcher)
-    text, entry = key_file.generate("ci")
-    path.write_bytes(key_file.serialize([entry]))
+    text, entry = api_key_file.generate("ci")
+    path.write_bytes(api_key_file.serialize([entry]))
     path.chmod(0o644)
     await watcher.poll()
     with pytest.raises(Unauthenticated):
@@ -157,4 +159,4 @@ def test_a_missing_or_open_file_is_named_at_start(tmp_path: Path) -> None:
 
 def test_an_entry_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        key_file.generate("ci")[1].name = "root"  # type: ignore[misc]
+        api_key_file.generate("ci")[1].name = "root"  # type: ignore[misc]

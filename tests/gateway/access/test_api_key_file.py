@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.gateway.access import key_file
+from modelport.gateway.access import api_key_file
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, NotFound
 
@@ -33,19 +33,19 @@ def write(path: Path, text: str, mode: int = 0o600) -> Path:
 
 
 def test_a_key_has_256_random_bits_and_only_its_hash_is_kept() -> None:
-    text, entry = key_file.generate("ci")
+    text, entry = api_key_file.generate("ci")
     assert re.fullmatch(r"mp_[A-Za-z0-9]{12}_[A-Za-z0-9]{43}", text)
     assert 62**43 > 2**256
     assert entry.sha256 == hashlib.sha256(text.encode()).hexdigest()
     secret = text.rpartition("_")[2]
-    assert secret not in key_file.serialize([entry]).decode()
+    assert secret not in api_key_file.serialize([entry]).decode()
     assert secret not in repr(entry)
-    assert len({key_file.generate("ci")[0] for _ in range(1000)}) == 1000
+    assert len({api_key_file.generate("ci")[0] for _ in range(1000)}) == 1000
 
 
 def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
     entries = tuple(
-        key_file.generate(name, expires=expires, operations=operations, models=models)[1]
+        api_key_file.generate(name, expires=expires, operations=operations, models=models)[1]
         for name, expires, operations, models in (
             ("ci", None, (), ()),
             ("a.b-c_d@e", NOW, ["*"], ["fraud*", 'quote"\\', "größe", "[a-c]?"]),
@@ -53,10 +53,10 @@ def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
         )
     )
     path = tmp_path / "keys.toml"
-    with key_file.locked(path) as replace:
+    with api_key_file.locked(path) as replace:
         replace(entries)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert key_file.read(path) == entries
+    assert api_key_file.read(path) == entries
     assert os.listdir(tmp_path) == ["keys.toml"]
 
 
@@ -66,14 +66,14 @@ def test_a_file_that_is_open_to_others_is_refused_with_the_remedy(
 ) -> None:
     path = write(tmp_path / "keys.toml", FULL, mode)
     with pytest.raises(UsageError, match=rf"'{path}' is open .*{mode:04o}.*: chmod 600 {path}$"):
-        key_file.read(path)
+        api_key_file.read(path)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o440, 0o640])
 def test_the_owner_and_the_group_of_a_mounted_secret_may_read_the_file(
     tmp_path: Path, mode: int
 ) -> None:
-    assert len(key_file.read(write(tmp_path / "keys.toml", FULL, mode))) == 1
+    assert len(api_key_file.read(write(tmp_path / "keys.toml", FULL, mode))) == 1
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_a_wrong_file_is_refused_with_its_name_and_line(
     tmp_path: Path, text: str, message: str
 ) -> None:
     with pytest.raises(UsageError, match=f"^{message}"):
-        key_file.read(write(tmp_path / "keys.toml", text))
+        api_key_file.read(write(tmp_path / "keys.toml", text))
 
 
 def test_a_file_that_is_none_or_endless_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
-    (tmp_path / "large").write_bytes(b"#" * (key_file.MAX_FILE_BYTES + 1))
+    (tmp_path / "large").write_bytes(b"#" * (api_key_file.MAX_FILE_BYTES + 1))
     (tmp_path / "large").chmod(0o600)
     (tmp_path / "folder").mkdir(0o700)
     for name, message in (
@@ -117,62 +117,62 @@ def test_a_file_that_is_none_or_endless_is_refused(tmp_path: Path) -> None:
         ("missing", "cannot be read .No such file.*; 'modelport key create' makes one"),
     ):
         with pytest.raises(UsageError, match=message):
-            key_file.read(tmp_path / name)
+            api_key_file.read(tmp_path / name)
 
 
 def test_a_name_has_one_key_until_it_is_rotated_and_two_at_most() -> None:
-    _, first = key_file.generate("ci", operations=["infer"], models=["fraud*"])
-    entries = key_file.add((), first, NOW)
+    _, first = api_key_file.generate("ci", operations=["infer"], models=["fraud*"])
+    entries = api_key_file.add((), first, NOW)
     with pytest.raises(AlreadyExists, match="modelport key rotate ci"):
-        key_file.add(entries, key_file.generate("ci")[1], NOW)
-    text, entries = key_file.rotate(entries, "ci", None, DAY, NOW)
+        api_key_file.add(entries, api_key_file.generate("ci")[1], NOW)
+    text, entries = api_key_file.rotate(entries, "ci", None, DAY, NOW)
     old, new = entries
     assert (old.id, old.expires) == (first.id, NOW + DAY)
     assert new.sha256 == hashlib.sha256(text.encode()).hexdigest()
     assert (new.operations, new.models) == (first.operations, first.models)
     assert all(each.is_valid(NOW) for each in entries)
     with pytest.raises(AlreadyExists, match=f"{old.id} and {new.id}; revoke one"):
-        key_file.rotate(entries, "ci", None, DAY, NOW)
-    _, later = key_file.rotate(entries, "ci", None, timedelta(0), NOW + DAY)
+        api_key_file.rotate(entries, "ci", None, DAY, NOW)
+    _, later = api_key_file.rotate(entries, "ci", None, timedelta(0), NOW + DAY)
     assert later[0].id == new.id, "the expired key is gone"
     assert [each.is_valid(NOW + DAY) for each in later] == [False, True]
 
 
 def test_a_rotation_does_not_prolong_the_old_key() -> None:
-    _, first = key_file.generate("ci", expires=NOW + DAY)
-    _, (old, _) = key_file.rotate((first,), "ci", None, 10 * DAY, NOW)
+    _, first = api_key_file.generate("ci", expires=NOW + DAY)
+    _, (old, _) = api_key_file.rotate((first,), "ci", None, 10 * DAY, NOW)
     assert old.expires == NOW + DAY
 
 
 def test_keys_are_revoked_by_name_or_id() -> None:
-    entries = tuple(key_file.generate(name)[1] for name in ("ci", "ci", "bob"))
-    assert key_file.revoke(entries, "ci") == (entries[2:], entries[:2])
-    assert key_file.revoke(entries, entries[0].id) == (entries[1:], entries[:1])
+    entries = tuple(api_key_file.generate(name)[1] for name in ("ci", "ci", "bob"))
+    assert api_key_file.revoke(entries, "ci") == (entries[2:], entries[:2])
+    assert api_key_file.revoke(entries, entries[0].id) == (entries[1:], entries[:1])
     with pytest.raises(NotFound, match="'bib' has no key; did you mean 'bob'"):
-        key_file.revoke(entries, "bib")
+        api_key_file.revoke(entries, "bib")
     with pytest.raises(NotFound, match="'ann' has no valid key; see: modelport key list"):
-        key_file.rotate(entries, "ann", None, DAY, NOW)
+        api_key_file.rotate(entries, "ann", None, DAY, NOW)
 
 
 def test_concurrent_writers_lose_nothing_and_readers_see_whole_files(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
-    with key_file.locked(path) as replace:
+    with api_key_file.locked(path) as replace:
         replace(())
 
     def append(number: int) -> None:
-        with key_file.locked(path) as replace:
-            entries = key_file.read(path)
-            replace((*entries, key_file.generate(f"key-{number}")[1]))
+        with api_key_file.locked(path) as replace:
+            entries = api_key_file.read(path)
+            replace((*entries, api_key_file.generate(f"key-{number}")[1]))
 
     def read(_: int) -> int:
-        return len(key_file.read(path))
+        return len(api_key_file.read(path))
 
     with ThreadPoolExecutor(8) as threads:
         written = [threads.submit(append, number) for number in range(40)]
         seen = list(threads.map(read, range(100)))
         for each in written:
             each.result()
-    assert {each.name for each in key_file.read(path)} == {f"key-{n}" for n in range(40)}
+    assert {each.name for each in api_key_file.read(path)} == {f"key-{n}" for n in range(40)}
     assert seen == sorted(seen) or max(seen) <= 40
     assert os.listdir(tmp_path) == ["keys.toml"]
 
@@ -185,8 +185,8 @@ def test_a_rewritten_file_keeps_its_link_its_group_and_its_mode(tmp_path: Path) 
     before = real.stat()
     link = tmp_path / "keys.toml"
     link.symlink_to(real)
-    with key_file.locked(link) as replace:
-        replace(key_file.read(link))
+    with api_key_file.locked(link) as replace:
+        replace(api_key_file.read(link))
     assert link.is_symlink()
     after = real.stat()
     assert (after.st_uid, after.st_gid, after.st_mode) == (

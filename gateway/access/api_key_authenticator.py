@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from modelport.gateway.access import key_file
+from modelport.gateway.access import api_key_file
+from modelport.gateway.access.api_key_file import PREFIX, ApiKey
 from modelport.gateway.access.authentication import CredentialAuthenticator
-from modelport.gateway.access.key_file import PREFIX, ApiKey
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.principal import Grant, Principal
@@ -23,7 +23,7 @@ from modelport.gateway.runtime.gateway_files import Contents, FileContent
 from modelport.gateway.toml_tables import read_by, text
 
 _PREFIX: Final = PREFIX.encode()
-_ID: Final = slice(len(_PREFIX), len(_PREFIX) + key_file.ID_LENGTH)
+_ID: Final = slice(len(_PREFIX), len(_PREFIX) + api_key_file.ID_LENGTH)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def keys_of(table: TomlTable, name: str) -> list[Principal]:
 
 def _parse(table: TomlTable, file: FileContent) -> dict[bytes, _Entry]:
     option = f"{table.path.name}:{table.lines.get('file', table.line)}: file"
-    return _by_id(key_file.parse_file(file, option))
+    return _by_id(api_key_file.parse_file(file, option))
 
 
 def _by_id(keys: Sequence[ApiKey]) -> dict[bytes, _Entry]:
