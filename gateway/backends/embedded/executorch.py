@@ -13,7 +13,7 @@ import torch
 from executorch.runtime import Runtime, Verification
 
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import placement, runtime
+from modelport.gateway.backends.embedded import embedded_backend, placement
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend, SessionPool
 from modelport.gateway.backends.embedded.native_output import filtered_stderr
 from modelport.gateway.errors import InvalidArgument, ModelportError
@@ -35,7 +35,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         Unsupported: nobody vouches for the file; or a GPU is requested.
         InvalidArgument: the file is not a valid program, or contradicts its configuration.
     """
-    path = runtime.artifact_file(artifact)
+    path = embedded_backend.artifact_file(artifact)
     if not artifact.native:
         raise native_code_refused(path.name)
     gpu = placement.gpu_of(artifact, lambda index: "ExecuTorch programs run on the CPU only")
@@ -52,8 +52,8 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     except ModelportError:
         raise
     except Exception as error:
-        raise runtime.does_not_load(artifact, error) from error
-    return runtime.serve(artifact, SessionPool(sessions), config)
+        raise embedded_backend.does_not_load(artifact, error) from error
+    return embedded_backend.serve(artifact, SessionPool(sessions), config)
 
 
 class ExecutorchSession:

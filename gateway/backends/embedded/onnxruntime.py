@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import onnxruntime_options, placement, runtime
+from modelport.gateway.backends.embedded import embedded_backend, onnxruntime_options, placement
 from modelport.gateway.backends.embedded.embedded_backend import Compute, EmbeddedBackend
 from modelport.gateway.errors import Internal, InvalidArgument, Unsupported
 from modelport.gateway.repository.artifact_checks import onnx_guard
@@ -45,11 +45,11 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     session, gpu = _open(artifact)
     config = placement.as_placed(artifact.config, gpu)
     try:
-        file, encoding = runtime.artifact_file(artifact), _encoding(artifact)
+        file, encoding = embedded_backend.artifact_file(artifact), _encoding(artifact)
         opened = OnnxRuntimeSession(session, file, encoding, {i.name for i in config.input})
     except UnicodeDecodeError as error:  # the runtime accepts names that are not valid text
-        raise runtime.does_not_load(artifact, error) from error
-    return runtime.serve(artifact, opened, config)
+        raise embedded_backend.does_not_load(artifact, error) from error
+    return embedded_backend.serve(artifact, opened, config)
 
 
 def _encoding(artifact: Artifact) -> str:
@@ -62,7 +62,7 @@ def _encoding(artifact: Artifact) -> str:
 
 
 def _open(artifact: Artifact) -> tuple[ort.InferenceSession, int | None]:
-    file = runtime.artifact_file(artifact)
+    file = embedded_backend.artifact_file(artifact)
     if not artifact.native:
         onnx_guard.check(file)
     options = onnxruntime_options.session_options(artifact)
@@ -72,7 +72,7 @@ def _open(artifact: Artifact) -> tuple[ort.InferenceSession, int | None]:
         again = len(providers) > 1
         session = ort.InferenceSession(file, options, providers=providers, enable_fallback=again)
     except Exception as error:  # the runtime raises a class of its own for each status
-        raise runtime.does_not_load(artifact, error) from error
+        raise embedded_backend.does_not_load(artifact, error) from error
     problem = onnxruntime_options.check_providers(session, providers)
     if problem and gpu is not None and onnxruntime_options.CUDA not in session.get_providers():
         # KIND_GPU raises; KIND_AUTO logs the fallback. The session runs on the CPU already.

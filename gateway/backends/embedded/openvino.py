@@ -13,7 +13,7 @@ import numpy as np
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import placement, runtime
+from modelport.gateway.backends.embedded import embedded_backend, placement
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend, SessionPool
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository import config as configuration
@@ -47,7 +47,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
             not trusted.
         Unsupported: an input or output has an unsupported type, or another device is requested.
     """
-    path = runtime.artifact_file(artifact)
+    path = embedded_backend.artifact_file(artifact)
     if not artifact.native:
         openvino_guard.check(path)
         weights = path.with_suffix(".bin")
@@ -83,8 +83,8 @@ def _load(artifact: Artifact, path: Path) -> EmbeddedBackend:
     except ModelportError:
         raise
     except Exception as error:
-        raise runtime.does_not_load(artifact, Exception(_reason(error))) from error
-    return runtime.serve(artifact, SessionPool(sessions), config)
+        raise embedded_backend.does_not_load(artifact, Exception(_reason(error))) from error
+    return embedded_backend.serve(artifact, SessionPool(sessions), config)
 
 
 def _properties(config: ModelConfig, threads: int, count: int) -> dict[str, Any]:

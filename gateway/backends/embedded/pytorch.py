@@ -24,7 +24,7 @@ import torch
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import placement, runtime
+from modelport.gateway.backends.embedded import embedded_backend, placement
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
 from modelport.gateway.backends.embedded.warmup import Contradiction
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
@@ -77,7 +77,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         Unsupported: the file is not a torch archive, was compiled for another machine, or cannot
             run on the requested device.
     """
-    path = runtime.artifact_file(artifact)
+    path = embedded_backend.artifact_file(artifact)
     if not path.is_file():
         raise InvalidArgument(f"'{path.name}' of version {artifact.version} is not a file")
     archive = Archive(path)
@@ -104,7 +104,7 @@ def _load(artifact: Artifact, archive: Archive, kind: Kind) -> EmbeddedBackend:
     config.platform = kind.value
     _set_threads(artifact)
     if signature is not None:
-        runtime.adopt(config, signature)
+        embedded_backend.adopt(config, signature)
     inputs, outputs = _declared(config, signature, archive)
     device = torch.device("cpu" if gpu is None else f"cuda:{gpu}")
     source = _Source(archive.path, archive, signature, device, config, artifact.native)
@@ -116,9 +116,9 @@ def _load(artifact: Artifact, archive: Archive, kind: Kind) -> EmbeddedBackend:
     except ModelportError:
         raise
     except Exception as error:  # a damaged archive raises any of a dozen classes
-        raise runtime.does_not_load(artifact, error) from error
+        raise embedded_backend.does_not_load(artifact, error) from error
     session = TorchModuleSession(forward, release, inputs, outputs, device, config)
-    return runtime.serve(artifact, session, config, WARMUP_REPEATS)
+    return embedded_backend.serve(artifact, session, config, WARMUP_REPEATS)
 
 
 def _check(archive: Archive, kind: Kind, native: bool) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import placement, runtime
+from modelport.gateway.backends.embedded import embedded_backend, placement
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
 from modelport.gateway.backends.embedded.native_output import (
     TENSORFLOW_ENVIRONMENT,
@@ -77,7 +77,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         IntegrityError: the graph can do more than compute, and is not trusted.
         Unsupported: an input or output is not a dense tensor, or the GPU is missing.
     """
-    folder = runtime.artifact_file(artifact)
+    folder = embedded_backend.artifact_file(artifact)
     gpu = placement.gpu_of(artifact, _why_no_gpu)
     config = placement.as_placed(artifact.config, gpu)
     if not artifact.native:
@@ -91,8 +91,8 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         _free(session, graph)
         if isinstance(error, ModelportError):
             raise
-        raise runtime.does_not_load(artifact, error) from error
-    backend = runtime.serve(artifact, opened, opened.declared(config))
+        raise embedded_backend.does_not_load(artifact, error) from error
+    backend = embedded_backend.serve(artifact, opened, opened.declared(config))
     try:
         named = opened.named(config, backend.config)
         backend.serve_signatures(
@@ -305,7 +305,7 @@ def _default(name: str, value: Any) -> Array:
 
 def _reason(error: Exception) -> str:
     found = _REASON.search(str(error))
-    return runtime.public_reason(Exception(found[1]) if found else error)
+    return embedded_backend.public_reason(Exception(found[1]) if found else error)
 
 
 def _default_signature(known: Mapping[str, Any], config: ModelConfig, folder: Path) -> str:

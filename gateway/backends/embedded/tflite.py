@@ -14,7 +14,7 @@ import numpy as np
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import placement, runtime
+from modelport.gateway.backends.embedded import embedded_backend, placement
 from modelport.gateway.backends.embedded.embedded_backend import (
     Compute,
     EmbeddedBackend,
@@ -51,7 +51,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         IntegrityError: the model uses custom operators, and is not trusted.
         Unsupported: an input or output has an unsupported type, or a GPU is requested.
     """
-    path = runtime.artifact_file(artifact)
+    path = embedded_backend.artifact_file(artifact)
     gpu = placement.gpu_of(artifact, lambda index: "TensorFlow Lite models run on the CPU only")
     config = placement.as_placed(artifact.config, gpu)
     threads = parameters.threads(config, "tflite_num_threads", artifact.threads, minimum=1)
@@ -69,9 +69,9 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     except ModelportError:
         raise
     except (OSError, RuntimeError, ValueError) as error:
-        raise runtime.does_not_load(artifact, error) from error
+        raise embedded_backend.does_not_load(artifact, error) from error
     pool = SessionPool(sessions)
-    backend = runtime.serve(artifact, pool, config)
+    backend = embedded_backend.serve(artifact, pool, config)
     if not config.input:  # a declared shape binds every dialect
         backend.serve_signatures({wanted: _any_shape(pool)}, {wanted: _of_any_shape(pool)}, b"")
     return backend
@@ -91,7 +91,7 @@ def _of_any_shape(pool: SessionPool) -> Compute:
         try:
             return pool.run(names, inputs)
         except (RuntimeError, ValueError) as error:
-            raise InvalidArgument(runtime.public_reason(error)) from error
+            raise InvalidArgument(embedded_backend.public_reason(error)) from error
 
     return run
 
