@@ -22,6 +22,14 @@ from modelport.loadtests.system import processes
 UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 TIME = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|m|h)?")
 
+seed_option = click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of random inputs.",
+)
+
 
 class DurationParam(click.ParamType[float]):
     """A duration: ``90``, ``90s``, ``300ms``, ``1.5h``."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from modelport.gateway.access.api_key_file import ID_LENGTH, PREFIX
 from modelport.gateway.errors import Unauthenticated
 
 #: Longer credentials are refused unread.
@@ -27,7 +28,7 @@ _AWS_SIGNATURE = b"aws4-"
 #: Around the value of a field, and no part of it (RFC 9110, 5.5).
 _WHITESPACE = b" \t"
 #: The part of an API key that is no secret.
-_KEY_ID = re.compile(rb"(mp_[A-Za-z0-9]{12})_")
+_KEY_ID = re.compile(rb"(%b[A-Za-z0-9]{%d})_" % (PREFIX.encode(), ID_LENGTH))
 
 
 def fields(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
@@ -73,7 +74,12 @@ def fingerprint(headers: Mapping[bytes, bytes]) -> str:
     if key is not None:
         return key[1].decode()
     is_token = credential.startswith(b"eyJ") and credential.count(b".") == 2
-    return hashlib.sha256(credential).hexdigest()[:16] if is_token else ""
+    return token_fingerprint(credential) if is_token else ""
+
+
+def token_fingerprint(token: bytes) -> str:
+    """Return the part of a token's hash that names it in logs."""
+    return hashlib.sha256(token).hexdigest()[:16]
 
 
 def _token(authorization: bytes) -> bytes:

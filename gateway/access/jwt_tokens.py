@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from modelport.gateway.access.authentication import CredentialAuthenticator
+from modelport.gateway.access.credentials import token_fingerprint
 from modelport.gateway.access.jwks import ALGORITHMS, JwksFile, JwksUrl, KeySet
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.principal import Principal
@@ -146,21 +147,21 @@ class JwtAuthenticator(CredentialAuthenticator):
             self._verified.clear()
         if keys is None:
             raise Unavailable("tokens cannot be verified yet: the issuer's keys are not loaded")
-        fingerprint = hashlib.sha256(credential).digest()
-        caller = self._verified.get(fingerprint)
+        digest = hashlib.sha256(credential).digest()
+        caller = self._verified.get(digest)
         if caller is None:
-            caller = self._verify(credential, keys, fingerprint.hex()[:16])
-            self._verified[fingerprint] = caller
+            caller = self._verify(credential, keys)
+            self._verified[digest] = caller
             if len(self._verified) > MAX_CACHED:
                 self._verified.popitem(last=False)
         else:
-            self._verified.move_to_end(fingerprint)
+            self._verified.move_to_end(digest)
         if caller.expires <= time.time():
-            del self._verified[fingerprint]
+            del self._verified[digest]
             raise Unauthenticated("the token has expired")
         return caller
 
-    def _verify(self, token: bytes, keys: KeySet, fingerprint: str) -> Principal:
+    def _verify(self, token: bytes, keys: KeySet) -> Principal:
         """The caller that the token names."""
         key = self._key_of(token, keys)
         settings = self._settings
@@ -189,7 +190,7 @@ class JwtAuthenticator(CredentialAuthenticator):
         groups = frozenset(f"{self._prefix}{name}" for name in stated)
         until = min(expires, 2**40) + settings.leeway_seconds
         name = f"{self._prefix}{subject}"
-        return Principal(name, groups, "jwt", fingerprint, expires=until)
+        return Principal(name, groups, "jwt", token_fingerprint(token), expires=until)
 
     def _key_of(self, token: bytes, keys: KeySet) -> PyJWK:
         """The key that has signed the token.

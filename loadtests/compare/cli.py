@@ -26,6 +26,7 @@ from modelport.loadtests.cli_options import (
     PositiveParam,
     check_writable,
     interruptible,
+    seed_option,
 )
 from modelport.loadtests.load.target import LoadTestProtocol
 from modelport.loadtests.system import environments, temporary_folders
@@ -175,9 +176,7 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     is_flag=True,
     help="Run one round of short loads, regardless of --rounds and --duration.",
 )
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of random inputs."
-)
+@seed_option
 @click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
 @click.pass_context
 def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any) -> None:

@@ -25,6 +25,7 @@ from modelport.loadtests.cli_options import (
     PositiveParam,
     check_writable,
     interruptible,
+    seed_option,
 )
 from modelport.loadtests.load.target import LoadTestProtocol
 
@@ -94,13 +95,7 @@ class GateCommand(OneLineCommand):
     multiple=True,
     help="Require the candidate's signature by this key. Repeatable: any one of the keys.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of random inputs.",
-)
+@seed_option
 @click.option("--json", "json_file", type=_FILE, help="Write the decision as JSON.")
 @click.option("--junit", "junit_file", type=_FILE, help="Write the decision as JUnit XML.")
 @click.option("--markdown", "markdown_file", type=_FILE, help="Write the decision as Markdown.")

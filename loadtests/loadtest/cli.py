@@ -24,6 +24,7 @@ from modelport.loadtests.cli_options import (
     authenticated,
     check_writable,
     interruptible,
+    seed_option,
 )
 from modelport.loadtests.load import load_shapes, locust_arguments, payloads
 from modelport.loadtests.load.run import INTERRUPTED, NotMeasured, measure_mix
@@ -128,13 +129,7 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--config", type=EXISTING, help="The model's config.pbtxt, if the server has no metadata."
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of random inputs.",
-)
+@seed_option
 @click.option(
     "--timeout", type=DurationParam(), default=30.0, help="Time limit of a request.  [default: 30s]"
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import gc
 import os
 import sys
 import warnings
@@ -92,7 +91,6 @@ def import_libraries() -> None:
     model = torch.nn.Linear(2, 2).eval()
     # A first conversion imports and registers much, which every process inherits.
     torch.onnx.export(model, (torch.ones(2, 2),), dynamo=True, verbose=False)
-    gc.freeze()  # an export collects garbage several times, and need not look at the libraries
 
 
 if __name__ == "__main__":
