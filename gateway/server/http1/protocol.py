@@ -4,6 +4,7 @@
   not receive is not read, so that TCP slows the sender down.
 - Pipelined requests are queued, and reading pauses.
 - ``Upgrade`` is ignored, as RFC 9110 (7.8) allows; ``curl --http2`` sends it with every request.
+- A head that repeats the one before, byte for byte, is not parsed again.
 - A client that disconnects ends its request; one that half-closes still gets its response. To tell
   them apart, ``100 Continue`` is sent: a client that has gone answers it with a reset.
 """
@@ -23,6 +24,11 @@ from modelport.gateway.server import time_limits
 from modelport.gateway.server.http1 import error_response, head
 from modelport.gateway.server.http1.head import MAX_HEAD_BYTES, MAX_HEADERS, HeadTooLarge
 from modelport.gateway.server.http1.read_buffer import HIGH_WATER_BYTES, SLICE_BYTES, ReadBuffer
+from modelport.gateway.server.http1.repeated_head import (
+    MAX_MESSAGE_BYTES,
+    RepeatedHead,
+    repeated_head,
+)
 from modelport.gateway.server.http1.request_cycle import CONTINUE, RequestResponseCycle
 from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.http1.unread_timer import UnreadTimer
@@ -33,7 +39,7 @@ from modelport.gateway.wire.http2.frames import PREFACE
 
 #: The parser's position: between requests, in a head, in a body.
 _BETWEEN, _HEAD, _BODY = range(3)
-_NOTED = frozenset({b"via", b"content-encoding", b"expect"})
+_NOTED = frozenset({b"via", b"content-encoding", b"expect", b"transfer-encoding"})
 
 
 class HttpConnection(asyncio.Protocol):
@@ -55,6 +61,10 @@ class HttpConnection(asyncio.Protocol):
         self._url = self._via = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._encoded = self._expects_continue = self._upgrades = False
+        self._is_plain = True  # no header changes how its body is read
+        self._completed: RequestResponseCycle | None = None  # the small one of this segment
+        self._previous = b""  # the last request that was parsed, if it came in one piece
+        self._repeated: RepeatedHead | None = None  # the head of the last two requests
         self._fresh = True  # no request has come
         self._begun = 0  # requests that begin in this segment
         self._segment_bytes = self._head_bytes = 0  # here, and of its head in earlier segments
@@ -94,7 +104,16 @@ class HttpConnection(asyncio.Protocol):
             self._become_http2(b"")
 
     def data_received(self, data: bytes) -> None:
-        if len(data) <= SLICE_BYTES:
+        repeated = self._repeated
+        if (
+            repeated is not None
+            and len(data) == repeated.message_bytes
+            and data.startswith(repeated.head)
+            and self._place == _BETWEEN
+            and not self._state.overloaded
+        ):
+            self._repeat(repeated, data)
+        elif len(data) <= SLICE_BYTES:
             self._take(data)
         elif not self._closing:
             self._read_buffer.receive(data)
@@ -102,21 +121,41 @@ class HttpConnection(asyncio.Protocol):
     def _take(self, data: bytes | memoryview) -> None:
         if self._closing or self._error is not None:
             return
-        was_in_head, self._begun, self._fed = self._place == _HEAD, 0, False
+        place, self._begun, self._fed = self._place, 0, False
         self._segment_bytes = len(data)
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
             seen = PREFACE[: self._head_bytes]
-            if self._fresh and (seen + data).startswith(PREFACE):
+            is_preface = self._parser.get_method() == b"PRI" and (seen + data).startswith(PREFACE)
+            if self._fresh and is_preface:
                 self._become_http2(seen + data)
             else:
                 self._reject(error_response.for_error(error))
             return
         if self._place == _HEAD:
-            self._bound_head(was_in_head)
+            self._bound_head(place == _HEAD)
         elif self._place == _BODY:
             self._await_body()
+        elif self._completed is not None:
+            cycle, self._completed = self._completed, None
+            if place == _BETWEEN and self._begun == 1:
+                self._note_head(cycle, bytes(data))
+
+    def _note_head(self, cycle: RequestResponseCycle, data: bytes) -> None:
+        """Keep the head of a request that came in one piece, if the one before had the same."""
+        if cycle.keep_alive and self._is_plain:
+            self._repeated = repeated_head(self._previous, data, cycle.scope)
+            self._previous = data
+
+    def _repeat(self, repeated: RepeatedHead, data: bytes) -> None:
+        """Begin a request whose head is the same as before."""
+        if self._closing or self._error is not None:
+            return
+        cycle = RequestResponseCycle(self, repeated.scope(), True, False)
+        cycle.add(data[len(repeated.head) :])
+        self._begin(cycle)
+        self._complete(cycle)
 
     def _become_http2(self, data: bytes) -> None:
         """Hand the connection over, to a client with prior knowledge (RFC 9113, 3.3) or ALPN."""
@@ -191,6 +230,7 @@ class HttpConnection(asyncio.Protocol):
         self._place, self._stray_bytes = _HEAD, 0
         self._begun += 1
         self._url, self._via, self._headers = b"", b"", []
+        self._is_plain, self._repeated = True, None
         self._encoded = self._expects_continue = self._upgrades = False
 
     def on_url(self, url: bytes) -> None:
@@ -204,11 +244,12 @@ class HttpConnection(asyncio.Protocol):
             self._headers.append((name, value))
 
     def _note(self, name: bytes, value: bytes) -> None:
+        self._is_plain = False
         if name == b"via":
             self._via += b", " + value if self._via else value
         elif name == b"content-encoding":
             self._encoded = True
-        elif value.lower() == b"100-continue":
+        elif name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True
 
     def on_headers_complete(self) -> None:
@@ -240,6 +281,10 @@ class HttpConnection(asyncio.Protocol):
         cycle.via = self._via
         if self._encoded:
             cycle.count()  # decompression enlarges it
+        self._begin(cycle)
+
+    def _begin(self, cycle: RequestResponseCycle) -> None:
+        """Receive the body of a request."""
         self._place, self._receiving = _BODY, cycle
         if self._active is None:
             self._active = cycle
@@ -261,8 +306,13 @@ class HttpConnection(asyncio.Protocol):
             self._timer.after(time_limits.KEEP_ALIVE_SECONDS)
             return
         assert self._receiving is not None
-        cycle, self._receiving = self._receiving, None
-        self._place = _BETWEEN
+        if self._begun and self._segment_bytes <= MAX_MESSAGE_BYTES:
+            self._completed = self._receiving
+        self._complete(self._receiving)
+
+    def _complete(self, cycle: RequestResponseCycle) -> None:
+        """Start the application, now that the body is complete, if it is the request's turn."""
+        self._place, self._receiving = _BETWEEN, None
         cycle.end()
         if cycle is self._active:
             self._timer.stop()

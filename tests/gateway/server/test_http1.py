@@ -209,6 +209,13 @@ async def test_a_broken_request_is_refused_behind_the_answers_before_it() -> Non
         assert await client.rest() == b""
 
 
+async def test_a_broken_head_in_two_segments_is_not_taken_for_http2() -> None:
+    request = post(b"{}", b"Transfer-Encoding: chunked")
+    async with listening(echo) as port, connected(port) as client:
+        await client.send(request[:40], request[40:])
+        assert (await client.rest()).startswith(b"HTTP/1.1 400 ")
+
+
 async def test_a_broken_body_ends_its_request_with_a_refusal() -> None:
     seen = asyncio.Event()
 

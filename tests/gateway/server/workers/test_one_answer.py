@@ -185,7 +185,8 @@ def test_torchserves_set_default_and_unregister_reach_every_worker(
     assert factors(gateway) == {2.0}
     described = everywhere(gateway, lambda c: c.get("/models/m")[0]["modelVersion"])
     assert set(described) == {"1"}
-    assert httpx.delete(f"{base}/2").status_code == 200
+    deleted = httpx.delete(f"{base}/2")
+    assert deleted.status_code == 200, deleted.text
     assert set(everywhere(gateway, lambda c: len(c.get("/models/m/all")))) == {1}
 
 
