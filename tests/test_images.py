@@ -19,6 +19,7 @@ from modelport.gateway.inference import image_cost
 from modelport.gateway.inference.images import MAX_PIXELS, decoder, from_parameters
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import Array, Datatype, TensorSpec
+from tests import processor
 
 PLAIN = {"image.interpolation": "bilinear"}  # the default: something must be declared
 IMAGENET = {"image.mean": "0.485,0.456,0.406", "image.std": "0.229,0.224,0.225"}
@@ -211,7 +212,7 @@ def test_a_pixel_bomb_is_refused_by_its_header(sides: tuple[int, int]) -> None:
     started = time.process_time()
     with pytest.raises(InvalidArgument, match=r"input 'image': .*send a smaller one|not a JPEG"):
         decode(data, {}, spec(3, 4, 4))
-    assert time.process_time() - started < 1
+    assert processor.seconds_since(started) < 1
 
 
 def test_open_dims_take_no_picture_that_becomes_hundreds_of_megabytes() -> None:
@@ -306,7 +307,7 @@ def test_an_image_that_costs_too_much_to_decode_is_refused_unread(what: str, dat
     started = time.process_time()
     with pytest.raises(InvalidArgument, match=f"{what}.* in {len(data)} bytes"):
         decode(data, {}, spec(3, 8, 8))
-    assert time.process_time() - started < 0.2  # one of them took hours
+    assert processor.seconds_since(started) < 0.2  # one of them took hours
 
 
 def test_compressed_text_in_a_picture_is_not_inflated() -> None:

@@ -32,7 +32,7 @@ from modelport.gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import InferResponse, Tensor
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
-from tests import models
+from tests import models, processor
 from tests.attacks.test_fuzz import CASES, WIRE_CASES, Finds, dump, mutate_bytes, mutate_value
 from tests.conformance import wire
 from tests.conformance.repository import add
@@ -198,7 +198,7 @@ def test_a_hostile_body_costs_no_more_than_its_size(hostile: bytes) -> None:
     started = time.process_time()
     with contextlib.suppress(InvalidArgument):
         FORMS["numbers"].decode(PredictionCall("numbers", 1, hostile))
-    assert time.process_time() - started < 3
+    assert processor.seconds_since(started) < 3
 
 
 def test_a_hostile_form_costs_no_more_than_its_size() -> None:
@@ -211,7 +211,7 @@ def test_a_hostile_form_costs_no_more_than_its_size() -> None:
         started = time.process_time()
         with contextlib.suppress(InvalidArgument):
             form_body.data_field(multipart(filling * (4_000_000 // len(filling))), header)
-        assert time.process_time() - started < 3
+        assert processor.seconds_since(started) < 3
     with pytest.raises(InvalidArgument):
         form_body.data_field(multipart(f"\r\n--{BOUNDARY}\r\n\r\n".encode() * 500), header)
 
@@ -221,7 +221,7 @@ def test_a_long_name_in_a_form_is_not_read(name: str) -> None:
     started = time.process_time()
     with pytest.raises(InvalidArgument, match="no field 'data'"):
         form_body.data_field(name.encode() + b"=1", form_body.URLENCODED)
-    assert time.process_time() - started < 0.1
+    assert processor.seconds_since(started) < 0.1
 
 
 def test_a_part_of_line_ends_costs_no_call_for_each() -> None:
@@ -230,7 +230,7 @@ def test_a_part_of_line_ends_costs_no_call_for_each() -> None:
     header = f"multipart/form-data; boundary={BOUNDARY}".encode()
     started = time.process_time()
     assert form_body.data_field(multipart(content), header).content == content
-    assert time.process_time() - started < 1
+    assert processor.seconds_since(started) < 1
 
 
 @pytest.fixture(scope="module")

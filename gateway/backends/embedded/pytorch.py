@@ -108,8 +108,11 @@ def _load(artifact: Artifact, archive: Archive, kind: Kind) -> EmbeddedBackend:
     inputs, outputs = _declared(config, signature, archive)
     device = torch.device("cpu" if gpu is None else f"cuda:{gpu}")
     source = _Source(archive.path, archive, signature, device, config, artifact.native)
+    # ``catch_warnings`` would undo the filters that another thread sets in the meantime, such as
+    # those of a runtime that is being imported.
+    warnings.filterwarnings("ignore", r"`?torch\.jit", DeprecationWarning)
     try:
-        with _opening, warnings.catch_warnings(action="ignore"):  # "torch.jit is deprecated"
+        with _opening:
             forward, release = _OPENERS[kind](source)
         if signature is None:
             inputs, outputs = _in_order(forward, list(inputs), list(outputs))

@@ -16,6 +16,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.types import Datatype
 from modelport.gateway.wire import incremental_json, json_data, json_text, json_window
 from modelport.gateway.wire.long_array import LongArray
+from tests import processor
 
 LIMITS = incremental_json.JsonLimits(100, 10**9, 10**9)
 #: What is refused only because pieces of this test are so small.
@@ -192,7 +193,7 @@ def test_a_long_json_bomb_is_refused_in_time_linear_in_its_size(text: bytes) -> 
     started = time.process_time()
     with pytest.raises(InvalidArgument):
         json_text.loads(text)
-    assert time.process_time() - started < 400e-9 * len(text) + 0.1
+    assert processor.seconds_since(started) < 400e-9 * len(text) + 0.1
 
 
 @pytest.mark.parametrize("end", [b"", b',"', b',{"x":1}' * 20_000 + b"]"])

@@ -23,6 +23,7 @@ from modelport.gateway.protocols.tfserving.grpc_request import PredictMessage
 from modelport.gateway.wire import incremental_protobuf, tensor_proto
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from modelport.gateway.wire.proto import serving_pb2, tensorflow_pb2, torchserve_inference_pb2
+from tests import processor
 
 
 def infer(chance: random.Random) -> Any:
@@ -103,7 +104,7 @@ def test_a_million_strings_are_read_without_a_message_of_them() -> None:
     message = LargeRequest.FromString(content)
     assert type(message) is LargeMessage
     request = decode(message)
-    assert time.process_time() - started < 3
+    assert processor.seconds_since(started) < 3
     assert request.inputs[0].data.tolist() == items
     assert (request.id, request.outputs) == ("7", ("y",))
 
@@ -135,7 +136,7 @@ def test_more_tensors_than_any_model_has_are_refused_before_they_are_built(field
     started = time.process_time()
     with pytest.raises(InvalidArgument, match="more than 10000 tensors"):
         LargeRequest.FromString(content)
-    assert time.process_time() - started < 0.5
+    assert processor.seconds_since(started) < 0.5
 
 
 def test_a_large_request_names_its_model_first() -> None:
