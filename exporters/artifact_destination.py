@@ -9,8 +9,8 @@ from pathlib import Path
 from modelport.exporters.formats import ExportTarget, Format
 from modelport.exporters.publishing import contract
 from modelport.exporters.sources import reader_selection
+from modelport.gateway.backends.registry import platforms
 from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.extensions.backend_descriptors import platforms
 from modelport.gateway.repository.storage.location import Location
 
 #: Default ``--name-template`` for one format and for several.

@@ -11,13 +11,13 @@ import json
 import sys
 
 from modelport.gateway import extensions
+from modelport.gateway.backends.registry import BACKENDS
 from modelport.gateway.extensions import ExtensionError, ExtensionTable
-from modelport.gateway.extensions.backend_descriptors import BACKENDS
 
 #: Extension point → where its table of descriptors is; models have factories instead.
 TABLES = {
     "modelport.authenticators": "modelport.gateway.access.authenticators:AUTHENTICATORS",
-    "modelport.backends": "modelport.gateway.extensions.backend_descriptors:BACKENDS",
+    "modelport.backends": "modelport.gateway.backends.registry:BACKENDS",
     "modelport.dialects": "modelport.gateway.protocols.dialects:DIALECTS",
     "modelport.formats": "modelport.exporters.formats:TABLE",
 }

@@ -2,7 +2,7 @@
 
 A backend is an ``Infer`` that knows its model's configuration. Requests are already validated
 against it; the response has its outputs in the requested order. ``capabilities`` has what a backend
-may offer besides, ``backend_host`` what it may use, ``extensions.backend_descriptors`` their list.
+may offer besides, ``backend_host`` what it may use, ``registry`` the list of backends.
 """
 
 from __future__ import annotations

@@ -22,12 +22,12 @@ from typing import Any
 
 import click
 
-from modelport.gateway import backends, extensions
+from modelport.gateway import extensions
 from modelport.gateway.backends.managed.servers import SERVERS
+from modelport.gateway.backends.registry import BACKENDS, Library, find_versions
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.cli.tables import print_table
 from modelport.gateway.errors import ModelportError
-from modelport.gateway.extensions.backend_descriptors import BACKENDS, Library
 from modelport.gateway.repository.routes_file import ModelRoute, Program, Routes
 
 #: A program or a library that takes longer to respond is reported as broken.
@@ -249,7 +249,7 @@ async def _endpoint(model: str, route: ModelRoute) -> list[Finding]:
     where = f"{model} at {route.endpoints[0]}"
     try:
         async with asyncio.timeout(ASK_SECONDS):
-            versions = await backends.find_versions(route.backend)(route, model)
+            versions = await find_versions(route.backend)(route, model)
     except TimeoutError:
         return [Finding(route.backend, where, "down", detail="it does not respond")]
     except ModelportError as error:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import structlog
 
-from modelport.gateway.backends import Versions
+from modelport.gateway.backends.registry import Versions
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.repository import scan, standalone_model
 from modelport.gateway.repository.routes_file import ModelRoute

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import structlog
 
-from modelport.gateway import backends
 from modelport.gateway.backends import base
 from modelport.gateway.backends.backend_host import Host
+from modelport.gateway.backends.registry import Versions, find_loader, find_versions
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable, closest
 from modelport.gateway.models import snapshot as snapshots
 from modelport.gateway.models.discovery import Discovery
@@ -39,9 +39,9 @@ class ModelManager(ModelRegistry):
     def __init__(
         self,
         settings: Settings,
-        find_backend: Callable[[str], base.BackendLoader] = backends.find,
+        find_backend: Callable[[str], base.BackendLoader] = find_loader,
         make_host: Callable[[ModelManager], Host] | None = None,
-        find_versions: Callable[[str], backends.Versions] = backends.find_versions,
+        find_versions: Callable[[str], Versions] = find_versions,
     ) -> None:
         super().__init__()
         self._settings = settings

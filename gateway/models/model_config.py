@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from modelport.gateway.backends.registry import platforms
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.extensions.backend_descriptors import platforms
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute

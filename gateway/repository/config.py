@@ -25,11 +25,11 @@ from typing import Any
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
+from modelport.gateway.backends.registry import BACKENDS
+from modelport.gateway.backends.registry import PLATFORMS as PLATFORMS
+from modelport.gateway.backends.registry import Platform as Platform
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.extensions import ExtensionError
-from modelport.gateway.extensions.backend_descriptors import BACKENDS
-from modelport.gateway.extensions.backend_descriptors import PLATFORMS as PLATFORMS
-from modelport.gateway.extensions.backend_descriptors import Platform as Platform
 from modelport.gateway.repository import padding
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from modelport.gateway.wire.proto import model_config_pb2 as pb

@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from modelport.gateway.backends.registry import platforms
 from modelport.gateway.errors import IntegrityError
-from modelport.gateway.extensions.backend_descriptors import platforms
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.signing import CERTIFICATE, VersionCertificate

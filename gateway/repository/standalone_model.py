@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from modelport.gateway.backends.registry import Platform, platforms
 from modelport.gateway.errors import IntegrityError, InvalidArgument
-from modelport.gateway.extensions.backend_descriptors import Platform, platforms
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.scan import (

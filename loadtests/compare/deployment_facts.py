@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from modelport.gateway.extensions.backend_descriptors import BACKENDS
+from modelport.gateway.backends.registry import BACKENDS
 
 #: Formats of those backends that only the Python runtime opens.
 NEEDS_PYTHON: Mapping[str, str] = {

@@ -27,13 +27,13 @@ from modelport.exporters import formats
 from modelport.exporters.model_spec import find_factory
 from modelport.exporters.models import REGISTRY, registered
 from modelport.exporters.packaging import SERVERS
-from modelport.gateway import backends, extensions
+from modelport.gateway import extensions
 from modelport.gateway.access import located_toml
 from modelport.gateway.access.authentication import AuthenticatorChain
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
 from modelport.gateway.access.principal import ANONYMOUS, UNKNOWN_CONNECTION
+from modelport.gateway.backends.registry import BACKENDS, find_loader
 from modelport.gateway.errors import Unauthenticated, Unsupported
-from modelport.gateway.extensions.backend_descriptors import BACKENDS
 from modelport.gateway.protocols.dialects import DIALECTS
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from tests.docs import pages
@@ -218,7 +218,7 @@ def test_rules_name_the_callers_of_an_installed_authenticator(
 
 def test_names_that_nobody_registers_are_refused_with_those_that_there_are(installed: Path) -> None:
     with pytest.raises(Unsupported, match=r"'nupmy' is not supported; this gateway has: .*numpy"):
-        backends.find("nupmy")
+        find_loader("nupmy")
     with pytest.raises(Unsupported, match=r"--format 'nzp' is not supported.*npz"):
         formats.find_format("nzp")
     with pytest.raises(modelport.InvalidArgument, match=r"'scorr' is not registered; use .*scorer"):
@@ -262,7 +262,7 @@ def test_a_broken_extension_costs_nothing_but_itself(
     assert "broken" not in AUTHENTICATORS.all()
     if group == "modelport.backends":
         with pytest.raises(Unsupported, match="package 'broken' and cannot be used") as caught:
-            backends.find("broken")
+            find_loader("broken")
         assert words not in str(caught.value)  # it reaches clients
     if group == "modelport.formats":
         with pytest.raises(Unsupported, match=re.escape(words)):
@@ -287,7 +287,7 @@ def test_a_name_that_two_packages_register_is_refused_and_both_are_named(
     register(tmp_path, "modelport.backends", "numpy", "other:BACKEND", "other")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Unsupported, match="'numpy' is registered twice") as caught:
-        backends.find("numpy")
+        find_loader("numpy")
     assert "acme_backend:BACKEND by acme-modelport" in str(caught.value)
     assert "other:BACKEND by other" in str(caught.value)
 

@@ -34,7 +34,7 @@ from modelport.cli import modelport
 from modelport.exporters.formats import FORMATS
 from modelport.exporters.proof import evaluation, verify
 from modelport.exporters.sources import checkpoint, keras_guard
-from modelport.gateway import backends
+from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, ModelportError
 from modelport.gateway.models.loader import VersionLoader
@@ -79,7 +79,7 @@ class Repository:
 
     def serve(self, **settings: Any) -> Any:
         entry = scan.scan([self.root])["m"]
-        loader = VersionLoader(Settings((self.root,), **settings), backends.find, 1)
+        loader = VersionLoader(Settings((self.root,), **settings), find_loader, 1)
         config = read_config(entry)
         return loader.load(entry, entry.versions[1], config, Statistics()).backend
 

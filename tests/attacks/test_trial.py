@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from modelport.exporters.formats import FORMATS
-from modelport.gateway import backends
 from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.errors import (
     IntegrityError,
     Internal,
@@ -45,7 +45,7 @@ LOAD = "import sys, torch; f = torch.jit.load(sys.argv[1])\nwhile True: f(torch.
 def served(path: Path, native: bool = False) -> None:
     config = configuration.complete(configuration.parse(hostile_torch.TORCHSCRIPT), "m")
     artifact = Artifact("m", 1, path.parent, config, 1, native=native)
-    backends.find("pytorch")(artifact).unload()
+    find_loader("pytorch")(artifact).unload()
 
 
 def _named(function: Any) -> str:

@@ -17,7 +17,7 @@ from modelport.exporters import api
 from modelport.exporters.cli.certify import certify
 from modelport.exporters.cli.keygen import keygen
 from modelport.exporters.cli.verify import verify
-from modelport.gateway.backends import find
+from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.models.loader import VersionLoader
 from modelport.gateway.models.model_config import read_config
@@ -71,7 +71,7 @@ def test_a_file_is_certified_against_recorded_answers_signed_and_served(
     assert done.exit_code == 0, done.output
     entry = scan.scan([repository])["net"]
     settings = Settings((repository,), require_signature=(signing_keys.load_public_key(public),))
-    loader = VersionLoader(settings, find, 1)
+    loader = VersionLoader(settings, find_loader, 1)
     loaded = loader.load(entry, entry.versions[1], read_config(entry), Statistics())
     assert [output.name for output in loaded.backend.config.output] == ["scores"]
 

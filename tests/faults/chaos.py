@@ -22,9 +22,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from modelport.gateway import backends
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.routes_file import (
@@ -195,7 +195,7 @@ async def _load(backend: str, protocol: UpstreamProtocol, addresses: list[str], 
     )
     config = configuration.parse(SIGNATURE)
     artifact = Artifact(MODEL, 1, Path(), config, 1, route, host)
-    return await asyncio.to_thread(backends.find(backend), artifact)
+    return await asyncio.to_thread(find_loader(backend), artifact)
 
 
 async def _measure(loaded: Any, proxy: ChaosProxy, shim: Shim, cell: Cell, plan: Plan) -> Cell:

@@ -116,7 +116,7 @@ NEEDS = [
         "StreamChannel('127.0.0.1:1', ModelRoute('triton'))",
     ),
     *(
-        (extra, f"from modelport.gateway import backends; backends.find({name!r})")
+        (extra, f"from modelport.gateway.backends import registry; registry.find_loader({name!r})")
         for name, extra in (
             ("pytorch", "torch"),
             ("tensorflow", "tensorflow"),

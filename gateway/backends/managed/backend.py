@@ -18,11 +18,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from modelport.gateway import backends
 from modelport.gateway.backends.base import ELSEWHERE, Artifact, Backend
 from modelport.gateway.backends.capabilities import StreamingBackend
 from modelport.gateway.backends.managed.servers import LOOPBACK, SERVERS, StartContext
 from modelport.gateway.backends.managed.supervisor import ServerLaunch, ServerSupervisor
+from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.repository.routes_file import UpstreamProtocol
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
@@ -166,7 +166,7 @@ class ManagedBackend:
             endpoints=(f"{LOOPBACK}:{port}",),
             management=f"{LOOPBACK}:{management}" if management else "",
         )
-        self._inner = backends.find(route.backend)(self._artifact._replace(route=there))
+        self._inner = find_loader(route.backend)(self._artifact._replace(route=there))
         self._worked = True
         if not self.config.input:
             self.config = self._inner.config  # completed from the server's metadata

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from modelport.gateway.backends import Versions
 from modelport.gateway.backends.base import ELSEWHERE, Artifact, BackendLoader
+from modelport.gateway.backends.registry import Versions
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository.routes_file import ModelRoute, Routes

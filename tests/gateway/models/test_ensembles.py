@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modelport.gateway import backends
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact, Backend, BackendLoader
+from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models import manager, reconciler
@@ -53,7 +53,7 @@ class Gateway:
         mode: ModelControlMode,
         *load: str,
         require_manifest: bool = False,
-        find_backend: Callable[[str], BackendLoader] = backends.find,
+        find_backend: Callable[[str], BackendLoader] = find_loader,
     ) -> None:
         settings = Settings((root,), mode, load, require_manifest=require_manifest)
         self.manager = ModelManager(settings, find_backend, make_host=self._host)
@@ -114,7 +114,7 @@ async def test_an_ensemble_is_not_tried_before_the_models_of_its_steps_are_ready
             tried.append(artifact.model_name)
             if artifact.model_name == "second":
                 assert gate.wait(WAIT_SECONDS)
-            return backends.find(backend)(artifact)
+            return find_loader(backend)(artifact)
 
         return load
 
@@ -155,7 +155,7 @@ async def test_a_model_that_becomes_ready_while_its_ensemble_is_refused_is_not_m
             if artifact.model_name == "second":
                 assert refused.wait(WAIT_SECONDS)
             try:
-                return backends.find(backend)(artifact)
+                return find_loader(backend)(artifact)
             except Unavailable:
                 refused.set()
                 assert ready.wait(WAIT_SECONDS)

@@ -9,11 +9,11 @@ import pytest
 
 VISITED = """
 import gc
-from modelport.gateway import backends
+from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.runtime import collector
 from modelport.gateway.server import app
 collector.exempt_modules = {exempt}
-backends.find("pytorch")
+find_loader("pytorch")
 print(len(gc.get_objects()))
 """
 

@@ -19,8 +19,8 @@ from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
 from modelport.exporters.requests.random_inputs import draw
 from modelport.exporters.sources import pytorch
-from modelport.gateway.backends import find
 from modelport.gateway.backends.base import Artifact, Backend
+from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.repository import config, manifest
 from modelport.gateway.types import (
     NO_DEADLINE,
@@ -111,7 +111,7 @@ def artifact(version: Path, text: str = "", threads: int = 1) -> Artifact:
 
 def load(version: Path, text: str = "", threads: int = 1, native: bool = False) -> Backend:
     wanted = artifact(version, text, threads)._replace(native=native)
-    return find(wanted.config.backend)(wanted)
+    return find_loader(wanted.config.backend)(wanted)
 
 
 def tensors(inputs: dict[str, Any], signature: ModelSignature) -> list[Tensor]:

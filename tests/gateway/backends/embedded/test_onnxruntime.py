@@ -14,13 +14,12 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from modelport.gateway.backends import find
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import warmup
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
 from modelport.gateway.backends.embedded.onnxruntime import load
+from modelport.gateway.backends.registry import BACKENDS, BackendDescriptor, find_loader
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
-from modelport.gateway.extensions.backend_descriptors import BACKENDS, BackendDescriptor
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.oip import metadata
@@ -636,7 +635,7 @@ def test_a_run_that_is_long_for_its_input_does_not_hold_the_event_loop(tmp_path:
 
 def test_a_backend_that_does_not_exist_is_unsupported() -> None:
     with pytest.raises(Unsupported, match=r"backend 'nonsense' is not supported.*onnxruntime"):
-        find("nonsense")
+        find_loader("nonsense")
 
 
 def test_a_backend_whose_library_is_missing_is_unsupported(
@@ -645,6 +644,6 @@ def test_a_backend_whose_library_is_missing_is_unsupported(
     absent = BackendDescriptor("absent", "modelport.gateway.backends.absent", "Absent")
     monkeypatch.setitem(BACKENDS.builtin, "absent", absent)
     with pytest.raises(Unsupported, match="backend 'absent' cannot be imported; ") as caught:
-        find("absent")
+        find_loader("absent")
     assert "/" not in str(caught.value)
     assert "modelport.gateway.backends" not in str(caught.value)

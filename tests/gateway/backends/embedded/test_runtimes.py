@@ -18,15 +18,14 @@ import numpy as np
 import pytest
 
 from modelport.exporters.loaded_model import Source
-from modelport.gateway.backends import find
 from modelport.gateway.backends.embedded import warmup
 from modelport.gateway.backends.embedded.embedded_backend import (
     SessionPool,
     artifact_file,
     public_reason,
 )
+from modelport.gateway.backends.registry import BACKENDS, find_loader
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
-from modelport.gateway.extensions.backend_descriptors import BACKENDS
 from modelport.gateway.repository import config
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype
@@ -224,7 +223,7 @@ def test_a_missing_library_is_named_by_the_extra_that_brings_it(
     monkeypatch.delitem(sys.modules, "modelport.gateway.runtime.openvino_import", raising=False)
     monkeypatch.delitem(sys.modules, BACKENDS.builtin[backend].module, raising=False)
     with pytest.raises(Unsupported) as caught:
-        find(backend)
+        find_loader(backend)
     assert BACKENDS.builtin[backend].libraries[0].install in str(caught.value)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from modelport.exporters.runtime.tensorflow_runtime import tf
-from modelport.gateway.backends import find
+from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
 from tests.gateway.backends.embedded.runtimes import fp32, load, run
@@ -183,6 +183,6 @@ def test_the_older_runtime_serves_where_litert_is_not(
     monkeypatch.setitem(sys.modules, "tflite_runtime.interpreter", interpreter)
     monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
     monkeypatch.delitem(sys.modules, "modelport.gateway.backends.embedded.tflite", raising=False)
-    assert find("tflite").__module__ == "modelport.gateway.backends.embedded.tflite"
+    assert find_loader("tflite").__module__ == "modelport.gateway.backends.embedded.tflite"
     (y, _) = run(load(version, TEXT), fp32([[1] * 4])).outputs
     assert y.data.tolist() == [[2.0] * 4]

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from modelport.exporters.loaded_model import Framework, Source
+from modelport.gateway.backends.registry import Platform, platforms
 from modelport.gateway.cli.errors import missing_extra, suggestion
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.extensions import ExtensionError, ExtensionTable
-from modelport.gateway.extensions.backend_descriptors import Platform, platforms
 from modelport.gateway.types import Array
 
 if TYPE_CHECKING:
