@@ -146,7 +146,7 @@ def export(
         IntegrityError: the checkpoint is damaged or wants to run code.
     """
     from modelport.exporters import export_pipeline, export_request
-    from modelport.exporters.formats import ExportTarget
+    from modelport.exporters.formats.base import ExportTarget
 
     source = export_request.source(checkpoint, model, task, model_kwargs, lora, max_batch_size)
     source = source.declaring(inputs, output_names, masks)

@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from modelport.exporters import inspection
-from modelport.exporters.formats import ExportTarget, Format, ParitySession, conversion_time
+from modelport.exporters.formats import conversion_time
+from modelport.exporters.formats.base import ExportTarget, ParitySession
 from modelport.exporters.formats.onnx_adopted import adopt
+from modelport.exporters.formats.registry import Format
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.optimization import speedup
 from modelport.exporters.optimization.result import GraphOptimization

@@ -6,7 +6,8 @@ import string
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.exporters.formats import ExportTarget, Format
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import Format
 from modelport.exporters.publishing import contract
 from modelport.exporters.sources import reader_selection
 from modelport.gateway.backends.registry import platforms

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters import artifact_conversion, formats
+from modelport.exporters import artifact_conversion
 from modelport.exporters.export_request import ExportRequest
-from modelport.exporters.formats import ExportTarget, Format
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import ALL, Format, check_route, find_format
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.optimization.options import OptimizationOptions
 from modelport.exporters.proof import certificate, evaluation
@@ -88,7 +89,7 @@ def export(
     target = request.optimization.applied(request.target, source)
     target = replace(target, adopted=request.artifact is not None)
     for row in rows:
-        formats.check_route(source, row, target)
+        check_route(source, row, target)
     request = replace(request, target=target)
     checks = request.checks
     if request.data is not None:
@@ -151,8 +152,8 @@ def _rows(request: ExportRequest) -> list[Format]:
         raise UsageError("--quantize and --dtype are mutually exclusive; choose one")
     if request.destination.name is not None:
         contract.check_name(request.destination.name)
-    names = [n for name in request.formats for n in (formats.ALL if name == "all" else (name,))]
-    rows = [formats.find_format(name) for name in dict.fromkeys(names)]
+    names = [n for name in request.formats for n in (ALL if name == "all" else (name,))]
+    rows = [find_format(name) for name in dict.fromkeys(names)]
     if target.opset is not None and all(row.name != "onnx" for row in rows):
         raise UsageError(f"--opset is for ONNX only; --format {' '.join(request.formats)} has none")
     if request.artifact is not None and request.optimization != OptimizationOptions():

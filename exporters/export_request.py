@@ -9,7 +9,7 @@ from typing import Any
 
 from modelport.exporters.arguments import check_bounds, path_of, place_of
 from modelport.exporters.artifact_destination import Destination
-from modelport.exporters.formats import ExportTarget
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.optimization.options import OptimizationOptions
 from modelport.exporters.proof.proof import Checks
 from modelport.exporters.publishing import contract
@@ -22,7 +22,7 @@ class ExportRequest:
     """The options of one export.
 
     Attributes:
-        formats: names of ``formats.FORMATS``, or ``all``.
+        formats: names of ``formats.registry.FORMATS``, or ``all``.
         optimization: how converted graphs are optimised and quantised.
         data: held-out inputs, see ``evaluation``.
         image, labels: see ``image_metadata.describe``.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modelport.exporters import models
+from modelport.exporters.models import registry
 from modelport.gateway.cli.errors import UsageError, suggestion
 from modelport.gateway.types import Array, Datatype, ModelSignature, TensorSpec
 
@@ -134,10 +134,10 @@ def find_factory(model: str) -> Factory:
     Raises:
         UsageError: there is no such name, module or attribute, or importing it fails.
     """
-    path = model if ":" in model else models.find(model) or model
+    path = model if ":" in model else registry.find(model) or model
     module_name, separator, attribute = path.partition(":")
     if not (separator and module_name and attribute):
-        known = models.registered()
+        known = registry.registered()
         raise UsageError(
             f"--model '{model}' is not registered; use {', '.join(known)}, or name your own as "
             f"package.module:factory; {suggestion(model, known)}".removesuffix("; ")

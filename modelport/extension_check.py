@@ -19,7 +19,7 @@ TABLES = {
     "modelport.authenticators": "modelport.gateway.access.authenticators:AUTHENTICATORS",
     "modelport.backends": "modelport.gateway.backends.registry:BACKENDS",
     "modelport.dialects": "modelport.gateway.protocols.dialects:DIALECTS",
-    "modelport.formats": "modelport.exporters.formats:TABLE",
+    "modelport.formats": "modelport.exporters.formats.registry:FORMATS",
 }
 NOT_REGISTERED = "no installed package registers it"
 
@@ -35,9 +35,9 @@ def check(group: str, name: str) -> str:
                     f"the name is built in; register the {extensions.GROUPS[group]} under another"
                 )
             return "" if table.get(name) is not None else NOT_REGISTERED
-        from modelport.exporters.models import REGISTRY
+        from modelport.exporters.models.registry import MODELS
 
-        if name in REGISTRY:
+        if name in MODELS:
             return "the name is built in; register the model under another"
         entry = extensions.find(group, name)
         if entry is None:

@@ -10,7 +10,8 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 from modelport.exporters.cli.package import package_command
-from modelport.exporters.formats import FORMATS, ExportTarget
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.sources import pytorch
 from modelport.gateway.repository import config, manifest
@@ -54,7 +55,7 @@ def put_torchscript(
     """A version with a real artifact."""
     folder = put(repository, name, "torchscript", signature)
     source = pytorch.source(module, ModelSpec(name, lambda *_: signature), signature)
-    FORMATS["torchscript"].export(source, folder / "model.pt", ExportTarget())
+    FORMATS.builtin["torchscript"].export(source, folder / "model.pt", ExportTarget())
     manifest.write(folder)
     return folder
 

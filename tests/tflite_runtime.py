@@ -30,7 +30,8 @@ FP16_TOLERANCE = 5e-3
 
 def main() -> int:
     """Export, run there, compare; one line each."""
-    from modelport.exporters.formats import ExportTarget, tflite
+    from modelport.exporters.formats import tflite
+    from modelport.exporters.formats.base import ExportTarget
     from modelport.loadtests.system import environments
 
     python = str(environments.venv("tflite-runtime", *REQUIREMENTS) / "python")

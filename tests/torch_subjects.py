@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelport.exporters.formats import ParitySession
+from modelport.exporters.formats.base import ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of

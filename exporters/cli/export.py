@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelport.exporters import api
-from modelport.exporters.models import REGISTRY
+from modelport.exporters.models.registry import MODELS
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import UsageError
@@ -52,7 +52,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--model",
     metavar="NAME|package.module:factory",
-    help=f"A registered model ({', '.join(REGISTRY)}, or a plug-in's), or any factory of an "
+    help=f"A registered model ({', '.join(MODELS)}, or a plug-in's), or any factory of an "
     "nn.Module; timm:NAME or torchvision:NAME. Hugging Face folders, Keras files and SavedModels "
     "need none.",
 )

@@ -199,7 +199,7 @@ def _published(path: Path, trusted: bool) -> _Subject:
     Raises:
         IntegrityError: its files were changed.
     """
-    from modelport.exporters import formats
+    from modelport.exporters.formats.registry import find_format
     from modelport.exporters.model_spec import ModelSpec
     from modelport.exporters.proof import certificate, verify
     from modelport.exporters.requests.random_inputs import unpadded_sampler
@@ -207,7 +207,7 @@ def _published(path: Path, trusted: bool) -> _Subject:
 
     checked = verify.check(verify.find_version(path))
     document = checked.certificate.document
-    row = formats.find_format(document["artifact"]["format"])
+    row = find_format(document["artifact"]["format"])
     session = row.open_session(checked.path / row.platform.default_filename, trusted)
     text = (checked.path.parent / config.FILENAME).read_text()
     signature = config.signature(config.complete(config.parse(text), checked.model))

@@ -18,7 +18,8 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
 from torch.export.pt2_archive._package import AOTICompiledModel
 
-from modelport.exporters.formats import ExportTarget, torch_errors
+from modelport.exporters.formats import torch_errors
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.pt2 import program
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import TorchParitySession, by_position, signature_of

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from modelport.exporters.formats import ExportTarget, pt2, torch_errors
+from modelport.exporters.formats import pt2, torch_errors
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import muted, quiet
 from modelport.gateway.cli.errors import first_line

@@ -15,13 +15,8 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import Tensor, nn
 from torch.onnx import ONNXProgram
 
-from modelport.exporters.formats import (
-    ExportTarget,
-    onnx_difference,
-    open_sizes,
-    torch_errors,
-    tracing,
-)
+from modelport.exporters.formats import onnx_difference, open_sizes, torch_errors, tracing
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.torch_eager import inference_mode

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from modelport.exporters import inspection
-from modelport.exporters.formats import ExportTarget
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof.resource_usage import Usage, measured
 from modelport.gateway.errors import Unsupported

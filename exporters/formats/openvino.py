@@ -7,8 +7,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from modelport.exporters import formats
-from modelport.exporters.formats import ExportTarget
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import find_format
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import muted
 from modelport.gateway.errors import Unsupported
@@ -33,7 +33,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
                 f"'{spec.name}' is {spec.datatype}, which OpenVINO computes in 32 bits; use "
                 "--format onnx"
             )
-    route = formats.FORMATS["onnx"].routes[source.framework]
+    route = find_format("onnx").routes[source.framework]
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         draft = Path(folder) / "model.onnx"
         exact = replace(target, dtype="fp32", opset=route.default_opset)

@@ -18,7 +18,8 @@ from torch.export._patches import (
 )
 from torch.fx.experimental import _config as symbolic_sizes
 
-from modelport.exporters.formats import ExportTarget, open_sizes, torch_errors, tracing
+from modelport.exporters.formats import open_sizes, torch_errors, tracing
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import (
     Named,

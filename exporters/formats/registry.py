@@ -1,21 +1,22 @@
-"""The export formats: one table row each; all other code is format-neutral.
+"""The export formats: one descriptor each; all other code is format-neutral.
 
 One module per format opens artifacts, ``open_session(path, trusted)``. One module per format and
-source framework writes them, ``export(source, path, target)``. The rows name modules by string, so
-that choosing ONNX imports no TensorFlow.
+source framework writes them, ``export(source, path, target)``. The descriptors name modules by
+string, so that choosing ONNX imports no TensorFlow.
 
-To add one, write these modules and add a row; in a package of its own, register the row as entry
-point ``modelport.formats``. The backend that serves the format declares it as ``Platform``.
+To add one, write these modules and a descriptor: here, or in a package of its own, as entry point
+``modelport.formats``. The backend that serves the format declares it as ``Platform``.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from modelport.exporters.formats.base import ExportTarget, ParitySession
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.gateway.backends.registry import Platform, platforms
 from modelport.gateway.cli.errors import missing_extra, suggestion
@@ -24,58 +25,7 @@ from modelport.gateway.extensions import ExtensionError, ExtensionTable
 from modelport.gateway.types import Array
 
 if TYPE_CHECKING:
-    from modelport.exporters.optimization.calibration import CalibrationData
     from modelport.exporters.optimization.result import GraphOptimization
-
-
-class ParitySession(Protocol):
-    """An exported artifact, opened by the runtime that will serve it."""
-
-    @property
-    def inputs(self) -> Sequence[str]: ...
-
-    @property
-    def outputs(self) -> Sequence[str]: ...
-
-    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ExportTarget:
-    """The precision and operator set to write an artifact in.
-
-    Inputs and outputs keep the signature's datatypes at every precision.
-
-    Attributes:
-        dtype: of weights and arithmetic: ``fp32``, ``fp16`` or ``bf16``.
-        quantize: ``int8``, ``int8-weight-only`` or ``int4`` weights, or None.
-        opset: ONNX's operator set; None for other formats.
-        optimize: the level of graph optimisation, ``O1`` to ``O3``, or None.
-        calibration: inputs for static quantisation; None quantises activations at run time.
-        calibration_method: the choice of ranges from them: ``minmax``, ``entropy``, ``percentile``.
-        per_channel: int8 weights have a scale for each channel.
-        adopted: the artifact is a file from elsewhere, which is not changed.
-        block_size: number of weights that share a scale where weights alone are quantised.
-    """
-
-    dtype: str = "fp32"
-    quantize: str | None = None
-    opset: int | None = None
-    optimize: str | None = None
-    calibration: CalibrationData | None = None
-    calibration_method: str = "minmax"
-    per_channel: bool = True
-    block_size: int = 32
-    adopted: bool = False
-
-    @property
-    def precision(self) -> str:
-        return self.quantize or self.dtype
-
-    @property
-    def converted(self) -> ExportTarget:
-        """The target of the conversion, before the graph is optimised and quantised."""
-        return ExportTarget("fp32" if self.optimize else self.dtype, opset=self.opset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,86 +150,83 @@ def _builtin(
 ) -> Format:
     """A format whose modules lie in this package."""
     local = {
-        framework: replace(route, module=f"{__name__}.{route.module}")
+        framework: replace(route, module=f"{__package__}.{route.module}")
         for framework, route in routes.items()
     }
-    return Format(name, f"{__name__}.{opener}", local, optimizer)
+    return Format(name, f"{__package__}.{opener}", local, optimizer)
 
 
-FORMATS: dict[str, Format] = {
-    row.name: row
-    for row in (
-        _builtin(
-            "onnx",
-            "onnx_session",
-            {
-                _TORCH: ExportRoute(
-                    "onnx",
-                    ("fp32", "fp16", *_QUANTIZED),
-                    ("torch", "onnx", "onnxscript", "onnxruntime"),
-                    default_opset=20,
-                    int4_opset=21,
-                ),
-                _TF: ExportRoute(
-                    "tensorflow_onnx",
-                    ("fp32", *_QUANTIZED),
-                    (*_KERAS, "tf2onnx", "onnx", "onnxruntime"),
-                    default_opset=18,
-                ),
-                Framework.RECORDED: ExportRoute(
-                    "onnx_adopted", _ADOPTED, ("onnx", "onnxruntime"), default_opset=20
-                ),
-                **{
-                    framework: ExportRoute(
-                        "trees_onnx", ("fp32",), (framework, *_TREES), default_opset=18
-                    )
-                    for framework in (
-                        *(Framework.SCIKIT_LEARN, Framework.XGBOOST, Framework.LIGHTGBM),
-                    )
-                },
+_BUILTIN = (
+    _builtin(
+        "onnx",
+        "onnx_session",
+        {
+            _TORCH: ExportRoute(
+                "onnx",
+                ("fp32", "fp16", *_QUANTIZED),
+                ("torch", "onnx", "onnxscript", "onnxruntime"),
+                default_opset=20,
+                int4_opset=21,
+            ),
+            _TF: ExportRoute(
+                "tensorflow_onnx",
+                ("fp32", *_QUANTIZED),
+                (*_KERAS, "tf2onnx", "onnx", "onnxruntime"),
+                default_opset=18,
+            ),
+            Framework.RECORDED: ExportRoute(
+                "onnx_adopted", _ADOPTED, ("onnx", "onnxruntime"), default_opset=20
+            ),
+            **{
+                framework: ExportRoute(
+                    "trees_onnx", ("fp32",), (framework, *_TREES), default_opset=18
+                )
+                for framework in (*(Framework.SCIKIT_LEARN, Framework.XGBOOST, Framework.LIGHTGBM),)
             },
-            optimizer="modelport.exporters.optimization.onnx_graph",
-        ),
-        _builtin("torchscript", "torchscript", _traced("torchscript")),
-        _builtin(
-            "savedmodel",
-            "savedmodel",
-            {
-                _TORCH: ExportRoute("savedmodel", _TRACED, ("torch", *_KERAS)),
-                _TF: ExportRoute("savedmodel", ("fp32",), _KERAS),
-            },
-        ),
-        _builtin(
-            "tflite",
-            "tflite",
-            {
-                _TORCH: ExportRoute("tflite", ("fp32", "fp16", "int8"), ("torch", *_LITE)),
-                _TF: ExportRoute("tflite", ("fp32", "fp16", "int8"), _LITE),
-            },
-        ),
-        _builtin(
-            "openvino",
-            "openvino_session",
-            {
-                _TORCH: ExportRoute(
-                    "openvino", ("fp32", "fp16"), ("torch", "onnx", "onnxscript", "openvino")
-                ),
-                _TF: ExportRoute(
-                    "openvino", ("fp32", "fp16"), (*_KERAS, "tf2onnx", "onnx", "openvino")
-                ),
-            },
-        ),
-        _builtin("pt2", "pt2", _traced("pt2")),
-        _builtin("aoti", "aoti", _traced("aoti")),
-        _builtin(
-            "executorch",
-            "executorch",
-            {_TORCH: ExportRoute("executorch", ("fp32",), ("torch", "executorch"))},
-        ),
-    )
-}
+        },
+        optimizer="modelport.exporters.optimization.onnx_graph",
+    ),
+    _builtin("torchscript", "torchscript", _traced("torchscript")),
+    _builtin(
+        "savedmodel",
+        "savedmodel",
+        {
+            _TORCH: ExportRoute("savedmodel", _TRACED, ("torch", *_KERAS)),
+            _TF: ExportRoute("savedmodel", ("fp32",), _KERAS),
+        },
+    ),
+    _builtin(
+        "tflite",
+        "tflite",
+        {
+            _TORCH: ExportRoute("tflite", ("fp32", "fp16", "int8"), ("torch", *_LITE)),
+            _TF: ExportRoute("tflite", ("fp32", "fp16", "int8"), _LITE),
+        },
+    ),
+    _builtin(
+        "openvino",
+        "openvino_session",
+        {
+            _TORCH: ExportRoute(
+                "openvino", ("fp32", "fp16"), ("torch", "onnx", "onnxscript", "openvino")
+            ),
+            _TF: ExportRoute(
+                "openvino", ("fp32", "fp16"), (*_KERAS, "tf2onnx", "onnx", "openvino")
+            ),
+        },
+    ),
+    _builtin("pt2", "pt2", _traced("pt2")),
+    _builtin("aoti", "aoti", _traced("aoti")),
+    _builtin(
+        "executorch",
+        "executorch",
+        {_TORCH: ExportRoute("executorch", ("fp32",), ("torch", "executorch"))},
+    ),
+)
 
-TABLE: ExtensionTable[Format] = ExtensionTable("modelport.formats", Format, FORMATS)
+FORMATS: ExtensionTable[Format] = ExtensionTable(
+    "modelport.formats", Format, {each.name: each for each in _BUILTIN}
+)
 
 #: The formats of ``--format all``.
 ALL = ("onnx", "torchscript", "savedmodel", "tflite")
@@ -292,11 +239,11 @@ def find_format(name: str) -> Format:
         Unsupported: there is none.
     """
     try:
-        found = TABLE.get(name)
+        found = FORMATS.get(name)
     except ExtensionError as error:
         raise Unsupported(f"--format '{name}': {error} ({error.reason})") from error
     if found is None:
-        known = TABLE.names()
+        known = FORMATS.names()
         likely = suggestion(name, (*known, "all"))
         raise Unsupported(
             f"--format '{name}' is not supported; use {', '.join(known)} or all; "
@@ -314,7 +261,7 @@ def check_route(source: Source, row: Format, target: ExportTarget) -> None:
         return
     working = [
         name
-        for name, other in TABLE.all().items()
+        for name, other in FORMATS.all().items()
         if target.precision in _precisions(source, other)
     ]
     asked = f" in {target.precision}" if target.precision != "fp32" else ""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters.formats import ExportTarget
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.lowering import lower
 from modelport.exporters.requests.random_inputs import model_dims

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from modelport.exporters.formats import ExportTarget
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.requests.random_inputs import model_dims
 from modelport.exporters.runtime.output_capture import quiet

@@ -12,7 +12,7 @@ from typing import Any
 
 from ai_edge_litert.interpreter import Interpreter
 
-from modelport.exporters.formats import ExportTarget
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import muted
 from modelport.gateway.cli.errors import first_line

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from modelport.exporters.formats import ExportTarget, torch_errors, tracing
+from modelport.exporters.formats import torch_errors, tracing
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import Named, TorchParitySession, signature_of
 from modelport.exporters.loaded_model import Source

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from modelport.exporters.formats import ExportTarget
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.lowering.interpreter import Interpreter
 from modelport.exporters.lowering.program import lowerable_program

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from modelport.exporters.formats import ExportTarget, pt2, torch_errors
+from modelport.exporters.formats import pt2, torch_errors
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.lowering.registry import name_of

@@ -15,7 +15,7 @@ from modelport.gateway import extensions
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.extensions import ExtensionError
 
-REGISTRY: Mapping[str, str] = {
+MODELS: Mapping[str, str] = {
     "fraud": "modelport.exporters.models.fraud:FraudTransformer",
     "vit": "modelport.exporters.models.vit:VisionTransformer",
     "resnet50": "modelport.exporters.models.resnet:ResNet50",
@@ -33,7 +33,7 @@ def registered() -> Mapping[str, str]:
     """
     installed = extensions.installed(GROUP)
     found = {name: _factory(entries[0]) for name, entries in installed.items() if len(entries) == 1}
-    return {**REGISTRY, **{name: found[name] for name in found if name not in REGISTRY}}
+    return {**MODELS, **{name: found[name] for name in found if name not in MODELS}}
 
 
 def find(name: str) -> str | None:
@@ -42,8 +42,8 @@ def find(name: str) -> str | None:
     Raises:
         UsageError: two packages register different factories under the name.
     """
-    if name in REGISTRY:
-        return REGISTRY[name]
+    if name in MODELS:
+        return MODELS[name]
     try:
         entry = extensions.find(GROUP, name)
     except ExtensionError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from modelport.exporters import inspection
-from modelport.exporters.formats import ExportTarget
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.inspection import Inspection
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.optimization import (

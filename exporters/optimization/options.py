@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modelport.exporters.formats import ExportTarget, Format
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import Format
 from modelport.exporters.loaded_model import Source
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import Unsupported

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from modelport.exporters.formats import ParitySession
+from modelport.exporters.formats.base import ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.optimization.result import SpeedUp
 from modelport.exporters.requests.random_inputs import name_axes, sizes_of, unpadded_sampler

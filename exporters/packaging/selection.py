@@ -28,7 +28,7 @@ class SelectedModel:
 
     Attributes:
         config: as published, with the format's platform, backend and file name filled in.
-        format: a name of ``modelport.exporters.formats``; empty if the configuration names none.
+        format: a name of ``exporters.formats.registry``; empty if the configuration names none.
     """
 
     name: str

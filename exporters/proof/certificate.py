@@ -21,7 +21,8 @@ from modelport.gateway.repository import signed_config, signing
 from modelport.gateway.repository.manifest import files_of, sha256_of
 
 if TYPE_CHECKING:
-    from modelport.exporters.formats import ExportTarget, Format
+    from modelport.exporters.formats.base import ExportTarget
+    from modelport.exporters.formats.registry import Format
     from modelport.exporters.loaded_model import Origin, Source
     from modelport.exporters.proof.parity_report import ParityReport
     from modelport.exporters.proof.proof import Proof

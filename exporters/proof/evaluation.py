@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from modelport.exporters.formats import ParitySession
+from modelport.exporters.formats.base import ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import Decision
 from modelport.exporters.proof import decisions

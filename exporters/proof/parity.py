@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from modelport.exporters.formats import ParitySession
+from modelport.exporters.formats.base import ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import branch_points, conditioning, decisions
 from modelport.exporters.proof.parity_cases import ParityCase, plan

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.exporters.formats import ExportTarget, Format, ParitySession
+from modelport.exporters.formats.base import ExportTarget, ParitySession
+from modelport.exporters.formats.registry import Format
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.optimization.result import GraphOptimization
 from modelport.exporters.proof import evaluation, parity

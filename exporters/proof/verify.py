@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters import formats
-from modelport.exporters.formats import ExportTarget, Format, ParitySession
+from modelport.exporters.formats.base import ExportTarget, ParitySession
+from modelport.exporters.formats.registry import Format, find_format
 from modelport.exporters.loaded_model import Origin, Source
-from modelport.exporters.models import registered
+from modelport.exporters.models.registry import registered
 from modelport.exporters.optimization import result
 from modelport.exporters.optimization.result import GraphOptimization
 from modelport.exporters.proof import evaluation, proof
@@ -225,7 +225,7 @@ def _claim(document: Mapping[str, Any]) -> Claim:
         if not 1 <= source.max_batch_size < 2**31 and source.max_batch_size != 0:
             raise ValueError(source.max_batch_size)
         return Claim(
-            format=formats.find_format(artifact["format"]),
+            format=find_format(artifact["format"]),
             target=ExportTarget(
                 artifact["dtype"],
                 artifact["quantize"],

@@ -23,9 +23,9 @@ from click.testing import CliRunner
 import modelport
 from modelport import extension_check
 from modelport.cli import modelport as command
-from modelport.exporters import formats
+from modelport.exporters.formats.registry import FORMATS, find_format
 from modelport.exporters.model_spec import find_factory
-from modelport.exporters.models import REGISTRY, registered
+from modelport.exporters.models.registry import MODELS, registered
 from modelport.exporters.packaging import SERVERS
 from modelport.gateway import extensions
 from modelport.gateway.access import located_toml
@@ -220,14 +220,14 @@ def test_names_that_nobody_registers_are_refused_with_those_that_there_are(insta
     with pytest.raises(Unsupported, match=r"'nupmy' is not supported; this gateway has: .*numpy"):
         find_loader("nupmy")
     with pytest.raises(Unsupported, match=r"--format 'nzp' is not supported.*npz"):
-        formats.find_format("nzp")
+        find_format("nzp")
     with pytest.raises(modelport.InvalidArgument, match=r"'scorr' is not registered; use .*scorer"):
         find_factory("scorr")
 
 
 def test_without_the_package_its_names_are_unknown() -> None:
     assert BACKENDS.get("numpy") is None
-    assert formats.TABLE.get("npz") is None
+    assert FORMATS.get("npz") is None
     assert DIALECTS.get("csv") is None
     assert AUTHENTICATORS.get("acme") is None
 
@@ -257,8 +257,8 @@ def test_a_broken_extension_costs_nothing_but_itself(
     monkeypatch.syspath_prepend(tmp_path)
     assert words in extension_check.check(group, "broken")
     assert extension_check.check("modelport.formats", "npz") == ""
-    assert formats.find_format("npz").platform.backend == "numpy"
-    assert "broken" not in {**BACKENDS.all(), **formats.TABLE.all(), **DIALECTS.all()}
+    assert find_format("npz").platform.backend == "numpy"
+    assert "broken" not in {**BACKENDS.all(), **FORMATS.all(), **DIALECTS.all()}
     assert "broken" not in AUTHENTICATORS.all()
     if group == "modelport.backends":
         with pytest.raises(Unsupported, match="package 'broken' and cannot be used") as caught:
@@ -266,7 +266,7 @@ def test_a_broken_extension_costs_nothing_but_itself(
         assert words not in str(caught.value)  # it reaches clients
     if group == "modelport.formats":
         with pytest.raises(Unsupported, match=re.escape(words)):
-            formats.find_format("broken")
+            find_format("broken")
 
 
 def test_doctor_names_a_broken_extension_in_one_line(
@@ -297,7 +297,7 @@ def test_model_names_follow_the_same_rules(
 ) -> None:
     register(tmp_path / "again", "modelport.models", "scorer", "acme_models:Scorer", "again")
     monkeypatch.syspath_prepend(tmp_path / "again")
-    assert registered() == {**REGISTRY, "scorer": "acme_models:Scorer"}  # seen twice, no clash
+    assert registered() == {**MODELS, "scorer": "acme_models:Scorer"}  # seen twice, no clash
     assert "acme_models" not in sys.modules
     register(tmp_path / "other", "modelport.models", "scorer", "other:Model", "other")
     register(tmp_path / "own", "modelport.models", "vit", "other:Model", "own")
@@ -305,7 +305,7 @@ def test_model_names_follow_the_same_rules(
         monkeypatch.syspath_prepend(tmp_path / folder)
     with pytest.raises(modelport.InvalidArgument, match="model 'scorer' is registered twice"):
         find_factory("scorer")
-    assert registered() == REGISTRY
+    assert registered() == MODELS
     assert find_factory("vit").__module__ == "modelport.exporters.models.vit"
 
 
@@ -326,8 +326,8 @@ def test_built_in_names_read_no_entry_points(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(extensions, "entry_points", refuse)
     for name in BACKENDS.builtin:
         assert BACKENDS.get(name) is not None
-    for name in formats.FORMATS:
-        assert formats.find_format(name).platform.format == name
+    for name in FORMATS.builtin:
+        assert find_format(name).platform.format == name
     assert DIALECTS.get("oip") is not None
     assert find_factory("fraud")
 

@@ -31,7 +31,7 @@ import torch
 from click.testing import CliRunner
 
 from modelport.cli import modelport
-from modelport.exporters.formats import FORMATS
+from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.proof import evaluation, verify
 from modelport.exporters.sources import checkpoint, keras_guard
 from modelport.gateway.backends.registry import find_loader
@@ -55,7 +55,7 @@ from tests import archives, models, processor
 from tests.attacks import hostile_graphs, hostile_torch, zips
 
 TORCH = {"torchscript": hostile_torch.TORCHSCRIPT, "pt2": hostile_torch.EXPORTED}
-DEFAULT = {row.name: row.platform.default_filename for row in FORMATS.values()}
+DEFAULT = {row.name: row.platform.default_filename for row in FORMATS.builtin.values()}
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_an_archive_of_torch_that_does_more_than_compute_is_not_opened(
         inspect(path)
         repository.certify(form)
         refused(repository.serve, what=what)
-        refused(functools.partial(FORMATS[form].open_session, path), what=what)
+        refused(functools.partial(FORMATS.builtin[form].open_session, path), what=what)
         assert not mark.exists(), what
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from modelport.exporters.formats import FORMATS
+from modelport.exporters.formats.registry import FORMATS
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.errors import (
@@ -81,7 +81,7 @@ def test_torchscript_that_ends_its_process_is_not_proven(tmp_path: Path, trials:
     record = {EXTRA + SIGNATURE: signature.encode()}
     path.write_bytes(hostile_torch.edited(content, record))
     with pytest.raises(IntegrityError, match="signal 11"):
-        FORMATS["torchscript"].open_session(path)
+        FORMATS.builtin["torchscript"].open_session(path)
 
 
 def test_honest_torchscript_is_tried_once_and_loads(tmp_path: Path, trials: Path) -> None:

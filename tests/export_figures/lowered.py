@@ -20,7 +20,8 @@ import numpy as np
 
 from modelport.exporters import api
 from modelport.exporters.demo_models import train
-from modelport.exporters.formats import ExportTarget, find_format
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import find_format
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.requests.random_inputs import draw, name_axes
 from modelport.exporters.sources import SourceRequest, reader_selection

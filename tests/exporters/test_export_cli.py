@@ -21,8 +21,8 @@ from click.testing import Result
 from torch import nn
 
 import modelport.exporters.formats.onnx as formats_onnx
-from modelport.exporters import formats
 from modelport.exporters.artifact_destination import Destination
+from modelport.exporters.formats.registry import find_format
 from modelport.exporters.loaded_model import Source
 from modelport.gateway.cli.errors import Failure
 from modelport.gateway.errors import Unsupported
@@ -217,7 +217,7 @@ def test_a_saved_model_that_was_written_before_is_the_file_and_not_a_folder_for_
     tmp_path: Path,
 ) -> None:
     output = tmp_path / "net.savedmodel"
-    row = formats.find_format("savedmodel")
+    row = find_format("savedmodel")
     destination = Destination(tmp_path / "repository", output=output)
     assert destination.file_of(row, several=False) == (tmp_path, output.name)
     output.mkdir()

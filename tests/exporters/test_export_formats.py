@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 from modelport.exporters.cli.export import export
-from modelport.exporters.formats import ALL, FORMATS, find_format
 from modelport.exporters.formats import tflite as tflite_format
+from modelport.exporters.formats.registry import ALL, FORMATS, find_format
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.errors import Unsupported
@@ -204,6 +204,6 @@ def test_several_formats_and_an_output_folder_lie_side_by_side(
 
 
 def test_every_format_names_a_platform_and_its_routes_exist() -> None:
-    for row in FORMATS.values():
+    for row in FORMATS.builtin.values():
         assert row.platform.format == row.name
         assert all("fp32" in route.precisions for route in row.routes.values())

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from modelport.exporters.cli.export import export
 from modelport.exporters.cli.verify import verify
-from modelport.exporters.formats import ExportTarget, find_format
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import find_format
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.proof import parity
 from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of

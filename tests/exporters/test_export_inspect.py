@@ -17,7 +17,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from modelport.exporters.formats import FORMATS, ExportTarget
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.types import ModelSignature
 from tests.inspected import refused, run, show, survives_damage
@@ -34,8 +35,8 @@ def exported(fraud: nn.Module, tmp_path: Path) -> Callable[..., Path]:
     """The fraud model in a format."""
 
     def make(name: str, dtype: str = "fp32") -> Path:
-        path = tmp_path / FORMATS[name].platform.default_filename
-        FORMATS[name].export(subject(fraud), path, ExportTarget(dtype=dtype, opset=20))
+        path = tmp_path / FORMATS.builtin[name].platform.default_filename
+        FORMATS.builtin[name].export(subject(fraud), path, ExportTarget(dtype=dtype, opset=20))
         return path
 
     return make
@@ -301,7 +302,7 @@ def test_names_cannot_give_orders_to_the_terminal(tmp_path: Path) -> None:
         (fp32("a\x1b]0;owned\x07", 3), fp32("[red]b[/red]\n", 3)), (fp32("s", 3), fp32("d", 3)), 8
     )
     path = tmp_path / "model.pt"
-    FORMATS["torchscript"].export(subject(Pair(), declared), path, ExportTarget())
+    FORMATS.builtin["torchscript"].export(subject(Pair(), declared), path, ExportTarget())
     shown = run(path).stdout
     assert "a\\x1b]0;owned\\x07" in shown
     assert "[red]b[/red]\\n" in shown

@@ -12,7 +12,9 @@ import onnx
 import pytest
 
 from modelport.exporters import api
-from modelport.exporters.formats import FORMATS, ExportTarget, tensorflow_onnx
+from modelport.exporters.formats import tensorflow_onnx
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.keras_ports import find_port
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.requests.random_inputs import draw
@@ -59,7 +61,7 @@ def test_the_size_of_a_vocabulary_and_the_length_of_an_axis_are_found(source: So
 def test_an_artifact_computes_what_the_keras_model_computes(
     source: Source, tmp_path: Path, name: str
 ) -> None:
-    row, path = FORMATS[name], tmp_path / FORMATS[name].platform.default_filename
+    row, path = FORMATS.builtin[name], tmp_path / FORMATS.builtin[name].platform.default_filename
     row.export(source, path, ExportTarget())
     session = row.open_session(path)
     assert sorted(session.inputs) == ["amount", "tokens"]
@@ -92,7 +94,7 @@ def test_weights_that_go_around_the_onnx_converter_arrive(tmp_path: Path) -> Non
     words = layers.LSTM(160)(layers.Embedding(700, 160)(tokens))
     both = layers.Dense(300, name="both")(layers.Concatenate()([seen, words]))
     source = read(saved(functional([image, tokens], both), tmp_path / "a.keras"))
-    row, path = FORMATS["onnx"], tmp_path / "model.onnx"
+    row, path = FORMATS.builtin["onnx"], tmp_path / "model.onnx"
     row.export(source, path, ExportTarget())
     inputs = draw(source.signature, 3, {"tokens_0": 6}, np.random.default_rng(0))
     actual = row.open_session(path)(inputs)["both"]
@@ -174,7 +176,7 @@ def test_a_saved_model_is_served_by_its_own_signature(
     assert [(i.name, i.dims) for i in source.signature.inputs] == [("x", (3,))]
     output = source.signature.outputs[0]
     assert (output.name, output.dims, output.reshape) == ("y", (1,), ())
-    row = FORMATS["savedmodel"]
+    row = FORMATS.builtin["savedmodel"]
     row.export(source, tmp_path / "again", ExportTarget())
     inputs = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
     assert row.open_session(tmp_path / "again")(inputs)["y"].tolist() == [3.0, 12.0]

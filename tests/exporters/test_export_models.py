@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from modelport.exporters import model_spec
 from modelport.exporters.cli.export import export
-from modelport.exporters.formats import ExportTarget, find_format
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import find_format
 from modelport.exporters.loaded_model import Framework, Source
-from modelport.exporters.models import REGISTRY
+from modelport.exporters.models.registry import MODELS
 from modelport.exporters.models.resnet import ResNet50
 from modelport.exporters.models.unet import SameConvTranspose2d, UNet
 from modelport.exporters.proof import parity
@@ -310,7 +311,7 @@ def test_hyper_parameters_that_make_no_model_are_refused(
 
 
 def test_every_registered_name_leads_to_a_declared_model() -> None:
-    for name in REGISTRY:
+    for name in MODELS:
         declared = model_spec.find_factory(name).modelport_spec  # type: ignore[attr-defined]
         assert declared.name == name
 

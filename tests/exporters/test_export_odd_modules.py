@@ -14,7 +14,7 @@ import torch
 from click.testing import Result
 
 from modelport.exporters import api
-from modelport.exporters.formats import FORMATS
+from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.loaded_model import Source, WeightPrecision
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of
@@ -87,7 +87,7 @@ def check_answers(folder: Path, name: str, row: str) -> None:
     model = folder / "repository" / name
     text = (model / config.FILENAME).read_text()
     signature = name_axes(config.signature(config.complete(config.parse(text), name)))
-    kind = FORMATS[row]
+    kind = FORMATS.builtin[row]
     session = kind.open_session(model / "1" / kind.platform.default_filename, trusted=True)
     module = odd_modules.build(name)  # the same weights each time
     sizes = {name: sizes_of(axis)[1] for name, axis in signature.axes.items()}

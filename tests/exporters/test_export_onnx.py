@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 import modelport.exporters.formats.onnx as formats_onnx
-from modelport.exporters.formats import ExportTarget, ParitySession, find_format, onnx_session
+from modelport.exporters.formats import onnx_session
+from modelport.exporters.formats.base import ExportTarget, ParitySession
+from modelport.exporters.formats.registry import find_format
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.proof import parity

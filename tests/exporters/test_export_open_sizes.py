@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modelport.exporters.formats import ExportTarget, find_format
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import find_format
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import Unsupported

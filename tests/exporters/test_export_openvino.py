@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from modelport.exporters.cli.export import export
 from modelport.exporters.cli.inspect import inspect
 from modelport.exporters.cli.verify import verify
-from modelport.exporters.formats import FORMATS, ExportTarget
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.loaded_model import Framework
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
@@ -62,4 +63,4 @@ def test_a_datatype_that_openvino_narrows_is_refused(tmp_path: Path) -> None:
         framework=Framework.PYTORCH, signature=ModelSignature((wide,), (wide,), 8)
     )
     with pytest.raises(Unsupported, match="'x' is FP64, which OpenVINO computes in 32 bits"):
-        FORMATS["openvino"].export(source, tmp_path / "model.xml", ExportTarget())  # type: ignore[arg-type]
+        FORMATS.builtin["openvino"].export(source, tmp_path / "model.xml", ExportTarget())  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import torch
 import tritonclient.http
 from torch import nn
 
-from modelport.exporters.formats import FORMATS
+from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.models.fraud import FraudTransformer
@@ -74,7 +74,7 @@ def unchecked(tmp_path: Path) -> Iterator[Served]:
     folder = put_torchscript(tmp_path / "repository", "m", source.model, source.signature)
     inputs = tuple(replace(i, minimum=None, maximum=None) for i in source.signature.inputs)
     signature = replace(source.signature, inputs=inputs)
-    changed = config.build("m", FORMATS["torchscript"].platform, signature)
+    changed = config.build("m", FORMATS.builtin["torchscript"].platform, signature)
     (folder.parent / config.FILENAME).write_text(config.to_text(changed))
     with unpacked(packaged(folder, "torchserve", tmp_path / "m.mar"), source) as served:
         yield served
@@ -354,7 +354,7 @@ def test_a_row_that_asks_for_a_description_gets_the_signature_and_its_mates_thei
     found = torchserve_model.described_by_handler(without_null(json.loads(described)))
     assert found is not None
     assert config.signature(found) == config.signature(
-        config.build("m", FORMATS["torchscript"].platform, fraud.source.signature)
+        config.build("m", FORMATS.builtin["torchscript"].platform, fraud.source.signature)
     )
 
 

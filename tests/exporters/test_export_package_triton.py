@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelport.exporters.formats import FORMATS
+from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.requests import triton_warmup
@@ -119,7 +119,7 @@ def test_a_configuration_whose_inputs_are_in_another_order_than_forwards_is_refu
     repository: Path, tmp_path: Path
 ) -> None:
     folder = put_torchscript(repository, "m", Pair(), pair("a", "b", "s", "d"))
-    row = FORMATS["torchscript"].platform
+    row = FORMATS.builtin["torchscript"].platform
     swapped = config.build("m", row, pair("b", "a", "s", "d"))
     (folder.parent / config.FILENAME).write_text(config.to_text(swapped))
     refused(run(folder, "triton", tmp_path / "out"), 4, "b, a", "a, b", "mix them up")
@@ -159,7 +159,7 @@ def test_warm_up_files_are_one_element_each_in_the_shape_of_the_wire(
     fraud: nn.Module, tmp_path: Path
 ) -> None:
     signature = fraud_source(fraud).signature
-    wanted = config.build("fraud", FORMATS["onnx"].platform, signature)
+    wanted = config.build("fraud", FORMATS.builtin["onnx"].platform, signature)
     requests = triton_warmup.requests(signature, draw, 0)
     triton_warmup.add(wanted, tmp_path, requests)
     assert [(w.name, w.batch_size, w.count) for w in wanted.model_warmup] == [
@@ -180,7 +180,7 @@ def test_warm_up_files_are_one_element_each_in_the_shape_of_the_wire(
 def test_warm_up_of_a_model_without_batches_and_with_odd_names_is_whole(tmp_path: Path) -> None:
     odd = TensorSpec("serving/x:0 ../y", Datatype.FP32, (2, "rows", 3), reshape=(-1, 6))
     signature = ModelSignature((odd,), PLAIN.outputs, 0, {"rows": Axis("rows", 1, 5)})
-    wanted = config.build("m", FORMATS["onnx"].platform, signature)
+    wanted = config.build("m", FORMATS.builtin["onnx"].platform, signature)
     triton_warmup.add(wanted, tmp_path, triton_warmup.requests(signature, draw, 0))
     (warmup,) = wanted.model_warmup
     assert (warmup.batch_size, list(warmup.inputs[odd.name].dims)) == (1, [2, 5, 3])
@@ -194,7 +194,7 @@ def test_the_gateway_and_a_package_take_a_model_with_warm_up_as_it_is(
     folder = put(repository, "m", "onnx")
     models.multiply(folder / "model.onnx")
     manifest.write(folder)
-    wanted = config.build("m", FORMATS["onnx"].platform, PLAIN)
+    wanted = config.build("m", FORMATS.builtin["onnx"].platform, PLAIN)
     triton_warmup.add(wanted, folder.parent, triton_warmup.requests(PLAIN, draw, 0))
     (folder.parent / config.FILENAME).write_text(config.to_text(wanted))
     for place in (repository, packaged(repository, "triton", tmp_path / "out")):

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch._inductor import config as inductor
 
-from modelport.exporters.formats import ExportTarget, aoti, pt2
+from modelport.exporters.formats import aoti, pt2
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.torch_binding import TorchParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import parity

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from modelport.exporters.formats import ExportTarget, savedmodel
+from modelport.exporters.formats import savedmodel
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.proto import prediction_log_pb2
 from modelport.exporters.keras_ports import find_port
 from modelport.exporters.keras_ports.weights import port

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from modelport.exporters.formats import FORMATS, ExportTarget, check_route, tflite
+from modelport.exporters.formats import tflite
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import FORMATS, check_route
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.models.fraud import FraudTransformer
@@ -250,4 +252,4 @@ def test_a_damaged_file_is_one_line(fraud_files: Exported, tmp_path: Path) -> No
 
 def test_half_precision_arithmetic_is_refused(fraud_files: Exported) -> None:
     with pytest.raises(Unsupported, match="cannot be converted to tflite in bf16"):
-        check_route(fraud_files.source, FORMATS["tflite"], ExportTarget("bf16"))
+        check_route(fraud_files.source, FORMATS.builtin["tflite"], ExportTarget("bf16"))

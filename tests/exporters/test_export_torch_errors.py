@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters.formats import FORMATS, ExportTarget, torch_errors
+from modelport.exporters.formats import torch_errors
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import FORMATS
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import Axis, ModelSignature
 from tests.torch_subjects import fp32, subject
@@ -71,7 +73,7 @@ def line_of(part: type[nn.Module]) -> int:
 
 def refused(part: nn.Module, row: str, signature: ModelSignature, path: Path) -> str:
     with pytest.raises(Unsupported) as caught:
-        FORMATS[row].export(subject(Model(part), signature), path / "model", ExportTarget())
+        FORMATS.builtin[row].export(subject(Model(part), signature), path / "model", ExportTarget())
     said = str(caught.value)
     assert not INTERNAL.search(said), said
     assert len(said) < 500, said

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from modelport.exporters.formats import ExportTarget, torchscript, tracing
+from modelport.exporters.formats import torchscript, tracing
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import TorchParitySession
 from modelport.exporters.loaded_model import Source
@@ -232,7 +233,8 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 import torch
-from modelport.exporters.formats import ExportTarget, pt2, torchscript
+from modelport.exporters.formats import pt2, torchscript
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.model_spec import ModelSpec
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec

@@ -19,8 +19,9 @@ import torch
 from onnxruntime.quantization import quantize_dynamic
 from torch import Tensor, nn
 
-from modelport.exporters.formats import ExportTarget, find_format
 from modelport.exporters.formats import onnx as onnx_format
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import find_format
 from modelport.exporters.keras_ports import find_port
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from modelport.exporters import formats
+from modelport.exporters.formats.registry import find_format
 from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of
 from modelport.gateway.repository import config
 from modelport.gateway.types import Array, ModelSignature
@@ -34,7 +34,7 @@ class Difference(NamedTuple):
 
 def published(version: Path, format_name: str, original: Original) -> Difference:
     """Run the artifact in ``version`` beside the original, within the published signature."""
-    row = formats.find_format(format_name)
+    row = find_format(format_name)
     declared = config.signature(config.parse((version.parent / "config.pbtxt").read_text()))
     session = row.open_session(version / row.platform.default_filename, trusted=True)
     return difference(session, declared, original)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from modelport.exporters.formats import FORMATS, ExportTarget
+from modelport.exporters.formats.base import ExportTarget
+from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
@@ -65,7 +66,7 @@ def publish(
     repository: Path, name: str, source: Source, format_name: str = "torchscript", version: int = 1
 ) -> Path:
     """A version of ``source`` with warm-up requests, as the exporters publish it; its folder."""
-    row = FORMATS[format_name]
+    row = FORMATS.builtin[format_name]
     folder = repository / name / str(version)
     folder.mkdir(parents=True)
     row.export(source, folder / row.platform.default_filename, ExportTarget())

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters.formats import ExportTarget, savedmodel
+from modelport.exporters.formats import savedmodel
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.sources.pytorch import source

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from modelport.exporters.formats import FORMATS, ExportTarget
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.openvino import from_onnx
+from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
@@ -64,7 +65,7 @@ def source(name: str) -> Source:
 
 def publish(repository: Path, name: str, model: Source, format_name: str) -> Path:
     """A version of ``model``, as the exporters publish it; its folder."""
-    row = FORMATS[format_name]
+    row = FORMATS.builtin[format_name]
     folder = repository / name / "1"
     folder.mkdir(parents=True)
     target = folder / row.platform.default_filename

@@ -1,0 +1,1 @@
+"""Export formats: how each is written and opened; ``registry`` lists them."""

@@ -1,0 +1,1 @@
+"""Models of this project, by family; ``registry`` lists their names."""
