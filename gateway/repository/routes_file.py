@@ -62,6 +62,7 @@ class OutlierDetection(NamedTuple):
     """A table ``[models.<name>.outlier_detection]``: when an endpoint is ejected, in Envoy's terms.
 
     One refused connection, or two consecutive broken ones, always eject. 0 disables a criterion.
+    ``upstream.outlier_detection`` has the rule.
 
     Attributes:
         enabled: whether reachable endpoints are ejected.

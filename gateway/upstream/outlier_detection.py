@@ -3,7 +3,8 @@
 The terms are Envoy's. An endpoint is *ejected* for consecutive failures, for failing much more
 often than the other endpoints, or for responding much more slowly. Each consecutive ejection lasts
 twice as long. An endpoint that returns is on *trial*: it gets one request at a time, and one
-failure ejects it again.
+failure ejects it again. The numbers, and their defaults, are ``OutlierDetection`` in
+``repository.routes_file``.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Protocol versions and ciphers are Mozilla's "intermediate" of guideline 6.0 (2026,
 https://ssl-config.mozilla.org/guidelines/6.0.json), and so is the choice against session tickets.
+The files are looked at every ``POLL_SECONDS`` of ``runtime.file_watcher``.
 """
 
 from __future__ import annotations
