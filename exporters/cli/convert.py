@@ -12,6 +12,7 @@ import click
 
 from modelport.exporters import api
 from modelport.exporters.cli.export import parse_kwargs
+from modelport.exporters.cli.options import seed_option
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.tables import print_table
@@ -36,9 +37,7 @@ _FILE = click.Path(path_type=Path)
     show_default=True,
     help="Number of random inputs to compare both models on.",
 )
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the inputs."
-)
+@seed_option
 @click.option(
     "--check", is_flag=True, help="Compare SOURCE with an existing TARGET; write no model."
 )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelport.exporters import api
+from modelport.exporters.cli.options import model_version_option, seed_option
 from modelport.exporters.models.registry import MODELS
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
@@ -126,13 +127,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="The model repository to publish into: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
 )
-@click.option(
-    "--model-version",
-    default="auto",
-    show_default=True,
-    metavar="N|auto",
-    help="Version to publish; auto: the next free one.",
-)
+@model_version_option
 @click.option(
     "--dtype",
     default="fp32",
@@ -197,9 +192,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     type=click.IntRange(1),
     help="Random inputs to compare on.  [default: 1000, fewer above 5 million parameters]",
 )
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the inputs."
-)
+@seed_option
 @click.option(
     "--data",
     type=click.Path(path_type=Path),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from modelport.exporters.cli.options import model_version_option, public_key_option
 from modelport.exporters.publishing import contract
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.gateway.cli.errors import UsageError
@@ -22,21 +23,8 @@ from modelport.gateway.repository.storage.location import Location, Repository
     required=True,
     help="The model repository to publish into: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
 )
-@click.option(
-    "--model-version",
-    default="auto",
-    show_default=True,
-    metavar="N|auto",
-    help="Version to publish; auto: the next free one.",
-)
-@click.option(
-    "--public-key",
-    "public_keys",
-    type=click.Path(path_type=Path),
-    metavar="PUBKEY",
-    multiple=True,
-    help="Require a signature by this Ed25519 key. Repeatable: any one of the keys.",
-)
+@model_version_option
+@public_key_option
 def publish_command(
     path: Path | Location,
     repository: Path | Location,

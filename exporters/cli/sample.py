@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelport.exporters.cli.export import parse_kwargs
+from modelport.exporters.cli.options import seed_option
 from modelport.exporters.publishing.file_errors import writing_to
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
@@ -50,9 +51,7 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--batch-size", type=click.IntRange(1), default=1, show_default=True, help="Rows of a request."
 )
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the inputs."
-)
+@seed_option
 @click.option(
     "-o",
     "--output",

@@ -14,6 +14,7 @@ import click
 
 from modelport.exporters import api
 from modelport.exporters.cli.export import optimization_rows
+from modelport.exporters.cli.options import public_key_option
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.repository.storage.location import Location, Repository
@@ -27,14 +28,7 @@ _FILE = click.Path(path_type=Path)
 @click.command(cls=InterruptibleCommand)
 @click.argument("path", type=Repository())
 @click.option("--integrity", is_flag=True, help="Check the files only, without running the model.")
-@click.option(
-    "--public-key",
-    "public_keys",
-    type=_FILE,
-    metavar="PUBKEY",
-    multiple=True,
-    help="Require a signature by this Ed25519 key. Repeatable: any one of the keys.",
-)
+@public_key_option
 @click.option(
     "--checkpoint",
     type=_FILE,
