@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,13 +84,3 @@ def rewritten(path: Path, changes: dict[str, bytes | None]) -> Path:
             if content is not None:
                 new.writestr(info.filename, content)
     return copy
-
-
-class Evil:
-    """Pickled, it makes a folder wherever it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.marker),)

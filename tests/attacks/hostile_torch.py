@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import os
 import pickle
 import platform
 import shutil
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from modelport.exporters.runtime.output_capture import quiet
+from tests.pickle_bomb import PickleBomb
 
 CONFIG = """max_batch_size: 0
 input { name: "x" data_type: TYPE_FP32 dims: 4 }
@@ -30,16 +30,6 @@ COMPILED = 'backend: "pytorch" platform: "torch_aoti"\n' + CONFIG
 
 
 _numbers = itertools.count()
-
-
-class Touch:
-    """A pickle that makes the folder ``mark``."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.mark),)
 
 
 class Plain(nn.Module):
@@ -153,7 +143,7 @@ def _payload(path: str, pickled: bool) -> bytes:
 def torchscripts(mark: Path) -> dict[str, tuple[bytes, str]]:
     """TorchScript, and what the refusal names."""
     plain = scripted("return x + 1")
-    touch = pickle.dumps(Touch(mark), 2)
+    touch = pickle.dumps(PickleBomb(mark), 2)
     stacked = b"\x80\x04\x8c\x02os\x8c\x06system\x93."
     code = "class M(Module):\n  def __setstate__(self, s: Tensor) -> None:\n    return\n"
     custom = "x: __torch__.torch.classes.quantized.LinearPackedParamsBase\n"
@@ -222,7 +212,7 @@ def torchscripts(mark: Path) -> dict[str, tuple[bytes, str]]:
 
 def programs(mark: Path) -> dict[str, tuple[bytes, str]]:
     """``torch.export`` programs, and what the refusal names."""
-    plain, touch = exported(), pickle.dumps(Touch(mark))
+    plain, touch = exported(), pickle.dumps(PickleBomb(mark))
     touch += bytes(-len(touch) % 4)  # a record of floats has whole ones
     call = f"__import__('pathlib').Path({str(mark)!r}).touch()"
     constants = "data/constants/model_constants_config.json"

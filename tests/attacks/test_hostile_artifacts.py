@@ -53,6 +53,7 @@ from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import Statistics
 from tests import archives, models, processor
 from tests.attacks import hostile_graphs, hostile_torch, zips
+from tests.pickle_bomb import PickleBomb
 
 TORCH = {"torchscript": hostile_torch.TORCHSCRIPT, "pt2": hostile_torch.EXPORTED}
 DEFAULT = {row.name: row.platform.default_filename for row in FORMATS.builtin.values()}
@@ -456,7 +457,7 @@ def _tensor(begin: int, end: int) -> str:
 
 def checkpoints(mark: Path) -> dict[str, tuple[bytes, str]]:
     """Checkpoints by what they do, with their suffix, and what the refusal names."""
-    touch = hostile_torch.Touch(mark)
+    touch = PickleBomb(mark)
     return {
         "pickles a call.pt": (_saved({"w": touch}), "wants to run"),
         "pickles a call as a key.pth": (_saved({"state_dict": {"w": touch}}), "wants to run"),
@@ -510,7 +511,7 @@ def test_a_checkpoint_that_wants_to_run_code_or_to_be_read_twice_is_not_read(
 
 def test_data_that_is_pickled_is_not_read(tmp_path: Path, mark: Path) -> None:
     path = tmp_path / "data.npz"
-    np.savez(path, x=np.array([hostile_torch.Touch(mark)], dtype=object))
+    np.savez(path, x=np.array([PickleBomb(mark)], dtype=object))
     with pytest.raises(UsageError, match="is not a readable"):
         evaluation.read(path, None)  # type: ignore[arg-type]
     assert not mark.exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import pickle
 import random
 import re
@@ -24,6 +23,7 @@ from modelport.exporters.sources import SourceRequest, checkpoint, pytorch
 from modelport.gateway.cli.errors import UsageError, exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
 from tests import processor
+from tests.pickle_bomb import PickleBomb
 
 
 def saved(content: Any, path: Path) -> Path:
@@ -107,20 +107,12 @@ def test_a_weight_that_is_nan_is_named(fraud: nn.Module, tmp_path: Path) -> None
         checkpoint.load_into(fraud, checkpoint.read(saved(state, tmp_path / "a.pt")))
 
 
-class Bomb:
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.target),)
-
-
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_a_pickle_that_wants_to_run_code_is_refused_and_not_run(
     tmp_path: Path, legacy: bool
 ) -> None:
     target, path = tmp_path / "ran", tmp_path / "bomb.pt"
-    content = {"state_dict": Bomb(target)}
+    content = {"state_dict": PickleBomb(target)}
     torch.save(content, path, _use_new_zipfile_serialization=not legacy)
     with pytest.raises(IntegrityError, match=r"wants to run '\w+\.mkdir'.*refused") as caught:
         checkpoint.read(path)

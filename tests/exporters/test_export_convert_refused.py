@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import zipfile
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from tests.conversion import done, failed, fraud, run, save
+from tests.pickle_bomb import PickleBomb
 
 LAYER = "encoder.layers"
 
@@ -74,17 +74,9 @@ def test_a_configuration_that_names_other_code_is_refused(files: Path, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.keras"]
 
 
-class Bomb:
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.target),)
-
-
 @pytest.mark.parametrize("role", ["source", "target"])
 def test_a_malicious_pickle_does_not_run(files: Path, tmp_path: Path, role: str) -> None:
-    torch.save({"model_state_dict": Bomb(tmp_path / "ran")}, tmp_path / "b.pt")
+    torch.save({"model_state_dict": PickleBomb(tmp_path / "ran")}, tmp_path / "b.pt")
     ends = [tmp_path / "b.pt", tmp_path / "c.keras"]
     if role == "target":
         ends = [files / "a.keras", tmp_path / "b.pt", "--check"]

@@ -26,19 +26,10 @@ from modelport.exporters.sources import SourceRequest, huggingface
 from modelport.exporters.sources.reader_selection import load
 from modelport.gateway.cli.errors import UsageError, exit_code
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from tests.pickle_bomb import PickleBomb
 
 VERSION_4 = "vit.encoder.layer.1.attention.attention.query.weight"
 VERSION_5 = "vit.layers.1.attention.q_proj.weight"
-
-
-class Bomb:
-    """Unpickling it would leave a file."""
-
-    def __init__(self, marker: Path) -> None:
-        self._marker = marker
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self._marker,)
 
 
 def classifier(**config: Any) -> nn.Module:
@@ -148,7 +139,7 @@ def test_pickled_weights_are_read_without_running_them(
     (folder / "model.safetensors").unlink()
     assert difference(model, load(SourceRequest(folder))) < 1e-5
     marker = tmp_path / "ran"
-    torch.save({"x": Bomb(marker)}, folder / "pytorch_model.bin")
+    torch.save({"x": PickleBomb(marker)}, folder / "pytorch_model.bin")
     assert exit_code(refusal(folder)) == 5
     assert not marker.exists()
 

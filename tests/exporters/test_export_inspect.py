@@ -22,7 +22,8 @@ from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.types import ModelSignature
 from tests.inspected import refused, run, show, survives_damage
-from tests.torch_subjects import Evil, Pair, fp32, rewritten, subject
+from tests.pickle_bomb import PickleBomb
+from tests.torch_subjects import Pair, fp32, rewritten, subject
 
 FRAUD_INPUTS = [
     {"name": "tokens", "datatype": "INT64", "shape": ["batch", "sequence"]},
@@ -203,7 +204,7 @@ def test_reading_torchscript_runs_neither_its_code_nor_its_pickles(
 ) -> None:
     path, marker = exported("torchscript"), tmp_path / "ran"
     for record in ("data.pkl", "constants.pkl"):
-        evil = pickle.dumps(Evil(marker), protocol=2)
+        evil = pickle.dumps(PickleBomb(marker), protocol=2)
         memo = b"\x80\x02Nr\xff\xff\xff\xff."  # of 2^32 places
         for content in (evil, memo):
             assert run(rewritten(path, {record: content})).exit_code in (0, 5)

@@ -29,20 +29,11 @@ from modelport.exporters.sources.reader_selection import load
 from modelport.gateway.cli.errors import ParityError, UsageError, exit_code
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
 from modelport.gateway.types import Array
+from tests.pickle_bomb import PickleBomb
 
 VOCABULARY = 61
 LONGEST = 24
 BASES = ("llama", "gpt2")
-
-
-class Bomb:
-    """Unpickling it would leave a file."""
-
-    def __init__(self, marker: Path) -> None:
-        self._marker = marker
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self._marker,)
 
 
 def base(kind: str, **config: Any) -> Any:
@@ -230,7 +221,7 @@ def test_pickled_weights_are_read_without_running_them(trained: Any, tmp_path: P
     source = load(SourceRequest(pickled["pytorch_model"], lora=pickled["adapter_model"]))
     assert distance(unmerged, source, padded(2, 6, "right")) < 1e-5
     for name, path in pickled.items():
-        torch.save({"x": Bomb(tmp_path / "ran")}, path / f"{name}.bin")
+        torch.save({"x": PickleBomb(tmp_path / "ran")}, path / f"{name}.bin")
     for request in ((pickled["pytorch_model"], None), (folder, pickled["adapter_model"])):
         assert "wants to run" in str(refusal(*request))
     assert not (tmp_path / "ran").exists()

@@ -31,6 +31,7 @@ from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from modelport.loadtests.compare import artifacts
 from modelport.loadtests.compare.plan import Variant
 from tests.exporters.conftest import FRAUD_KWARGS
+from tests.pickle_bomb import PickleBomb
 
 Invoke = Callable[..., Result]
 
@@ -437,11 +438,8 @@ def test_calibration_ids_beyond_the_vocabulary_are_named(
 def test_pickled_calibration_data_is_not_executed(
     invoke: Invoke, cnn: Path, tmp_path: Path
 ) -> None:
-    class Bomb:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (tmp_path / "exploded",))
-
-    np.savez(tmp_path / "bad.npz", image=np.array([Bomb()], dtype=object))
+    bomb = PickleBomb(tmp_path / "exploded")
+    np.savez(tmp_path / "bad.npz", image=np.array([bomb], dtype=object))
     arguments = ("--quantize", "int8", "--calibrate", str(tmp_path / "bad.npz"))
     assert "is not a readable .npz" in failed(invoke(cnn, *arguments, model=CNN), 2, tmp_path)
     assert not (tmp_path / "exploded").exists()

@@ -23,6 +23,7 @@ from modelport.exporters.proof.tolerance import Bounds
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
+from tests.pickle_bomb import PickleBomb
 
 Invoke = Callable[..., Result]
 
@@ -326,11 +327,8 @@ def test_values_without_a_sign_are_compared_as_numbers() -> None:
 def test_pickled_held_out_data_is_not_executed(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path
 ) -> None:
-    class Bomb:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (tmp_path / "exploded",))
-
-    np.savez(tmp_path / "bad.npz", tokens=np.array([Bomb()], dtype=object))
+    bomb = PickleBomb(tmp_path / "exploded")
+    np.savez(tmp_path / "bad.npz", tokens=np.array([bomb], dtype=object))
     assert "is not a readable .npz" in failed(
         invoke(fraud_checkpoint, "--data", str(tmp_path / "bad.npz")), 2
     )

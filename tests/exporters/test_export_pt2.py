@@ -25,7 +25,8 @@ from modelport.gateway.cli.errors import ParityError, exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
-from tests.torch_subjects import RECURRENT, Evil, Pair, Recurrent, fp32, rewritten, subject, worst
+from tests.pickle_bomb import PickleBomb
+from tests.torch_subjects import RECURRENT, Pair, Recurrent, fp32, rewritten, subject, worst
 
 SIGNATURE = "extra/modelport/signature.json"
 
@@ -194,7 +195,7 @@ def test_a_model_that_cannot_be_exported_is_unsupported_in_one_line(tmp_path: Pa
 def test_a_pickle_in_an_archive_is_refused_and_not_run(tmp_path: Path) -> None:
     path, marker = tmp_path / "model.pt2", tmp_path / "ran"
     convert(subject(nn.Linear(3, 3), LINEAR), path)
-    evil = pickle.dumps(Evil(marker))
+    evil = pickle.dumps(PickleBomb(marker))
     weights = "data/weights/model_weights_config.json"
     config = Archive(path).json(weights)
     next(iter(config["config"].values()))["use_pickle"] = True

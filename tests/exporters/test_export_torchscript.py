@@ -25,7 +25,8 @@ from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
-from tests.torch_subjects import RECURRENT, Evil, Pair, Recurrent, fp32, rewritten, subject, worst
+from tests.pickle_bomb import PickleBomb
+from tests.torch_subjects import RECURRENT, Pair, Recurrent, fp32, rewritten, subject, worst
 
 
 def convert(subject: Source, path: Path, dtype: str = "fp32") -> TorchParitySession:
@@ -264,8 +265,8 @@ def test_a_full_disk_is_an_error_and_does_not_end_the_process(
 def test_a_pickle_in_an_archive_is_not_run(vit: nn.Module, tmp_path: Path) -> None:
     path, marker = tmp_path / "model.pt", tmp_path / "ran"
     convert(subject(vit), path)
-    content = pickle.dumps(Evil(marker), protocol=2)
-    pickle.loads(pickle.dumps(Evil(tmp_path / "control")))
+    content = pickle.dumps(PickleBomb(marker), protocol=2)
+    pickle.loads(pickle.dumps(PickleBomb(tmp_path / "control")))
     assert (tmp_path / "control").is_dir()
     for record in ("data.pkl", "constants.pkl"):
         with pytest.raises(IntegrityError, match=r"names 'posix\.mkdir' .* not run"):
