@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from modelport.gateway.types import Array
-from tests.matrix.__main__ import Cell, check_row, markdown
-from tests.matrix.backends import Row
-from tests.matrix.dialects import Asked, Dialect, Refused
+from tests.matrix.__main__ import MatrixCell, check_row, markdown
+from tests.matrix.backends import BackendRow
+from tests.matrix.dialects import Asked, DialectColumn, Refused
 from tests.torchserve.server import sources
 
 SOURCE = {"vit": sources()["vit"]}
-ROW = Row("a backend", {"vit": "vit-somewhere"})
+ROW = BackendRow("a backend", {"vit": "vit-somewhere"})
 
 
 def honest(asked: Asked) -> dict[str, Array]:
@@ -27,8 +27,13 @@ def honest(asked: Asked) -> dict[str, Array]:
     return {name: np.array(x) for name, x in SOURCE["vit"].reference(asked.inputs).items()}
 
 
-def judged(other: Callable[[Asked], dict[str, Array]], unknown: str = "404") -> dict[str, Cell]:
-    columns = {"first": Dialect(honest, "404", "400"), "other": Dialect(other, unknown, "400")}
+def judged(
+    other: Callable[[Asked], dict[str, Array]], unknown: str = "404"
+) -> dict[str, MatrixCell]:
+    columns = {
+        "first": DialectColumn(honest, "404", "400"),
+        "other": DialectColumn(other, unknown, "400"),
+    }
     return check_row(ROW, SOURCE, columns)
 
 

@@ -30,7 +30,7 @@ def subject(module: Any, signature: ModelSignature | None = None) -> Source:
     return source(module, ModelSpec("m", lambda module, batch: signature), signature)
 
 
-class Pair(nn.Module):
+class SumAndDifference(nn.Module):
     """Two inputs, two outputs, whatever the signature calls them."""
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -74,13 +74,13 @@ def use_python_backend(repository: Path, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Ports:
+class TritonPorts:
     http: int
     grpc: int
 
 
 @contextlib.contextmanager
-def tritonserver(work: Path, repository: Path) -> Iterator[Ports]:
+def tritonserver(work: Path, repository: Path) -> Iterator[TritonPorts]:
     """A Triton that has loaded ``repository``."""
     python = environments.venv("triton", *pytriton.REQUIREMENTS) / "python"
     ask = "import sysconfig as s; print(s.get_path('purelib')); print(s.get_config_var('LIBDIR'))"
@@ -108,7 +108,7 @@ def tritonserver(work: Path, repository: Path) -> Iterator[Ports]:
     }
     ready = f"http://{HOST}:{http}/v2/health/ready"
     with running(command, log=work / "triton.log", ready=ready, env=env):
-        yield Ports(http, grpc)
+        yield TritonPorts(http, grpc)
 
 
 def check_warmup(source: Source, notes: Path) -> Iterator[str]:

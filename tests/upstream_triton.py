@@ -29,13 +29,13 @@ from tests.conformance.clients import (
     CALLERS,
     TIMEOUT_SECONDS,
     Ask,
-    Caller,
+    InferCaller,
     Result,
     bits,
     samples,
 )
 from tests.server import Gateway
-from tests.triton_package import Ports, tritonserver
+from tests.triton_package import TritonPorts, tritonserver
 from tests.upstream import fronting, table
 
 ATTEMPTS = 5
@@ -142,7 +142,7 @@ def asks() -> Iterator[Ask]:
     yield Ask("parameters", text, priority=5, timeout_microseconds=0)
 
 
-def outcome(caller: Caller, ask: Ask) -> Result | str:
+def outcome(caller: InferCaller, ask: Ask) -> Result | str:
     try:
         return caller.infer(ask)
     except Exception as error:  # what the client raises, for whatever reason, is the outcome
@@ -161,7 +161,7 @@ def same(direct: Result | str, routed: Result | str) -> bool:
     }
 
 
-def check(direct: Caller, front: Caller, hop: str) -> Iterator[str]:
+def check(direct: InferCaller, front: InferCaller, hop: str) -> Iterator[str]:
     """Problems of what comes through the hop ``hop``."""
     count = 0
     for ask in asks():
@@ -197,7 +197,7 @@ def streamed(address: str, model: str, asked: Mapping[str, int], empty: bool) ->
     return found
 
 
-def check_streams(ports: Ports, front: Gateway) -> Iterator[str]:
+def check_streams(ports: TritonPorts, front: Gateway) -> Iterator[str]:
     """Problems of decoupled answers, beside Triton's own."""
     model, direct = "grpc_repeat", f"{HOST}:{ports.grpc}"
     cases: list[tuple[dict[str, int], bool]] = [
@@ -252,7 +252,7 @@ def _renamed(ask: Ask, hop: str) -> Ask:
     return Ask(**{**ask.__dict__, "model": f"{hop}_{ask.model}"})
 
 
-def tables(root: Path, ports: Ports) -> list[str]:
+def tables(root: Path, ports: TritonPorts) -> list[str]:
     return [
         table(f"{hop}_{model.name}", [f"{HOST}:{port}"], protocol=hop, model=model.name)
         for model in sorted(root.iterdir())
@@ -264,11 +264,11 @@ def tables(root: Path, ports: Ports) -> list[str]:
 class Direct:
     """The addresses of a server called without a gateway."""
 
-    def __init__(self, ports: Ports) -> None:
+    def __init__(self, ports: TritonPorts) -> None:
         self.http, self.grpc = f"{HOST}:{ports.http}", f"{HOST}:{ports.grpc}"
 
 
-def check_all(front: Gateway, ports: Ports) -> Iterator[str]:
+def check_all(front: Gateway, ports: TritonPorts) -> Iterator[str]:
     with asyncio.Runner() as runner:
         for client in ("http", "grpc"):
             direct = CALLERS[client](Direct(ports), runner)

@@ -132,7 +132,7 @@ def use(programs: Path, folder: Path) -> None:
     run(python, "-W", "error", str(script), str(model), cwd=elsewhere)
     assert "onnxruntime" in run(command, "doctor", cwd=elsewhere)
     assert run(command, "--version", cwd=elsewhere) == run(python, "-m", "modelport", "--version")
-    with Served(command, str(model), "--workers", "2", cwd=elsewhere) as served:
+    with ServeProcess(command, str(model), "--workers", "2", cwd=elsewhere) as served:
         request = elsewhere / "request.json"
         request.write_text('{"x": [[1, 2, 3, 4]]}')
         url = ("--url", f"127.0.0.1:{served.port}")
@@ -147,7 +147,9 @@ def check_locustfile(packages: Path, folder: Path) -> None:
     The extra ``load`` is that of the environment which runs this, to install nothing twice.
     """
     programs, locust = folder / "environment" / "bin", Path(sys.executable).parent / "locust"
-    with Served(str(programs / "modelport"), str(folder / "twice.onnx"), cwd=folder) as served:
+    with ServeProcess(
+        str(programs / "modelport"), str(folder / "twice.onnx"), cwd=folder
+    ) as served:
         printed = run(
             *(str(locust), "-f", str(packages / "modelport" / "loadtests" / "locustfile.py")),
             *("--host", f"http://127.0.0.1:{served.port}", "--model", "twice", "--headless"),
@@ -161,7 +163,7 @@ def check_locustfile(packages: Path, folder: Path) -> None:
     print(f"locustfile   {sent[-1]} requests")
 
 
-class Served:
+class ServeProcess:
     """``modelport serve`` as a process until the block ends; ``status`` is its exit status."""
 
     def __init__(self, command: str, *arguments: str, cwd: Path) -> None:
@@ -174,7 +176,7 @@ class Served:
         )
         self.port, self.status = 0, None
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> ServeProcess:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             found = re.search(r"listening\s.*http_port=(\d+)", line)

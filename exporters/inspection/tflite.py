@@ -21,10 +21,10 @@ def inspect(path: Path) -> Inspection:
     content = path.read_bytes()
     if content[4:8] != IDENTIFIER:
         raise IntegrityError(f"'{path.name}' is damaged or not a TensorFlow Lite file")
-    return _Reader(schema.Model.GetRootAs(content, 0), len(content)).inspect()
+    return _FlatbufferReader(schema.Model.GetRootAs(content, 0), len(content)).inspect()
 
 
-class _Reader:
+class _FlatbufferReader:
     """Reads one flatbuffer."""
 
     def __init__(self, model: Any, size_bytes: int) -> None:

@@ -46,7 +46,7 @@ def inspect(path: Path) -> Inspection:
     """Inspect a TorchScript file; raises as ``inspection.inspect``."""
     archive = Archive(path)
     stored = {name: _Unpickler(io.BytesIO(archive.read(name))).load() for name in PICKLES}
-    program = _Program(archive)
+    program = _ArchiveCode(archive)
     forward = program.forward(stored[PICKLES[0]])
     signature = archive.signature()
     axes: tuple[AxisInfo, ...] = ()
@@ -88,7 +88,7 @@ def forward(path: Path) -> Forward:
     """The types of the archive's ``forward``; raise one of ``exporters.inspection.DAMAGE``."""
     archive = Archive(path)
     module = _Unpickler(io.BytesIO(archive.read(PICKLES[0]))).load()
-    node = _Program(archive).forward(module).node
+    node = _ArchiveCode(archive).forward(module).node
     arguments = tuple((a.arg, _word(a.annotation)) for a in node.args.args[1:])
     return Forward(arguments, len(arguments) - len(node.args.defaults), _word(node.returns))
 
@@ -167,7 +167,7 @@ class _Function:
     node: ast.FunctionDef
 
 
-class _Program:
+class _ArchiveCode:
     """The code of an archive.
 
     Attributes:
@@ -219,7 +219,7 @@ class _Program:
 class _Calls(ast.NodeVisitor):
     """Counts the calls in one function, and tracks which of its variables are modules."""
 
-    def __init__(self, program: _Program, function: _Function) -> None:
+    def __init__(self, program: _ArchiveCode, function: _Function) -> None:
         self.operators: Counter[str] = Counter()
         self._program = program
         self._types = {

@@ -37,7 +37,7 @@ def scan(
         reverse: run from the last slice to the first; results keep the order of ``xs``.
     """
     length = size(xs[0], 0)
-    stack = _Concatenation if _BUILT_IN_ONLY.get() else _Array
+    stack = _Concatenation if _BUILT_IN_ONLY.get() else _TensorArray
     stacks = [stack(each, length, reverse) for each in like]
     counts = len(state)
 
@@ -71,7 +71,7 @@ def _same_shape(new: Any, old: Any) -> Any:
     return new
 
 
-class _Array:
+class _TensorArray:
     """Results in an array of tensors."""
 
     invariant = tf.TensorShape(None)

@@ -77,7 +77,7 @@ def migrate(
             number = contract.parse_version(wanted.version)
         else:
             number = _version(manifest.model_version, run.versions.get(name, {}), report)
-        config = _Entry.of(archive, staged, wanted, report, name).configuration()
+        config = _StagedArchive.of(archive, staged, wanted, report, name).configuration()
         known = (wanted.repository / name / configuration.FILENAME).exists()
         published = publish.publish(staged, wanted.repository, config, number)
     report.version = published.version
@@ -103,7 +103,7 @@ def _version(text: str, done: Mapping[int, str], report: MigrationReport) -> int
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _StagedArchive:
     """The model of one archive, written to the folder ``staged`` of a version."""
 
     archive: TorchServeArchive
@@ -122,7 +122,7 @@ class _Entry:
         wanted: MigrationRequest,
         report: MigrationReport,
         name: str,
-    ) -> _Entry:
+    ) -> _StagedArchive:
         manifest = archive.manifest
         if not manifest.serialized_file:
             raise Unsupported(

@@ -61,7 +61,7 @@ class _Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class _LoadedModule:
     model: TensorFlowModule
     inputs: Sequence[_Tensor]
     outputs: Sequence[_Tensor]
@@ -116,7 +116,7 @@ class TensorFlowEager:
         return {name: value.numpy() for name, value in results.items()}
 
 
-def _widened(loaded: _Loaded) -> _Loaded:
+def _widened(loaded: _LoadedModule) -> _LoadedModule:
     """``loaded`` with float32 instead of bfloat16 inputs and outputs.
 
     No protocol's JSON has bfloat16, and float32 holds all of its values.
@@ -143,7 +143,7 @@ def _widened(loaded: _Loaded) -> _Loaded:
     )
 
 
-def _load_keras(path: Path) -> _Loaded:
+def _load_keras(path: Path) -> _LoadedModule:
     if path.suffix.lower() in keras_guard.LEGACY_SUFFIXES:
         raise keras_guard.hdf5_refusal(path)
     if path.suffix != ".keras":
@@ -167,7 +167,7 @@ def _register_own_layers() -> None:
     from modelport.exporters.keras_ports import layers  # noqa: F401
 
 
-def _functional(model: Any) -> _Loaded:
+def _functional(model: Any) -> _LoadedModule:
     structure = getattr(model, "_inputs_struct", model.inputs)
     inputs = keras.tree.flatten_with_path(structure)
     input_names = _names((_key(where) or tensor.name for where, tensor in inputs), "input")
@@ -187,7 +187,7 @@ def _functional(model: Any) -> _Loaded:
     variables = {variable.path: variable.value for variable in model.variables}
     layers = model._flatten_layers()
     tables = [layer.lookup_table for layer in layers if hasattr(layer, "lookup_table")]
-    return _Loaded(
+    return _LoadedModule(
         TensorFlowModule(call, [variables, tables]),
         [
             _Tensor(name, tensor.dtype, tuple(tensor.shape))
@@ -240,7 +240,7 @@ def _check_saved_model(folder: Path) -> None:
     saved_model_guard.check(folder)
 
 
-def _load_saved_model(path: Path) -> _Loaded:
+def _load_saved_model(path: Path) -> _LoadedModule:
     _check_saved_model(path)
     try:
         loaded = tf.saved_model.load(str(path))
@@ -254,7 +254,7 @@ def _load_saved_model(path: Path) -> _Loaded:
             raise Unsupported(
                 f"'{path.name}' does not state the rank of '{name}'; declare its shape when saving"
             )
-    return _Loaded(
+    return _LoadedModule(
         TensorFlowModule(lambda tensors: function(**tensors), loaded),
         [_declared(name, spec) for name, spec in sorted(inputs.items())],
         [_declared(name, spec) for name, spec in sorted(outputs.items())],
@@ -266,7 +266,7 @@ def _declared(name: str, spec: Any) -> _Tensor:
     return _Tensor(name, spec.dtype.name, tuple(spec.shape.as_list()))
 
 
-def _signature(loaded: _Loaded, max_batch_size: int) -> ModelSignature:
+def _signature(loaded: _LoadedModule, max_batch_size: int) -> ModelSignature:
     every = [*loaded.inputs, *loaded.outputs]
     if not loaded.inputs:
         raise Unsupported("the model takes no inputs; there is nothing to serve")

@@ -53,7 +53,7 @@ _SEQUENCE = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 _loads = itertools.count()
 
 
-class _Entry(NamedTuple):
+class _CachedResponse(NamedTuple):
     """An immutable response: its arrays are read-only copies."""
 
     model_name: str
@@ -82,7 +82,7 @@ class ResponseCache:
         self.used_bytes = 0
         #: The key of the hash, so that clients cannot construct collisions.
         self.secret = os.urandom(KEY_BYTES)
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._entries: OrderedDict[bytes, _CachedResponse] = OrderedDict()
         #: One thread: large inputs are hashed one after the other.
         self.hasher = ThreadPoolExecutor(1, "response-cache")
 
@@ -104,7 +104,7 @@ class ResponseCache:
         while self.used_bytes + size > self.size:
             self.used_bytes -= self._entries.popitem(last=False)[1].size_bytes
         outputs = tuple((t.name, t.datatype, _frozen(t.data)) for t in response.outputs)
-        self._entries[key] = _Entry(
+        self._entries[key] = _CachedResponse(
             response.model_name, response.model_version, outputs, dict(response.parameters), size
         )
         self.used_bytes += size

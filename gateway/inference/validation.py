@@ -38,7 +38,7 @@ class Validator:
         self._model = model_name
         self._max_batch_size = signature.max_batch_size
         batched = signature.max_batch_size > 0
-        self._inputs = {s.name: _Input(model_name, s, signature) for s in signature.inputs}
+        self._inputs = {s.name: _InputCheck(model_name, s, signature) for s in signature.inputs}
         self._required = frozenset(s.name for s in signature.inputs if not s.optional)
         self._outputs = frozenset(s.name for s in signature.outputs)
         self._any_shape = signature.any_shape
@@ -225,7 +225,7 @@ def _quoted(names: Sequence[str]) -> str:
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
-class _Input:
+class _InputCheck:
     """The checks of one input, prepared at load time."""
 
     def __init__(self, model: str, spec: TensorSpec, signature: ModelSignature) -> None:

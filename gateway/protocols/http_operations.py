@@ -20,7 +20,7 @@ from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Unsupported
 
 
-class _Entry:
+class _EnterOperation:
     """Enters an operation, as a dependency of a route."""
 
     def __init__(self, operation: Operation) -> None:
@@ -32,7 +32,7 @@ class _Entry:
 
 def declares(operation: Operation) -> Sequence[Dependency]:
     """Make the ``dependencies`` of a route with this operation."""
-    return [Depends(_Entry(operation))]
+    return [Depends(_EnterOperation(operation))]
 
 
 HEALTH = declares(Operation.HEALTH)
@@ -52,7 +52,7 @@ def operation_of(route: BaseRoute) -> Operation:
     found = []
     if isinstance(route, APIRoute):
         entries = (dependency.dependency for dependency in route.dependencies)
-        found = [entry.operation for entry in entries if isinstance(entry, _Entry)]
+        found = [entry.operation for entry in entries if isinstance(entry, _EnterOperation)]
     if len(found) != 1:
         raise Unsupported(
             f"the route '{getattr(route, 'path', route)}' declares {len(found)} operations; it "

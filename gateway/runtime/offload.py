@@ -32,7 +32,7 @@ SWITCH_SECONDS = 0.0005
 _threads = ThreadPoolExecutor(min(MAX_THREADS, usable_cores()), thread_name_prefix="offload")
 
 
-class _Job:
+class _ThreadJob:
     """Work in a thread, and whether its caller still waits."""
 
     __slots__ = ("deadline", "wanted")
@@ -48,7 +48,7 @@ class _Job:
             raise TimedOut
 
 
-_job: contextvars.ContextVar[_Job | None] = contextvars.ContextVar("job", default=None)
+_job: contextvars.ContextVar[_ThreadJob | None] = contextvars.ContextVar("job", default=None)
 
 
 def checkpoint() -> None:
@@ -70,7 +70,7 @@ async def run(work: Callable[[], T], deadline: Deadline = NO_DEADLINE) -> T:
     """
     if sys.getswitchinterval() > SWITCH_SECONDS:
         sys.setswitchinterval(SWITCH_SECONDS)
-    job = _Job(deadline)
+    job = _ThreadJob(deadline)
     context = contextvars.copy_context()
     context.run(_job.set, job)
 

@@ -56,7 +56,7 @@ def listen(place: Path | int | None, flag: str, mode: int) -> UnixSocket | None:
             os.umask(umask)
         bound.listen(BACKLOG)
         return UnixSocket(bound, partial(_remove, place, _inode(place)))
-    except (OSError, _Taken) as error:
+    except (OSError, _PathInUse) as error:
         bound.close()
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise Unavailable(f"cannot listen on {place}: {reason}; choose another {flag}") from error
@@ -89,7 +89,7 @@ def _remove(path: Path, made: tuple[int, int]) -> None:
             path.unlink()
 
 
-class _Taken(Exception):
+class _PathInUse(Exception):
     """The path belongs to something that is in use."""
 
 
@@ -105,7 +105,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise _Taken("it exists and is not a socket")
+        raise _PathInUse("it exists and is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -115,4 +115,4 @@ def _remove_stale(path: Path) -> None:
             return
         except BlockingIOError:
             pass  # its backlog is full
-    raise _Taken("another process listens on it")
+    raise _PathInUse("another process listens on it")

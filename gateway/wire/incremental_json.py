@@ -128,7 +128,7 @@ class _Object:
         return self._members
 
 
-class _Reader:
+class _OpenContainers:
     """The containers that are open, outermost first."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ def loads(text: bytes, limits: JsonLimits, parse: Callable[[bytes], Any]) -> Any
     Raises:
         InvalidArgument: ``text`` is not JSON, or exceeds ``limits``.
     """
-    reader, scanner = _Reader(), _Scanner(text, limits)
+    reader, scanner = _OpenContainers(), _Scanner(text, limits)
     spine: list[_Open] = []
     start, value = 0, None
     try:

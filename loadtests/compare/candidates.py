@@ -17,7 +17,7 @@ from modelport.loadtests.load import payloads
 from modelport.loadtests.load.payloads import BadPayload, Payloads
 from modelport.loadtests.model_quality import Deciding
 from modelport.loadtests.serving import tfserving, torchserve, triton
-from modelport.loadtests.serving.gateway import Gateway, only_version
+from modelport.loadtests.serving.gateway import MeasuredGateway, only_version
 from modelport.loadtests.serving.server import ServedBackend
 from modelport.loadtests.serving.tfserving import TensorFlowServing
 from modelport.loadtests.serving.torchserve import TorchServe
@@ -42,7 +42,7 @@ def backend(entry: Entry, artifact: ComparedArtifact, work: Path) -> ServedBacke
         return _managed(entry.managed, artifact, work)
     if not entry.direct:
         # It was just exported from the user's own checkpoint.
-        return Gateway(artifact.folder, artifact.version, ("--allow-native-code",))
+        return MeasuredGateway(artifact.folder, artifact.version, ("--allow-native-code",))
     folder = work / f"{entry.backend}-{artifact.variant.slug}"
     model = artifact.folder.name
     if entry.backend == "torchserve":
@@ -66,7 +66,7 @@ def backend(entry: Entry, artifact: ComparedArtifact, work: Path) -> ServedBacke
     return Triton(package, model, program)
 
 
-def _managed(server: str, artifact: ComparedArtifact, work: Path) -> Gateway:
+def _managed(server: str, artifact: ComparedArtifact, work: Path) -> MeasuredGateway:
     """The gateway in front of a server that it starts."""
     if server == "triton":
         only = work / "published" / artifact.folder.name
@@ -76,7 +76,7 @@ def _managed(server: str, artifact: ComparedArtifact, work: Path) -> Gateway:
         command = str(torchserve.programs() / "torchserve")
     else:
         command = tfserving.program()
-    return Gateway(artifact.folder, artifact.version, managed=server, command=(command,))
+    return MeasuredGateway(artifact.folder, artifact.version, managed=server, command=(command,))
 
 
 def contenders(

@@ -15,7 +15,7 @@ from modelport.loadtests.load import answer_collection
 from modelport.loadtests.load.payloads import Payloads
 from modelport.loadtests.model_quality import Deciding, Quality
 from modelport.loadtests.serving.answer_check import AnswerCheck
-from modelport.loadtests.serving.server import Served, ServedBackend
+from modelport.loadtests.serving.server import ReadyServer, ServedBackend
 from modelport.loadtests.users.client import Unanswered
 
 SECONDS_IN_HOUR = 3600.0
@@ -94,7 +94,7 @@ def cost_per_million(rates: Sequence[float | None], price_per_hour: float | None
     return price_per_hour / SECONDS_IN_HOUR / rate * MILLION
 
 
-def evaluate(contender: MeasuredCandidate, server: Served) -> str | None:
+def evaluate(contender: MeasuredCandidate, server: ReadyServer) -> str | None:
     """Measure the metric on the labelled rows; return the reason if that fails, or None."""
     if contender.labelled is None:
         return None
@@ -111,7 +111,7 @@ def evaluate(contender: MeasuredCandidate, server: Served) -> str | None:
     return None
 
 
-def check(contender: MeasuredCandidate, server: Served) -> str | None:
+def check(contender: MeasuredCandidate, server: ReadyServer) -> str | None:
     """Check the server's answers to every request of the file, one after another, before any load.
 
     Returns:

@@ -19,7 +19,7 @@ from modelport.loadtests.load.run import NotMeasured, Unwritten
 from modelport.loadtests.load.samples import LoadProfile, LoadRun
 from modelport.loadtests.load.summary import Summary, curve, histogram, latencies, summarise
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
-from modelport.loadtests.serving.server import Served, served
+from modelport.loadtests.serving.server import ReadyServer, served
 from modelport.loadtests.system.environments import Missing
 from modelport.loadtests.system.processes import ServerFailed
 
@@ -126,7 +126,7 @@ class CandidateRound:
             contender.disqualify(f"round {self.number + 1}: {first_line(error)}")
         return self.notes
 
-    def _load(self, server: Served) -> None:
+    def _load(self, server: ReadyServer) -> None:
         """Run closed loops with few and many users, open loops at the rates, and the search."""
         spoken = [protocol_for(wanted, server.targets) for wanted in self.settings.protocols]
         capacity = 0.0
@@ -159,7 +159,7 @@ class CandidateRound:
             seed=settings.seed + self.number,
         )
 
-    def _search(self, server: Served, protocol: LoadTestProtocol, capacity: float) -> None:
+    def _search(self, server: ReadyServer, protocol: LoadTestProtocol, capacity: float) -> None:
         def passes(rate: float) -> bool:
             found = self._measured(server, protocol, self._open(rate))
             errors = found.wrong + found.refused + found.failed
@@ -172,7 +172,9 @@ class CandidateRound:
 
         self.contender.rate_under_slo.append(highest_rate(passes, capacity, self.settings.probes))
 
-    def _measured(self, server: Served, protocol: LoadTestProtocol, load: LoadProfile) -> Measured:
+    def _measured(
+        self, server: ReadyServer, protocol: LoadTestProtocol, load: LoadProfile
+    ) -> Measured:
         """Run one load, and record its figures and any reason to disqualify."""
         how = f"{load.users} in flight" if load.rate is None else f"{load.rate:,.0f}/s"
         self.tell(f"{protocol}, {how}")
@@ -265,7 +267,9 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def fresh(contender: MeasuredCandidate, settings: RoundSettings, work: Path) -> Iterator[Served]:
+def fresh(
+    contender: MeasuredCandidate, settings: RoundSettings, work: Path
+) -> Iterator[ReadyServer]:
     """Start the candidate's server; start it again if a port was taken meanwhile."""
     with ExitStack() as stack:
         try:

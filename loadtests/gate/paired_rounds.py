@@ -33,8 +33,8 @@ from modelport.loadtests.load import run as running
 from modelport.loadtests.load.run import NotMeasured
 from modelport.loadtests.load.samples import LoadProfile, LoadRun
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
-from modelport.loadtests.serving.gateway import Gateway
-from modelport.loadtests.serving.server import AnswersWrongly, Served, served
+from modelport.loadtests.serving.gateway import MeasuredGateway
+from modelport.loadtests.serving.server import AnswersWrongly, ReadyServer, served
 from modelport.loadtests.system.environments import Missing
 from modelport.loadtests.system.processes import ServerFailed
 
@@ -84,7 +84,7 @@ class LiveSide:
     """A side that answers requests."""
 
     target: LoadTestTarget
-    server: Served | None
+    server: ReadyServer | None
     first_response_seconds: float | None
 
     @property
@@ -128,7 +128,7 @@ class PairedMeasurement:
             return
         self._starts += 1
         name = ("baseline", "candidate")[number]
-        backend = Gateway(side.folder, side.version, ("--exit-on-error", "true"))
+        backend = MeasuredGateway(side.folder, side.version, ("--exit-on-error", "true"))
         within = max(LEAST_SECONDS, min(self.slo.duration.ready_seconds, self.left))
         with contextlib.ExitStack() as stack:
             try:
@@ -253,7 +253,7 @@ class PairedMeasurement:
             status = live.server.process.returncode
             raise self._lost(which, f"exited under load, with status {status}")
 
-    def _first_response(self, which: int, server: Served, within: float) -> float | None:
+    def _first_response(self, which: int, server: ReadyServer, within: float) -> float | None:
         """Process start to first correct answer; None in the preflight, which records the
         answers."""
         if self.payloads is None:

@@ -1,6 +1,6 @@
 """Model servers as measured child processes, one model each.
 
-with served(Gateway(Path("model_repository/fraud")), work) as server:
+with served(MeasuredGateway(Path("model_repository/fraud")), work) as server:
     server.cold_start_seconds            # process start to READY
     server.first_response(case)          # process start to the first correct answer, seconds
     server.targets[LoadTestProtocol.OIP_GRPC]  # where a load goes

@@ -34,7 +34,7 @@ MODELPORT = (sys.executable, "-m", "modelport")
 
 
 @dataclass(frozen=True)
-class Gateway:
+class MeasuredGateway:
     """``modelport serve`` with one version of one model.
 
     Attributes:

@@ -64,7 +64,7 @@ class ServedBackend(Structural):
 
 
 @dataclass
-class Served:
+class ReadyServer:
     """A server that is READY."""
 
     process: subprocess.Popen[bytes]
@@ -144,7 +144,7 @@ def served(
     *,
     cores: Sequence[int] = (),
     ready_seconds: float = READY_SECONDS,
-) -> Iterator[Served]:
+) -> Iterator[ReadyServer]:
     """Run the backend's server: READY inside the block, gone after it.
 
     Args:
@@ -170,7 +170,7 @@ def served(
             start_new_session=True,
             preexec_fn=lambda: _prepare(cores),
         )
-    server = Served(process, launch.targets, log, started, 0.0)
+    server = ReadyServer(process, launch.targets, log, started, 0.0)
     try:
         with processes.guarded(process):
             server.cold_start_seconds = _wait(server, launch, ready_seconds)
@@ -179,7 +179,7 @@ def served(
         server.stop()
 
 
-def _wait(server: Served, launch: MeasuredServerLaunch, ready_seconds: float) -> float:
+def _wait(server: ReadyServer, launch: MeasuredServerLaunch, ready_seconds: float) -> float:
     while (seconds := time.perf_counter() - server.started) < ready_seconds:
         if not server.alive:
             code = server.process.returncode

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving import pytriton
-from modelport.loadtests.serving.gateway import Gateway
+from modelport.loadtests.serving.gateway import MeasuredGateway
 from modelport.loadtests.serving.server import MeasuredServerLaunch, get
 from modelport.loadtests.system import environments
 from modelport.loadtests.system.environments import Missing
@@ -76,7 +76,7 @@ class Triton:
         return [self.program, *(f"--{name}={value}" for name, value in flags.items())], {}
 
 
-def managed(folder: Path, work: Path) -> Gateway:
+def managed(folder: Path, work: Path) -> MeasuredGateway:
     """The gateway in front of a Triton that it starts.
 
     Args:
@@ -88,7 +88,7 @@ def managed(folder: Path, work: Path) -> Gateway:
     """
     found = program()
     if found:
-        return Gateway(folder, managed="triton", command=(found,))
+        return MeasuredGateway(folder, managed="triton", command=(found,))
     _check_onnx(folder)
     work.mkdir(parents=True)
     models = pytriton.onnx_models(folder.parent, [folder.name], work)
@@ -98,7 +98,7 @@ def managed(folder: Path, work: Path) -> Gateway:
             (version / name).unlink(missing_ok=True)
     arguments, environment = pytriton.serve(models, work, 0, 0, 0)
     backends = next(one for one in arguments if one.startswith("--backend-directory"))
-    return Gateway(
+    return MeasuredGateway(
         models / folder.name,
         managed="triton",
         command=(arguments[0],),

@@ -44,7 +44,7 @@ jwks_ca = "ca.pem"
 
 
 @dataclass
-class Outcome:
+class TokenDecisions:
     """Decisions by kind of token, and the longest pause of the event loop."""
 
     requests: int = 0
@@ -86,7 +86,7 @@ def play(pipe: Connection, folder: Path, has_faults: bool, seconds: float) -> No
         "unknown": (stranger.token({"kid": "key-3"}), (401,)),
         "rotated": (rotated.token(), (200, 401)),  # as the last key set that was fetched says
     }
-    outcome, end = Outcome(), time.monotonic() + seconds
+    outcome, end = TokenDecisions(), time.monotonic() + seconds
 
     def call() -> None:
         connection = HTTPConnection(address)
@@ -130,7 +130,7 @@ async def longest_pause(done: asyncio.Event) -> float:
     return longest
 
 
-async def measure(folder: Path, has_faults: bool, seconds: float) -> Outcome:
+async def measure(folder: Path, has_faults: bool, seconds: float) -> TokenDecisions:
     """Serve while the issuer fails, or while it does not."""
     authority = TestAuthority()
     (folder / "access").mkdir(parents=True)
@@ -152,14 +152,14 @@ async def measure(folder: Path, has_faults: bool, seconds: float) -> Outcome:
         pipe.send(gateway.http_url.removeprefix("http://"))
         done = asyncio.Event()
         pause = asyncio.create_task(longest_pause(done))
-        outcome: Outcome = await asyncio.to_thread(pipe.recv)
+        outcome: TokenDecisions = await asyncio.to_thread(pipe.recv)
         done.set()
         outcome.longest_pause = await pause
     process.join()
     return outcome
 
 
-def compare(folder: Path, seconds: float) -> tuple[Outcome, Outcome]:
+def compare(folder: Path, seconds: float) -> tuple[TokenDecisions, TokenDecisions]:
     """Outcomes with a good issuer, and with one that fails; fetches follow each other at once."""
     kept = JwksUrl.MIN_SECONDS, JwksUrl.FETCH_SECONDS
     JwksUrl.MIN_SECONDS, JwksUrl.FETCH_SECONDS = 0.05, 1.0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conformance import repository, wire
-from tests.conformance.wire import Connection
+from tests.conformance.wire import KeptConnection
 from tests.server import Gateway, serving
 
 MAX_INPUT_BYTES = 8 * 1024 * 1024
@@ -52,9 +52,9 @@ def stub(gateway: Gateway) -> Iterator[Any]:
 
 
 @pytest.fixture
-def connection(gateway: Gateway) -> Iterator[Connection]:
+def connection(gateway: Gateway) -> Iterator[KeptConnection]:
     """A client that does no wrong: after every test it is still served."""
-    opened = Connection(gateway.http)
+    opened = KeptConnection(gateway.http)
     wire.assert_serves(opened)
     yield opened
     wire.assert_serves(opened)

@@ -108,7 +108,7 @@ RAW: dict[str, bytes] = {
 OPAQUE = ("string", "key", "form", "form name", "multipart", "raw")
 
 
-class Attack(NamedTuple):
+class CostlyRequest(NamedTuple):
     """One request."""
 
     name: str
@@ -160,7 +160,7 @@ class Meter:
         raise AssertionError(key)
 
 
-class Probe:
+class LivenessProbe:
     """A process that asks for ``/v2/health/live`` all the time, and notes the longest answer.
 
     Of the time an answer took, no more counts than the server computed meanwhile, and not what its
@@ -258,7 +258,7 @@ class _NoControl:
         """Nobody asks."""
 
 
-def http_attacks(gateway: Gateway, sizes: Sequence[int] = SIZES) -> Iterator[Attack]:
+def http_attacks(gateway: Gateway, sizes: Sequence[int] = SIZES) -> Iterator[CostlyRequest]:
     """Without end of combinations: a sample of them is taken."""
     for (method, path), model, place in itertools.product(routes(gateway), MODELS, PLACES):
         if "{model}" not in path and model != MODELS[0]:
@@ -275,7 +275,7 @@ def http_attacks(gateway: Gateway, sizes: Sequence[int] = SIZES) -> Iterator[Att
 def _http(
     gateway: Gateway, method: str, path: str, place: str, name: str, filling: bytes,
     size: int, coding: str,
-) -> Attack:  # fmt: skip
+) -> CostlyRequest:  # fmt: skip
     def send() -> int:
         body = filled(place, filling, size)
         headers = {"Content-Type": PLACES[place][2]} if PLACES[place][2] else {}
@@ -298,10 +298,10 @@ def _http(
     plain = size
     sent = size if coding in ("identity", "chunked") else size // 1000 + 100
     title = f"{method} {path} {place} of {name}, {size} bytes, {coding}"
-    return Attack(title, fair_bytes(sent, plain), send)
+    return CostlyRequest(title, fair_bytes(sent, plain), send)
 
 
-def grpc_attacks(gateway: Gateway, sizes: Sequence[int] = SIZES) -> Iterator[Attack]:
+def grpc_attacks(gateway: Gateway, sizes: Sequence[int] = SIZES) -> Iterator[CostlyRequest]:
     for (service, name, row), model in itertools.product(methods(), MODELS):
         if row.health or name == "ServerMetadata":
             continue
@@ -361,7 +361,7 @@ def message_of(row: Any, model: str, path: tuple[FieldDescriptor, ...], size: in
 def _grpc(
     gateway: Gateway, service: str, name: str, row: Any, model: str,
     path: tuple[FieldDescriptor, ...], size: int, packed: bool,
-) -> Attack:  # fmt: skip
+) -> CostlyRequest:  # fmt: skip
     def send() -> int:
         content = message_of(row, model, path, size)
         compression = grpc.Compression.Gzip if packed else grpc.Compression.NoCompression
@@ -384,13 +384,13 @@ def _grpc(
     coding = "gzip" if packed else "identity"
     sent = size // 1000 + 100 if packed else size
     title = f"{name} of {model}, {field}, {size} bytes, {coding}"
-    return Attack(title, fair_bytes(sent, size), send)
+    return CostlyRequest(title, fair_bytes(sent, size), send)
 
 
 # -- the rule --------------------------------------------------------------------------------------
 
 
-def measured(gateway: Gateway, meter: Meter, probe: Probe, attack: Attack) -> Cost:
+def measured(gateway: Gateway, meter: Meter, probe: LivenessProbe, attack: CostlyRequest) -> Cost:
     probe.take()
     held, cpu = meter.reset_peak(), meter.cpu_seconds()
     answer = attack.send()
@@ -398,7 +398,7 @@ def measured(gateway: Gateway, meter: Meter, probe: Probe, attack: Attack) -> Co
     return Cost(cpu, max(0, meter.peak_bytes() - held), probe.take(), answer)
 
 
-def broken(attack: Attack, cost: Cost) -> list[str]:
+def broken(attack: CostlyRequest, cost: Cost) -> list[str]:
     """List the limits that a request exceeds."""
     size = attack.size + cost.answer_bytes
     found = []
@@ -435,7 +435,7 @@ def findings(
     attacks = [attack for attack in attacks if re.search(match, attack.name)]
     random.Random(seed).shuffle(attacks)
     meter, found = Meter(gateway.process.pid), []
-    probe = Probe(gateway)
+    probe = LivenessProbe(gateway)
     try:
         for number, attack in enumerate(attacks[:requests]):
             wrong = broken(attack, measured(gateway, meter, probe, attack))

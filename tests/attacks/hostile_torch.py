@@ -32,7 +32,7 @@ COMPILED = 'backend: "pytorch" platform: "torch_aoti"\n' + CONFIG
 _numbers = itertools.count()
 
 
-class Plain(nn.Module):
+class PlainModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + 1
 
@@ -66,7 +66,7 @@ def exported() -> bytes:
     """An archive of ``torch.export.save`` without example inputs."""
     buffer = io.BytesIO()
     with quiet():
-        program = torch.export.export(Plain(), (torch.rand(4),))
+        program = torch.export.export(PlainModule(), (torch.rand(4),))
         program._example_inputs = None
         torch.export.save(program, buffer)
     return buffer.getvalue()

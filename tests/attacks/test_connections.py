@@ -47,7 +47,15 @@ from modelport.gateway.wire.http2.frames import (
     settings,
 )
 from tests import processor
-from tests.gateway.server.grpc_peer import MAX_MESSAGE, REQUEST, Probe, Wire, block, head, prefixed
+from tests.gateway.server.grpc_peer import (
+    MAX_MESSAGE,
+    REQUEST,
+    MethodProbe,
+    Wire,
+    block,
+    head,
+    prefixed,
+)
 
 #: Allowed to a frame, to one that may open a call, to a byte, and besides.
 FRAME_SECONDS, CALL_SECONDS, BYTE_SECONDS, FREE_SECONDS = 50e-6, 500e-6, 0.4e-6, 0.02
@@ -97,7 +105,7 @@ STATES = {
 
 
 @dataclass(frozen=True)
-class Case:
+class FrameCase:
     state: str
     kind: int
     payload: bytes
@@ -122,21 +130,21 @@ def new_stream(number: int) -> int:
 STREAMS: tuple[Callable[[int], int], ...] = (lambda _: 0, lambda _: 1, new_stream)
 
 
-def cases(state: str) -> Iterator[Case]:
+def cases(state: str) -> Iterator[FrameCase]:
     """Every type, size, flag and stream; where there are many calls, only sound payloads."""
     crowded = state not in ("fresh", "a stream")
     for kind, sound in SOUND.items():
         sizes = () if crowded else (bytes(size) for size in SIZES)
         flags = (0, END_HEADERS | END_STREAM) if crowded else FLAGS
         for payload, flag, stream in itertools.product((sound, *sizes), flags, STREAMS):
-            yield Case(state, kind, payload, flag, stream)
+            yield FrameCase(state, kind, payload, flag, stream)
 
 
-async def cost(case: Case) -> tuple[float, float]:
+async def cost(case: FrameCase) -> tuple[float, float]:
     """The processor time that the case took, and what it may take."""
     loop = asyncio.get_running_loop()
     wire = Wire()
-    service = Service(Probe().methods(), MAX_MESSAGE)
+    service = Service(MethodProbe().methods(), MAX_MESSAGE)
     connection = GrpcConnection(ServerState(ConnectionLimit()), service, loop)
     connection.connection_made(wire)
     connection.data_received(PREFACE + STATES[case.state])
@@ -193,7 +201,7 @@ async def test_a_connection_that_looks_at_every_call_for_each_window_is_caught(
             GrpcStream.flush(call)
 
     monkeypatch.setattr(GrpcConnection, "_flush_blocked", flush_all)
-    window = Case("calls that wait", WINDOW_UPDATE, SOUND[WINDOW_UPDATE], 0, STREAMS[0])
+    window = FrameCase("calls that wait", WINDOW_UPDATE, SOUND[WINDOW_UPDATE], 0, STREAMS[0])
     spent, allowed = await cost(window)
     assert spent > allowed
 
@@ -213,7 +221,7 @@ async def test_settings_that_walk_all_calls_for_each_entry_are_caught(
 
     monkeypatch.setattr(GrpcConnection, "on_settings", walk)
     payload = b"".join((INITIAL_WINDOW_SIZE).to_bytes(2) + (n % 2).to_bytes(4) for n in range(4000))
-    spent, allowed = await cost(Case("calls that wait", SETTINGS, payload, 0, STREAMS[0]))
+    spent, allowed = await cost(FrameCase("calls that wait", SETTINGS, payload, 0, STREAMS[0]))
     assert spent > allowed
 
 

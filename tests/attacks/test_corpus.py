@@ -23,7 +23,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tests.attacks.conftest import MAX_INPUT_BYTES, cpu_seconds, peak_bytes
 from tests.conformance import wire
 from tests.conformance.repository import IDENTITY
-from tests.conformance.wire import HEADER_LENGTH, Connection, json_body, json_input, message
+from tests.conformance.wire import HEADER_LENGTH, KeptConnection, json_body, json_input, message
 from tests.server import Gateway
 
 INFER = "/v2/models/x2/infer"
@@ -36,7 +36,7 @@ MAX_GROWTH_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True)
-class Attack:
+class HostileRequest:
     status: int
     method: str = "POST"
     path: str = INFER
@@ -54,24 +54,28 @@ def x(**members: Any) -> dict[str, Any]:
     return {key: value for key, value in document.items() if value is not None}
 
 
-def bad(*inputs: Any, **members: Any) -> Attack:
-    return Attack(400, body=json_body(*inputs, **members))
+def bad(*inputs: Any, **members: Any) -> HostileRequest:
+    return HostileRequest(400, body=json_body(*inputs, **members))
 
 
-def text(body: str | bytes) -> Attack:
-    return Attack(400, body=body.encode() if isinstance(body, str) else body)
+def text(body: str | bytes) -> HostileRequest:
+    return HostileRequest(400, body=body.encode() if isinstance(body, str) else body)
 
 
-def binary(header: bytes, blobs: bytes, status: int = 400, path: str = INFER) -> Attack:
-    return Attack(status, path=path, body=header + blobs, headers={HEADER_LENGTH: str(len(header))})
+def binary(header: bytes, blobs: bytes, status: int = 400, path: str = INFER) -> HostileRequest:
+    return HostileRequest(
+        status, path=path, body=header + blobs, headers={HEADER_LENGTH: str(len(header))}
+    )
 
 
-def sized(size: Any, blobs: bytes = ROW, datatype: str = "FP32", path: str = INFER) -> Attack:
+def sized(
+    size: Any, blobs: bytes = ROW, datatype: str = "FP32", path: str = INFER
+) -> HostileRequest:
     document = json_input("x", datatype, [1, 4], binary_data_size=size)
     return binary(json_body(document), blobs, path=path)
 
 
-def strings(data: bytes, count: int = 1) -> Attack:
+def strings(data: bytes, count: int = 1) -> HostileRequest:
     document = json_input("x", "BYTES", [1, count], binary_data_size=len(data))
     return binary(json_body(document), data, path=f"/v2/models/{IDENTITY['BYTES']}/infer")
 
@@ -120,7 +124,7 @@ MALFORMED = {
     "an input named by half a surrogate pair beside NaN": text(
         '{"inputs":[{"name":"\\ud800","datatype":"FP32","shape":[1,1],"data":[NaN]}]}'
     ),
-    "a string of half a surrogate pair beside NaN": Attack(
+    "a string of half a surrogate pair beside NaN": HostileRequest(
         400,
         path=f"/v2/models/{IDENTITY['BYTES']}/infer",
         body=b'{"a":NaN,"inputs":[{"name":"x","datatype":"BYTES","shape":[1,1],'
@@ -151,53 +155,65 @@ DEPTH = {
     "depth 100000 hidden behind a string": text(hidden(100_000)),
     "depth 100000 hidden behind a string beside NaN": text(hidden(100_000, "NaN")),
     "depth in the data of an input": bad(x(data=json.loads("[" * 200 + "1" + "]" * 200))),
-    "depth 100000 in the index": Attack(400, path="/v2/repository/index", body=b"[" * 100_000),
-    "depth hidden beside NaN in the index": Attack(
+    "depth 100000 in the index": HostileRequest(
+        400, path="/v2/repository/index", body=b"[" * 100_000
+    ),
+    "depth hidden beside NaN in the index": HostileRequest(
         400, path="/v2/repository/index", body=hidden(100_000, "NaN").encode()
     ),
-    "depth 100000 in a load": Attack(
+    "depth 100000 in a load": HostileRequest(
         400, path="/v2/repository/models/x2/load", body=b'{"a":' * 100_000
     ),
 }
 FLOODS = {
-    "20000 keys": Attack(400, body=lambda: keys(20_000)),
-    "500000 keys": Attack(400, body=lambda: keys(500_000)),
-    "500000 keys behind brackets in a string": Attack(
+    "20000 keys": HostileRequest(400, body=lambda: keys(20_000)),
+    "500000 keys": HostileRequest(400, body=lambda: keys(500_000)),
+    "500000 keys behind brackets in a string": HostileRequest(
         400, body=lambda: b'{"id":"' + b"[" * 200 + b'",' + keys(500_000)[1:]
     ),
-    "a long string and brackets": Attack(
+    "a long string and brackets": HostileRequest(
         400, body=lambda: b'{"id":"' + b"a" * 7_000_000 + b'","x":"' + b"[" * 200 + b'"}'
     ),
-    "quotes without end behind brackets": Attack(
+    "quotes without end behind brackets": HostileRequest(
         400, body=lambda: b'["' + b"[" * 200 + b'\\"' * 30_000
     ),
-    "backslashes without end behind colons": Attack(
+    "backslashes without end behind colons": HostileRequest(
         400, body=lambda: b'["' + b":" * 20_000 + b'\\"' * 30_000
     ),
-    "a megabyte of blanks": Attack(400, body=lambda: b" " * 2**20),
-    "a body above the limit": Attack(400, body=lambda: b" " * (MAX_INPUT_BYTES + 1)),
-    "chunks above the limit": Attack(400, body=flood),
-    "a gzip bomb of 256 MiB": Attack(400, body=lambda: gzipped(2**28), headers=GZIP),
-    "a deflate bomb of 256 MiB": Attack(
+    "a megabyte of blanks": HostileRequest(400, body=lambda: b" " * 2**20),
+    "a body above the limit": HostileRequest(400, body=lambda: b" " * (MAX_INPUT_BYTES + 1)),
+    "chunks above the limit": HostileRequest(400, body=flood),
+    "a gzip bomb of 256 MiB": HostileRequest(400, body=lambda: gzipped(2**28), headers=GZIP),
+    "a deflate bomb of 256 MiB": HostileRequest(
         400, body=lambda: zlib.compress(b"\0" * 2**28, 1), headers=DEFLATE
     ),
-    "a bomb in a bomb": Attack(400, body=lambda: gzip.compress(gzipped(2**28)), headers=GZIP),
+    "a bomb in a bomb": HostileRequest(
+        400, body=lambda: gzip.compress(gzipped(2**28)), headers=GZIP
+    ),
 }
 CODINGS = {
-    "gzip that is none": Attack(400, body=b"no gzip at all", headers=GZIP),
-    "gzip of nothing": Attack(400, body=b"", headers=GZIP),
-    "gzip cut short": Attack(400, body=gzip.compress(wire.good_body())[:-4], headers=GZIP),
-    "gzip and more behind": Attack(400, body=gzip.compress(wire.good_body()) + b"x", headers=GZIP),
-    "gzip with a wrong checksum": Attack(
+    "gzip that is none": HostileRequest(400, body=b"no gzip at all", headers=GZIP),
+    "gzip of nothing": HostileRequest(400, body=b"", headers=GZIP),
+    "gzip cut short": HostileRequest(400, body=gzip.compress(wire.good_body())[:-4], headers=GZIP),
+    "gzip and more behind": HostileRequest(
+        400, body=gzip.compress(wire.good_body()) + b"x", headers=GZIP
+    ),
+    "gzip with a wrong checksum": HostileRequest(
         400, body=gzip.compress(wire.good_body())[:-8] + b"\0" * 8, headers=GZIP
     ),
-    "deflate in gzip's name": Attack(400, body=zlib.compress(wire.good_body()), headers=GZIP),
-    "gzip in deflate's name": Attack(400, body=gzip.compress(wire.good_body()), headers=DEFLATE),
-    "an unknown coding": Attack(501, body=wire.good_body(), headers={"Content-Encoding": "br"}),
-    "two codings": Attack(
+    "deflate in gzip's name": HostileRequest(
+        400, body=zlib.compress(wire.good_body()), headers=GZIP
+    ),
+    "gzip in deflate's name": HostileRequest(
+        400, body=gzip.compress(wire.good_body()), headers=DEFLATE
+    ),
+    "an unknown coding": HostileRequest(
+        501, body=wire.good_body(), headers={"Content-Encoding": "br"}
+    ),
+    "two codings": HostileRequest(
         501, body=wire.good_body(), headers={"Content-Encoding": "gzip, deflate"}
     ),
-    "a coding of 10000 letters": Attack(
+    "a coding of 10000 letters": HostileRequest(
         501, body=wire.good_body(), headers={"Content-Encoding": "x" * 10_000}
     ),
 }
@@ -265,7 +281,7 @@ def _with(member: str, value: Any) -> bytes:
 
 
 TYPES = {
-    f"{member} is {what}": Attack(400, body=_with(member, value))
+    f"{member} is {what}": HostileRequest(400, body=_with(member, value))
     for member, right in _RIGHT.items()
     for what, value in _WRONG.items()
     if what not in right
@@ -282,12 +298,12 @@ MEMBERS = {
     "a datatype in small letters": bad(x(datatype="fp32")),
     "a datatype of a megabyte": bad(x(datatype="F" * 2**20)),
     "a name of a megabyte": bad(x(name="x" * 2**20)),
-    "half precision as JSON": Attack(
+    "half precision as JSON": HostileRequest(
         400,
         path=f"/v2/models/{IDENTITY['FP16']}/infer",
         body=json_body(x(datatype="FP16")),
     ),
-    "half precision asked for as JSON": Attack(
+    "half precision asked for as JSON": HostileRequest(
         400,
         path=f"/v2/models/{IDENTITY['BF16']}/infer",
         body=json_body(x(datatype="BF16")),
@@ -300,27 +316,27 @@ MEMBERS = {
     "data of booleans": bad(x(data=[True] * 4)),
     "data of nulls": bad(x(data=[None] * 4)),
     "data of objects": bad(x(data=[{}] * 4)),
-    "a fraction for an integer": Attack(
+    "a fraction for an integer": HostileRequest(
         400,
         path=f"/v2/models/{IDENTITY['INT32']}/infer",
         body=json_body(x(datatype="INT32", data=[1, 2, 3, 4.5])),
     ),
-    "an integer that does not fit": Attack(
+    "an integer that does not fit": HostileRequest(
         400,
         path=f"/v2/models/{IDENTITY['UINT8']}/infer",
         body=json_body(x(datatype="UINT8", data=[1, 2, 3, 256])),
     ),
-    "a negative for an unsigned": Attack(
+    "a negative for an unsigned": HostileRequest(
         400,
         path=f"/v2/models/{IDENTITY['UINT64']}/infer",
         body=json_body(x(datatype="UINT64", data=[1, 2, 3, -1])),
     ),
-    "an integer above 64 bits": Attack(
+    "an integer above 64 bits": HostileRequest(
         400,
         path=f"/v2/models/{IDENTITY['INT64']}/infer",
         body=json_body(x(datatype="INT64", data=[1, 2, 3, 2**64])),
     ),
-    "a number for a boolean": Attack(
+    "a number for a boolean": HostileRequest(
         400,
         path=f"/v2/models/{IDENTITY['BOOL']}/infer",
         body=json_body(x(datatype="BOOL", data=[1, 0, 1, 0])),
@@ -345,7 +361,7 @@ MEMBERS = {
     "a classification below zero": bad(
         x(), outputs=[{"name": "y", "parameters": {"classification": -1}}]
     ),
-    "a classification of strings": Attack(
+    "a classification of strings": HostileRequest(
         400,
         path="/v2/models/echo_bytes/infer",
         body=json_body(
@@ -356,20 +372,22 @@ MEMBERS = {
     "2000 inputs": bad(*[x(name=str(n)) for n in range(2000)]),
     "2000 times the same input": bad(*[x()] * 2000),
     "2000 times the same output": bad(x(), outputs=[{"name": "y"}] * 2000),
-    "shared memory for an input": Attack(
+    "shared memory for an input": HostileRequest(
         501,
         body=json_body(
             x(data=None, parameters={"shared_memory_region": "r", "shared_memory_byte_size": 16})
         ),
     ),
-    "shared memory for an output": Attack(
+    "shared memory for an output": HostileRequest(
         501,
         body=json_body(
             x(), outputs=[{"name": "y", "parameters": {"shared_memory_region": "/etc/passwd"}}]
         ),
     ),
-    "an index that is asked for in a list": Attack(400, path="/v2/repository/index", body=b"[]"),
-    "an index that is ready in words": Attack(
+    "an index that is asked for in a list": HostileRequest(
+        400, path="/v2/repository/index", body=b"[]"
+    ),
+    "an index that is ready in words": HostileRequest(
         400, path="/v2/repository/index", body=b'{"ready": "yes"}'
     ),
 }
@@ -384,7 +402,7 @@ SIZES = {
     "a size that wraps around": sized(2**64 - 16),
     "bytes left over": sized(16, ROW + b"\0"),
     "half of the bytes": sized(16, ROW[:8]),
-    "a boolean that is two": Attack(
+    "a boolean that is two": HostileRequest(
         400,
         path=f"/v2/models/{IDENTITY['BOOL']}/infer",
         body=b"\0\1\2\0",
@@ -398,79 +416,87 @@ SIZES = {
     "one string too few": strings(wire.pack([b"a"]), count=2),
     "a million strings in four bytes": strings(b"\0\0\0\0", count=10**6),
     "a string that is not text": strings(wire.pack([b"\xff\xfe"])),
-    "a header length beyond the body": Attack(
+    "a header length beyond the body": HostileRequest(
         400, body=wire.good_body(), headers={HEADER_LENGTH: "100000"}
     ),
-    "a header length below zero": Attack(400, body=wire.good_body(), headers={HEADER_LENGTH: "-1"}),
-    "a header length of 5000 digits": Attack(
+    "a header length below zero": HostileRequest(
+        400, body=wire.good_body(), headers={HEADER_LENGTH: "-1"}
+    ),
+    "a header length of 5000 digits": HostileRequest(
         400, body=wire.good_body(), headers={HEADER_LENGTH: DIGITS}
     ),
-    "a header length in words": Attack(
+    "a header length in words": HostileRequest(
         400, body=wire.good_body(), headers={HEADER_LENGTH: "all of it"}
     ),
-    "a raw body of three bytes": Attack(400, body=b"abc", headers={HEADER_LENGTH: "0"}),
-    "a raw body for two inputs": Attack(
+    "a raw body of three bytes": HostileRequest(400, body=b"abc", headers={HEADER_LENGTH: "0"}),
+    "a raw body for two inputs": HostileRequest(
         400, path="/v2/models/add_and_subtract/infer", body=ROW, headers={HEADER_LENGTH: "0"}
     ),
 }
 PATHS = {
-    "version 0": Attack(404, path="/v2/models/x2/versions/0/infer", body=wire.good_body()),
-    "a version in words": Attack(404, path="/v2/models/x2/versions/one/infer"),
-    "a version below zero": Attack(404, path="/v2/models/x2/versions/-1/infer"),
-    "a version above 64 bits": Attack(
+    "version 0": HostileRequest(404, path="/v2/models/x2/versions/0/infer", body=wire.good_body()),
+    "a version in words": HostileRequest(404, path="/v2/models/x2/versions/one/infer"),
+    "a version below zero": HostileRequest(404, path="/v2/models/x2/versions/-1/infer"),
+    "a version above 64 bits": HostileRequest(
         400, path=f"/v2/models/x2/versions/{2**64}/infer", body=wire.good_body()
     ),
-    "a version of 5000 nines": Attack(
+    "a version of 5000 nines": HostileRequest(
         400, path=f"/v2/models/x2/versions/{DIGITS}/infer", body=wire.good_body()
     ),
-    "a version of 5000 zeros": Attack(
+    "a version of 5000 zeros": HostileRequest(
         404, path=f"/v2/models/x2/versions/{'0' * 5000}/infer", body=wire.good_body()
     ),
-    "metadata of a version of 5000 nines": Attack(
+    "metadata of a version of 5000 nines": HostileRequest(
         400, method="GET", path=f"/v2/models/x2/versions/{DIGITS}"
     ),
-    "metadata of a version of 5000 zeros": Attack(
+    "metadata of a version of 5000 zeros": HostileRequest(
         404, method="GET", path=f"/v2/models/x2/versions/{'0' * 5000}"
     ),
-    "statistics of a version of 5000 nines": Attack(
+    "statistics of a version of 5000 nines": HostileRequest(
         400, method="GET", path=f"/v2/models/x2/versions/{DIGITS}/stats"
     ),
-    "a version in Arabic digits": Attack(404, path="/v2/models/x2/versions/%d9%a1/infer"),
-    "a version in superscript": Attack(
+    "a version in Arabic digits": HostileRequest(404, path="/v2/models/x2/versions/%d9%a1/infer"),
+    "a version in superscript": HostileRequest(
         404, path="/v2/models/x2/versions/%c2%b2/infer", body=wire.good_body()
     ),
-    "a path of 30000 letters": Attack(
+    "a path of 30000 letters": HostileRequest(
         404, path="/v2/models/" + "a" * 30_000 + "/infer", body=wire.good_body()
     ),
-    "a path of 10000 slashes": Attack(404, path="/" * 10_000),
-    "a path of dots": Attack(404, path="/v2/models/" + "../" * 100 + "etc/passwd"),
-    "a path of encoded dots": Attack(404, path="/v2/models/" + "%2e%2e%2f" * 100 + "passwd"),
-    "a name with a NUL": Attack(404, path="/v2/models/x2%00/infer", body=wire.good_body()),
-    "a name with a line feed": Attack(404, path="/v2/models/x2%0aa:b/infer"),
-    "a name with a tag": Attack(404, path="/v2/models/%3Cscript%3E/infer", body=wire.good_body()),
-    "the trace settings": Attack(404, path="/v2/trace/setting", body=b'{"trace_file":"/tmp/x"}'),
-    "the logging settings": Attack(404, path="/v2/logging", body=b'{"log_file":"/tmp/x"}'),
-    "shared memory": Attack(
+    "a path of 10000 slashes": HostileRequest(404, path="/" * 10_000),
+    "a path of dots": HostileRequest(404, path="/v2/models/" + "../" * 100 + "etc/passwd"),
+    "a path of encoded dots": HostileRequest(
+        404, path="/v2/models/" + "%2e%2e%2f" * 100 + "passwd"
+    ),
+    "a name with a NUL": HostileRequest(404, path="/v2/models/x2%00/infer", body=wire.good_body()),
+    "a name with a line feed": HostileRequest(404, path="/v2/models/x2%0aa:b/infer"),
+    "a name with a tag": HostileRequest(
+        404, path="/v2/models/%3Cscript%3E/infer", body=wire.good_body()
+    ),
+    "the trace settings": HostileRequest(
+        404, path="/v2/trace/setting", body=b'{"trace_file":"/tmp/x"}'
+    ),
+    "the logging settings": HostileRequest(404, path="/v2/logging", body=b'{"log_file":"/tmp/x"}'),
+    "shared memory": HostileRequest(
         501, path="/v2/systemsharedmemory/region/r/register", body=b'{"key":"/x"}'
     ),
-    "no shared memory": Attack(501, path="/v2/systemsharedmemory/unregister"),
-    "shared memory in two segments": Attack(
+    "no shared memory": HostileRequest(501, path="/v2/systemsharedmemory/unregister"),
+    "shared memory in two segments": HostileRequest(
         404, path="/v2/systemsharedmemory/region/a/b/register", body=b'{"key":"/x"}'
     ),
-    "shared memory of CUDA": Attack(501, path="/v2/cudasharedmemory/region/r/register"),
-    "a management route of TorchServe": Attack(
+    "shared memory of CUDA": HostileRequest(501, path="/v2/cudasharedmemory/region/r/register"),
+    "a management route of TorchServe": HostileRequest(
         405, path="/models?url=http://example.invalid/a.mar"
     ),
-    "a load that nobody allowed": Attack(503, path="/v2/repository/models/x2/load"),
-    "a load with files that nobody allowed": Attack(
+    "a load that nobody allowed": HostileRequest(503, path="/v2/repository/models/x2/load"),
+    "a load with files that nobody allowed": HostileRequest(
         501, path="/v2/repository/models/x2/load", body=b'{"parameters":{"file:1/m":"YQ=="}}'
     ),
-    "GET of infer": Attack(405, method="GET"),
-    "PUT of infer": Attack(405, method="PUT", body=wire.good_body()),
-    "TRACE": Attack(405, method="TRACE", path="/v2"),
-    "PROPFIND": Attack(405, method="PROPFIND", path="/v2"),
-    "POST of the metadata": Attack(405, path="/v2/models/x2", body=wire.good_body()),
-    "DELETE of a model": Attack(405, method="DELETE", path="/v2/models/x2"),
+    "GET of infer": HostileRequest(405, method="GET"),
+    "PUT of infer": HostileRequest(405, method="PUT", body=wire.good_body()),
+    "TRACE": HostileRequest(405, method="TRACE", path="/v2"),
+    "PROPFIND": HostileRequest(405, method="PROPFIND", path="/v2"),
+    "POST of the metadata": HostileRequest(405, path="/v2/models/x2", body=wire.good_body()),
+    "DELETE of a model": HostileRequest(405, method="DELETE", path="/v2/models/x2"),
 }
 CORPUS = {
     **MALFORMED, **DEPTH, **FLOODS, **CODINGS, **TYPES, **MEMBERS, **SIZES, **PATHS,
@@ -483,7 +509,7 @@ def test_the_corpus_is_as_large_as_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("what", CORPUS)
-def test_over_http_is_refused(gateway: Gateway, connection: Connection, what: str) -> None:
+def test_over_http_is_refused(gateway: Gateway, connection: KeptConnection, what: str) -> None:
     attack, before = CORPUS[what], peak_bytes(gateway)
     content = attack.content
     started = cpu_seconds(gateway)
@@ -533,7 +559,7 @@ BELOW = {
 
 
 @pytest.mark.parametrize("what", BELOW)
-def test_below_http_is_refused(gateway: Gateway, connection: Connection, what: str) -> None:
+def test_below_http_is_refused(gateway: Gateway, connection: KeptConnection, what: str) -> None:
     reply = wire.send_bytes(gateway.http, BELOW[what], timeout_seconds=5)
     if reply is not None:
         assert 400 <= reply.status < 500 or reply.status in (501, 505)
@@ -542,14 +568,14 @@ def test_below_http_is_refused(gateway: Gateway, connection: Connection, what: s
 
 @pytest.mark.parametrize("size", [200_000, 5_000_000])
 def test_a_header_without_end_is_refused(
-    gateway: Gateway, connection: Connection, size: int
+    gateway: Gateway, connection: KeptConnection, size: int
 ) -> None:
     data = b"GET /v2 HTTP/1.1\r\nHost: a\r\nx: " + b"a" * size + b"\r\n\r\n"
     reply = wire.send_bytes(gateway.http, data, timeout_seconds=5)
     assert reply is None or reply.status in (400, 413, 431)
 
 
-def test_headers_without_number_are_refused(gateway: Gateway, connection: Connection) -> None:
+def test_headers_without_number_are_refused(gateway: Gateway, connection: KeptConnection) -> None:
     many = b"".join(b"x-%d: %s\r\n" % (n, b"a" * 50) for n in range(20_000))
     data = b"GET /v2 HTTP/1.1\r\nHost: a\r\n" + many + b"\r\n"
     reply = wire.send_bytes(gateway.http, data, timeout_seconds=5)
@@ -557,7 +583,7 @@ def test_headers_without_number_are_refused(gateway: Gateway, connection: Connec
 
 
 def test_a_client_that_disconnects_midway_affects_no_other(
-    gateway: Gateway, connection: Connection
+    gateway: Gateway, connection: KeptConnection
 ) -> None:
     host, _, port = gateway.http.partition(":")
     head = b"POST /v2/models/x2/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n"

@@ -18,7 +18,7 @@ import pytest
 from modelport.gateway.wire.proto import serving_pb2, tensorflow_pb2, torchserve_inference_pb2
 from tests import models
 from tests.attacks import cost
-from tests.attacks.cost import Attack, Meter, Probe
+from tests.attacks.cost import CostlyRequest, LivenessProbe, Meter
 from tests.server import Gateway, serving
 
 SITE = Path(__file__).parent / "cost_site"
@@ -45,9 +45,9 @@ def test_a_decoder_that_parses_at_once_is_caught(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{SITE}{os.pathsep}{Path(__file__).parents[2]}")
     with serving(repository, "--http-max-input-size", str(cost.MAX_INPUT_BYTES)) as gateway:
-        probe, meter = Probe(gateway), Meter(gateway.process.pid)
+        probe, meter = LivenessProbe(gateway), Meter(gateway.process.pid)
         wanted = ("oip of fractions, 8000000 bytes, identity", "oip of rows, 8000000 bytes, gzip")
-        attacks: list[Attack] = [
+        attacks: list[CostlyRequest] = [
             attack
             for attack in cost.http_attacks(gateway)
             if attack.name.startswith(TELLING) and attack.name.endswith(wanted)

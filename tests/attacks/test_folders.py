@@ -17,7 +17,7 @@ from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import manifest, standalone_model, untrusted_files
 from modelport.gateway.repository.artifact_checks import saved_model_guard
 from tests.attacks import hostile_graphs
-from tests.attacks.test_hostile_artifacts import LINE, Repository, _multiply
+from tests.attacks.test_hostile_artifacts import LINE, HostileRepository, _multiply
 
 
 def nested(folder: Path, levels: int) -> None:
@@ -69,8 +69,8 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    made = Repository(tmp_path / "repository")
+def repository(tmp_path: Path) -> HostileRepository:
+    made = HostileRepository(tmp_path / "repository")
     made.put("model.onnx", _multiply(), LINE)
     made.certify("onnx")
     return made
@@ -78,7 +78,7 @@ def repository(tmp_path: Path) -> Repository:
 
 @pytest.mark.parametrize("what", FOLDERS)
 def test_a_version_that_holds_more_than_files_is_not_verified(
-    what: str, repository: Repository
+    what: str, repository: HostileRepository
 ) -> None:
     spoil, reason = FOLDERS[what]
     spoil(repository.version)
@@ -93,7 +93,7 @@ def test_a_version_that_holds_more_than_files_is_not_verified(
         subprocess.run(["rm", "-rf", repository.version], check=True)
 
 
-def test_an_honest_version_is_verified(repository: Repository) -> None:
+def test_an_honest_version_is_verified(repository: HostileRepository) -> None:
     result = CliRunner().invoke(modelport, ["verify", str(repository.version), "--integrity"])
     assert result.exit_code == 0, result.output
     nested(repository.version, 10)

@@ -36,7 +36,7 @@ from modelport.gateway.wire import json_text, raw_tensors, tensor_contents
 from modelport.gateway.wire.long_array import LongArray
 from tests import processor
 from tests.conformance import wire
-from tests.conformance.wire import HEADER_LENGTH, Connection, json_body, json_input
+from tests.conformance.wire import HEADER_LENGTH, KeptConnection, json_body, json_input
 from tests.server import Gateway
 
 CASES = int(os.environ.get("MODELPORT_FUZZ_CASES", "100000"))
@@ -556,7 +556,7 @@ def wire_case(chance: random.Random) -> tuple[str, str, bytes, list[tuple[str, s
 def test_no_mutated_request_is_answered_with_a_fault_of_the_server(gateway: Gateway) -> None:
     """Allowed beside 2xx and 4xx: 501 and 503, which say what the client asked for in vain."""
     finds = Finds()
-    connection = Connection(gateway.http)
+    connection = KeptConnection(gateway.http)
     statuses: dict[int, int] = {}
     for number in range(WIRE_CASES):
         method, path, body, headers = wire_case(random.Random(f"wire {number}"))
@@ -565,7 +565,7 @@ def test_no_mutated_request_is_answered_with_a_fault_of_the_server(gateway: Gate
             reply = connection.send(method, path, body, headers)
         except (OSError, http.client.HTTPException) as error:
             finds.note(number, f"{type(error).__name__}: {error}", told)
-            connection = Connection(gateway.http)
+            connection = KeptConnection(gateway.http)
             continue
         statuses[reply.status] = statuses.get(reply.status, 0) + 1
         if reply.status >= 500 and reply.status not in (501, 503):
@@ -594,7 +594,7 @@ def test_mutated_bytes_of_whole_requests_do_no_harm(gateway: Gateway) -> None:
     """Whatever http makes of them: no fault of the server, and the next request is served."""
     body = wire.good_body()
     head = b"POST /v2/models/x2/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
-    good = Connection(gateway.http)
+    good = KeptConnection(gateway.http)
     for number in range(WIRE_CASES // 50):
         chance = random.Random(f"bytes {number}")
         data = mutate_bytes(chance, head) + body

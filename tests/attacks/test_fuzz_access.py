@@ -43,7 +43,7 @@ TOKEN = re.compile(rb"[A-Za-z0-9_-]+[.][A-Za-z0-9_-]+[.][A-Za-z0-9_-]+")
 ADDRESSES = ("10.0.0.1", "::ffff:10.0.0.1", "11.0.0.1", "::1", "", "x", "10.0.0.1%eth0")
 
 
-class Gate:
+class EveryAuthenticator:
     """Authenticators of every kind, and the credentials that they accept."""
 
     def __init__(self, folder: Path) -> None:
@@ -132,8 +132,8 @@ class Gate:
 
 
 @pytest.fixture(scope="module")
-def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
-    return Gate(tmp_path_factory.mktemp("gate"))
+def gate(tmp_path_factory: pytest.TempPathFactory) -> EveryAuthenticator:
+    return EveryAuthenticator(tmp_path_factory.mktemp("gate"))
 
 
 def only(*errors: type[Exception]) -> Callable[[Callable[[], Any]], Callable[[], None]]:
@@ -152,7 +152,7 @@ def only(*errors: type[Exception]) -> Callable[[Callable[[], Any]], Callable[[],
     return wrap
 
 
-def fuzz_credentials(gate: Gate, cases: int) -> tuple[Finds, dict[str, int]]:
+def fuzz_credentials(gate: EveryAuthenticator, cases: int) -> tuple[Finds, dict[str, int]]:
     """Failures, and the number of callers by the kind of their credential."""
     finds, callers = Finds(), dict.fromkeys(("key", "jwt", "proxy", ""), 0)
     for number in range(cases):
@@ -171,7 +171,7 @@ def fuzz_credentials(gate: Gate, cases: int) -> tuple[Finds, dict[str, int]]:
     return finds, callers
 
 
-def test_credentials_name_their_caller_or_are_refused(gate: Gate) -> None:
+def test_credentials_name_their_caller_or_are_refused(gate: EveryAuthenticator) -> None:
     finds, callers = fuzz_credentials(gate, SHARE)
     finds.assert_none()
     assert min(callers.values()) > SHARE // 1000, callers
@@ -195,12 +195,12 @@ def test_known_bad_authenticators_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     spoil(monkeypatch)
-    finds, _ = fuzz_credentials(Gate(tmp_path), 1000)
+    finds, _ = fuzz_credentials(EveryAuthenticator(tmp_path), 1000)
     with pytest.raises(AssertionError):
         finds.assert_none()
 
 
-def test_the_names_of_certificates_and_users_stay_names(gate: Gate) -> None:
+def test_the_names_of_certificates_and_users_stay_names(gate: EveryAuthenticator) -> None:
     finds = Finds()
     for number in range(SHARE // 10):
         chance = random.Random(f"names {number}")

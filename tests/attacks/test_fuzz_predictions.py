@@ -36,7 +36,7 @@ from tests import models, processor
 from tests.attacks.test_fuzz import CASES, WIRE_CASES, Finds, dump, mutate_bytes, mutate_value
 from tests.conformance import wire
 from tests.conformance.repository import add
-from tests.conformance.wire import Connection, json_body, json_input
+from tests.conformance.wire import KeptConnection, json_body, json_input
 from tests.server import Gateway, serving
 
 SHARE = CASES // 5
@@ -244,7 +244,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 def test_no_mutated_request_is_answered_with_a_fault_of_the_server(served: Gateway) -> None:
-    connection = Connection(served.http)
+    connection = KeptConnection(served.http)
     paths = ("/predictions/x2", "/predictions/pictures", "/predictions/words", "/models/x2/invoke")
     kinds = (
         *("application/json", "image/png", "", "application/x-www-form-urlencoded"),
@@ -268,7 +268,7 @@ def test_no_mutated_request_is_answered_with_a_fault_of_the_server(served: Gatew
             reply = connection.send("POST", path, content, headers)
         except (http.client.HTTPException, ConnectionError):
             connection.close()
-            connection = Connection(served.http)
+            connection = KeptConnection(served.http)
             continue
         assert reply.status < 500, f"case {number}: {path} {kind}: {reply}"
         statuses[reply.status] = statuses.get(reply.status, 0) + 1

@@ -41,7 +41,7 @@ from tests.attacks.test_fuzz import (
     mutate_value,
 )
 from tests.conformance import wire
-from tests.conformance.wire import Connection
+from tests.conformance.wire import KeptConnection
 from tests.server import Gateway
 
 SHARE = CASES // 10
@@ -177,7 +177,7 @@ def grpc_seeds() -> list[bytes]:
 
 @pytest.mark.parametrize("method", ["predict", "classify", "regress"])
 def test_no_mutated_rest_request_is_the_servers_fault(
-    gateway: Gateway, connection: Connection, method: str
+    gateway: Gateway, connection: KeptConnection, method: str
 ) -> None:
     seeds = PREDICTS if method == "predict" else EXAMPLES
     statuses = set()
@@ -194,7 +194,7 @@ def test_no_mutated_rest_request_is_the_servers_fault(
     assert statuses == {200, 400}
 
 
-def test_no_mutated_rest_path_is_the_servers_fault(connection: Connection) -> None:
+def test_no_mutated_rest_path_is_the_servers_fault(connection: KeptConnection) -> None:
     seeds = [b"/v1/models/x2:predict", b"/v1/models/x2/versions/1/metadata", b"/v1/models/x2"]
     for number in range(WIRE_SHARE // 10):
         chance = random.Random(f"tfserving path {number}")

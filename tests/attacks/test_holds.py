@@ -31,7 +31,7 @@ SIZE = 8_000_000
 EVERYTHING = 1 << 40
 
 
-class Case(NamedTuple):
+class HoldCase(NamedTuple):
     work: Callable[[bytes], object]
     body: bytes
     #: The size of a piece.
@@ -77,24 +77,24 @@ def example_of_integers() -> bytes:
 
 PART = b'--b\r\nContent-Disposition: form-data; name="data"\r\n\r\n'
 CASES = {
-    "a long string of escapes": Case(
+    "a long string of escapes": HoldCase(
         json_text.loads, whole(b'["', b"\\ud83d\\ude00", b'"]'), json_window, "SLICE_BYTES"
     ),
-    "an invalid long string": Case(
+    "an invalid long string": HoldCase(
         json_text.loads, whole(b'{"a":"', b"\r\n", b'"}'), json_window, "SLICE_BYTES"
     ),
-    "an invalid long key": Case(
+    "an invalid long key": HoldCase(
         json_text.loads, whole(b'{"', b"\x02\0\0\0ab", b'":1}'), json_window, "SLICE_BYTES"
     ),
-    "bytes after an invalid value": Case(
+    "bytes after an invalid value": HoldCase(
         predictor._leading_json, whole(b'{"a":"', b'\\"', b" x"), json_text, "_CHUNK_BYTES"
     ),
-    "duplicate keys": Case(
+    "duplicate keys": HoldCase(
         json_text.count_keys, whole(b'{"a":"', b'\\":', b'"}'), json_text, "_CHUNK_BYTES"
     ),
-    "values of a tensor": Case(predict, tensor_of_integers(), repeated_values, "PIECE_BYTES"),
-    "values of a feature": Case(features, example_of_integers(), raw_tensors, "PIECE"),
-    "a part that looks like its delimiter": Case(
+    "values of a tensor": HoldCase(predict, tensor_of_integers(), repeated_values, "PIECE_BYTES"),
+    "values of a feature": HoldCase(features, example_of_integers(), raw_tensors, "PIECE"),
+    "a part that looks like its delimiter": HoldCase(
         form, whole(PART, b"\r\n--", b"\r\n--b--\r\n"), form_body, "_SEARCHED_BYTES"
     ),
 }

@@ -64,7 +64,7 @@ def mark(tmp_path: Path) -> Path:
     return tmp_path / "mark"
 
 
-class Repository:
+class HostileRepository:
     """A repository with one model, whose one version is hostile."""
 
     def __init__(self, root: Path) -> None:
@@ -113,8 +113,8 @@ class Repository:
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    return Repository(tmp_path / "repository")
+def repository(tmp_path: Path) -> HostileRepository:
+    return HostileRepository(tmp_path / "repository")
 
 
 def refused(open_it: Callable[[], object], *words: str, what: str = "") -> None:
@@ -149,7 +149,7 @@ def carriers() -> dict[str, bytes]:
     }  # fmt: skip
 
 
-def opened(kind: str, path: Path, repository: Repository) -> Callable[[], object]:
+def opened(kind: str, path: Path, repository: HostileRepository) -> Callable[[], object]:
     """The function that opens a zip of this kind."""
     ways: dict[str, Callable[[], object]] = {
         "checkpoint": lambda: checkpoint.read(path),
@@ -161,7 +161,7 @@ def opened(kind: str, path: Path, repository: Repository) -> Callable[[], object
 
 @pytest.mark.parametrize("kind", ["torchscript", "pt2", "checkpoint", "keras", "npz"])
 def test_a_zip_that_two_readers_read_differently_is_opened_by_none(
-    kind: str, repository: Repository, tmp_path: Path
+    kind: str, repository: HostileRepository, tmp_path: Path
 ) -> None:
     suffix = {"checkpoint": ".pt", "keras": ".keras", "npz": ".npz"}.get(kind, "")
     honest = zips.read(carriers()[kind])
@@ -193,10 +193,10 @@ def test_an_archive_of_torchserve_that_two_readers_read_differently_is_not_migra
 
 
 @pytest.mark.parametrize("kind", sorted(TORCH))
-def test_an_archive_of_torch_has_one_top_folder(kind: str, repository: Repository) -> None:
+def test_an_archive_of_torch_has_one_top_folder(kind: str, repository: HostileRepository) -> None:
     honest = zips.read(carriers()[kind])
     for name in (b"other/data.pkl", b"data.pkl"):
-        content = replace(honest, entries=(*honest.entries, zips.Entry(name, b"x"))).content()
+        content = replace(honest, entries=(*honest.entries, zips.ZipRecord(name, b"x"))).content()
         repository.put(DEFAULT[kind], content, TORCH[kind])
         refused(repository.serve, "more than one top folder")
 
@@ -213,7 +213,7 @@ def test_an_honest_zip_written_by_hand_passes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["torchscript", "pt2"])
 def test_an_archive_of_torch_that_does_more_than_compute_is_not_opened(
-    form: str, repository: Repository, mark: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, repository: HostileRepository, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hostile = {"torchscript": hostile_torch.torchscripts, "pt2": hostile_torch.programs}[form]
     for what, (content, reason) in hostile(mark).items():
@@ -228,7 +228,7 @@ def test_an_archive_of_torch_that_does_more_than_compute_is_not_opened(
 
 
 def test_machine_code_is_not_loaded_unless_someone_says_so(
-    repository: Repository, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: HostileRepository, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = hostile_torch.compiled(tmp_path, mark)
     if content is None:
@@ -245,7 +245,7 @@ def test_machine_code_is_not_loaded_unless_someone_says_so(
 
 
 def test_without_the_check_a_program_runs_its_code(
-    repository: Repository, mark: Path, monkeypatch: pytest.MonkeyPatch
+    repository: HostileRepository, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The known-bad variant."""
     content, _ = hostile_torch.programs(mark)["evaluates a size"]
@@ -257,7 +257,7 @@ def test_without_the_check_a_program_runs_its_code(
 
 
 def test_without_the_check_pickles_are_refused_while_they_are_read(
-    repository: Repository, mark: Path, monkeypatch: pytest.MonkeyPatch
+    repository: HostileRepository, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second line; and without it as well the pickle runs."""
     content, _ = hostile_torch.programs(mark)["unpickles an opaque constant"]
@@ -290,7 +290,7 @@ def test_garbage_that_is_collected_during_a_load_is_not_taken_for_the_artifacts_
 ) -> None:
     """Only the collector is excused: after a collection the thread may not remove anything."""
 
-    class Finalized:
+    class FinalizedFile:
         def __init__(self, path: Path) -> None:
             self.path, self.itself = path, self
             path.touch()
@@ -299,7 +299,7 @@ def test_garbage_that_is_collected_during_a_load_is_not_taken_for_the_artifacts_
             self.path.unlink()
 
     with no_code("model.pt2"):
-        Finalized(tmp_path / "garbage")
+        FinalizedFile(tmp_path / "garbage")
         gc.collect()
     assert not list(tmp_path.iterdir())
     kept = tmp_path / "kept"
@@ -316,7 +316,7 @@ def test_garbage_that_is_collected_during_a_load_is_not_taken_for_the_artifacts_
 
 
 def test_garbage_that_does_more_than_remove_files_is_refused(mark: Path) -> None:
-    class Finalized:
+    class FinalizedCommand:
         def __init__(self) -> None:
             self.itself = self
 
@@ -326,7 +326,7 @@ def test_garbage_that_does_more_than_remove_files_is_refused(mark: Path) -> None
 
     def load() -> None:
         with no_code("model.pt2"):
-            Finalized()
+            FinalizedCommand()
             gc.collect()
 
     with pytest.raises(IntegrityError, match="wants to start a program"):
@@ -335,7 +335,7 @@ def test_garbage_that_does_more_than_remove_files_is_refused(mark: Path) -> None
 
 
 def test_without_the_check_torchscript_writes_its_file(
-    repository: Repository, mark: Path, monkeypatch: pytest.MonkeyPatch
+    repository: HostileRepository, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The known-bad variant; and the graph is looked at where the text says nothing."""
     content, reason = hostile_torch.torchscripts(mark)["writes a file"]
@@ -352,7 +352,7 @@ def test_without_the_check_torchscript_writes_its_file(
 
 
 def test_a_saved_model_that_does_more_than_compute_is_not_opened(
-    repository: Repository, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: HostileRepository, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for what, (fill, reason) in hostile_graphs.graphs(mark).items():
         shutil.rmtree(repository.root, ignore_errors=True)
@@ -372,7 +372,7 @@ def test_a_saved_model_that_does_more_than_compute_is_not_opened(
 
 
 def test_without_the_check_a_saved_model_writes_its_file(
-    repository: Repository, mark: Path, monkeypatch: pytest.MonkeyPatch
+    repository: HostileRepository, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The known-bad variant."""
     fill, _ = hostile_graphs.graphs(mark)["writes a file while it loads"]
@@ -394,7 +394,7 @@ def test_checking_a_saved_model_takes_time_linear_in_its_nodes(kind: str, tmp_pa
 
 
 def test_a_lite_model_that_needs_more_than_built_in_operators_is_not_opened(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
+    repository: HostileRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for what, (content, reason) in hostile_graphs.lites().items():
         path = repository.put("model.tflite", content, hostile_graphs.LITE)
@@ -405,7 +405,7 @@ def test_a_lite_model_that_needs_more_than_built_in_operators_is_not_opened(
 
 
 def test_an_onnx_model_that_uses_other_code_or_files_is_not_opened(
-    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: HostileRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "secret").write_bytes(bytes(64))
     for what, (content, reason) in hostile_graphs.onnxes(tmp_path).items():
@@ -422,7 +422,7 @@ def test_an_onnx_model_that_uses_other_code_or_files_is_not_opened(
 
 
 def test_an_openvino_model_that_uses_other_code_or_files_is_not_opened(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
+    repository: HostileRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openvino_guard, "CONSTANT_ALLOWANCE", 0)
     for what, (content, reason) in hostile_graphs.openvinos().items():
@@ -661,7 +661,7 @@ def _multiply() -> bytes:
         return models.multiply(Path(folder) / "model.onnx").read_bytes()
 
 
-def _signed(repository: Repository, key: signing_keys.PrivateKey, more: str = LINE) -> None:
+def _signed(repository: HostileRepository, key: signing_keys.PrivateKey, more: str = LINE) -> None:
     repository.put("model.onnx", _multiply(), LINE)
     (repository.version.parent / "labels.txt").write_text("a\nb\nc\nd\n")
     config = configuration.complete(configuration.parse(LINE), "m")
@@ -671,7 +671,7 @@ def _signed(repository: Repository, key: signing_keys.PrivateKey, more: str = LI
     (repository.version.parent / "config.pbtxt").write_text(more)
 
 
-def test_what_is_signed_of_a_configuration_cannot_be_changed(repository: Repository) -> None:
+def test_what_is_signed_of_a_configuration_cannot_be_changed(repository: HostileRepository) -> None:
     key = signing_keys.PrivateKey.generate()
     for what, (change, reason) in RECONFIGURED.items():
         _signed(repository, key, change(LINE))
@@ -686,7 +686,9 @@ def test_what_is_signed_of_a_configuration_cannot_be_changed(repository: Reposit
         backend.unload()
 
 
-def test_an_ensemble_does_not_take_the_name_of_a_signed_model(repository: Repository) -> None:
+def test_an_ensemble_does_not_take_the_name_of_a_signed_model(
+    repository: HostileRepository,
+) -> None:
     """It has no file that could be signed: any signed model would answer in the name of another."""
     key = signing_keys.PrivateKey.generate()
     _signed(
@@ -701,7 +703,7 @@ def test_an_ensemble_does_not_take_the_name_of_a_signed_model(repository: Reposi
     refused(functools.partial(repository.serve, require_signature=(key.public,)), "no signature")
 
 
-def test_an_unsigned_certificate_binds_the_backend_too(repository: Repository) -> None:
+def test_an_unsigned_certificate_binds_the_backend_too(repository: HostileRepository) -> None:
     repository.put("model.onnx", _multiply(), 'backend: "fake"\n' + hostile_torch.CONFIG)
     repository.certify("onnx")
     refused(repository.serve, "asks for backend 'fake'", "is onnx")
@@ -711,7 +713,7 @@ def test_an_unsigned_certificate_binds_the_backend_too(repository: Repository) -
 
 
 def test_a_certificate_names_data_and_never_code_or_paths(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch, mark: Path
+    repository: HostileRepository, monkeypatch: pytest.MonkeyPatch, mark: Path
 ) -> None:
     repository.put("model.onnx", _multiply(), LINE)
     model = {"name": "m", "factory": "os:system", "model_kwargs": {"command": f"touch {mark}"},
@@ -743,7 +745,7 @@ def test_a_certificate_names_data_and_never_code_or_paths(
     assert not mark.exists()
 
 
-def test_a_manifest_names_files_of_its_version_alone(repository: Repository) -> None:
+def test_a_manifest_names_files_of_its_version_alone(repository: HostileRepository) -> None:
     for name in LISTED:
         repository.put("model.onnx", _multiply(), LINE)
         path = manifest.write(repository.version)
@@ -755,14 +757,14 @@ def test_a_manifest_names_files_of_its_version_alone(repository: Repository) -> 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_version_with_a_file_that_runs_code_when_it_is_read_is_not_served(
-    suffix: str, repository: Repository
+    suffix: str, repository: HostileRepository
 ) -> None:
     repository.put("model.onnx", _multiply(), LINE)
     (repository.version / f"weights{suffix}").write_bytes(b"")
     refused(repository.serve, "may run code when it is read")
 
 
-def test_folders_without_end_cost_their_version_alone(repository: Repository) -> None:
+def test_folders_without_end_cost_their_version_alone(repository: HostileRepository) -> None:
     repository.put("model.onnx", _multiply(), LINE)
     other = repository.root / "o" / "1"
     shutil.copytree(repository.version, other)
@@ -781,7 +783,7 @@ def test_folders_without_end_cost_their_version_alone(repository: Repository) ->
         subprocess.run(["rm", "-rf", repository.version], check=True)
 
 
-def test_labels_without_end_are_not_read(repository: Repository) -> None:
+def test_labels_without_end_are_not_read(repository: HostileRepository) -> None:
     repository.put("model.onnx", _multiply(), LINE)
     labels = repository.version.parent / "labels.txt"
     with labels.open("wb") as file:

@@ -27,7 +27,13 @@ from tests import models
 from tests.attacks.conftest import peak_bytes
 from tests.conformance import wire
 from tests.conformance.repository import FACTORS, IDENTITY, SLOW_SECONDS
-from tests.conformance.wire import HEADER_LENGTH, TIMEOUT_SECONDS, Connection, json_input, message
+from tests.conformance.wire import (
+    HEADER_LENGTH,
+    TIMEOUT_SECONDS,
+    KeptConnection,
+    json_input,
+    message,
+)
 from tests.server import Gateway, serving
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -53,7 +59,7 @@ def refusal(stub: Any, request: Any) -> grpc.RpcError:
     ],
 )
 def test_1_a_header_length_that_is_no_length_within_the_body_is_refused(
-    connection: Connection, length: str
+    connection: KeptConnection, length: str
 ) -> None:
     connection_headers = {HEADER_LENGTH: length.encode().decode("latin-1")}
     reply = connection.send("POST", "/v2/models/x2/infer", wire.good_body(), connection_headers)
@@ -62,7 +68,7 @@ def test_1_a_header_length_that_is_no_length_within_the_body_is_refused(
 
 @pytest.mark.parametrize("form", ["+{}", "{}.0", "{}_", "{:,}", "{}e0", "0x{:x}", "{} {}"])
 def test_1_the_right_header_length_in_any_form_but_digits_is_refused(
-    connection: Connection, form: str
+    connection: KeptConnection, form: str
 ) -> None:
     body = wire.json_body(json_input("x", "FP32", [1, 4], [1, 2, 3, 4]), id="a" * 1000)
     headers = {HEADER_LENGTH: form.format(len(body), len(body))}
@@ -72,7 +78,7 @@ def test_1_the_right_header_length_in_any_form_but_digits_is_refused(
 
 @pytest.mark.parametrize("offset", [-1, 1])
 def test_1_a_header_length_that_cuts_the_json_is_refused(
-    connection: Connection, offset: int
+    connection: KeptConnection, offset: int
 ) -> None:
     header = wire.json_body(json_input("x", "FP32", [1, 4], binary_data_size=16))
     headers = {HEADER_LENGTH: str(len(header) + offset)}
@@ -81,7 +87,7 @@ def test_1_a_header_length_that_cuts_the_json_is_refused(
 
 
 def test_1_a_header_length_is_checked_against_the_body_without_its_coding(
-    connection: Connection,
+    connection: KeptConnection,
 ) -> None:
     body = wire.json_body(json_input("x", "FP32", [1, 4], [1, 2, 3, 4]), id="a" * 1000)
     packed = gzip.compress(body)
@@ -115,7 +121,7 @@ HOSTILE_SHAPES = {
 @pytest.mark.parametrize("datatype", ["FP32", "BYTES", "BOOL"])
 @pytest.mark.parametrize("what", HOSTILE_SHAPES)
 def test_2_a_hostile_shape_is_refused_over_http_before_anything_is_allocated(
-    gateway: Gateway, connection: Connection, what: str, datatype: str, form: str
+    gateway: Gateway, connection: KeptConnection, what: str, datatype: str, form: str
 ) -> None:
     shape, before = HOSTILE_SHAPES[what], peak_bytes(gateway)
     if form == "json":
@@ -152,7 +158,9 @@ def test_2_a_hostile_shape_is_refused_over_grpc_before_anything_is_allocated(
 @pytest.mark.parametrize(
     "shape", ["[1.0,4]", "[true,4]", '["1",4]', "[null]", "[[1,4]]", "[1e0,4]", "{}", "4", "null"]
 )
-def test_2_a_dimension_is_an_integer_and_nothing_else(connection: Connection, shape: str) -> None:
+def test_2_a_dimension_is_an_integer_and_nothing_else(
+    connection: KeptConnection, shape: str
+) -> None:
     body = wire.good_body().decode().replace("[1, 4]", shape)
     assert shape in body
     reply = connection.send("POST", "/v2/models/x2/infer", body.encode())
@@ -164,7 +172,7 @@ def test_2_a_dimension_is_an_integer_and_nothing_else(connection: Connection, sh
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
 def test_3_not_a_number_goes_in_and_comes_out_as_a_bare_token(
-    connection: Connection, datatype: str
+    connection: KeptConnection, datatype: str
 ) -> None:
     tensor = '{"name":"x","datatype":"%s","shape":[1,4],"data":[NaN,-Infinity,Infinity,0.5]}'
     body = ('{"inputs":[' + tensor % datatype + "]}").encode()
@@ -204,7 +212,7 @@ def test_3_beside_not_a_number_the_other_values_keep_every_bit(gateway: Gateway)
     ],
 )
 def test_3_no_other_spelling_and_no_other_datatype(
-    connection: Connection, datatype: str, element: str
+    connection: KeptConnection, datatype: str, element: str
 ) -> None:
     body = '{"inputs":[{"name":"x","datatype":"%s","shape":[1,1],"data":[%s]}]}'
     path = f"/v2/models/{IDENTITY[datatype]}/infer"
@@ -212,7 +220,9 @@ def test_3_no_other_spelling_and_no_other_datatype(
 
 
 @pytest.mark.parametrize("member", ["id", "inputs", "outputs", "parameters"])
-def test_3_not_a_number_in_any_other_place_is_refused(connection: Connection, member: str) -> None:
+def test_3_not_a_number_in_any_other_place_is_refused(
+    connection: KeptConnection, member: str
+) -> None:
     body = json.dumps({**json.loads(wire.good_body()), member: float("nan")})
     assert "NaN" in body
     wire.assert_error(connection.send("POST", "/v2/models/x2/infer", body.encode()), 400)
@@ -321,7 +331,7 @@ def test_6_only_canonical_positive_integers_are_versions(tmp_path: Path) -> None
 
 def test_7_a_full_queue_is_503_while_others_run(gateway: Gateway) -> None:
     body = wire.json_body(json_input("x", "FP32", [1], [1.0]))
-    done: queue.Queue[wire.Reply] = queue.Queue()
+    done: queue.Queue[wire.WireReply] = queue.Queue()
 
     def ask() -> None:
         done.put(wire.send(gateway.http, "POST", "/v2/models/heavy/infer", body))
@@ -363,7 +373,7 @@ def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway
         yield gateway, root
 
 
-def _load(gateway: Gateway, model: str) -> wire.Reply:
+def _load(gateway: Gateway, model: str) -> wire.WireReply:
     return wire.send(gateway.http, "POST", f"/v2/repository/models/{model}/load")
 
 
@@ -512,7 +522,7 @@ def test_10_the_same_request_to_models_and_versions_gets_each_its_own_answer(
 
     def http(target: tuple[str, str, float]) -> None:
         model, version, factor = target
-        connection = Connection(gateway.http)
+        connection = KeptConnection(gateway.http)
         for _ in range(50):
             reply = connection.send("POST", wire.infer_path(model, version), body)
             assert reply.json["model_name"] == model
@@ -579,14 +589,18 @@ ROUTES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_11_an_invalid_name_is_not_found_on_any_route(connection: Connection, name: str) -> None:
+def test_11_an_invalid_name_is_not_found_on_any_route(
+    connection: KeptConnection, name: str
+) -> None:
     for method, route in ROUTES:
         reply = connection.send(method, route.format(name), wire.good_body())
         wire.assert_error(reply, 404, sent=name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_11_a_model_with_an_invalid_name_is_not_ready(connection: Connection, name: str) -> None:
+def test_11_a_model_with_an_invalid_name_is_not_ready(
+    connection: KeptConnection, name: str
+) -> None:
     for route in ("/v2/models/{}/ready", "/v2/models/{}/versions/1/ready"):
         assert connection.send("GET", route.format(name)).status in (400, 404)
 

@@ -13,7 +13,7 @@ LOCAL, CENTRAL, END = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I"), 
 
 
 @dataclass(frozen=True)
-class Entry:
+class ZipRecord:
     """A record; what is not None differs from what its content says.
 
     Attributes:
@@ -38,7 +38,7 @@ class Entry:
 class Zip:
     """A zip of ``entries``; ``between`` lies before the last record."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ZipRecord, ...]
     prefix: bytes = b""
     between: bytes = b""
     suffix: bytes = b""
@@ -81,20 +81,20 @@ def read(content: bytes) -> Zip:
     """An honest zip, taken apart."""
     with zipfile.ZipFile(io.BytesIO(content)) as file:
         names = [info for info in file.infolist() if not info.is_dir()]
-        return Zip(tuple(Entry(info.filename.encode(), file.read(info)) for info in names))
+        return Zip(tuple(ZipRecord(info.filename.encode(), file.read(info)) for info in names))
 
 
-def _victim(plain: Zip) -> Entry:
+def _victim(plain: Zip) -> ZipRecord:
     return plain.entries[0]
 
 
-def _beside(plain: Zip, *more: Entry) -> Zip:
+def _beside(plain: Zip, *more: ZipRecord) -> Zip:
     return replace(plain, entries=(*plain.entries, *more))
 
 
 def _named(form: Callable[[bytes], bytes]) -> Callable[[Zip], Zip]:
     """The first record once more, under a name that some readers take for the same."""
-    return lambda plain: _beside(plain, Entry(form(_victim(plain).name), b"hostile"))
+    return lambda plain: _beside(plain, ZipRecord(form(_victim(plain).name), b"hostile"))
 
 
 def _changed(**fields: object) -> Callable[[Zip], Zip]:
@@ -129,15 +129,15 @@ def _second_end(plain: Zip) -> Zip:
 MANIPULATIONS: dict[str, tuple[Callable[[Zip], Zip], str]] = {
     "a name twice": (_named(lambda n: n), "one name"),
     "a name twice, hostile first": (
-        lambda z: replace(z, entries=(Entry(_victim(z).name, b"hostile"), *z.entries)),
+        lambda z: replace(z, entries=(ZipRecord(_victim(z).name, b"hostile"), *z.entries)),
         "one name",
     ),
     "names that differ in case": (_named(lambda n: _in_last(n, bytes.swapcase)), "one name"),
     "names that differ in width": (
         lambda z: _beside(
             z,
-            Entry(b"m/full", b"1"),
-            Entry("m/\uff46ull".encode(), b"2", flags=1 << 11),
+            ZipRecord(b"m/full", b"1"),
+            ZipRecord("m/\uff46ull".encode(), b"2", flags=1 << 11),
         ),
         "one name",
     ),
@@ -154,11 +154,13 @@ MANIPULATIONS: dict[str, tuple[Callable[[Zip], Zip], str]] = {
     "a name that is not text": (_named(lambda n: n + b"\xff"), "neither ASCII nor"),
     "a file that is a folder": (_named(lambda n: n + b"/inside"), "a file and a folder"),
     "a record that is not listed": (
-        lambda z: _beside(z, Entry(_victim(z).name, b"hostile", hidden=True)),
+        lambda z: _beside(z, ZipRecord(_victim(z).name, b"hostile", hidden=True)),
         "between the last record and",
     ),
     "a hidden record in front": (
-        lambda z: replace(z, entries=(Entry(_victim(z).name, b"hostile", hidden=True), *z.entries)),
+        lambda z: replace(
+            z, entries=(ZipRecord(_victim(z).name, b"hostile", hidden=True), *z.entries)
+        ),
         "hidden bytes",
     ),
     "a header of another name": (_changed(header=b"m/other"), "contradicts the directory"),

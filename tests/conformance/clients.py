@@ -80,7 +80,7 @@ def bits(array: Array) -> tuple[str, tuple[int, ...], object]:
     return str(array.dtype), array.shape, array.tobytes()
 
 
-class Caller(abc.ABC):
+class InferCaller(abc.ABC):
     """One way of calling. ``streams``: errors come without a status."""
 
     transport: str
@@ -153,7 +153,7 @@ def _arguments(ask: Ask, inputs: list[Any], outputs: list[Any] | None) -> dict[s
     }
 
 
-class Http(Caller):
+class Http(InferCaller):
     transport = "http"
 
     def __init__(self, gateway: Any, runner: asyncio.Runner) -> None:
@@ -174,7 +174,7 @@ class HttpAsync(Http):
         return Result.of(pending.get_result(timeout=TIMEOUT_SECONDS))
 
 
-class HttpAio(Caller):
+class HttpAio(InferCaller):
     transport = "http"
 
     def __init__(self, gateway: Any, runner: asyncio.Runner) -> None:
@@ -192,7 +192,7 @@ class HttpAio(Caller):
         self._run(self.client.close())
 
 
-class Grpc(Caller):
+class Grpc(InferCaller):
     transport = "grpc"
 
     def __init__(self, gateway: Any, runner: asyncio.Runner) -> None:
@@ -216,7 +216,7 @@ class GrpcAsync(Grpc):
         return _unwrap(answers)
 
 
-class GrpcStream(Grpc):
+class GrpcThreadStream(Grpc):
     """One stream for the life of the caller: an error does not end it."""
 
     streams = True
@@ -235,7 +235,7 @@ class GrpcStream(Grpc):
         super().close()
 
 
-class GrpcAio(Caller):
+class GrpcAio(InferCaller):
     transport = "grpc"
 
     def __init__(self, gateway: Any, runner: asyncio.Runner) -> None:
@@ -282,19 +282,19 @@ def _unwrap(answers: queue.Queue[tuple[Any, Any]]) -> Result:
     return Result.of(result)
 
 
-CALLERS: Mapping[str, Callable[[Any, asyncio.Runner], Caller]] = {
+CALLERS: Mapping[str, Callable[[Any, asyncio.Runner], InferCaller]] = {
     "http": Http,
     "http-async": HttpAsync,
     "http-aio": HttpAio,
     "grpc": Grpc,
     "grpc-async": GrpcAsync,
-    "grpc-stream": GrpcStream,
+    "grpc-stream": GrpcThreadStream,
     "grpc-aio": GrpcAio,
     "grpc-aio-stream": GrpcAioStream,
 }
 
 
-class Control:
+class ControlCaller:
     """Everything but ``infer``, of one of the four clients; gRPC's answers as JSON."""
 
     def __init__(self, caller: Any, runner: asyncio.Runner) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conformance import decoupled, repository, torchserve
-from tests.conformance.clients import CALLERS, CONTROLS, Caller, Control
+from tests.conformance.clients import CALLERS, CONTROLS, ControlCaller, InferCaller
 from tests.server import Gateway, serving
 from tests.upstream import mirrored
 
@@ -61,9 +61,9 @@ class Callers:
 
     def __init__(self, gateway: Gateway, runner: asyncio.Runner) -> None:
         self._gateway, self._runner = gateway, runner
-        self._opened: dict[str, Caller] = {}
+        self._opened: dict[str, InferCaller] = {}
 
-    def __getitem__(self, name: str) -> Caller:
+    def __getitem__(self, name: str) -> InferCaller:
         if name not in self._opened:
             self._opened[name] = CALLERS[name](self._gateway, self._runner)
         return self._opened[name]
@@ -81,24 +81,26 @@ def callers(gateway: Gateway, runner: asyncio.Runner) -> Iterator[Callers]:
 
 
 @pytest.fixture(params=list(CALLERS))
-def caller(request: pytest.FixtureRequest, callers: Callers) -> Caller:
+def caller(request: pytest.FixtureRequest, callers: Callers) -> InferCaller:
     """Every way of calling."""
     return callers[request.param]
 
 
 @pytest.fixture(params=[name for name in CALLERS if name.startswith("http")])
-def http_caller(request: pytest.FixtureRequest, callers: Callers) -> Caller:
+def http_caller(request: pytest.FixtureRequest, callers: Callers) -> InferCaller:
     """Every way over HTTP, where JSON and bytes are a choice."""
     return callers[request.param]
 
 
 @pytest.fixture(params=[name for name in CALLERS if not name.endswith("stream")])
-def unary_caller(request: pytest.FixtureRequest, callers: Callers) -> Caller:
+def unary_caller(request: pytest.FixtureRequest, callers: Callers) -> InferCaller:
     """Every way but streams, which have no compression and whose errors have no status."""
     return callers[request.param]
 
 
 @pytest.fixture(params=CONTROLS)
-def control(request: pytest.FixtureRequest, callers: Callers, runner: asyncio.Runner) -> Control:
+def control(
+    request: pytest.FixtureRequest, callers: Callers, runner: asyncio.Runner
+) -> ControlCaller:
     """Every client's calls that are no inference."""
-    return Control(callers[request.param], runner)
+    return ControlCaller(callers[request.param], runner)

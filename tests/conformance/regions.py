@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tritonclient.utils import np_to_triton_dtype, shared_memory
 
 from tests.conformance import repository, wire
-from tests.conformance.clients import CALLERS, Control, integers
+from tests.conformance.clients import CALLERS, ControlCaller, integers
 from tests.server import Gateway, serving
 
 Array = NDArray[Any]
@@ -40,7 +40,7 @@ class RegionClient:
 
     def __init__(self, name: str, gateway: Gateway, runner: asyncio.Runner) -> None:
         self.gateway = gateway
-        self.control = Control(CALLERS[name](gateway, runner), runner)
+        self.control = ControlCaller(CALLERS[name](gateway, runner), runner)
         self.transport = self.control.transport
         self._module = tritonclient.http if self.transport == "http" else tritonclient.grpc
         self._handles: list[Any] = []

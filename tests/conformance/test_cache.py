@@ -15,7 +15,7 @@ import tritonclient.http
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import models
-from tests.conformance.clients import CALLERS, Ask, Caller, Output, bits, samples
+from tests.conformance.clients import CALLERS, Ask, InferCaller, Output, bits, samples
 from tests.conformance.repository import add
 from tests.server import Gateway, serving
 
@@ -62,7 +62,7 @@ def cached(root: Path) -> Iterator[Gateway]:
 @pytest.fixture(scope="module", params=list(CALLERS))
 def caller(
     request: pytest.FixtureRequest, cached: Gateway, runner: asyncio.Runner
-) -> Iterator[Caller]:
+) -> Iterator[InferCaller]:
     opened = CALLERS[request.param](cached, runner)
     yield opened
     opened.close()
@@ -94,7 +94,7 @@ def miss(batch: int) -> dict[str, int]:
     return {"success": 1, "cache_hit": 0, "cache_miss": 1, "executed": 1, "inferred": batch}
 
 
-def drive(gateway: Gateway, caller: Caller, ask: Ask) -> list[dict[str, int]]:
+def drive(gateway: Gateway, caller: InferCaller, ask: Ask) -> list[dict[str, int]]:
     """Send a request twice, compare the answers bit for bit, and return the counts of each."""
     found, steps = [], []
     for _ in range(2):
@@ -110,7 +110,7 @@ def drive(gateway: Gateway, caller: Caller, ask: Ask) -> list[dict[str, int]]:
 
 @pytest.mark.parametrize("datatype", DATATYPES)
 def test_a_hit_is_the_miss_again_in_every_bit_and_executes_nothing(
-    cached: Gateway, caller: Caller, datatype: str, request: pytest.FixtureRequest
+    cached: Gateway, caller: InferCaller, datatype: str, request: pytest.FixtureRequest
 ) -> None:
     own = {"asked_by": request.node.name}  # other callers' answers are others'
     ask = Ask(f"cached_{datatype.lower()}", [("x", samples()[datatype])], parameters=own)
@@ -131,7 +131,7 @@ def test_json_and_bytes_share_answers(cached: Gateway, runner: asyncio.Runner) -
     assert told == {"success": 4, "cache_hit": 3, "cache_miss": 1, "executed": 1, "inferred": 1}
 
 
-def test_equal_inputs_of_two_models_do_not_mix(cached: Gateway, caller: Caller) -> None:
+def test_equal_inputs_of_two_models_do_not_mix(cached: Gateway, caller: InferCaller) -> None:
     x = np.float32([[1, 2, 3, 4]])
     for _ in range(2):
         for model, factor in (("double", 2), ("triple", 3)):
@@ -139,7 +139,9 @@ def test_equal_inputs_of_two_models_do_not_mix(cached: Gateway, caller: Caller) 
             assert answer.tolist() == (x * factor).tolist()
 
 
-def test_the_outputs_asked_for_are_part_of_the_content(cached: Gateway, caller: Caller) -> None:
+def test_the_outputs_asked_for_are_part_of_the_content(
+    cached: Gateway, caller: InferCaller
+) -> None:
     inputs = [("a", np.float32([[3, 4]])), ("b", np.float32([[1, 1]]))]
     expected = {"total": [[4, 5]], "difference": [[2, 3]]}
     orders = (None, ("difference",), ("total",), ("difference", "total"), ("total", "difference"))
@@ -152,7 +154,7 @@ def test_the_outputs_asked_for_are_part_of_the_content(cached: Gateway, caller: 
         }
 
 
-def test_classification_is_made_of_the_cached_answer(cached: Gateway, caller: Caller) -> None:
+def test_classification_is_made_of_the_cached_answer(cached: Gateway, caller: InferCaller) -> None:
     x = np.float32([[5, 7, 6, 4.5]])
     for count in (1, 2, 0, 2):
         answer = caller.infer(Ask("triple", [("x", x)], [Output("y", class_count=count)]))
@@ -164,7 +166,7 @@ def test_classification_is_made_of_the_cached_answer(cached: Gateway, caller: Ca
             assert array.tolist() == (x * 3).tolist()
 
 
-def test_a_failure_is_not_kept(cached: Gateway, caller: Caller) -> None:
+def test_a_failure_is_not_kept(cached: Gateway, caller: InferCaller) -> None:
     before = counts(cached, "double")
     for _ in range(2):
         caller.refusal(Ask("double", [("x", np.float32([[1, 2, 3]]))]))
@@ -173,20 +175,22 @@ def test_a_failure_is_not_kept(cached: Gateway, caller: Caller) -> None:
 
 
 def test_an_answer_larger_than_the_cache_is_computed_each_time(
-    cached: Gateway, caller: Caller
+    cached: Gateway, caller: InferCaller
 ) -> None:
     x = np.zeros((1, SIZE_BYTES // 4), np.float32)
     for step in drive(cached, caller, Ask("cached_fp32", [("x", x)])):
         assert step == miss(1)
 
 
-def test_a_model_that_does_not_ask_for_it_is_not_cached(cached: Gateway, caller: Caller) -> None:
+def test_a_model_that_does_not_ask_for_it_is_not_cached(
+    cached: Gateway, caller: InferCaller
+) -> None:
     for step in drive(cached, caller, Ask("uncached", [("x", np.float32([[1, 2, 3, 4]]))])):
         assert step == {**miss(1), "cache_miss": 0}
 
 
 def test_a_version_reloaded_with_other_content_gives_its_own_answers(
-    root: Path, cached: Gateway, caller: Caller
+    root: Path, cached: Gateway, caller: InferCaller
 ) -> None:
     ask, client = Ask("double", [("x", np.float32([[1, 2, 3, 4]]))]), client_of(cached)
     for factor in (5.0, 6.0, 2.0):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from modelport import __version__
-from tests.conformance.clients import Ask, Caller, Control, integers
+from tests.conformance.clients import Ask, ControlCaller, InferCaller, integers
 from tests.conformance.conftest import Callers
 from tests.conformance.repository import IDENTITY
 
@@ -17,7 +17,7 @@ ROW = np.array([[1, 2, 3, 4]], np.float32)
 
 
 @pytest.fixture
-def http(callers: Callers) -> Caller:
+def http(callers: Callers) -> InferCaller:
     return callers["http"]
 
 
@@ -25,7 +25,7 @@ def test_the_client_is_the_one_that_the_contract_names() -> None:
     assert importlib.metadata.version("tritonclient") == "2.73.0"
 
 
-def test_the_server_is_live_and_ready(control: Control) -> None:
+def test_the_server_is_live_and_ready(control: ControlCaller) -> None:
     assert control("is_server_live") is True
     assert control("is_server_ready") is True
 
@@ -44,12 +44,12 @@ def test_the_server_is_live_and_ready(control: Control) -> None:
     ],
 )
 def test_a_model_is_ready_if_its_version_is(
-    control: Control, model: str, version: str, ready: bool
+    control: ControlCaller, model: str, version: str, ready: bool
 ) -> None:
     assert control("is_model_ready", model, version) is ready
 
 
-def test_the_server_names_what_works_and_nothing_else(control: Control) -> None:
+def test_the_server_names_what_works_and_nothing_else(control: ControlCaller) -> None:
     assert control("get_server_metadata") == {
         "name": "modelport",
         "version": __version__,
@@ -127,7 +127,7 @@ def test_the_server_names_what_works_and_nothing_else(control: Control) -> None:
     ],
 )
 def test_metadata_tells_versions_names_datatypes_and_shapes(
-    control: Control, model: str, expected: dict[str, Any]
+    control: ControlCaller, model: str, expected: dict[str, Any]
 ) -> None:
     document = control("get_model_metadata", model)
     versions = document.pop("versions")
@@ -139,13 +139,13 @@ def test_metadata_tells_versions_names_datatypes_and_shapes(
 
 @pytest.mark.parametrize("datatype", sorted(IDENTITY))
 def test_metadata_names_every_datatype_in_the_protocols_words(
-    control: Control, datatype: str
+    control: ControlCaller, datatype: str
 ) -> None:
     document = control("get_model_metadata", IDENTITY[datatype], "1")
     assert [t["datatype"] for t in document["inputs"] + document["outputs"]] == [datatype] * 2
 
 
-def _config(control: Control, model: str, version: str = "") -> dict[str, Any]:
+def _config(control: ControlCaller, model: str, version: str = "") -> dict[str, Any]:
     document = control("get_model_config", model, version)
     if control.transport == "grpc":
         document = document["config"]
@@ -153,7 +153,7 @@ def _config(control: Control, model: str, version: str = "") -> dict[str, Any]:
     return answer
 
 
-def test_the_configuration_is_the_one_of_the_repository(control: Control) -> None:
+def test_the_configuration_is_the_one_of_the_repository(control: ControlCaller) -> None:
     document = _config(control, "x2")
     assert document["name"] == "x2"
     assert document["backend"] == "onnxruntime"
@@ -165,7 +165,9 @@ def test_the_configuration_is_the_one_of_the_repository(control: Control) -> Non
     assert document["version_policy"] == {"latest": {"num_versions": 1}}
 
 
-def test_the_configuration_of_a_model_without_one_is_derived_from_it(control: Control) -> None:
+def test_the_configuration_of_a_model_without_one_is_derived_from_it(
+    control: ControlCaller,
+) -> None:
     document = _config(control, "auto", "1")
     assert document["platform"] == "onnxruntime_onnx"
     assert document["backend"] == "onnxruntime"
@@ -176,7 +178,7 @@ def test_the_configuration_of_a_model_without_one_is_derived_from_it(control: Co
         assert (tensor["name"], tensor["data_type"], tensor["dims"]) == (name, "TYPE_FP32", [4])
 
 
-def test_a_string_tensor_is_called_string_in_the_configuration(control: Control) -> None:
+def test_a_string_tensor_is_called_string_in_the_configuration(control: ControlCaller) -> None:
     assert _config(control, IDENTITY["BYTES"])["input"][0]["data_type"] == "TYPE_STRING"
 
 
@@ -185,18 +187,18 @@ def test_a_string_tensor_is_called_string_in_the_configuration(control: Control)
     "scheduler", ["dynamic_batching", "sequence_batching", "ensemble_scheduling"]
 )
 def test_a_scheduler_that_does_not_run_is_not_in_the_configuration(
-    control: Control, model: str, scheduler: str
+    control: ControlCaller, model: str, scheduler: str
 ) -> None:
     assert scheduler not in _config(control, model)
 
 
-def test_the_reshape_of_a_scalar_is_in_the_configuration(control: Control) -> None:
+def test_the_reshape_of_a_scalar_is_in_the_configuration(control: ControlCaller) -> None:
     (tensor,) = _config(control, "scalar")["input"]
     assert tensor["dims"] == [1]
     assert tensor["reshape"].get("shape", []) == []
 
 
-def test_every_input_of_the_configuration_is_in_the_metadata(control: Control) -> None:
+def test_every_input_of_the_configuration_is_in_the_metadata(control: ControlCaller) -> None:
     index = control("get_model_repository_index")
     rows = index["models"] if control.transport == "grpc" else index
     for row in rows:
@@ -205,7 +207,7 @@ def test_every_input_of_the_configuration_is_in_the_metadata(control: Control) -
         assert declared == {tensor["name"] for tensor in known}
 
 
-def test_the_index_lists_every_version_with_its_state(control: Control) -> None:
+def test_the_index_lists_every_version_with_its_state(control: ControlCaller) -> None:
     index = control("get_model_repository_index")
     rows = index["models"] if control.transport == "grpc" else index
     found = {(row["name"], row["version"]): row["state"] for row in rows}
@@ -214,14 +216,16 @@ def test_the_index_lists_every_version_with_its_state(control: Control) -> None:
     assert {("x2", "1"), ("two_versions", "1"), ("two_versions", "2"), ("auto", "1")} <= set(found)
 
 
-def _statistics(control: Control, model: str, version: str = "") -> list[dict[str, Any]]:
+def _statistics(control: ControlCaller, model: str, version: str = "") -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = integers(
         control("get_inference_statistics", model, version)["model_stats"]
     )
     return rows
 
 
-def test_statistics_count_batch_elements_and_executions(control: Control, http: Caller) -> None:
+def test_statistics_count_batch_elements_and_executions(
+    control: ControlCaller, http: InferCaller
+) -> None:
     def numbers() -> dict[str, int]:
         (row,) = _statistics(control, "x2")
         stats = row["inference_stats"]
@@ -246,7 +250,7 @@ def test_statistics_count_batch_elements_and_executions(control: Control, http: 
     assert after["fail"] - before["fail"] == 1
 
 
-def test_statistics_of_one_version_move_alone(control: Control, http: Caller) -> None:
+def test_statistics_of_one_version_move_alone(control: ControlCaller, http: InferCaller) -> None:
     def counts() -> list[int]:
         rows = _statistics(control, "two_versions")
         assert [row["version"] for row in rows] == [1, 2]
@@ -261,12 +265,14 @@ def test_statistics_of_one_version_move_alone(control: Control, http: Caller) ->
     assert row["inference_count"] == after[0]
 
 
-def test_statistics_of_all_models_are_given_without_a_name(control: Control) -> None:
+def test_statistics_of_all_models_are_given_without_a_name(control: ControlCaller) -> None:
     names = {row["name"] for row in _statistics(control, "")}
     assert {"x2", "auto", "slow", *IDENTITY.values()} <= names
 
 
-def test_statistics_tell_the_batch_sizes_that_ran(control: Control, http: Caller) -> None:
+def test_statistics_tell_the_batch_sizes_that_ran(
+    control: ControlCaller, http: InferCaller
+) -> None:
     http.infer(Ask("x2", [("x", np.zeros((3, 4), np.float32))]))
     (row,) = _statistics(control, "x2")
     sizes = [entry["batch_size"] for entry in row["batch_stats"]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tests.conformance.clients import Ask, Caller, Control, Output, status
+from tests.conformance.clients import Ask, ControlCaller, InferCaller, Output, status
 from tests.conformance.repository import SLOW_SECONDS
 
 ROW = np.array([[1, 2, 3, 4]], np.float32)
@@ -151,7 +151,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_the_client_raises_status_and_message_for(caller: Caller, what: str) -> None:
+def test_the_client_raises_status_and_message_for(caller: InferCaller, what: str) -> None:
     refusal = REFUSALS[what]
     error = caller.refusal(refusal.ask)
     if not caller.streams:  # tritonclient gives the errors of a stream no status
@@ -163,13 +163,13 @@ def test_the_client_raises_status_and_message_for(caller: Caller, what: str) -> 
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_after_an_error_the_same_client_goes_on_with(caller: Caller, what: str) -> None:
+def test_after_an_error_the_same_client_goes_on_with(caller: InferCaller, what: str) -> None:
     caller.refusal(REFUSALS[what].ask)
     result = caller.infer(Ask("x2", [("x", ROW)]))
     np.testing.assert_array_equal(result.arrays["y"], ROW * 2)
 
 
-def test_a_timeout_ends_the_wait_for_a_slow_model(caller: Caller) -> None:
+def test_a_timeout_ends_the_wait_for_a_slow_model(caller: InferCaller) -> None:
     nonce = np.array([[1]], np.int64)
     timeout = int(SLOW_SECONDS / 10 * 1_000_000)
     error = caller.refusal(Ask("slow", [("x", nonce)], timeout_microseconds=timeout))
@@ -187,7 +187,9 @@ UNKNOWN = "Request for unknown model: 'nobody' is not found"
         ("get_inference_statistics", "requested model 'nobody' is not available"),
     ],
 )
-def test_asking_about_an_unknown_model_raises(control: Control, method: str, message: str) -> None:
+def test_asking_about_an_unknown_model_raises(
+    control: ControlCaller, method: str, message: str
+) -> None:
     error = control.refusal(method, "nobody")
     assert error.status() == status(control.transport, 404, "NOT_FOUND")
     assert error.message() == message
@@ -208,7 +210,7 @@ UNKNOWN_VERSION = "Request for unknown model: 'x2' version 9 is not found"
     ],
 )
 def test_asking_about_an_unknown_version_raises(
-    control: Control, method: str, message: str
+    control: ControlCaller, method: str, message: str
 ) -> None:
     error = control.refusal(method, "x2", "9")
     assert error.status() == status(control.transport, 404, "NOT_FOUND")
@@ -218,7 +220,7 @@ def test_asking_about_an_unknown_version_raises(
 @pytest.mark.parametrize("method", ["load_model", "unload_model"])
 @pytest.mark.parametrize("model", ["x2", "nobody"])
 def test_without_explicit_control_loading_is_refused(
-    control: Control, method: str, model: str
+    control: ControlCaller, method: str, model: str
 ) -> None:
     error = control.refusal(method, model)
     assert error.status() == status(control.transport, 503, "UNAVAILABLE")

@@ -18,7 +18,7 @@ from tests.conformance.repository import IDENTITY, LABELS
 from tests.conformance.wire import (
     HEADER_LENGTH,
     TRANSPORTS,
-    Connection,
+    KeptConnection,
     infer_binary,
     infer_json,
     json_input,
@@ -31,7 +31,7 @@ DOUBLED = np.array([2, 4, 6, 8], np.float32).tobytes()
 
 
 @pytest.fixture(params=TRANSPORTS)
-def connection(gateway: Gateway, request: pytest.FixtureRequest) -> Iterator[Connection]:
+def connection(gateway: Gateway, request: pytest.FixtureRequest) -> Iterator[KeptConnection]:
     opened = TRANSPORTS[request.param](gateway.http)
     yield opened
     opened.close()
@@ -52,7 +52,7 @@ def connection(gateway: Gateway, request: pytest.FixtureRequest) -> Iterator[Con
     ],
 )
 def test_health_replies_have_the_status_and_document_of_the_oip(
-    connection: Connection, path: str, told: dict[str, Any] | None
+    connection: KeptConnection, path: str, told: dict[str, Any] | None
 ) -> None:
     reply = connection.send("GET", path)
     if told is None:
@@ -62,7 +62,7 @@ def test_health_replies_have_the_status_and_document_of_the_oip(
         assert reply.headers["content-type"] == "application/json"
 
 
-def test_the_server_document(connection: Connection) -> None:
+def test_the_server_document(connection: KeptConnection) -> None:
     reply = connection.send("GET", "/v2")
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
     assert reply.json == {
@@ -82,7 +82,7 @@ def test_the_server_document(connection: Connection) -> None:
     }
 
 
-def test_the_metadata_document(connection: Connection) -> None:
+def test_the_metadata_document(connection: KeptConnection) -> None:
     for path in ("/v2/models/x2", "/v2/models/x2/versions/1"):
         reply = connection.send("GET", path)
         assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
@@ -139,14 +139,14 @@ POST_ROUTES = (
 
 
 @pytest.mark.parametrize("path", GET_ROUTES)
-def test_a_route_that_is_read_answers_get(connection: Connection, path: str) -> None:
+def test_a_route_that_is_read_answers_get(connection: KeptConnection, path: str) -> None:
     assert connection.send("GET", path).status == 200
 
 
 @pytest.mark.parametrize("path", GET_ROUTES)
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_a_route_that_is_read_refuses_other_methods(
-    connection: Connection, method: str, path: str
+    connection: KeptConnection, method: str, path: str
 ) -> None:
     wire.assert_error(connection.send(method, path), 405)
 
@@ -154,7 +154,7 @@ def test_a_route_that_is_read_refuses_other_methods(
 @pytest.mark.parametrize("path", POST_ROUTES)
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_a_route_that_is_posted_to_refuses_other_methods(
-    connection: Connection, method: str, path: str
+    connection: KeptConnection, method: str, path: str
 ) -> None:
     wire.assert_error(connection.send(method, path), 405)
 
@@ -179,22 +179,22 @@ def test_a_route_that_is_posted_to_refuses_other_methods(
         "/v2/repository",
     ],
 )
-def test_a_path_that_is_no_route_is_not_found(connection: Connection, path: str) -> None:
+def test_a_path_that_is_no_route_is_not_found(connection: KeptConnection, path: str) -> None:
     wire.assert_error(connection.send("GET", path), 404)
 
 
 @pytest.mark.parametrize("path", GET_ROUTES[2:])
-def test_a_trailing_slash_is_another_path(connection: Connection, path: str) -> None:
+def test_a_trailing_slash_is_another_path(connection: KeptConnection, path: str) -> None:
     wire.assert_error(connection.send("GET", path + "/"), 404)
 
 
 @pytest.mark.parametrize("path", POST_ROUTES)
-def test_a_trailing_slash_is_another_path_to_post_to(connection: Connection, path: str) -> None:
+def test_a_trailing_slash_is_another_path_to_post_to(connection: KeptConnection, path: str) -> None:
     wire.assert_error(connection.send("POST", path + "/", wire.good_body()), 404)
 
 
 @pytest.mark.parametrize("query", ["?", "?a=b", "?a=%2F..", "?x2/infer", "?version=9&ready=1"])
-def test_a_query_string_changes_nothing(connection: Connection, query: str) -> None:
+def test_a_query_string_changes_nothing(connection: KeptConnection, query: str) -> None:
     reply = connection.send("POST", f"/v2/models/x2/infer{query}", wire.good_body())
     assert reply.json["outputs"][0]["data"] == [2, 4, 6, 8]
     for path in GET_ROUTES:
@@ -202,7 +202,7 @@ def test_a_query_string_changes_nothing(connection: Connection, query: str) -> N
 
 
 @pytest.mark.parametrize("name", ["%782", "x%32", "%78%32"])
-def test_a_percent_encoded_name_is_the_name(connection: Connection, name: str) -> None:
+def test_a_percent_encoded_name_is_the_name(connection: KeptConnection, name: str) -> None:
     reply = connection.send("POST", f"/v2/models/{name}/infer", wire.good_body())
     assert (reply.status, reply.json["model_name"]) == (200, "x2")
     assert connection.send("GET", f"/v2/models/{name}").json["name"] == "x2"
@@ -319,13 +319,13 @@ def test_a_header_length_of_the_whole_body_is_plain_json(gateway: Gateway) -> No
     "content_type",
     ["application/json", "application/octet-stream", "text/plain", "nonsense", ""],
 )
-def test_the_content_type_decides_nothing(connection: Connection, content_type: str) -> None:
+def test_the_content_type_decides_nothing(connection: KeptConnection, content_type: str) -> None:
     headers = {"Content-Type": content_type}
     reply = connection.send("POST", "/v2/models/x2/infer", wire.good_body(), headers)
     assert reply.json["outputs"][0]["data"] == [2, 4, 6, 8]
 
 
-def test_a_chunked_body_is_a_body(connection: Connection) -> None:
+def test_a_chunked_body_is_a_body(connection: KeptConnection) -> None:
     body = wire.good_body()
     chunks = (body[i : i + 7] for i in range(0, len(body), 7))
     reply = connection.send("POST", "/v2/models/x2/infer", chunks)
@@ -334,7 +334,7 @@ def test_a_chunked_body_is_a_body(connection: Connection) -> None:
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket", "nothing"])
 def test_an_upgrade_that_is_not_taken_changes_nothing(
-    connection: Connection, protocol: str
+    connection: KeptConnection, protocol: str
 ) -> None:
     """Java's HttpClient and ``curl --http2`` offer h2c with every first request, body and all."""
     headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": protocol, "HTTP2-Settings": ""}
@@ -373,7 +373,7 @@ def test_empty_outputs_and_parameters_are_as_good_as_none(gateway: Gateway) -> N
 # -- raw binary requests -------------------------------------------------------------------------
 
 
-def raw(gateway: Gateway, model: str, body: bytes) -> wire.Reply:
+def raw(gateway: Gateway, model: str, body: bytes) -> wire.WireReply:
     path = f"/v2/models/{model}/infer"
     return wire.send(gateway.http, "POST", path, body, {HEADER_LENGTH: "0"})
 
@@ -451,13 +451,13 @@ def test_a_raw_tensor_may_be_compressed(gateway: Gateway, coding: str) -> None:
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "compress", "gzip, gzip", "x-nothing", "*"])
-def test_an_unknown_coding_is_unsupported(connection: Connection, coding: str) -> None:
+def test_an_unknown_coding_is_unsupported(connection: KeptConnection, coding: str) -> None:
     headers = {"Content-Encoding": coding}
     reply = connection.send("POST", "/v2/models/x2/infer", wire.good_body(), headers)
     wire.assert_error(reply, 501)
 
 
-def test_identity_is_no_coding(connection: Connection) -> None:
+def test_identity_is_no_coding(connection: KeptConnection) -> None:
     headers = {"Content-Encoding": "identity"}
     reply = connection.send("POST", "/v2/models/x2/infer", wire.good_body(), headers)
     assert reply.status == 200
@@ -495,7 +495,7 @@ def test_a_large_reply_is_coded_as_the_client_accepts(
     if chosen:
         assert len(body) < 1000
         body = gzip.decompress(body) if chosen == "gzip" else zlib.decompress(body)
-    plain = wire.Reply(reply.status, reply.headers, body)
+    plain = wire.WireReply(reply.status, reply.headers, body)
     if binary:
         assert wire.binary_outputs(plain)["y"][2] == zeros
     else:
@@ -505,7 +505,7 @@ def test_a_large_reply_is_coded_as_the_client_accepts(
 # -- configuration, index, statistics, metrics ---------------------------------------------------
 
 
-def test_the_configuration_has_json_types_and_proto_names(connection: Connection) -> None:
+def test_the_configuration_has_json_types_and_proto_names(connection: KeptConnection) -> None:
     document = connection.send("GET", "/v2/models/x2/config").json
     assert document["max_batch_size"] == 8
     assert type(document["max_batch_size"]) is int
@@ -521,20 +521,20 @@ def test_the_configuration_has_json_types_and_proto_names(connection: Connection
 
 
 def test_the_configuration_shows_the_dynamic_batching_that_it_states(
-    connection: Connection,
+    connection: KeptConnection,
 ) -> None:
     document = connection.send("GET", "/v2/models/heavy/config").json
     assert document["dynamic_batching"]["default_queue_policy"]["max_queue_size"] == 1
 
 
-def test_the_configuration_keeps_the_parameters(connection: Connection) -> None:
+def test_the_configuration_keeps_the_parameters(connection: KeptConnection) -> None:
     document = connection.send("GET", "/v2/models/failing/config").json
     assert document["parameters"]["error"] == {"string_value": "the model failed on purpose"}
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"ready": true}', b'{"ready": false}', b"  "])
 def test_the_index_is_a_list_of_name_version_state_and_reason(
-    connection: Connection, body: bytes
+    connection: KeptConnection, body: bytes
 ) -> None:
     reply = connection.send("POST", "/v2/repository/index", body)
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
@@ -557,7 +557,7 @@ DURATIONS = (
 @pytest.mark.parametrize(
     "path", ["/v2/models/x2/stats", "/v2/models/x2/versions/1/stats", "/v2/models/stats"]
 )
-def test_statistics_have_every_key(connection: Connection, path: str) -> None:
+def test_statistics_have_every_key(connection: KeptConnection, path: str) -> None:
     connection.send("POST", "/v2/models/x2/infer", wire.good_body())
     rows = connection.send("GET", path).json["model_stats"]
     (row,) = [row for row in rows if row["name"] == "x2"]
@@ -575,13 +575,13 @@ def test_statistics_have_every_key(connection: Connection, path: str) -> None:
             assert set(entry[key]) == {"count", "ns"}
 
 
-def test_statistics_have_every_key_before_the_first_request(connection: Connection) -> None:
+def test_statistics_have_every_key_before_the_first_request(connection: KeptConnection) -> None:
     (row,) = connection.send("GET", f"/v2/models/{IDENTITY['UINT8']}/stats").json["model_stats"]
     assert set(row["inference_stats"]) == set(DURATIONS)
     assert type(row["batch_stats"]) is list
 
 
-def test_statistics_move_with_requests(connection: Connection) -> None:
+def test_statistics_move_with_requests(connection: KeptConnection) -> None:
     def row() -> dict[str, Any]:
         rows = connection.send("GET", "/v2/models/x2/stats").json["model_stats"]
         found: dict[str, Any] = rows[0]
@@ -670,7 +670,7 @@ def test_the_types_of_the_metrics_are_declared_under_their_names(gateway: Gatewa
 
 
 def test_metrics_count_batch_elements_successes_and_failures(
-    gateway: Gateway, connection: Connection
+    gateway: Gateway, connection: KeptConnection
 ) -> None:
     before = scrape(gateway)
     body = wire.json_body(json_input("x", "FP32", [2, 4], VALUES * 2))
@@ -698,7 +698,7 @@ def test_the_metrics_port_has_nothing_else(gateway: Gateway) -> None:
 # -- documents for people ------------------------------------------------------------------------
 
 
-def test_every_route_is_documented(connection: Connection) -> None:
+def test_every_route_is_documented(connection: KeptConnection) -> None:
     document = connection.send("GET", "/openapi.json").json
     routes = {
         (
@@ -741,7 +741,7 @@ def test_not_a_number_is_a_bare_token_both_ways(gateway: Gateway) -> None:
     assert b'"data":[NaN,Infinity,-Infinity,2.0]' in reply.body
 
 
-def test_null_is_what_is_left_out(connection: Connection) -> None:
+def test_null_is_what_is_left_out(connection: KeptConnection) -> None:
     tensor = json_input("x", "FP32", [1, 4], VALUES)
     body = {
         "id": None,

@@ -8,7 +8,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from tests.conformance import clients
-from tests.conformance.clients import Ask, Caller, Output, bits
+from tests.conformance.clients import Ask, InferCaller, Output, bits
 from tests.conformance.repository import FACTORS, IDENTITY, LABELS
 
 ONE_TO_FOUR = np.array([[1, 2, 3, 4]], np.float32)
@@ -20,7 +20,7 @@ CLIENT_MAY_BLOCK = pytest.mark.filterwarnings(
 JSON_SAMPLES = sorted(set(SAMPLES) - {"FP16", "BF16"})
 
 
-def test_a_float_model_answers(caller: Caller) -> None:
+def test_a_float_model_answers(caller: InferCaller) -> None:
     result = caller.infer(Ask("x2", [("x", ONE_TO_FOUR)]))
     assert (result.model, result.version, result.id) == ("x2", "1", "")
     assert result.datatypes == {"y": "FP32"}
@@ -28,7 +28,7 @@ def test_a_float_model_answers(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("datatype", sorted(SAMPLES))
-def test_every_datatype_comes_back_bit_for_bit(caller: Caller, datatype: str) -> None:
+def test_every_datatype_comes_back_bit_for_bit(caller: InferCaller, datatype: str) -> None:
     array = SAMPLES[datatype]
     result = caller.infer(Ask(IDENTITY[datatype], [("x", array)]))
     assert result.datatypes == {"y": datatype}
@@ -39,7 +39,7 @@ def test_every_datatype_comes_back_bit_for_bit(caller: Caller, datatype: str) ->
 @pytest.mark.parametrize("binary_input", [True, False])
 @pytest.mark.parametrize("datatype", JSON_SAMPLES)
 def test_every_datatype_survives_json_and_bytes_in_either_direction(
-    http_caller: Caller, datatype: str, binary_input: bool, binary_output: bool
+    http_caller: InferCaller, datatype: str, binary_input: bool, binary_output: bool
 ) -> None:
     array = SAMPLES[datatype]
     ask = Ask(
@@ -52,7 +52,7 @@ def test_every_datatype_survives_json_and_bytes_in_either_direction(
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
-def test_nan_and_infinities_survive_json(http_caller: Caller, datatype: str) -> None:
+def test_nan_and_infinities_survive_json(http_caller: InferCaller, datatype: str) -> None:
     dtype = SAMPLES[datatype].dtype
     array = np.array([[np.nan, np.inf, -np.inf, 1.5]], dtype)
     ask = Ask(
@@ -74,7 +74,7 @@ def test_nan_and_infinities_survive_json(http_caller: Caller, datatype: str) -> 
     ],
 )
 def test_the_bits_of_nan_and_infinity_survive_as_bytes(
-    caller: Caller, datatype: str, integer: type[np.unsignedinteger], patterns: list[int]
+    caller: InferCaller, datatype: str, integer: type[np.unsignedinteger], patterns: list[int]
 ) -> None:
     array = np.array([patterns], integer).view(SAMPLES[datatype].dtype)
     result = caller.infer(Ask(IDENTITY[datatype], [("x", array)]))
@@ -82,7 +82,7 @@ def test_the_bits_of_nan_and_infinity_survive_as_bytes(
 
 
 @pytest.mark.parametrize("datatype", sorted(SAMPLES))
-def test_an_empty_tensor_comes_back_empty(caller: Caller, datatype: str) -> None:
+def test_an_empty_tensor_comes_back_empty(caller: InferCaller, datatype: str) -> None:
     array = np.empty((3, 0), SAMPLES[datatype].dtype)
     result = caller.infer(Ask(IDENTITY[datatype], [("x", array)]))
     assert result.datatypes == {"y": datatype}
@@ -90,7 +90,7 @@ def test_an_empty_tensor_comes_back_empty(caller: Caller, datatype: str) -> None
 
 
 @pytest.mark.parametrize("datatype", JSON_SAMPLES)
-def test_an_empty_tensor_comes_back_empty_as_json(http_caller: Caller, datatype: str) -> None:
+def test_an_empty_tensor_comes_back_empty_as_json(http_caller: InferCaller, datatype: str) -> None:
     array = np.empty((2, 0), SAMPLES[datatype].dtype)
     ask = Ask(
         IDENTITY[datatype],
@@ -101,40 +101,40 @@ def test_an_empty_tensor_comes_back_empty_as_json(http_caller: Caller, datatype:
     assert http_caller.infer(ask).arrays["y"].shape == (2, 0)
 
 
-def test_strings_may_be_empty_hold_nul_and_be_long(caller: Caller) -> None:
+def test_strings_may_be_empty_hold_nul_and_be_long(caller: InferCaller) -> None:
     array = np.array([[b"", b"\0", b"a\0b", b"\0\0\0\0", b"z" * 100_000]], object)
     result = caller.infer(Ask(IDENTITY["BYTES"], [("x", array)]))
     assert bits(result.arrays["y"]) == bits(array)
 
 
-def test_bytes_need_not_be_text_for_a_backend_that_does_not_mind(caller: Caller) -> None:
+def test_bytes_need_not_be_text_for_a_backend_that_does_not_mind(caller: InferCaller) -> None:
     array = np.array([[bytes(range(256)), b"\xff\xfe\0", b"\x80"]], object)
     result = caller.infer(Ask("echo_bytes", [("x", array)]))
     assert bits(result.arrays["y"]) == bits(array)
 
 
 @CLIENT_MAY_BLOCK
-def test_a_request_of_five_megabytes_is_answered(caller: Caller) -> None:
+def test_a_request_of_five_megabytes_is_answered(caller: InferCaller) -> None:
     array = np.arange(1_300_000, dtype=np.float32).reshape(1, -1)
     result = caller.infer(Ask(IDENTITY["FP32"], [("x", array)]))
     assert bits(result.arrays["y"]) == bits(array)
 
 
 @CLIENT_MAY_BLOCK
-def test_a_request_of_twenty_megabytes_is_answered(caller: Caller) -> None:
+def test_a_request_of_twenty_megabytes_is_answered(caller: InferCaller) -> None:
     array = np.arange(2_500_000, dtype=np.float64).reshape(2, -1)
     result = caller.infer(Ask(IDENTITY["FP64"], [("x", array)]))
     assert bits(result.arrays["y"]) == bits(array)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8])
-def test_a_batch_is_answered_row_by_row(caller: Caller, rows: int) -> None:
+def test_a_batch_is_answered_row_by_row(caller: InferCaller, rows: int) -> None:
     array = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
     result = caller.infer(Ask("x2", [("x", array)]))
     assert bits(result.arrays["y"]) == bits(array * 2)
 
 
-def test_inputs_are_identified_by_name_and_not_by_position(caller: Caller) -> None:
+def test_inputs_are_identified_by_name_and_not_by_position(caller: InferCaller) -> None:
     a, b = np.array([[5, 6]], np.float32), np.array([[1, 2]], np.float32)
     for inputs in ([("a", a), ("b", b)], [("b", b), ("a", a)]):
         result = caller.infer(Ask("add_and_subtract", inputs))
@@ -142,7 +142,7 @@ def test_inputs_are_identified_by_name_and_not_by_position(caller: Caller) -> No
         assert bits(result.arrays["difference"]) == bits(a - b)
 
 
-def test_outputs_come_in_the_order_asked_for_and_no_others(caller: Caller) -> None:
+def test_outputs_come_in_the_order_asked_for_and_no_others(caller: InferCaller) -> None:
     inputs = [("a", ONE_TO_FOUR), ("b", ONE_TO_FOUR)]
     result = caller.infer(
         Ask("add_and_subtract", inputs, outputs=[Output("difference"), Output("total")])
@@ -154,12 +154,12 @@ def test_outputs_come_in_the_order_asked_for_and_no_others(caller: Caller) -> No
     assert list(result.arrays) == ["difference"]
 
 
-def test_without_a_choice_all_outputs_come_in_the_order_of_the_model(caller: Caller) -> None:
+def test_without_a_choice_all_outputs_come_in_the_order_of_the_model(caller: InferCaller) -> None:
     result = caller.infer(Ask("add_and_subtract", [("a", ONE_TO_FOUR), ("b", ONE_TO_FOUR)]))
     assert list(result.arrays) == ["total", "difference"]
 
 
-def test_json_and_binary_outputs_may_be_mixed(http_caller: Caller) -> None:
+def test_json_and_binary_outputs_may_be_mixed(http_caller: InferCaller) -> None:
     outputs = [Output("total", binary=False), Output("difference", binary=True)]
     result = http_caller.infer(
         Ask("add_and_subtract", [("a", ONE_TO_FOUR), ("b", ONE_TO_FOUR)], outputs=outputs)
@@ -168,59 +168,59 @@ def test_json_and_binary_outputs_may_be_mixed(http_caller: Caller) -> None:
     assert bits(result.arrays["difference"]) == bits(ONE_TO_FOUR * 0)
 
 
-def test_the_request_id_comes_back(caller: Caller) -> None:
+def test_the_request_id_comes_back(caller: InferCaller) -> None:
     for request_id in ("42", "ключ-é", "x" * 1000):
         result = caller.infer(Ask("x2", [("x", ONE_TO_FOUR)], request_id=request_id))
         assert result.id == request_id
 
 
-def test_parameters_of_every_type_are_taken(caller: Caller) -> None:
+def test_parameters_of_every_type_are_taken(caller: InferCaller) -> None:
     parameters = {"text": "a", "whole": 7, "real": 0.5, "flag": True}
     result = caller.infer(Ask("x2", [("x", ONE_TO_FOUR)], parameters=parameters))
     assert bits(result.arrays["y"]) == bits(ONE_TO_FOUR * 2)
 
 
-def test_a_priority_is_taken(caller: Caller) -> None:
+def test_a_priority_is_taken(caller: InferCaller) -> None:
     result = caller.infer(Ask("x2", [("x", ONE_TO_FOUR)], priority=3))
     assert bits(result.arrays["y"]) == bits(ONE_TO_FOUR * 2)
 
 
-def test_a_generous_timeout_changes_nothing(caller: Caller) -> None:
+def test_a_generous_timeout_changes_nothing(caller: InferCaller) -> None:
     result = caller.infer(Ask("x2", [("x", ONE_TO_FOUR)], timeout_microseconds=20_000_000))
     assert bits(result.arrays["y"]) == bits(ONE_TO_FOUR * 2)
 
 
 @pytest.mark.parametrize("version", sorted(FACTORS))
-def test_the_version_asked_for_answers(caller: Caller, version: int) -> None:
+def test_the_version_asked_for_answers(caller: InferCaller, version: int) -> None:
     result = caller.infer(Ask("two_versions", [("x", ONE_TO_FOUR)], version=str(version)))
     assert result.version == str(version)
     assert bits(result.arrays["y"]) == bits(ONE_TO_FOUR * np.float32(FACTORS[version]))
 
 
-def test_without_a_version_the_newest_answers(caller: Caller) -> None:
+def test_without_a_version_the_newest_answers(caller: InferCaller) -> None:
     result = caller.infer(Ask("two_versions", [("x", ONE_TO_FOUR)]))
     assert result.version == "2"
     assert bits(result.arrays["y"]) == bits(ONE_TO_FOUR * 3)
 
 
-def test_a_model_without_batching_takes_its_whole_shape(caller: Caller) -> None:
+def test_a_model_without_batching_takes_its_whole_shape(caller: InferCaller) -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert bits(caller.infer(Ask("fixed", [("x", array)])).arrays["y"]) == bits(array)
 
 
-def test_a_model_without_a_configuration_is_served(caller: Caller) -> None:
+def test_a_model_without_a_configuration_is_served(caller: InferCaller) -> None:
     result = caller.infer(Ask("auto", [("x", ONE_TO_FOUR)]))
     assert bits(result.arrays["y"]) == bits(ONE_TO_FOUR * 2)
 
 
-def test_a_reshaped_scalar_travels_as_one_element(caller: Caller) -> None:
+def test_a_reshaped_scalar_travels_as_one_element(caller: InferCaller) -> None:
     array = np.array([[1], [2], [3]], np.float32)
     assert bits(caller.infer(Ask("scalar", [("x", array)])).arrays["y"]) == bits(array)
 
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_classification_answers_the_largest_with_index_and_label(
-    caller: Caller, binary: bool
+    caller: InferCaller, binary: bool
 ) -> None:
     scores = np.array([[0.25, 2.5, -1.0], [3.0, 1.0, 2.0]], np.float32)
     outputs = [Output("y", binary=binary, class_count=2)]
@@ -233,13 +233,13 @@ def test_classification_answers_the_largest_with_index_and_label(
     assert bits(result.arrays["y"]) == bits(np.array(expected, object))
 
 
-def test_classification_answers_no_more_classes_than_there_are(caller: Caller) -> None:
+def test_classification_answers_no_more_classes_than_there_are(caller: InferCaller) -> None:
     scores = np.array([[0.5, 2.5, -1.0]], np.float32)
     result = caller.infer(Ask("scores", [("x", scores)], outputs=[Output("y", class_count=1000)]))
     assert result.arrays["y"].shape == (1, 3)
 
 
-def test_classification_without_labels_answers_value_and_index(caller: Caller) -> None:
+def test_classification_without_labels_answers_value_and_index(caller: InferCaller) -> None:
     result = caller.infer(
         Ask(IDENTITY["INT32"], [("x", np.array([[7, 9]], np.int32))], [Output("y", class_count=1)])
     )
@@ -247,7 +247,7 @@ def test_classification_without_labels_answers_value_and_index(caller: Caller) -
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_compressed_requests_are_answered(unary_caller: Caller, algorithm: str) -> None:
+def test_compressed_requests_are_answered(unary_caller: InferCaller, algorithm: str) -> None:
     array = np.zeros((2, 5000), np.float32)
     result = unary_caller.infer(
         Ask(IDENTITY["FP32"], [("x", array)], request_compression=algorithm)
@@ -258,7 +258,7 @@ def test_compressed_requests_are_answered(unary_caller: Caller, algorithm: str) 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
 def test_compressed_replies_are_understood(
-    http_caller: Caller, algorithm: str, binary: bool
+    http_caller: InferCaller, algorithm: str, binary: bool
 ) -> None:
     array = np.arange(10_000, dtype=np.float32).reshape(2, -1)
     ask = Ask(
@@ -272,7 +272,7 @@ def test_compressed_replies_are_understood(
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_sixteen_bit_floats_are_refused_as_json(http_caller: Caller, datatype: str) -> None:
+def test_sixteen_bit_floats_are_refused_as_json(http_caller: InferCaller, datatype: str) -> None:
     array = np.ones((1, 2), {"FP16": np.float16, "BF16": ml_dtypes.bfloat16}[datatype])
     ask = Ask(IDENTITY[datatype], [("x", array)], outputs=[Output("y", binary=False)])
     error = http_caller.refusal(ask)

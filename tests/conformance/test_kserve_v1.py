@@ -22,7 +22,7 @@ from modelport.gateway.server.admin.monitoring import prometheus_path
 from tests import models
 from tests.conformance.repository import add
 from tests.conformance.torchserve import error, predict
-from tests.conformance.wire import TRANSPORTS, Connection, Reply
+from tests.conformance.wire import TRANSPORTS, KeptConnection, WireReply
 from tests.server import Gateway, serving
 
 MONITORING = 'prometheus_config: { enable: true, path: "/monitoring/prometheus/metrics" }'
@@ -49,18 +49,18 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 @pytest.fixture(params=TRANSPORTS)
-def rest(gateway: Gateway, request: pytest.FixtureRequest) -> Iterator[Connection]:
+def rest(gateway: Gateway, request: pytest.FixtureRequest) -> Iterator[KeptConnection]:
     connection = TRANSPORTS[request.param](gateway.http)
     yield connection
     connection.close()
 
 
-def post(rest: Connection, path: str, document: Any) -> Reply:
+def post(rest: KeptConnection, path: str, document: Any) -> WireReply:
     headers = {"content-type": "application/json", "accept": "*/*"}
     return rest.send("POST", path, json.dumps(document).encode(), headers)
 
 
-def test_the_server_and_its_models_tell_how_they_are(rest: Connection) -> None:
+def test_the_server_and_its_models_tell_how_they_are(rest: KeptConnection) -> None:
     assert rest.send("GET", "/").json == {"status": "alive"}
     assert rest.send("GET", "/v1/models").json == {"models": ["picture", "reasons", "x2"]}
     state = rest.send("GET", "/v1/models/x2").json
@@ -70,7 +70,7 @@ def test_the_server_and_its_models_tell_how_they_are(rest: Connection) -> None:
     assert "ready" not in rest.send("GET", "/v1/models/x2/versions/1").json
 
 
-def test_instances_are_predicted_and_explained(rest: Connection) -> None:
+def test_instances_are_predicted_and_explained(rest: KeptConnection) -> None:
     rows = {"instances": [[1, 2, 3, 4], [0, 0, 0, 1]]}
     predicted = post(rest, "/v1/models/x2:predict", rows)
     assert predicted.headers["content-type"] == "application/json"
@@ -83,7 +83,7 @@ def test_instances_are_predicted_and_explained(rest: Connection) -> None:
     assert post(rest, "/v1/models/nope:explain", rows).status == 404
 
 
-def test_rows_may_come_in_torchserves_envelopes(rest: Connection) -> None:
+def test_rows_may_come_in_torchserves_envelopes(rest: KeptConnection) -> None:
     rows = {"instances": [{"data": [1, 2, 3, 4], "target": 0}, {"data": [0, 0, 0, 1]}]}
     predicted = post(rest, "/v1/models/x2:predict", rows).json
     assert predicted == {"predictions": [[2, 4, 6, 8], [0, 0, 0, 2]]}
@@ -96,7 +96,7 @@ def test_rows_may_come_in_torchserves_envelopes(rest: Connection) -> None:
     assert len(named.json["predictions"][0]) == 3
 
 
-def test_torchserve_explains_too(gateway: Gateway, rest: Connection) -> None:
+def test_torchserve_explains_too(gateway: Gateway, rest: KeptConnection) -> None:
     row = b"[1, 2, 3, 4]"
     for path in ("/explanations/x2", "/explanations/x2/1"):
         assert rest.send("POST", path, row).json == predict(gateway, "reasons", row).json
@@ -109,7 +109,7 @@ def test_torchserve_explains_too(gateway: Gateway, rest: Connection) -> None:
 
 
 def test_metrics_are_on_the_rest_port_where_the_monitoring_configuration_says_so(
-    gateway: Gateway, rest: Connection
+    gateway: Gateway, rest: KeptConnection
 ) -> None:
     reply = rest.send("GET", "/monitoring/prometheus/metrics")
     assert reply.status == 200

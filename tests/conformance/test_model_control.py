@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests import models
 from tests.conformance import wire
-from tests.conformance.clients import CALLERS, CONTROLS, Ask, Control, status
+from tests.conformance.clients import CALLERS, CONTROLS, Ask, ControlCaller, status
 from tests.server import Gateway, serving
 
 ROW = np.array([[1, 2, 3, 4]], np.float32)
@@ -42,9 +42,9 @@ def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explicit]:
 @pytest.fixture(params=CONTROLS)
 def control(
     request: pytest.FixtureRequest, explicit: Explicit, runner: asyncio.Runner
-) -> Iterator[Control]:
+) -> Iterator[ControlCaller]:
     """A client; whatever it loaded is unloaded afterwards, and the repository is as it was."""
-    made = Control(CALLERS[request.param](explicit.gateway, runner), runner)
+    made = ControlCaller(CALLERS[request.param](explicit.gateway, runner), runner)
     yield made
     shutil.rmtree(explicit.repository / "x2")
     models.repository(explicit.repository)
@@ -52,7 +52,7 @@ def control(
     made.close()
 
 
-def index(control: Control) -> dict[tuple[str, str], dict[str, Any]]:
+def index(control: ControlCaller) -> dict[tuple[str, str], dict[str, Any]]:
     document = control("get_model_repository_index")
     rows = document.get("models", []) if control.transport == "grpc" else document
     return {(row["name"], row.get("version", "")): row for row in rows}
@@ -66,7 +66,7 @@ def answer(explicit: Explicit) -> list[float]:
 
 
 def test_a_model_serves_after_load_and_not_after_unload(
-    control: Control, explicit: Explicit
+    control: ControlCaller, explicit: Explicit
 ) -> None:
     control("load_model", "x2")
     assert control("is_model_ready", "x2") is True
@@ -80,7 +80,7 @@ def test_a_model_serves_after_load_and_not_after_unload(
     wire.assert_error(reply, 503)
 
 
-def test_unloading_twice_is_no_error(control: Control) -> None:
+def test_unloading_twice_is_no_error(control: ControlCaller) -> None:
     control("load_model", "x2")
     control("unload_model", "x2")
     control("unload_model", "x2")
@@ -88,25 +88,25 @@ def test_unloading_twice_is_no_error(control: Control) -> None:
 
 
 def test_loading_twice_is_no_error_and_changes_nothing(
-    control: Control, explicit: Explicit
+    control: ControlCaller, explicit: Explicit
 ) -> None:
     control("load_model", "x2")
     control("load_model", "x2")
     assert answer(explicit) == [2, 4, 6, 8]
 
 
-def test_an_unknown_model_cannot_be_loaded(control: Control) -> None:
+def test_an_unknown_model_cannot_be_loaded(control: ControlCaller) -> None:
     error = control.refusal("load_model", "nobody")
     assert error.status() == status(control.transport, 404, "NOT_FOUND")
     assert error.message() == "failed to load 'nobody', failed to poll from model repository"
 
 
-def test_an_unknown_model_is_unloaded_already(control: Control) -> None:
+def test_an_unknown_model_is_unloaded_already(control: ControlCaller) -> None:
     control("unload_model", "nobody")
     control("unload_model", "nobody", unload_dependents=True)
 
 
-def test_a_refused_override_failed_to_load(control: Control) -> None:
+def test_a_refused_override_failed_to_load(control: ControlCaller) -> None:
     error = control.refusal("load_model", "x2", config='"parameters": {"config": {{}}}')
     assert error.status() == status(control.transport, 400, "INVALID_ARGUMENT")
     assert error.message().startswith("failed to load 'x2', invalid config override: ")
@@ -114,7 +114,7 @@ def test_a_refused_override_failed_to_load(control: Control) -> None:
 
 
 def test_a_file_in_a_request_is_refused_and_one_that_cannot_be_as_triton_does(
-    control: Control,
+    control: ControlCaller,
 ) -> None:
     error = control.refusal("load_model", "x2", config="{}", files={"file:1/model.onnx": b"a"})
     assert error.status() == status(control.transport, 501, "UNIMPLEMENTED")
@@ -124,7 +124,7 @@ def test_a_file_in_a_request_is_refused_and_one_that_cannot_be_as_triton_does(
 
 
 @pytest.mark.parametrize("name", [" ", "\t", " \n "])
-def test_a_name_of_spaces_is_empty(control: Control, name: str) -> None:
+def test_a_name_of_spaces_is_empty(control: ControlCaller, name: str) -> None:
     if control.transport == "http":
         name = " "  # its paths hold no other
     error = control.refusal("load_model", name)
@@ -132,7 +132,7 @@ def test_a_name_of_spaces_is_empty(control: Control, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x2", "a/../b", "..", "x2/1", "%2e%2e", "a" * 300])
-def test_a_name_that_is_a_path_loads_nothing(control: Control, name: str) -> None:
+def test_a_name_that_is_a_path_loads_nothing(control: ControlCaller, name: str) -> None:
     error = control.refusal("load_model", name)
     if control.transport == "http":  # a path of such a name may be another route's, or none's
         assert error.status() in ("400", "404")
@@ -145,7 +145,7 @@ def test_a_name_that_is_a_path_loads_nothing(control: Control, name: str) -> Non
     assert control("is_model_ready", "x2") is False
 
 
-def test_a_model_that_does_not_load_says_why(control: Control, explicit: Explicit) -> None:
+def test_a_model_that_does_not_load_says_why(control: ControlCaller, explicit: Explicit) -> None:
     error = control.refusal("load_model", "broken")
     assert error.status() == status(control.transport, 400, "INVALID_ARGUMENT")
     assert error.message().startswith("load failed for model 'broken': version 1 is at UNAVAILABLE")
@@ -160,7 +160,7 @@ def test_a_model_that_does_not_load_says_why(control: Control, explicit: Explici
     wire.assert_error(reply, 503)
 
 
-def test_a_new_version_serves_after_a_load(control: Control, explicit: Explicit) -> None:
+def test_a_new_version_serves_after_a_load(control: ControlCaller, explicit: Explicit) -> None:
     control("load_model", "x2")
     models.multiply(explicit.repository / "x2" / "2" / "model.onnx", factor=5.0)
     assert answer(explicit) == [2, 4, 6, 8]
@@ -169,7 +169,7 @@ def test_a_new_version_serves_after_a_load(control: Control, explicit: Explicit)
     assert control("get_model_metadata", "x2")["versions"] == ["2"]
 
 
-def test_a_reload_that_fails_leaves_what_serves(control: Control, explicit: Explicit) -> None:
+def test_a_reload_that_fails_leaves_what_serves(control: ControlCaller, explicit: Explicit) -> None:
     control("load_model", "x2")
     (explicit.repository / "x2" / "1" / "model.onnx").write_bytes(b"damaged")
     error = control.refusal("load_model", "x2")
@@ -179,7 +179,7 @@ def test_a_reload_that_fails_leaves_what_serves(control: Control, explicit: Expl
     assert index(control)["x2", "1"]["state"] == "READY"
 
 
-def test_a_configuration_may_come_with_the_load(control: Control, explicit: Explicit) -> None:
+def test_a_configuration_may_come_with_the_load(control: ControlCaller, explicit: Explicit) -> None:
     config = {
         "backend": "onnxruntime",
         "max_batch_size": 2,
@@ -204,14 +204,14 @@ def test_a_configuration_may_come_with_the_load(control: Control, explicit: Expl
 @pytest.mark.parametrize(
     "config", ["no json", "[]", '{"max_batch_size": "many"}', '{"nobody": 1}', '{"input": 1}', "["]
 )
-def test_an_invalid_configuration_is_refused(control: Control, config: str) -> None:
+def test_an_invalid_configuration_is_refused(control: ControlCaller, config: str) -> None:
     error = control.refusal("load_model", "x2", config=config)
     assert error.status() == status(control.transport, 400, "INVALID_ARGUMENT")
     wire.assert_public(error.message())
     assert control("is_model_ready", "x2") is False
 
 
-def test_a_model_never_comes_from_a_request(control: Control) -> None:
+def test_a_model_never_comes_from_a_request(control: ControlCaller) -> None:
     with pytest.raises(InferenceServerException) as caught:
         control("load_model", "x2", config="{}", files={"file:1/model.onnx": b"bytes"})
     assert caught.value.status() == status(control.transport, 501, "UNIMPLEMENTED")

@@ -1,7 +1,8 @@
 """The same request in every form: bit-identical outputs, and errors of the same kind.
 
-A request is stated once, as ``Case``, and sent as JSON and as bytes over HTTP, raw and typed over
-gRPC. A form that cannot carry a case (FP16 has no JSON, a lying length no typed form) is left out.
+A request is stated once, as ``ConformanceCase``, and sent as JSON and as bytes over HTTP, raw and
+typed over gRPC. A form that cannot carry a case (FP16 has no JSON, a lying length no typed form) is
+left out.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Case:
+class ConformanceCase:
     model: str
     inputs: Sequence[Input]
     version: str = ""
@@ -84,7 +85,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ParityOutcome:
     """``kind`` "" and the outputs (datatype, shape, bytes), or the kind of error and its text."""
 
     kind: str
@@ -98,12 +99,12 @@ class Wires:
     def __init__(self, gateway: Gateway, stub: Any) -> None:
         self._gateway, self._stub = gateway, stub
 
-    def send(self, case: Case, form: str) -> Outcome:
+    def send(self, case: ConformanceCase, form: str) -> ParityOutcome:
         if form.startswith("http"):
             return self._http(case, binary=form == "http-binary")
         return self._grpc(case, typed=form == "grpc-typed")
 
-    def _http(self, case: Case, binary: bool) -> Outcome:
+    def _http(self, case: ConformanceCase, binary: bool) -> ParityOutcome:
         inputs, blobs = [], b""
         for item in case.inputs:
             document: dict[str, Any] = {
@@ -136,12 +137,12 @@ class Wires:
             {HEADER_LENGTH: str(len(header))},
         )
         if reply.status != 200:
-            return Outcome(HTTP_KINDS[reply.status], text=reply.json["error"])
+            return ParityOutcome(HTTP_KINDS[reply.status], text=reply.json["error"])
         if binary and HEADER_LENGTH.lower() in reply.headers:
-            return Outcome("", wire.binary_outputs(reply))
-        return Outcome("", {o["name"]: _of_json(o) for o in reply.json["outputs"]})
+            return ParityOutcome("", wire.binary_outputs(reply))
+        return ParityOutcome("", {o["name"]: _of_json(o) for o in reply.json["outputs"]})
 
-    def _grpc(self, case: Case, typed: bool) -> Outcome:
+    def _grpc(self, case: ConformanceCase, typed: bool) -> ParityOutcome:
         request = wire.message(
             case.model,
             *((item.name, item.datatype, item.shape) for item in case.inputs),
@@ -163,9 +164,9 @@ class Wires:
         try:
             reply = self._stub.ModelInfer(request, timeout=TIMEOUT_SECONDS)
         except grpc.RpcError as error:
-            return Outcome(GRPC_KINDS[error.code()], text=error.details() or "")
+            return ParityOutcome(GRPC_KINDS[error.code()], text=error.details() or "")
         outputs = zip(reply.outputs, reply.raw_output_contents, strict=True)
-        return Outcome("", {o.name: (o.datatype, list(o.shape), data) for o, data in outputs})
+        return ParityOutcome("", {o.name: (o.datatype, list(o.shape), data) for o, data in outputs})
 
 
 def _of_json(output: Mapping[str, Any]) -> tuple[str, list[int], bytes]:
@@ -190,7 +191,7 @@ def wires(gateway: Gateway) -> Iterator[Wires]:
         yield Wires(gateway, stub)
 
 
-def same(wires: Wires, case: Case) -> Outcome:
+def same(wires: Wires, case: ConformanceCase) -> ParityOutcome:
     """The outcome of ``case``, which is the same in every form."""
     outcomes = {form: wires.send(case, form) for form in case.forms}
     kinds = {form: (outcome.kind, outcome.text) for form, outcome in outcomes.items()}
@@ -222,7 +223,7 @@ def test_every_datatype_is_answered_with_the_same_bits(
 ) -> None:
     forms = WITHOUT_JSON if datatype in ("FP16", "BF16") else FORMS
     item = Input("x", datatype, [1, len(values)], values)
-    outcome = same(wires, Case(IDENTITY[datatype], [item], forms=forms))
+    outcome = same(wires, ConformanceCase(IDENTITY[datatype], [item], forms=forms))
     assert outcome.outputs == {"y": (datatype, [1, len(values)], item.bytes)}
 
 
@@ -236,14 +237,14 @@ def test_random_floats_are_the_same_to_the_last_bit(wires: Wires, datatype: str,
     array = np.frombuffer(whole, dtype)
     values = array[np.isfinite(array)].tolist()
     item = Input("x", datatype, [1, len(values)], values)
-    outcome = same(wires, Case(IDENTITY[datatype], [item]))
+    outcome = same(wires, ConformanceCase(IDENTITY[datatype], [item]))
     assert outcome.outputs["y"][2] == item.bytes
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
 def test_infinities_are_the_same(wires: Wires, datatype: str) -> None:
     item = Input("x", datatype, [1, 3], [float("inf"), float("-inf"), 1.0])
-    outcome = same(wires, Case(IDENTITY[datatype], [item]))
+    outcome = same(wires, ConformanceCase(IDENTITY[datatype], [item]))
     assert outcome.outputs["y"][2] == item.bytes
 
 
@@ -251,7 +252,7 @@ def test_infinities_are_the_same(wires: Wires, datatype: str) -> None:
 def test_not_a_number_is_not_a_number_everywhere(wires: Wires, datatype: str) -> None:
     item = Input("x", datatype, [1, 2], [float("nan"), 1.0])
     for form in FORMS:
-        outcome = wires.send(Case(IDENTITY[datatype], [item]), form)
+        outcome = wires.send(ConformanceCase(IDENTITY[datatype], [item]), form)
         dtype = clients.samples()[datatype].dtype
         values = np.frombuffer(outcome.outputs["y"][2], dtype)
         assert np.isnan(values[0]), form
@@ -259,32 +260,36 @@ def test_not_a_number_is_not_a_number_everywhere(wires: Wires, datatype: str) ->
 
 
 GOOD = {
-    "one row": Case("x2", [X]),
-    "a version": Case("two_versions", [X], version="1"),
-    "the newest version": Case("two_versions", [X]),
-    "a version with a zero before it": Case("two_versions", [X], version="01"),
-    "two inputs": Case("add_and_subtract", [A, B], outputs=[("difference", {}), ("total", {})]),
-    "inputs in another order": Case("add_and_subtract", [B, A], outputs=[("total", {})]),
-    "all outputs": Case("add_and_subtract", [A, B], outputs=[]),
-    "a fixed shape": Case("fixed", [Input("x", "FP32", [2, 3], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])]),
-    "a reshaped scalar": Case("scalar", [Input("x", "FP32", [2, 1], [1.0, 2.0])]),
-    "a model without a configuration": Case("auto", [X]),
-    "a classification": Case(
+    "one row": ConformanceCase("x2", [X]),
+    "a version": ConformanceCase("two_versions", [X], version="1"),
+    "the newest version": ConformanceCase("two_versions", [X]),
+    "a version with a zero before it": ConformanceCase("two_versions", [X], version="01"),
+    "two inputs": ConformanceCase(
+        "add_and_subtract", [A, B], outputs=[("difference", {}), ("total", {})]
+    ),
+    "inputs in another order": ConformanceCase("add_and_subtract", [B, A], outputs=[("total", {})]),
+    "all outputs": ConformanceCase("add_and_subtract", [A, B], outputs=[]),
+    "a fixed shape": ConformanceCase(
+        "fixed", [Input("x", "FP32", [2, 3], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])]
+    ),
+    "a reshaped scalar": ConformanceCase("scalar", [Input("x", "FP32", [2, 1], [1.0, 2.0])]),
+    "a model without a configuration": ConformanceCase("auto", [X]),
+    "a classification": ConformanceCase(
         "scores",
         [Input("x", "FP32", [1, 3], [0.5, 2.0, 1.0])],
         outputs=[("y", {"classification": 2})],
     ),
-    "parameters": Case("x2", [X], parameters={"a": 1, "b": "text", "c": True, "d": 0.5}),
-    "a generous timeout": Case("x2", [X], parameters={"timeout": 20_000_000}),
-    "the largest timeout": Case("x2", [X], parameters={"timeout": 2**64 - 1}),
-    "a timeout of zero, which is none": Case("x2", [X], parameters={"timeout": 0}),
-    "a priority": Case("x2", [X], parameters={"priority": 2**64 - 1}),
-    "a sequence that nobody keeps": Case(
+    "parameters": ConformanceCase("x2", [X], parameters={"a": 1, "b": "text", "c": True, "d": 0.5}),
+    "a generous timeout": ConformanceCase("x2", [X], parameters={"timeout": 20_000_000}),
+    "the largest timeout": ConformanceCase("x2", [X], parameters={"timeout": 2**64 - 1}),
+    "a timeout of zero, which is none": ConformanceCase("x2", [X], parameters={"timeout": 0}),
+    "a priority": ConformanceCase("x2", [X], parameters={"priority": 2**64 - 1}),
+    "a sequence that nobody keeps": ConformanceCase(
         "x2", [X], parameters={"sequence_id": 5, "sequence_start": True, "sequence_end": False}
     ),
-    "a sequence by name": Case("x2", [X], parameters={"sequence_id": "name"}),
-    "an id": Case("x2", [X], id="ключ"),
-    "an FP32 that JSON has as an integer": Case(
+    "a sequence by name": ConformanceCase("x2", [X], parameters={"sequence_id": "name"}),
+    "an id": ConformanceCase("x2", [X], id="ключ"),
+    "an FP32 that JSON has as an integer": ConformanceCase(
         "x2", [Input("x", "FP32", [1, 4], [1, 2, 3, 2**24])]
     ),
 }
@@ -300,123 +305,174 @@ def test_a_good_request_is_answered_the_same(wires: Wires, what: str) -> None:
 # -- bad requests --------------------------------------------------------------------------------
 
 BAD = {
-    "an unknown model": ("not found", Case("nobody", [X])),
-    "a model without a name": ("not found", Case("", [X])),
-    "a name with a slash": ("not found", Case("x2/versions/1", [X])),
-    "a name that climbs": ("not found", Case("../x2", [X])),
-    "two dots": ("not found", Case("..", [X])),
-    "a name with a NUL": ("not found", Case("x2\0", [X])),
-    "a name with a line feed": ("not found", Case("x2\n", [X])),
-    "a name of 300 characters": ("not found", Case("n" * 300, [X])),
-    "a name of 4000 characters": ("not found", Case("n" * 4000, [X])),
-    "a name in Cyrillic": ("not found", Case("модель", [X])),
-    "a name in another case": ("not found", Case("X2", [X])),
-    "an unknown version": ("not found", Case("x2", [X], version="2")),
-    "version zero": ("not found", Case("x2", [X], version="0")),
-    "a version of many zeros": ("not found", Case("x2", [X], version="0" * 40)),
-    "a version beyond 64 bits": ("invalid", Case("x2", [X], version=str(2**64))),
+    "an unknown model": ("not found", ConformanceCase("nobody", [X])),
+    "a model without a name": ("not found", ConformanceCase("", [X])),
+    "a name with a slash": ("not found", ConformanceCase("x2/versions/1", [X])),
+    "a name that climbs": ("not found", ConformanceCase("../x2", [X])),
+    "two dots": ("not found", ConformanceCase("..", [X])),
+    "a name with a NUL": ("not found", ConformanceCase("x2\0", [X])),
+    "a name with a line feed": ("not found", ConformanceCase("x2\n", [X])),
+    "a name of 300 characters": ("not found", ConformanceCase("n" * 300, [X])),
+    "a name of 4000 characters": ("not found", ConformanceCase("n" * 4000, [X])),
+    "a name in Cyrillic": ("not found", ConformanceCase("модель", [X])),
+    "a name in another case": ("not found", ConformanceCase("X2", [X])),
+    "an unknown version": ("not found", ConformanceCase("x2", [X], version="2")),
+    "version zero": ("not found", ConformanceCase("x2", [X], version="0")),
+    "a version of many zeros": ("not found", ConformanceCase("x2", [X], version="0" * 40)),
+    "a version beyond 64 bits": ("invalid", ConformanceCase("x2", [X], version=str(2**64))),
     "another datatype": (
         "invalid",
-        Case("x2", [Input("x", "FP64", [1, 4], [1.0, 2.0, 3.0, 4.0])]),
+        ConformanceCase("x2", [Input("x", "FP64", [1, 4], [1.0, 2.0, 3.0, 4.0])]),
     ),
-    "an unknown datatype": ("invalid", Case("x2", [Input("x", "FP33", [1, 4], X.values)])),
-    "no datatype": ("invalid", Case("x2", [Input("x", "", [1, 4], X.values)])),
-    "a datatype in small letters": ("invalid", Case("x2", [Input("x", "fp32", [1, 4], X.values)])),
+    "an unknown datatype": (
+        "invalid",
+        ConformanceCase("x2", [Input("x", "FP33", [1, 4], X.values)]),
+    ),
+    "no datatype": ("invalid", ConformanceCase("x2", [Input("x", "", [1, 4], X.values)])),
+    "a datatype in small letters": (
+        "invalid",
+        ConformanceCase("x2", [Input("x", "fp32", [1, 4], X.values)]),
+    ),
     "the configuration's word for a datatype": (
         "invalid",
-        Case("x2", [Input("x", "TYPE_FP32", [1, 4], X.values)]),
+        ConformanceCase("x2", [Input("x", "TYPE_FP32", [1, 4], X.values)]),
     ),
     "a fixed dimension of another size": (
         "invalid",
-        Case("x2", [Input("x", "FP32", [1, 3], [1.0, 2.0, 3.0])]),
+        ConformanceCase("x2", [Input("x", "FP32", [1, 3], [1.0, 2.0, 3.0])]),
     ),
-    "a rank too few": ("invalid", Case("x2", [Input("x", "FP32", [4], X.values)])),
-    "a rank too many": ("invalid", Case("x2", [Input("x", "FP32", [1, 1, 4], X.values)])),
-    "no shape": ("invalid", Case("x2", [Input("x", "FP32", [], [1.0])])),
-    "a batch too large": ("invalid", Case("x2", [Input("x", "FP32", [9, 4], [0.0] * 36)])),
-    "a batch of nothing": ("invalid", Case("x2", [Input("x", "FP32", [0, 4], [])])),
+    "a rank too few": ("invalid", ConformanceCase("x2", [Input("x", "FP32", [4], X.values)])),
+    "a rank too many": (
+        "invalid",
+        ConformanceCase("x2", [Input("x", "FP32", [1, 1, 4], X.values)]),
+    ),
+    "no shape": ("invalid", ConformanceCase("x2", [Input("x", "FP32", [], [1.0])])),
+    "a batch too large": (
+        "invalid",
+        ConformanceCase("x2", [Input("x", "FP32", [9, 4], [0.0] * 36)]),
+    ),
+    "a batch of nothing": ("invalid", ConformanceCase("x2", [Input("x", "FP32", [0, 4], [])])),
     "batches that differ": (
         "invalid",
-        Case("add_and_subtract", [A, Input("b", "FP32", [2, 2], [0.0] * 4)], outputs=[]),
+        ConformanceCase("add_and_subtract", [A, Input("b", "FP32", [2, 2], [0.0] * 4)], outputs=[]),
     ),
     "fewer elements than the shape": (
         "invalid",
-        Case("x2", [Input("x", "FP32", [1, 4], [1.0, 2.0, 3.0])]),
+        ConformanceCase("x2", [Input("x", "FP32", [1, 4], [1.0, 2.0, 3.0])]),
     ),
     "more elements than the shape": (
         "invalid",
-        Case("x2", [Input("x", "FP32", [1, 4], [1.0] * 5)]),
+        ConformanceCase("x2", [Input("x", "FP32", [1, 4], [1.0] * 5)]),
     ),
-    "no elements": ("invalid", Case("x2", [Input("x", "FP32", [1, 4], [])])),
+    "no elements": ("invalid", ConformanceCase("x2", [Input("x", "FP32", [1, 4], [])])),
     "fewer strings than the shape": (
         "invalid",
-        Case(IDENTITY["BYTES"], [Input("x", "BYTES", [1, 2], [b"a"])]),
+        ConformanceCase(IDENTITY["BYTES"], [Input("x", "BYTES", [1, 2], [b"a"])]),
     ),
-    "a negative dimension": ("invalid", Case("x2", [Input("x", "FP32", [-1, 4], X.values)])),
-    "two negative dimensions": ("invalid", Case("x2", [Input("x", "FP32", [-1, -4], X.values)])),
-    "the least dimension": ("invalid", Case("x2", [Input("x", "FP32", [-(2**63)], X.values)])),
-    "a shape that overflows": ("invalid", Case("x2", [Input("x", "FP32", [16, 2**60], X.values)])),
+    "a negative dimension": (
+        "invalid",
+        ConformanceCase("x2", [Input("x", "FP32", [-1, 4], X.values)]),
+    ),
+    "two negative dimensions": (
+        "invalid",
+        ConformanceCase("x2", [Input("x", "FP32", [-1, -4], X.values)]),
+    ),
+    "the least dimension": (
+        "invalid",
+        ConformanceCase("x2", [Input("x", "FP32", [-(2**63)], X.values)]),
+    ),
+    "a shape that overflows": (
+        "invalid",
+        ConformanceCase("x2", [Input("x", "FP32", [16, 2**60], X.values)]),
+    ),
     "a shape that overflows to zero": (
         "invalid",
-        Case("x2", [Input("x", "FP32", [2**32, 2**32], [])]),
+        ConformanceCase("x2", [Input("x", "FP32", [2**32, 2**32], [])]),
     ),
     "a shape that overflows to four": (
         "invalid",
-        Case("x2", [Input("x", "FP32", [2**62 + 1, 4], X.values)]),
+        ConformanceCase("x2", [Input("x", "FP32", [2**62 + 1, 4], X.values)]),
     ),
     "an overflow hidden by a zero": (
         "invalid",
-        Case(IDENTITY["FP32"], [Input("x", "FP32", [2**62, 0, 2**62], [])]),
+        ConformanceCase(IDENTITY["FP32"], [Input("x", "FP32", [2**62, 0, 2**62], [])]),
     ),
-    "a rank of 1000": ("invalid", Case("x2", [Input("x", "FP32", [1] * 1000, [1.0])])),
+    "a rank of 1000": ("invalid", ConformanceCase("x2", [Input("x", "FP32", [1] * 1000, [1.0])])),
     "a huge shape of strings": (
         "invalid",
-        Case(IDENTITY["BYTES"], [Input("x", "BYTES", [1, 2**40], [b"a"])]),
+        ConformanceCase(IDENTITY["BYTES"], [Input("x", "BYTES", [1, 2**40], [b"a"])]),
     ),
-    "an unknown input": ("invalid", Case("x2", [Input("z", "FP32", [1, 4], X.values)])),
-    "an input without a name": ("invalid", Case("x2", [Input("", "FP32", [1, 4], X.values)])),
+    "an unknown input": ("invalid", ConformanceCase("x2", [Input("z", "FP32", [1, 4], X.values)])),
+    "an input without a name": (
+        "invalid",
+        ConformanceCase("x2", [Input("", "FP32", [1, 4], X.values)]),
+    ),
     "an unknown input beside": (
         "invalid",
-        Case("x2", [X, Input("z", "FP32", [1, 4], X.values)]),
+        ConformanceCase("x2", [X, Input("z", "FP32", [1, 4], X.values)]),
     ),
-    "a missing input": ("invalid", Case("add_and_subtract", [A], outputs=[])),
-    "no inputs": ("invalid", Case("x2", [])),
-    "an input given twice": ("invalid", Case("x2", [X, X])),
-    "an input given twice for another": ("invalid", Case("add_and_subtract", [A, A], outputs=[])),
-    "an unknown output": ("invalid", Case("x2", [X], outputs=[("z", {})])),
-    "an output without a name": ("invalid", Case("x2", [X], outputs=[("", {})])),
-    "an input's name as an output": ("invalid", Case("x2", [X], outputs=[("x", {})])),
-    "an output asked for twice": ("invalid", Case("x2", [X], outputs=[("y", {}), ("y", {})])),
-    "a timeout that has passed": ("later", Case("x2", [X], parameters={"timeout": 1})),
-    "a negative timeout": ("invalid", Case("x2", [X], parameters={"timeout": -1})),
-    "a timeout in words": ("invalid", Case("x2", [X], parameters={"timeout": "1"})),
-    "a timeout that is a flag": ("invalid", Case("x2", [X], parameters={"timeout": True})),
-    "a timeout that is a fraction": ("invalid", Case("x2", [X], parameters={"timeout": 1.5})),
-    "a negative priority": ("invalid", Case("x2", [X], parameters={"priority": -1})),
-    "a priority in words": ("invalid", Case("x2", [X], parameters={"priority": "high"})),
+    "a missing input": ("invalid", ConformanceCase("add_and_subtract", [A], outputs=[])),
+    "no inputs": ("invalid", ConformanceCase("x2", [])),
+    "an input given twice": ("invalid", ConformanceCase("x2", [X, X])),
+    "an input given twice for another": (
+        "invalid",
+        ConformanceCase("add_and_subtract", [A, A], outputs=[]),
+    ),
+    "an unknown output": ("invalid", ConformanceCase("x2", [X], outputs=[("z", {})])),
+    "an output without a name": ("invalid", ConformanceCase("x2", [X], outputs=[("", {})])),
+    "an input's name as an output": ("invalid", ConformanceCase("x2", [X], outputs=[("x", {})])),
+    "an output asked for twice": (
+        "invalid",
+        ConformanceCase("x2", [X], outputs=[("y", {}), ("y", {})]),
+    ),
+    "a timeout that has passed": ("later", ConformanceCase("x2", [X], parameters={"timeout": 1})),
+    "a negative timeout": ("invalid", ConformanceCase("x2", [X], parameters={"timeout": -1})),
+    "a timeout in words": ("invalid", ConformanceCase("x2", [X], parameters={"timeout": "1"})),
+    "a timeout that is a flag": (
+        "invalid",
+        ConformanceCase("x2", [X], parameters={"timeout": True}),
+    ),
+    "a timeout that is a fraction": (
+        "invalid",
+        ConformanceCase("x2", [X], parameters={"timeout": 1.5}),
+    ),
+    "a negative priority": ("invalid", ConformanceCase("x2", [X], parameters={"priority": -1})),
+    "a priority in words": ("invalid", ConformanceCase("x2", [X], parameters={"priority": "high"})),
     "a sequence start in words": (
         "invalid",
-        Case("x2", [X], parameters={"sequence_start": "yes"}),
+        ConformanceCase("x2", [X], parameters={"sequence_start": "yes"}),
     ),
-    "a sequence end that is a number": ("invalid", Case("x2", [X], parameters={"sequence_end": 1})),
-    "a sequence id that is a flag": ("invalid", Case("x2", [X], parameters={"sequence_id": True})),
-    "a negative sequence id": ("invalid", Case("x2", [X], parameters={"sequence_id": -1})),
-    "a reserved parameter": ("invalid", Case("x2", [X], parameters={"triton_secret": 1})),
+    "a sequence end that is a number": (
+        "invalid",
+        ConformanceCase("x2", [X], parameters={"sequence_end": 1}),
+    ),
+    "a sequence id that is a flag": (
+        "invalid",
+        ConformanceCase("x2", [X], parameters={"sequence_id": True}),
+    ),
+    "a negative sequence id": (
+        "invalid",
+        ConformanceCase("x2", [X], parameters={"sequence_id": -1}),
+    ),
+    "a reserved parameter": (
+        "invalid",
+        ConformanceCase("x2", [X], parameters={"triton_secret": 1}),
+    ),
     "a classification of nothing": (
         "invalid",
-        Case("x2", [X], outputs=[("y", {"classification": 0})]),
+        ConformanceCase("x2", [X], outputs=[("y", {"classification": 0})]),
     ),
     "a negative classification": (
         "invalid",
-        Case("x2", [X], outputs=[("y", {"classification": -1})]),
+        ConformanceCase("x2", [X], outputs=[("y", {"classification": -1})]),
     ),
     "a classification in words": (
         "invalid",
-        Case("x2", [X], outputs=[("y", {"classification": "2"})]),
+        ConformanceCase("x2", [X], outputs=[("y", {"classification": "2"})]),
     ),
     "a classification of strings": (
         "invalid",
-        Case(
+        ConformanceCase(
             IDENTITY["BYTES"],
             [Input("x", "BYTES", [1, 1], [b"a"])],
             outputs=[("y", {"classification": 1})],
@@ -424,7 +480,7 @@ BAD = {
     ),
     "shared memory in": (
         "unsupported",
-        Case(
+        ConformanceCase(
             "x2",
             [
                 Input(
@@ -440,20 +496,22 @@ BAD = {
     ),
     "shared memory out": (
         "unsupported",
-        Case(
+        ConformanceCase(
             "x2",
             [X],
             outputs=[("y", {"shared_memory_region": "r", "shared_memory_byte_size": 16})],
         ),
     ),
-    "a model that fails": ("internal", Case("failing", [X])),
+    "a model that fails": ("internal", ConformanceCase("failing", [X])),
     "a boolean that is neither": (
         "invalid",
-        Case(IDENTITY["BOOL"], [Input("x", "BOOL", [1, 1], [], b"\2")], forms=WITHOUT_JSON),
+        ConformanceCase(
+            IDENTITY["BOOL"], [Input("x", "BOOL", [1, 1], [], b"\2")], forms=WITHOUT_JSON
+        ),
     ),
     "bytes that are not text": (
         "invalid",
-        Case(
+        ConformanceCase(
             IDENTITY["BYTES"],
             [Input("x", "BYTES", [1, 1], [], wire.pack([b"\xff"]))],
             forms=WITHOUT_JSON,
@@ -461,7 +519,7 @@ BAD = {
     ),
     "a string longer than its data": (
         "invalid",
-        Case(
+        ConformanceCase(
             IDENTITY["BYTES"],
             [Input("x", "BYTES", [1, 1], [], b"\xff\xff\xff\xffa")],
             forms=WITHOUT_JSON,
@@ -469,15 +527,19 @@ BAD = {
     ),
     "half a length": (
         "invalid",
-        Case(IDENTITY["BYTES"], [Input("x", "BYTES", [1, 1], [], b"\1\0")], forms=WITHOUT_JSON),
+        ConformanceCase(
+            IDENTITY["BYTES"], [Input("x", "BYTES", [1, 1], [], b"\1\0")], forms=WITHOUT_JSON
+        ),
     ),
     "a value too large for UINT8": (
         "invalid",
-        Case(IDENTITY["UINT8"], [Input("x", "UINT8", [1, 1], [256])], forms=WITH_VALUES),
+        ConformanceCase(IDENTITY["UINT8"], [Input("x", "UINT8", [1, 1], [256])], forms=WITH_VALUES),
     ),
     "a value too small for INT16": (
         "invalid",
-        Case(IDENTITY["INT16"], [Input("x", "INT16", [1, 1], [-32769])], forms=WITH_VALUES),
+        ConformanceCase(
+            IDENTITY["INT16"], [Input("x", "INT16", [1, 1], [-32769])], forms=WITH_VALUES
+        ),
     ),
 }
 
@@ -495,4 +557,4 @@ def test_a_bad_request_leaves_the_next_one_unharmed(wires: Wires, what: str) -> 
     _, case = BAD[what]
     for form in case.forms:
         wires.send(case, form)
-        assert wires.send(Case("x2", [X]), form).kind == ""
+        assert wires.send(ConformanceCase("x2", [X]), form).kind == ""

@@ -17,7 +17,7 @@ from PIL import Image
 from tests import models
 from tests.conformance import wire
 from tests.conformance.repository import add
-from tests.conformance.wire import HEADER_LENGTH, Reply, json_body, json_input
+from tests.conformance.wire import HEADER_LENGTH, WireReply, json_body, json_input
 from tests.server import Gateway, serving
 
 ROW = json_body(json_input("x", "FP32", [1, 4], [1, 2, 3, 4]))
@@ -70,20 +70,20 @@ def binary() -> tuple[bytes, int, bytes]:
     return head + row.tobytes(), len(head), (2 * row).tobytes()
 
 
-def outputs(reply: Reply, prefix: str) -> bytes:
+def outputs(reply: WireReply, prefix: str) -> bytes:
     """``y``'s bytes in a reply whose content type says where they begin."""
     kind = reply.headers["content-type"]
     assert kind.startswith(f"{prefix};json-header-size=")
     headers = {HEADER_LENGTH.lower(): kind.partition("=")[2]}
     assert headers.items() <= reply.headers.items()
-    return wire.binary_outputs(Reply(reply.status, headers, reply.body))["y"][2]
+    return wire.binary_outputs(WireReply(reply.status, headers, reply.body))["y"][2]
 
 
 # -- SageMaker ------------------------------------------------------------------------------------
 
 
 def test_invocations_takes_json_bytes_and_pictures(default: Gateway) -> None:
-    def invoke(body: bytes, kind: str, path: str = "/invocations") -> Reply:
+    def invoke(body: bytes, kind: str, path: str = "/invocations") -> WireReply:
         return wire.send(default.http, "POST", path, body, {"Content-Type": kind})
 
     assert invoke(ROW, "application/json").json["outputs"][0]["data"] == [2, 4, 6, 8]
@@ -154,7 +154,7 @@ def test_sagemaker_and_vertex_are_off_where_they_are_not_allowed(tmp_path: Path)
 # -- Vertex AI ------------------------------------------------------------------------------------
 
 
-def vertex(gateway: Gateway, body: bytes, kind: str = "", redirect: str = "") -> Reply:
+def vertex(gateway: Gateway, body: bytes, kind: str = "", redirect: str = "") -> WireReply:
     headers = {"Content-Type": kind} if kind else {}
     if redirect:
         headers[REDIRECT] = redirect

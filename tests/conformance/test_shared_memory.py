@@ -17,7 +17,7 @@ from tritonclient.utils import (
 )
 
 from tests.conformance import wire
-from tests.conformance.clients import CALLERS, CONTROLS, Ask, Control, samples, status
+from tests.conformance.clients import CALLERS, CONTROLS, Ask, ControlCaller, samples, status
 from tests.conformance.regions import ROW, Array, RegionClient, allowing, wire_parameters
 from tests.conformance.repository import IDENTITY
 from tests.conformance.wire import message
@@ -197,7 +197,7 @@ def test_the_extension_is_named_where_it_is_allowed(client: RegionClient) -> Non
 def test_where_it_is_not_allowed_it_says_how_it_would_be(
     gateway: Gateway, runner: asyncio.Runner, name: str
 ) -> None:
-    control = Control(CALLERS[name](gateway, runner), runner)
+    control = ControlCaller(CALLERS[name](gateway, runner), runner)
     try:
         for call in (
             ("register_system_shared_memory", "r", "/r", 8),

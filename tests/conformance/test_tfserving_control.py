@@ -28,7 +28,7 @@ from tests.conformance.test_tfserving_grpc import (
     predict_request,
     refused,
 )
-from tests.conformance.wire import Connection, send
+from tests.conformance.wire import KeptConnection, send
 from tests.server import Gateway, serving
 
 
@@ -131,7 +131,7 @@ def test_reloads_fail_no_request_of_any_form(control: Ask, controlled: Gateway, 
 
     def rest(body: bytes) -> set[int]:
         found = set()
-        with contextlib.closing(Connection(controlled.http)) as connection:
+        with contextlib.closing(KeptConnection(controlled.http)) as connection:
             while not stop.is_set():
                 found.add(connection.send("POST", "/v1/models/picture:predict", body).status)
         return found

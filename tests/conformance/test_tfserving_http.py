@@ -14,7 +14,14 @@ import pytest
 
 from modelport.gateway.types import NUMPY_DTYPES, Datatype
 from tests.conformance.repository import IDENTITY, LABELS
-from tests.conformance.wire import TRANSPORTS, Connection, Reply, infer_json, json_input, send
+from tests.conformance.wire import (
+    TRANSPORTS,
+    KeptConnection,
+    WireReply,
+    infer_json,
+    json_input,
+    send,
+)
 from tests.server import Gateway
 
 X2 = "/v1/models/x2"
@@ -23,18 +30,18 @@ IN_JSON = [d for d in Datatype if d not in (Datatype.FP16, Datatype.BF16)]
 
 
 @pytest.fixture(params=TRANSPORTS)
-def connection(gateway: Gateway, request: pytest.FixtureRequest) -> Iterator[Connection]:
+def connection(gateway: Gateway, request: pytest.FixtureRequest) -> Iterator[KeptConnection]:
     opened = TRANSPORTS[request.param](gateway.http)
     yield opened
     opened.close()
 
 
-def post(connection: Connection, path: str, document: Any) -> Reply:
+def post(connection: KeptConnection, path: str, document: Any) -> WireReply:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     return connection.send("POST", path, body)
 
 
-def predict(connection: Connection, model: str, document: Any) -> Reply:
+def predict(connection: KeptConnection, model: str, document: Any) -> WireReply:
     return post(connection, f"/v1/models/{model}:predict", document)
 
 
@@ -55,7 +62,7 @@ def values_of(datatype: Datatype) -> list[Any]:
 
 @pytest.mark.parametrize("datatype", IN_JSON)
 def test_every_datatype_comes_back_as_it_went_by_row_and_by_column(
-    connection: Connection, datatype: Datatype
+    connection: KeptConnection, datatype: Datatype
 ) -> None:
     model, rows = IDENTITY[datatype.value], [values_of(datatype), values_of(datatype)[::-1]]
     assert predict(connection, model, {"instances": rows}).json == {"predictions": rows}
@@ -64,14 +71,14 @@ def test_every_datatype_comes_back_as_it_went_by_row_and_by_column(
 
 @pytest.mark.parametrize("datatype", [Datatype.FP16, Datatype.BF16])
 def test_types_without_a_form_in_json_are_refused(
-    connection: Connection, datatype: Datatype
+    connection: KeptConnection, datatype: Datatype
 ) -> None:
     reply = predict(connection, IDENTITY[datatype.value], {"instances": [[1.0, 2.0]]})
     assert reply.status == 501
     assert reply.json["error"].startswith("Conversion of JSON Value: [[1.0,2.0]] to type: ")
 
 
-def test_named_inputs_and_outputs_keep_their_names(connection: Connection) -> None:
+def test_named_inputs_and_outputs_keep_their_names(connection: KeptConnection) -> None:
     rows = {"instances": [{"a": [1, 2], "b": [3, 5]}, {"b": [1, 1], "a": [0, 0]}]}
     assert predict(connection, "add_and_subtract", rows).json == {
         "predictions": [
@@ -85,24 +92,26 @@ def test_named_inputs_and_outputs_keep_their_names(connection: Connection) -> No
     }
 
 
-def test_a_single_named_input_may_be_named(connection: Connection) -> None:
+def test_a_single_named_input_may_be_named(connection: KeptConnection) -> None:
     doubled = [[2.0, 4.0, 6.0, 8.0]]
     assert predict(connection, "x2", {"instances": [{"x": ROW}]}).json == {"predictions": doubled}
     assert predict(connection, "x2", {"inputs": {"x": [ROW]}}).json == {"outputs": doubled}
 
 
-def test_the_models_own_shape_is_spoken_and_the_wires_understood(connection: Connection) -> None:
+def test_the_models_own_shape_is_spoken_and_the_wires_understood(
+    connection: KeptConnection,
+) -> None:
     for values in ([1.0, 2.5], [[1.0], [2.5]]):
         reply = predict(connection, "scalar", {"instances": values})
         assert reply.json == {"predictions": [1.0, 2.5]}
 
 
-def test_a_model_that_does_not_batch_answers_columns(connection: Connection) -> None:
+def test_a_model_that_does_not_batch_answers_columns(connection: KeptConnection) -> None:
     table = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     assert predict(connection, "fixed", {"inputs": table}).json == {"outputs": table}
 
 
-def test_nan_and_the_infinities_travel_as_bare_tokens(connection: Connection) -> None:
+def test_nan_and_the_infinities_travel_as_bare_tokens(connection: KeptConnection) -> None:
     body = b'{"instances": [[NaN, Infinity, -Infinity, 0.1]]}'
     reply = predict(connection, "x2", body)
     assert reply.body == b'{"predictions":[[NaN,Infinity,-Infinity,0.2]]}'
@@ -120,7 +129,7 @@ def test_nan_and_the_infinities_travel_as_bare_tokens(connection: Connection) ->
 
 
 def test_floats_are_as_short_as_they_can_be_and_read_back_to_the_same_bits(
-    connection: Connection,
+    connection: KeptConnection,
 ) -> None:
     chance = np.random.default_rng(7)
     values = chance.integers(0, 2**32, 400, np.uint32).view(np.float32).reshape(4, 100)
@@ -139,7 +148,7 @@ def test_floats_are_as_short_as_they_can_be_and_read_back_to_the_same_bits(
     assert max(map(len, texts)) <= 16
 
 
-def test_base64_comes_in_and_goes_out_of_outputs_named_so(connection: Connection) -> None:
+def test_base64_comes_in_and_goes_out_of_outputs_named_so(connection: KeptConnection) -> None:
     data = base64.b64encode(b"abc").decode()
     rows = {"instances": [[{"b64": data}], ["abc"]]}
     assert predict(connection, "pair", rows).json == {"predictions": [["abc"], ["abc"]]}
@@ -195,7 +204,7 @@ def test_base64_comes_in_and_goes_out_of_outputs_named_so(connection: Connection
     ],
 )
 def test_a_malformed_request_gets_the_message_of_tensorflow_serving(
-    connection: Connection, document: bytes, message: str
+    connection: KeptConnection, document: bytes, message: str
 ) -> None:
     reply = predict(connection, "x2", document)
     assert (reply.status, list(reply.json)) == (400, ["error"])
@@ -207,7 +216,7 @@ def test_a_malformed_request_gets_the_message_of_tensorflow_serving(
     [("identity_int8", "300", "int8"), ("identity_uint8", "-1", "uint8")],
 )
 def test_a_whole_number_that_does_not_fit_is_refused(
-    connection: Connection, model: str, value: str, kind: str
+    connection: KeptConnection, model: str, value: str, kind: str
 ) -> None:
     reply = predict(connection, model, f'{{"instances": [[{value}]]}}'.encode())
     assert reply.status == 400
@@ -228,14 +237,14 @@ def test_a_whole_number_that_does_not_fit_is_refused(
     ],
 )
 def test_a_missing_model_gets_the_message_of_tensorflow_serving(
-    connection: Connection, path: str, status: int, message: str
+    connection: KeptConnection, path: str, status: int, message: str
 ) -> None:
     reply = post(connection, path, {"instances": [ROW]})
     assert (reply.status, reply.json) == (status, {"error": message})
 
 
 def test_a_full_queue_is_429_and_a_failed_model_500(
-    connection: Connection, gateway: Gateway
+    connection: KeptConnection, gateway: Gateway
 ) -> None:
     reply = predict(connection, "failing", {"instances": [ROW]})
     assert (reply.status, reply.json) == (500, {"error": "the model failed on purpose"})
@@ -251,7 +260,7 @@ def test_a_full_queue_is_429_and_a_failed_model_500(
 # -- paths, codings, parity -----------------------------------------------------------------------
 
 
-def test_paths_are_taken_in_any_case_and_with_versions(connection: Connection) -> None:
+def test_paths_are_taken_in_any_case_and_with_versions(connection: KeptConnection) -> None:
     document = {"instances": [ROW]}
     for path in ("/V1/MODELS/x2:PREDICT", f"{X2}/Versions/1:Predict", "/v1/models/x%32:predict"):
         assert post(connection, path, document).json == {"predictions": [[2.0, 4.0, 6.0, 8.0]]}
@@ -261,7 +270,7 @@ def test_paths_are_taken_in_any_case_and_with_versions(connection: Connection) -
     assert predict(connection, "two_versions", document).json["predictions"][0][0] == 3.0
 
 
-def test_bodies_may_be_compressed_both_ways(connection: Connection) -> None:
+def test_bodies_may_be_compressed_both_ways(connection: KeptConnection) -> None:
     rows = np.arange(800, dtype=np.float32).reshape(8, 100).tolist()
     body = gzip.compress(json.dumps({"instances": rows}).encode())
     headers = {"Content-Encoding": "gzip", "Accept-Encoding": "gzip"}
@@ -274,7 +283,7 @@ def test_bodies_may_be_compressed_both_ways(connection: Connection) -> None:
 
 
 def test_examples_are_classified_with_the_labels_of_the_configuration(
-    connection: Connection,
+    connection: KeptConnection,
 ) -> None:
     document = {"context": {"x": [9.0, 9, 9]}, "examples": [{"x": [0.25, 0.5, 0.125]}, {}]}
     reply = post(connection, "/v1/models/scores:classify", {"examples": document["examples"][:1]})
@@ -284,7 +293,7 @@ def test_examples_are_classified_with_the_labels_of_the_configuration(
     assert [[score for _, score in row] for row in results] == [[0.25, 0.5, 0.125], [1.0, 2.0, 3.0]]
 
 
-def test_examples_are_regressed(connection: Connection) -> None:
+def test_examples_are_regressed(connection: KeptConnection) -> None:
     document = {"examples": [{"x": 0.1}, {"x": [2]}]}
     reply = post(connection, "/v1/models/scalar:regress", document)
     assert reply.json == {"results": [0.1, 2.0]}
@@ -308,7 +317,7 @@ def test_examples_are_regressed(connection: Connection) -> None:
     ],
 )
 def test_examples_that_do_not_fit_are_refused(
-    connection: Connection, method: str, document: Any, message: str
+    connection: KeptConnection, method: str, document: Any, message: str
 ) -> None:
     reply = post(connection, f"/v1/models/scalar:{method}", document)
     assert (reply.status, message in reply.json["error"]) == (400, True), reply.json
@@ -317,7 +326,7 @@ def test_examples_that_do_not_fit_are_refused(
 # -- state and metadata ---------------------------------------------------------------------------
 
 
-def test_the_state_of_versions(connection: Connection) -> None:
+def test_the_state_of_versions(connection: KeptConnection) -> None:
     def row(version: int) -> dict[str, Any]:
         status = {"error_code": "OK", "error_message": ""}
         return {"version": str(version), "state": "AVAILABLE", "status": status}
@@ -338,7 +347,7 @@ def test_the_state_of_versions(connection: Connection) -> None:
     assert connection.send("PUT", X2).json == {"error": f"Malformed request: PUT {X2}"}
 
 
-def test_the_metadata_is_the_signature_in_the_models_shapes(connection: Connection) -> None:
+def test_the_metadata_is_the_signature_in_the_models_shapes(connection: KeptConnection) -> None:
     document = connection.send("GET", "/v1/models/scalar/metadata").json
     assert document["model_spec"] == {"name": "scalar", "signature_name": "", "version": "1"}
     signature = document["metadata"]["signature_def"]["signature_def"]["serving_default"]
@@ -354,14 +363,14 @@ def test_the_metadata_is_the_signature_in_the_models_shapes(connection: Connecti
     assert sizes == ["-1", "4"]
 
 
-def test_the_routes_are_documented(connection: Connection) -> None:
+def test_the_routes_are_documented(connection: KeptConnection) -> None:
     paths = connection.send("GET", "/openapi.json").json["paths"]
     assert "post" in paths["/v1/models/{model}/labels/{label}:classify"]
     assert "get" in paths["/v1/models/{model}/metadata"]
 
 
 def test_requests_are_counted_under_tensorflow_servings_names_at_its_path(
-    connection: Connection, gateway: Gateway
+    connection: KeptConnection, gateway: Gateway
 ) -> None:
     predict(connection, "x2", {"instances": [ROW]})
     predict(connection, "x2", b"{")

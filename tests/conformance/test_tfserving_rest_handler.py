@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import half_plus_two
-from tests.conformance.wire import Connection, Reply
+from tests.conformance.wire import KeptConnection, WireReply
 from tests.server import serving
 
 MODEL = "/v1/models/saved_model_half_plus_two_2_versions"
@@ -22,18 +22,18 @@ parameters { key: "version_label.label_1" value { string_value: "123" } }
 
 
 @pytest.fixture(scope="module")
-def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connection]:
+def rest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptConnection]:
     root: Path = tmp_path_factory.mktemp("handler") / "models"
     model = root / MODEL.rpartition("/")[2]
     half_plus_two.save(model / "123" / "model.savedmodel")
     (model / "config.pbtxt").write_text(CONFIG)
     with serving(root) as gateway:
-        connection = Connection(gateway.http)
+        connection = KeptConnection(gateway.http)
         yield connection
         connection.close()
 
 
-def ask(rest: Connection, method: str, path: str, body: str = "") -> Reply:
+def ask(rest: KeptConnection, method: str, path: str, body: str = "") -> WireReply:
     return rest.send(method, path, body.encode())
 
 
@@ -53,7 +53,7 @@ def ask(rest: Connection, method: str, path: str, body: str = "") -> Reply:
         ("POST", "/v1/models/foo/versions/some_label:regress", "Malformed request"),
     ],
 )
-def test_unsupported_api_calls(rest: Connection, method: str, path: str, message: str) -> None:
+def test_unsupported_api_calls(rest: KeptConnection, method: str, path: str, message: str) -> None:
     """``GET /v1/models`` is not among them: it is KServe's list of models here."""
     reply = ask(rest, method, path)
     assert reply.status == 400
@@ -63,7 +63,7 @@ def test_unsupported_api_calls(rest: Connection, method: str, path: str, message
 @pytest.mark.parametrize(
     "path", ["/v1/models/foo:predict", "/v1/models/foo/versions/50:predict", f"{MODEL}99:predict"]
 )
-def test_predict_model_name_version_errors(rest: Connection, path: str) -> None:
+def test_predict_model_name_version_errors(rest: KeptConnection, path: str) -> None:
     assert ask(rest, "POST", path, '{ "instances": [1] }').status == 404
 
 
@@ -81,13 +81,13 @@ def test_predict_model_name_version_errors(rest: Connection, path: str) -> None:
         (MODEL, '{ "signature_name": 100 }', "'signature_name' key must be a string value."),
     ],
 )
-def test_predict_request_errors(rest: Connection, path: str, body: str, message: str) -> None:
+def test_predict_request_errors(rest: KeptConnection, path: str, body: str, message: str) -> None:
     reply = ask(rest, "POST", f"{path}:predict", body)
     assert reply.status == 400
     assert message in reply.json["error"]
 
 
-def test_predict(rest: Connection) -> None:
+def test_predict(rest: KeptConnection) -> None:
     explicit = '{"signature_name": "serving_default", '
     for path, body, expected in (
         (MODEL, '{"instances": [[1, 2], [3, 4]]}', {"predictions": [[2.5, 3.0], [3.5, 4.0]]}),
@@ -101,7 +101,7 @@ def test_predict(rest: Connection) -> None:
         assert reply.headers["content-type"] == "application/json"
 
 
-def test_regress_and_classify(rest: Connection) -> None:
+def test_regress_and_classify(rest: KeptConnection) -> None:
     for path in (MODEL, VERSION, LABEL):
         body = {"signature_name": "regress_x_to_y", "examples": [{"x": 80.0}]}
         assert ask(rest, "POST", f"{path}:regress", json.dumps(body)).json == {"results": [42]}
@@ -110,7 +110,7 @@ def test_regress_and_classify(rest: Connection) -> None:
         assert ask(rest, "POST", f"{path}:classify", json.dumps(body)).json == expected
 
 
-def test_get_status_and_metadata(rest: Connection) -> None:
+def test_get_status_and_metadata(rest: KeptConnection) -> None:
     status = {"error_code": "OK", "error_message": ""}
     expected = {
         "model_version_status": [{"version": "123", "state": "AVAILABLE", "status": status}]

@@ -26,7 +26,7 @@ from tests.conformance.test_tfserving_grpc import (
     predict_request,
     refused,
 )
-from tests.conformance.wire import Connection, Reply
+from tests.conformance.wire import KeptConnection, WireReply
 from tests.server import Gateway, serving
 from tests.upstream import fronting, table
 
@@ -95,8 +95,8 @@ def gateway(
 
 
 @pytest.fixture
-def rest(gateway: Gateway) -> Iterator[Connection]:
-    connection = Connection(gateway.http)
+def rest(gateway: Gateway) -> Iterator[KeptConnection]:
+    connection = KeptConnection(gateway.http)
     yield connection
     connection.close()
 
@@ -107,7 +107,7 @@ def ask(gateway: Gateway) -> Iterator[Ask]:
         yield opened
 
 
-def post(rest: Connection, method: str, document: Any, model: str = MODEL) -> Reply:
+def post(rest: KeptConnection, method: str, document: Any, model: str = MODEL) -> WireReply:
     return rest.send("POST", f"/v1/models/{model}:{method}", json.dumps(document).encode())
 
 
@@ -119,7 +119,7 @@ def examples(*values: float) -> pb.Input:
     return message
 
 
-def test_the_quick_start_answers(rest: Connection) -> None:
+def test_the_quick_start_answers(rest: KeptConnection) -> None:
     for values, expected in (
         ([1.0, 2.0, 5.0], [2.5, 3.0, 4.5]),
         ([[1.0], [2.0]], [[2.5], [3.0]]),
@@ -131,7 +131,7 @@ def test_the_quick_start_answers(rest: Connection) -> None:
     assert post(rest, "predict", {"instances": [[0.0]] * 9}).json == {"predictions": [[2.0]] * 9}
 
 
-def test_signatures_are_named_over_rest(rest: Connection) -> None:
+def test_signatures_are_named_over_rest(rest: KeptConnection) -> None:
     named = {"signature_name": "classify_x_to_y", "examples": [{"x": 2.0}, {"x": 4.0}]}
     assert post(rest, "classify", named).json == {"results": [[["", 3.0]], [["", 4.0]]]}
     named["signature_name"] = "regress_x_to_y2"
@@ -178,7 +178,7 @@ def test_multi_inference_runs_a_signature_for_each_task(ask: Ask) -> None:
 
 
 def test_an_unknown_signature_is_refused_in_the_words_of_each_method(
-    rest: Connection, ask: Ask
+    rest: KeptConnection, ask: Ask
 ) -> None:
     reply = post(rest, "predict", {"signature_name": "no", "instances": [1.0]})
     assert (reply.status, reply.json) == (
@@ -192,7 +192,7 @@ def test_an_unknown_signature_is_refused_in_the_words_of_each_method(
     assert refused(ask, "Predict", message) == wanted
 
 
-def test_the_metadata_holds_every_signature(rest: Connection, ask: Ask) -> None:
+def test_the_metadata_holds_every_signature(rest: KeptConnection, ask: Ask) -> None:
     document = rest.send("GET", f"/v1/models/{MODEL}/metadata").json
     assert document["model_spec"] == {"name": MODEL, "signature_name": "", "version": "123"}
     signatures = document["metadata"]["signature_def"]["signature_def"]
@@ -230,19 +230,21 @@ def test_the_metadata_holds_every_signature(rest: Connection, ask: Ask) -> None:
     assert set(found.signature_def) == set(signatures)
 
 
-def test_the_state_of_a_model_is_tensorflow_servings_to_the_letter(rest: Connection) -> None:
+def test_the_state_of_a_model_is_tensorflow_servings_to_the_letter(rest: KeptConnection) -> None:
     ok = {"error_code": "OK", "error_message": ""}
     row = {"version": "123", "state": "AVAILABLE", "status": ok}
     assert rest.send("GET", f"/v1/models/{MODEL}").json == {"model_version_status": [row]}
 
 
-def test_inputs_of_unknown_rank_take_every_rank(rest: Connection) -> None:
+def test_inputs_of_unknown_rank_take_every_rank(rest: KeptConnection) -> None:
     for values in (2.0, [2.0], [[1.0, 2.0]], [[[1.0]], [[2.0]]]):
         expected = (np.array(values) * 6).tolist()
         assert post(rest, "predict", {"inputs": values}, "ranks").json == {"outputs": expected}
 
 
-def test_what_the_graph_refuses_is_a_bad_request_in_its_words(rest: Connection, ask: Ask) -> None:
+def test_what_the_graph_refuses_is_a_bad_request_in_its_words(
+    rest: KeptConnection, ask: Ask
+) -> None:
     reply = post(rest, "predict", {"signature_name": "square", "inputs": [[1.0, 2.0]]}, "ranks")
     assert reply.status == 400
     assert "Matrix size-incompatible" in reply.json["error"]
@@ -262,7 +264,7 @@ def test_cache_and_batcher_keep_signatures_apart(gateway: Gateway) -> None:
 
     def once(job: tuple[str, float]) -> Any:
         name, value = job
-        connection = Connection(gateway.http)
+        connection = KeptConnection(gateway.http)
         document = {"signature_name": name, "instances": [[value, 1.0]]}
         reply = post(connection, "predict", document, "shared").json
         connection.close()
@@ -275,7 +277,7 @@ def test_cache_and_batcher_keep_signatures_apart(gateway: Gateway) -> None:
 
 
 def test_the_shapes_that_a_configuration_declares_bind_this_dialect_too(direct: Gateway) -> None:
-    connection = Connection(direct.http)
+    connection = KeptConnection(direct.http)
     reply = post(connection, "predict", {"instances": [1.0, 2.0]}, "declared")
     assert (reply.status, reply.json["error"][:16]) == (400, "unexpected shape")
     other = {"signature_name": "twice", "instances": [[1.0, 2.0]]}
@@ -284,7 +286,7 @@ def test_the_shapes_that_a_configuration_declares_bind_this_dialect_too(direct: 
 
 
 def test_other_dialects_see_the_default_signature_alone(direct: Gateway) -> None:
-    connection = Connection(direct.http)
+    connection = KeptConnection(direct.http)
     document = connection.send("GET", f"/v2/models/{MODEL}").json
     assert [(t["name"], t["shape"]) for t in document["inputs"]] == [("x", [-1, 1])]
     statistics = connection.send("GET", f"/v2/models/{MODEL}/stats").json["model_stats"][0]

@@ -17,7 +17,7 @@ from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
 from tests import models
 from tests.conformance import repository, wire
 from tests.conformance.repository import add
-from tests.conformance.wire import Reply, json_body, json_input
+from tests.conformance.wire import WireReply, json_body, json_input
 from tests.server import Gateway, serving
 
 ROW = json_body(json_input("x", "FP32", [1, 4], [1, 2, 3, 4]))
@@ -72,18 +72,18 @@ def serving_on_request(folder: Path) -> Iterator[Gateway]:
         yield gateway
 
 
-def ask(gateway: Gateway, method: str, path: str, body: bytes = b"", **headers: str) -> Reply:
+def ask(gateway: Gateway, method: str, path: str, body: bytes = b"", **headers: str) -> WireReply:
     """``Content_Type="a/b"`` for a header."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return wire.send(gateway.http, method, path, body, named)
 
 
-def predict(gateway: Gateway, model: str, body: bytes, content_type: str = "") -> Reply:
+def predict(gateway: Gateway, model: str, body: bytes, content_type: str = "") -> WireReply:
     headers = {"Content_Type": content_type} if content_type else {}
     return ask(gateway, "POST", f"/predictions/{model}", body, **headers)
 
 
-def error(reply: Reply) -> tuple[int, str, str]:
+def error(reply: WireReply) -> tuple[int, str, str]:
     document = reply.json
     assert document["code"] == reply.status
     assert list(document) == ["code", "type", "message"]

@@ -38,7 +38,7 @@ _PRIVATE = re.compile(
 
 
 @dataclass(frozen=True)
-class Reply:
+class WireReply:
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -48,7 +48,7 @@ class Reply:
         return json.loads(self.body)
 
 
-class Connection:
+class KeptConnection:
     """One kept-alive HTTP connection, opened again when the server has closed it."""
 
     def __init__(self, address: str) -> None:
@@ -61,7 +61,7 @@ class Connection:
         path: str,
         body: bytes | Iterable[bytes] = b"",
         headers: Mapping[str, str] | Sequence[tuple[str, str]] = (),
-    ) -> Reply:
+    ) -> WireReply:
         """One exchange. ``path`` is sent as it is."""
         pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
         stated = {name.lower() for name, _ in pairs}
@@ -79,13 +79,13 @@ class Connection:
             self._http.endheaders(body, encode_chunked=chunked)
         response = self._http.getresponse()
         found = {name.lower(): value for name, value in response.getheaders()}
-        return Reply(response.status, found, response.read())
+        return WireReply(response.status, found, response.read())
 
     def close(self) -> None:
         self._http.close()
 
 
-class PriorKnowledge(Connection):
+class PriorKnowledge(KeptConnection):
     """HTTP/2 on the same port: ``h2`` checks what it receives more strictly than most clients."""
 
     def __init__(self, address: str) -> None:
@@ -101,7 +101,7 @@ class PriorKnowledge(Connection):
         path: str,
         body: bytes | Iterable[bytes] = b"",
         headers: Mapping[str, str] | Sequence[tuple[str, str]] = (),
-    ) -> Reply:
+    ) -> WireReply:
         pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
         pairs = [(name.lower(), value) for name, value in pairs]
         content = body if isinstance(body, bytes) else b"".join(body)
@@ -134,14 +134,14 @@ class PriorKnowledge(Connection):
                     ended = True
                 elif isinstance(event, h2.events.StreamReset):
                     sent = len(content) + 1  # it wants no more of the body
-        return Reply(status, found, data)
+        return WireReply(status, found, data)
 
     def close(self) -> None:
         self._socket.close()
 
 
 #: How a client may speak HTTP.
-TRANSPORTS = {"http/1.1": Connection, "h2c": PriorKnowledge}
+TRANSPORTS = {"http/1.1": KeptConnection, "h2c": PriorKnowledge}
 
 
 def send(
@@ -150,16 +150,18 @@ def send(
     path: str,
     body: bytes | Iterable[bytes] = b"",
     headers: Mapping[str, str] | Sequence[tuple[str, str]] = (),
-) -> Reply:
+) -> WireReply:
     """One exchange on a connection of its own."""
-    connection = Connection(address)
+    connection = KeptConnection(address)
     try:
         return connection.send(method, path, body, headers)
     finally:
         connection.close()
 
 
-def send_bytes(address: str, data: bytes, timeout_seconds: float = TIMEOUT_SECONDS) -> Reply | None:
+def send_bytes(
+    address: str, data: bytes, timeout_seconds: float = TIMEOUT_SECONDS
+) -> WireReply | None:
     """Whatever ``data`` is answered with; None if the server just closes the connection."""
     host, _, port = address.partition(":")
     with socket.create_connection((host, int(port)), timeout_seconds) as stream:
@@ -168,7 +170,7 @@ def send_bytes(address: str, data: bytes, timeout_seconds: float = TIMEOUT_SECON
             response = http.client.HTTPResponse(stream)
             response.begin()
             headers = {name.lower(): value for name, value in response.getheaders()}
-            return Reply(response.status, headers, response.read())
+            return WireReply(response.status, headers, response.read())
         except (http.client.RemoteDisconnected, ConnectionResetError):
             return None
 
@@ -193,7 +195,9 @@ def json_body(*inputs: Any, **members: Any) -> bytes:
     return json.dumps({"inputs": list(inputs), **members}).encode()
 
 
-def infer_json(address: str, model: str, *inputs: Any, version: str = "", **members: Any) -> Reply:
+def infer_json(
+    address: str, model: str, *inputs: Any, version: str = "", **members: Any
+) -> WireReply:
     return send(address, "POST", infer_path(model, version), json_body(*inputs, **members))
 
 
@@ -204,7 +208,7 @@ def infer_binary(
     version: str = "",
     headers: Mapping[str, str] | None = None,
     **members: Any,
-) -> Reply:
+) -> WireReply:
     """Inputs are (name, datatype, shape, bytes)."""
     header = json_body(
         *(json_input(n, d, s, binary_data_size=len(blob)) for n, d, s, blob in inputs), **members
@@ -219,7 +223,7 @@ def infer_binary(
     )
 
 
-def binary_outputs(reply: Reply) -> dict[str, tuple[str, list[int], bytes]]:
+def binary_outputs(reply: WireReply) -> dict[str, tuple[str, list[int], bytes]]:
     """name → datatype, shape, bytes, of a reply whose outputs are all binary."""
     length = int(reply.headers.get(HEADER_LENGTH.lower(), len(reply.body)))
     document, rest = json.loads(reply.body[:length]), reply.body[length:]
@@ -285,7 +289,7 @@ def good_message() -> Any:
     return message("x2", ("x", "FP32", [1, 4]), raw=[values])
 
 
-def assert_serves(connection: Connection) -> None:
+def assert_serves(connection: KeptConnection) -> None:
     """The next good request is answered, and rightly."""
     reply = connection.send("POST", "/v2/models/x2/infer", good_body())
     assert (reply.status, reply.json["outputs"][0]["data"]) == (200, [2.0, 4.0, 6.0, 8.0])
@@ -308,7 +312,7 @@ def assert_public(text: str | None, sent: str = "") -> None:
     assert not found, f"{found} in {(text or '')[:500]!r}"
 
 
-def assert_error(reply: Reply | None, status: int, sent: str = "") -> str:
+def assert_error(reply: WireReply | None, status: int, sent: str = "") -> str:
     """The reply is ``{"error": text}`` with ``status`` and nothing private; returns the text.
 
     Or TorchServe's form of it, whose type is a class name of TorchServe's.

@@ -17,23 +17,23 @@ from tests import models
 def torch(folder: Path) -> None:
     import torch
 
-    class Double(torch.nn.Module):
+    class TorchDouble(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
-    traced = torch.jit.trace(Double(), torch.zeros(2, 4))  # type: ignore[no-untyped-call]
+    traced = torch.jit.trace(TorchDouble(), torch.zeros(2, 4))  # type: ignore[no-untyped-call]
     traced.save(str(folder / "model.pt"))
 
 
 def function() -> Any:
     import tensorflow as tf
 
-    class Double(tf.Module):  # type: ignore[misc]
+    class TensorFlowDouble(tf.Module):  # type: ignore[misc]
         @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32, name="x")])  # type: ignore[untyped-decorator]
         def __call__(self, x: Any) -> Any:
             return {"y": x * 2}
 
-    return Double()
+    return TensorFlowDouble()
 
 
 def tensorflow(folder: Path) -> None:

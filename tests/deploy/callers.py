@@ -21,7 +21,7 @@ BODY = json.dumps({"inputs": [TENSOR]}).encode()
 INFER = "/v2/models/%s/infer"
 
 
-class Caller:
+class ClusterCaller:
     """A client with a certificate, the authority's, and a token."""
 
     def __init__(self, folder: Path, authority: TestAuthority, token: str) -> None:
@@ -34,8 +34,8 @@ class Caller:
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.token}"} if self.token else {}
 
-    def with_token(self, token: str) -> Caller:
-        other = Caller.__new__(Caller)
+    def with_token(self, token: str) -> ClusterCaller:
+        other = ClusterCaller.__new__(ClusterCaller)
         other.__dict__ = self.__dict__ | {"token": token}
         return other
 
@@ -87,7 +87,7 @@ def forged(token: str, **claims: Any) -> str:
     return f"{head}.{base64.urlsafe_b64encode(text).decode().rstrip('=')}.{signature}"
 
 
-def status_of_raw(proxy: EnvoyProxy, caller: Caller, path: str) -> int:
+def status_of_raw(proxy: EnvoyProxy, caller: ClusterCaller, path: str) -> int:
     """The status of a GET whose path no library has put in order."""
     with connection(proxy, caller) as stream:
         head = f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -95,6 +95,6 @@ def status_of_raw(proxy: EnvoyProxy, caller: Caller, path: str) -> int:
         return int(stream.makefile("rb").readline().split()[1])
 
 
-def connection(proxy: EnvoyProxy, caller: Caller) -> ssl.SSLSocket:
+def connection(proxy: EnvoyProxy, caller: ClusterCaller) -> ssl.SSLSocket:
     plain = socket.create_connection(("127.0.0.1", proxy.http_port), timeout=20)
     return caller.tls().wrap_socket(plain, server_hostname="localhost")

@@ -28,7 +28,15 @@ from tests import models
 from tests.certificates import TestAuthority
 from tests.deploy import envoy as proxies
 from tests.deploy import thorough, tools
-from tests.deploy.callers import BODY, INFER, Caller, connection, forged, status_of_raw, tensor
+from tests.deploy.callers import (
+    BODY,
+    INFER,
+    ClusterCaller,
+    connection,
+    forged,
+    status_of_raw,
+    tensor,
+)
 from tests.deploy.envoy import CONFIG, FILES, EnvoyProxy
 from tests.gateway.access.identities import Issuer, key_set
 from tests.server import Gateway, serving
@@ -108,18 +116,18 @@ def proxy(config: Path, gateways: list[Gateway]) -> Iterator[EnvoyProxy]:
 @pytest.fixture(scope="module")
 def ci(
     tmp_path_factory: pytest.TempPathFactory, authority: TestAuthority, issuer: Issuer
-) -> Caller:
+) -> ClusterCaller:
     token = issuer.token(sub="ci").decode()
-    return Caller(tmp_path_factory.mktemp("caller"), authority, token)
+    return ClusterCaller(tmp_path_factory.mktemp("caller"), authority, token)
 
 
 @pytest.fixture(scope="module")
-def alice(ci: Caller, issuer: Issuer) -> Caller:
+def alice(ci: ClusterCaller, issuer: Issuer) -> ClusterCaller:
     return ci.with_token(issuer.token(sub="alice").decode())
 
 
 @pytest.fixture(scope="module")
-def nobody(ci: Caller) -> Caller:
+def nobody(ci: ClusterCaller) -> ClusterCaller:
     return ci.with_token("")
 
 
@@ -138,7 +146,7 @@ def test_envoy_takes_the_files_and_no_misspelt_one(config: Path) -> None:
 
 @thorough
 @pytest.mark.parametrize("http2", [False, True], ids=["HTTP/1.1", "HTTP/2"])
-def test_http_is_forwarded(proxy: EnvoyProxy, ci: Caller, http2: bool) -> None:
+def test_http_is_forwarded(proxy: EnvoyProxy, ci: ClusterCaller, http2: bool) -> None:
     with ci.http(http2=http2) as client:
         answer = client.post(proxy.url + INFER % "fraud", content=BODY)
         assert answer.http_version == ("HTTP/2" if http2 else "HTTP/1.1")
@@ -147,7 +155,7 @@ def test_http_is_forwarded(proxy: EnvoyProxy, ci: Caller, http2: bool) -> None:
 
 
 @thorough
-def test_unmodified_clients_infer_over_http_and_grpc(proxy: EnvoyProxy, ci: Caller) -> None:
+def test_unmodified_clients_infer_over_http_and_grpc(proxy: EnvoyProxy, ci: ClusterCaller) -> None:
     options = {"ca_certs": str(ci.ca), "certfile": str(ci.certificate), "keyfile": str(ci.key)}
     over_http = tritonclient.http.InferenceServerClient(
         proxy.url.removeprefix("https://"), ssl=True, ssl_options=options
@@ -169,7 +177,7 @@ def test_unmodified_clients_infer_over_http_and_grpc(proxy: EnvoyProxy, ci: Call
 
 @thorough
 def test_each_caller_has_the_rights_of_its_token_alone(
-    proxy: EnvoyProxy, ci: Caller, alice: Caller, issuer: Issuer
+    proxy: EnvoyProxy, ci: ClusterCaller, alice: ClusterCaller, issuer: Issuer
 ) -> None:
     stranger = ci.with_token(issuer.token(sub="mallory").decode())
     for model, allowed in (("fraud", (ci, alice)), ("other", (alice,))):
@@ -186,7 +194,7 @@ def test_each_caller_has_the_rights_of_its_token_alone(
 
 @thorough
 def test_a_request_without_a_good_token_is_refused(
-    proxy: EnvoyProxy, nobody: Caller, ci: Caller, issuer: Issuer
+    proxy: EnvoyProxy, nobody: ClusterCaller, ci: ClusterCaller, issuer: Issuer
 ) -> None:
     now = int(time.time())
     none = base64.urlsafe_b64encode(b'{"alg":"none"}').decode().rstrip("=")
@@ -220,14 +228,14 @@ def test_a_request_without_a_good_token_is_refused(
 
 @thorough
 def test_a_client_without_a_good_certificate_is_refused(
-    proxy: EnvoyProxy, ci: Caller, tmp_path: Path
+    proxy: EnvoyProxy, ci: ClusterCaller, tmp_path: Path
 ) -> None:
     def ask(context: ssl.SSLContext) -> int:
         with httpx.Client(verify=context, headers=ci.headers) as client:
             return client.post(proxy.url + INFER % "fraud", content=BODY).status_code
 
     assert ask(ci.tls()) == 200
-    stranger = Caller(tmp_path, TestAuthority("another authority"), "")
+    stranger = ClusterCaller(tmp_path, TestAuthority("another authority"), "")
     wrong = ci.tls(certificate=False)
     wrong.load_cert_chain(stranger.certificate, stranger.key)
     old = ci.tls()
@@ -245,7 +253,9 @@ def test_a_client_without_a_good_certificate_is_refused(
 
 
 @thorough
-def test_a_caller_cannot_name_another_one(proxy: EnvoyProxy, ci: Caller, nobody: Caller) -> None:
+def test_a_caller_cannot_name_another_one(
+    proxy: EnvoyProxy, ci: ClusterCaller, nobody: ClusterCaller
+) -> None:
     for name in ("x-forwarded-user", "X-Forwarded-User"):
         assert ci.infer(proxy, "other", **{name: "alice"}).status_code in (403, 404)
         assert ci.infer(proxy, "fraud", **{name: "alice"}).status_code == 200
@@ -261,7 +271,7 @@ def test_a_caller_cannot_name_another_one(proxy: EnvoyProxy, ci: Caller, nobody:
 
 @thorough
 def test_the_name_of_a_caller_is_taken_off_where_no_token_is_asked_for(
-    config: Path, gateways: list[Gateway], nobody: Caller
+    config: Path, gateways: list[Gateway], nobody: ClusterCaller
 ) -> None:
     """The access log says what the gateway is told. Envoy itself removes what it would write."""
     other = {"{header_name: x-f": "{header_name: x-other-f"}
@@ -278,7 +288,9 @@ def test_the_name_of_a_caller_is_taken_off_where_no_token_is_asked_for(
 
 
 @thorough
-def test_probes_need_no_token_and_open_nothing_else(proxy: EnvoyProxy, nobody: Caller) -> None:
+def test_probes_need_no_token_and_open_nothing_else(
+    proxy: EnvoyProxy, nobody: ClusterCaller
+) -> None:
     with nobody.http() as client:
         for path in ("/v2/health/live", "/v2/health/ready"):
             assert client.get(proxy.url + path).status_code == 200
@@ -306,7 +318,7 @@ def test_probes_need_no_token_and_open_nothing_else(proxy: EnvoyProxy, nobody: C
 
 @thorough
 def test_a_certificate_that_kubernetes_renews_is_served_without_a_failed_request(
-    proxy: EnvoyProxy, ci: Caller, authority: TestAuthority
+    proxy: EnvoyProxy, ci: ClusterCaller, authority: TestAuthority
 ) -> None:
     def served() -> str:
         with connection(proxy, ci) as stream:
@@ -325,7 +337,7 @@ def test_a_certificate_that_kubernetes_renews_is_served_without_a_failed_request
 
 @thorough
 def test_new_keys_of_the_issuer_are_followed_and_a_wrong_file_changes_nothing(
-    proxy: EnvoyProxy, ci: Caller, nobody: Caller, issuer: Issuer
+    proxy: EnvoyProxy, ci: ClusterCaller, nobody: ClusterCaller, issuer: Issuer
 ) -> None:
     later = Issuer(kid="later")
     renewed = nobody.with_token(later.token(sub="ci").decode())
@@ -354,7 +366,7 @@ def test_new_keys_of_the_issuer_are_followed_and_a_wrong_file_changes_nothing(
 
 @thorough
 def test_an_endpoint_that_fails_its_health_checks_gets_nothing(
-    proxy: EnvoyProxy, gateways: list[Gateway], ci: Caller
+    proxy: EnvoyProxy, gateways: list[Gateway], ci: ClusterCaller
 ) -> None:
     frozen = gateways[0].process
     frozen.send_signal(signal.SIGSTOP)
@@ -374,7 +386,7 @@ def test_an_endpoint_that_fails_its_health_checks_gets_nothing(
 
 @thorough
 def test_requests_over_the_rate_are_refused_and_those_of_other_callers_are_not(
-    config: Path, gateways: list[Gateway], ci: Caller, alice: Caller
+    config: Path, gateways: list[Gateway], ci: ClusterCaller, alice: ClusterCaller
 ) -> None:
     each = "token_bucket: {max_tokens: 2000, tokens_per_fill: 1000, fill_interval: 1s}"
     few = "token_bucket: {max_tokens: 5, tokens_per_fill: 5, fill_interval: 3600s}"
@@ -398,7 +410,7 @@ def test_requests_over_the_rate_are_refused_and_those_of_other_callers_are_not(
 
 @thorough
 def test_a_gateway_that_answers_too_late_is_not_waited_for_whatever_the_client_says(
-    config: Path, gateways: list[Gateway], alice: Caller
+    config: Path, gateways: list[Gateway], alice: ClusterCaller
 ) -> None:
     with proxies.envoy(config, gateways, {"timeout: 65s": "timeout: 1s"}) as proxy:
         proxy.wait_healthy(2, 2)
@@ -413,7 +425,7 @@ def test_a_gateway_that_answers_too_late_is_not_waited_for_whatever_the_client_s
 
 @thorough
 def test_no_request_fails_when_a_gateway_dies(
-    config: Path, tmp_path: Path, gateways: list[Gateway], ci: Caller
+    config: Path, tmp_path: Path, gateways: list[Gateway], ci: ClusterCaller
 ) -> None:
     """Before a health check has found it: connections that fail are tried elsewhere."""
     models.multiply(tmp_path / "models" / "fraud" / "1" / "model.onnx")

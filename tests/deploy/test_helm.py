@@ -141,7 +141,7 @@ def test_the_probes_are_answered_by_the_gateway(tmp_path: Path) -> None:
 
 
 @dataclass
-class Probe:
+class KubeletProbe:
     """A probe as the kubelet runs it: answers that are late, or no 2xx, are failures."""
 
     url: str
@@ -152,7 +152,7 @@ class Probe:
     failed: int = 0
 
     @classmethod
-    def of(cls, container: Manifest, name: str, address: str) -> Probe:
+    def of(cls, container: Manifest, name: str, address: str) -> KubeletProbe:
         told = container[name]
         return cls(
             f"http://{address}{told['httpGet']['path']}",
@@ -182,7 +182,7 @@ def test_a_model_that_loads_slowly_is_neither_killed_nor_asked_too_early(tmp_pat
     flags = ("--strict-readiness", "true")
     with serving(repository, *flags, wait_for="listening") as gateway:
         startup, live, ready = (
-            Probe.of(container, f"{name}Probe", gateway.http)
+            KubeletProbe.of(container, f"{name}Probe", gateway.http)
             for name in ("startup", "liveness", "readiness")
         )
         while not startup.passes():

@@ -82,7 +82,7 @@ def test_new_rules_make_no_other_pods(rendered: list[Manifest]) -> None:
     )
 
 
-class Files:
+class MountedFiles:
     """The files that a cluster mounts, and clients of the gateway that has them."""
 
     def __init__(self, folder: Path, rendered: list[Manifest]) -> None:
@@ -148,7 +148,7 @@ def test_a_gateway_with_the_mounted_files_answers_probes_and_known_callers_alone
     rendered: list[Manifest], tmp_path: Path
 ) -> None:
     (container,) = pod_of(rendered)["containers"]
-    files = Files(tmp_path, rendered)
+    files = MountedFiles(tmp_path, rendered)
     for name in ("fraud", "other"):
         models.multiply(tmp_path / "models" / name / "1" / "model.onnx")
     with serving(tmp_path / "models", *files.flags(container)) as gateway:

@@ -31,7 +31,7 @@ _FENCE = re.compile(
 )
 
 
-class Block(NamedTuple):
+class CodeBlock(NamedTuple):
     """One fenced block."""
 
     file: Path
@@ -56,12 +56,12 @@ class Block(NamedTuple):
         return "" if self.reason or " " in self.title else self.title
 
 
-def blocks(file: Path) -> Iterator[Block]:
+def blocks(file: Path) -> Iterator[CodeBlock]:
     content = file.read_text()
     for match in _FENCE.finditer(content):
         line = content.count("\n", 0, match.start()) + 1
         language, title, rest, text = match.group("language", "title", "rest", "text")
-        yield Block(file, line, language, title or "", rest, text)
+        yield CodeBlock(file, line, language, title or "", rest, text)
 
 
 def commands(text: str) -> Iterator[str]:

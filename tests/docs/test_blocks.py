@@ -36,7 +36,7 @@ from modelport.exporters.models.vit import VisionTransformer
 from modelport.gateway.wire.proto import model_config_pb2
 from tests import keras_models, models
 from tests.docs import pages
-from tests.docs.pages import ROOT, Block
+from tests.docs.pages import ROOT, CodeBlock
 from tests.exporters.conftest import FRAUD_KWARGS, VIT_KWARGS
 from tests.server import Gateway
 
@@ -74,7 +74,7 @@ class Reader:
         self._environment = {**ENVIRONMENT, **addresses, "CURL_HOME": str(folder)}
         (folder / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\nmax-time = 60\n")
 
-    def follow(self, block: Block) -> None:
+    def follow(self, block: CodeBlock) -> None:
         if block.target:
             path = self._folder / block.target
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ class Reader:
             for command in pages.commands(block.text):
                 self._command(command, block)
 
-    def _command(self, command: str, block: Block) -> None:
+    def _command(self, command: str, block: CodeBlock) -> None:
         command = self._here(command)
         words = shlex.split(command, comments=True)
         assert words[0] in PROGRAMS, f"{block.place}: {words[0]}: title the block 'Needs ...'"
@@ -101,7 +101,7 @@ class Reader:
         else:
             self._run(["bash", "-euo", "pipefail", "-c", command], block)
 
-    def _serve(self, arguments: list[str], block: Block) -> None:
+    def _serve(self, arguments: list[str], block: CodeBlock) -> None:
         """Start a gateway of its own, and end it when it is ready."""
         if "--http-port" in arguments:
             arguments[arguments.index("--http-port") + 1] = "0"
@@ -120,7 +120,7 @@ class Reader:
             said += process.stderr
         assert process.returncode == 0, f"{block.place}: {arguments}\n{''.join(said)}"
 
-    def _execute(self, code: str, block: Block) -> None:
+    def _execute(self, code: str, block: CodeBlock) -> None:
         """Run Python in this process, which has imported the frameworks already."""
         sys.path.insert(0, str(self._folder))
         try:
@@ -128,7 +128,7 @@ class Reader:
         finally:
             sys.path.remove(str(self._folder))
 
-    def _run(self, command: list[str], block: Block) -> None:
+    def _run(self, command: list[str], block: CodeBlock) -> None:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, **self._environment, "PATH": path}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
@@ -232,7 +232,7 @@ def test_every_block_names_its_language() -> None:
     assert unknown == []
 
 
-def _known(block: Block) -> bool:
+def _known(block: CodeBlock) -> bool:
     return block.language in LANGUAGES and not block.rest
 
 
@@ -246,7 +246,7 @@ def test_few_blocks_are_not_run_and_each_says_why() -> None:
 @pytest.mark.parametrize(
     "block", [b for b in BLOCKS if b.language != "text"], ids=lambda block: block.place
 )
-def test_a_block_is_what_its_language_says(block: Block) -> None:
+def test_a_block_is_what_its_language_says(block: CodeBlock) -> None:
     if block.language == "toml":
         tomllib.loads(block.text)
     elif block.language == "json":

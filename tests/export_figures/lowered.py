@@ -47,7 +47,7 @@ Run = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class TimedArtifact:
     """An artifact and how to run it on one thread."""
 
     path: Path
@@ -108,7 +108,7 @@ def _inputs(source: Source, batch: int) -> dict[str, Array]:
     return draw(signature, batch, lengths, np.random.default_rng(0), masks=source.spec.masks)
 
 
-def _static(source: Source, inputs: Mapping[str, Array], work: Path) -> Candidate:
+def _static(source: Source, inputs: Mapping[str, Array], work: Path) -> TimedArtifact:
     """The file that litert-torch makes of the module, for the sizes of ``inputs`` alone."""
     import torch
 
@@ -124,7 +124,7 @@ def _static(source: Source, inputs: Mapping[str, Array], work: Path) -> Candidat
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"litert-torch: {done.stderr.strip().splitlines()[-1]}")
-    return Candidate(path, tflite)
+    return TimedArtifact(path, tflite)
 
 
 def ratios(ours: Run, theirs: Run, rounds: int = ROUNDS) -> list[float]:
@@ -148,7 +148,7 @@ def _median_seconds(run: Run) -> float:
     return statistics.median(times)
 
 
-def _check_equal(name: str, ours: Candidate, theirs: Candidate, inputs: Any) -> None:
+def _check_equal(name: str, ours: TimedArtifact, theirs: TimedArtifact, inputs: Any) -> None:
     """Refuse to compare the speed of files with different answers."""
     answers = [
         next(iter(each.open(each.path, inputs)()[1].values()))  # type: ignore[index]
@@ -194,7 +194,7 @@ def rows(work: Path) -> Iterator[str]:
             for kind, source in (("lowered", lowered), ("port", port)):
                 path = work / f"{name}-{kind}.{format_name}"
                 find_format(format_name).export(source, path, ExportTarget())
-                made.append(Candidate(path, opener))
+                made.append(TimedArtifact(path, opener))
             for batch in BATCHES:
                 yield _row(name, format_name, PORT, batch, made, lowered)
             if format_name == "tflite":

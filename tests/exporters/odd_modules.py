@@ -19,7 +19,7 @@ POINTS = "x:FP32[4]"
 SERIES = "x:FP32[n=1..9,4]"
 
 
-class Calls(nn.Module):
+class LinearWithFunction(nn.Module):
     """A linear layer, and a function of its module and the inputs."""
 
     def __init__(self, function: Callable[..., Any], **parts: nn.Module) -> None:
@@ -34,7 +34,7 @@ class Calls(nn.Module):
 
 
 @dataclasses.dataclass
-class Answer:
+class FieldedResult:
     """A result with fields."""
 
     logits: Tensor
@@ -134,7 +134,7 @@ class Chatty(nn.Module):
         return result
 
 
-class Routes(nn.Module):
+class MixtureOfExperts(nn.Module):
     """A mixture of experts, of which the best two count."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Routes(nn.Module):
         return (picked * weights[..., None]).sum(-2)
 
 
-class Graph(nn.Module):
+class MessagePassing(nn.Module):
     """Message passing over edges; nothing has a batch dimension."""
 
     def __init__(self) -> None:
@@ -197,17 +197,17 @@ def _holding_itself(tensor: Tensor) -> dict[str, Any]:
 def weight_normed(old: bool) -> nn.Module:
     with warnings.catch_warnings(action="ignore"):
         norm = nn.utils.weight_norm if old else nn.utils.parametrizations.weight_norm
-        return Calls(lambda m, x: m.inner(m.fc(x)), inner=norm(nn.Linear(4, 4)))
+        return LinearWithFunction(lambda m, x: m.inner(m.fc(x)), inner=norm(nn.Linear(4, 4)))
 
 
 def quantised() -> nn.Module:
     with warnings.catch_warnings(action="ignore"):
-        module = Calls(lambda m, x: m.fc(x))
+        module = LinearWithFunction(lambda m, x: m.fc(x))
         return torch.ao.quantization.quantize_dynamic(module, {nn.Linear}, dtype=torch.qint8)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def compiled_inside() -> nn.Module:
-    module = Calls(lambda m, x: m.inner(m.fc(x)), inner=nn.Linear(4, 4))
+    module = LinearWithFunction(lambda m, x: m.inner(m.fc(x)), inner=nn.Linear(4, 4))
     module.inner = torch.compile(module.inner, backend="eager")  # type: ignore[assignment]
     return module
 
@@ -223,13 +223,13 @@ def _data_dependent(m: Any, x: Tensor) -> Tensor:
 
 
 def function(name: str) -> nn.Module:
-    return Calls(FUNCTIONS[name])
+    return LinearWithFunction(FUNCTIONS[name])
 
 
 #: Results and operators, as functions of a module with a linear layer ``fc`` and of its input.
 FUNCTIONS: dict[str, Callable[[Any, Tensor], Any]] = {
     "dict": lambda m, x: {"logits": m.fc(x), "hidden": x * 2},
-    "dataclass": lambda m, x: Answer(m.fc(x), None, (x * 2, x * 3)),
+    "dataclass": lambda m, x: FieldedResult(m.fc(x), None, (x * 2, x * 3)),
     "named_tuple": lambda m, x: Pair(m.fc(x), x.abs()),
     "nested": lambda m, x: (m.fc(x), [x * 2, (x * 3, None)], None),
     "one_of_a_tuple": lambda m, x: (m.fc(x),),
@@ -287,9 +287,9 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], dict[str, Any
     "compiled_inside": (compiled_inside, (POINTS,), {}),
     "random_part": (Noisy, (POINTS,), {}),
     "chatty": (Chatty, (POINTS,), {}),
-    "mixture": (Routes, (SERIES,), {}),
+    "mixture": (MixtureOfExperts, (SERIES,), {}),
     "graph": (
-        Graph,
+        MessagePassing,
         ("nodes:FP32[nodes=8..12,4]", "edges:INT64[2,edges=1..20]=0..7"),
         {"max_batch_size": 0},
     ),

@@ -38,7 +38,7 @@ class Tagger(nn.Module):
         return hidden, hidden.mean(dim=(1, 2))
 
 
-class Calls(nn.Module):
+class LayerStack(nn.Module):
     """A module whose ``forward(x)`` is one layer."""
 
     def __init__(self, *layers: nn.Module) -> None:
@@ -68,10 +68,10 @@ def test_declared_inputs_give_names_axes_ranges_and_outputs_that_follow_them() -
 @pytest.mark.parametrize(
     ("module", "spec"),
     [
-        (Calls(nn.Linear(5, 2)), TensorSpec("x", Datatype.FP32, (5,))),
-        (Calls(nn.Embedding(7, 2)), TensorSpec("x", Datatype.INT64, ("sequence",), 0, 6)),
-        (Calls(nn.Conv1d(3, 2, 3)), TensorSpec("x", Datatype.FP32, (3, "length"))),
-        (Calls(nn.Conv2d(3, 2, 3)), TensorSpec("x", Datatype.FP32, (3, "height", "width"))),
+        (LayerStack(nn.Linear(5, 2)), TensorSpec("x", Datatype.FP32, (5,))),
+        (LayerStack(nn.Embedding(7, 2)), TensorSpec("x", Datatype.INT64, ("sequence",), 0, 6)),
+        (LayerStack(nn.Conv1d(3, 2, 3)), TensorSpec("x", Datatype.FP32, (3, "length"))),
+        (LayerStack(nn.Conv2d(3, 2, 3)), TensorSpec("x", Datatype.FP32, (3, "height", "width"))),
     ],
     ids=["linear", "embedding", "conv1d", "conv2d"],
 )
@@ -190,16 +190,16 @@ def test_the_error_for_a_model_without_known_inputs_names_the_option_to_add() ->
 
 def test_a_wrong_number_of_output_names_is_refused() -> None:
     with pytest.raises(UsageError, match="--output-name is given 3 times, the model has 1 outputs"):
-        infer(Calls(nn.Linear(5, 2)), names=("a", "b", "c"))
+        infer(LayerStack(nn.Linear(5, 2)), names=("a", "b", "c"))
 
 
 def test_an_output_without_a_batch_is_refused() -> None:
-    class Total(Calls):
+    class BatchTotal(LayerStack):
         def forward(self, x: Tensor) -> Tensor:
             return self.body(x).sum()
 
     with pytest.raises(UsageError, match="its first dimension is not the batch"):
-        infer(Total(nn.Linear(5, 2)))
+        infer(BatchTotal(nn.Linear(5, 2)))
 
 
 def test_any_module_is_exported_from_the_command_line(

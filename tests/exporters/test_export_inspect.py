@@ -23,7 +23,7 @@ from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.types import ModelSignature
 from tests.inspected import refused, run, show, survives_damage
 from tests.pickle_bomb import PickleBomb
-from tests.torch_subjects import Pair, fp32, rewritten, subject
+from tests.torch_subjects import SumAndDifference, fp32, rewritten, subject
 
 FRAUD_INPUTS = [
     {"name": "tokens", "datatype": "INT64", "shape": ["batch", "sequence"]},
@@ -151,7 +151,7 @@ def test_external_data_counts_and_stays_in_its_folder(tmp_path: Path) -> None:
 # -- TorchScript
 
 
-class Block(nn.Module):
+class LinearBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
@@ -163,7 +163,7 @@ class Block(nn.Module):
 class Stranger(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block(), Block()])
+        self.blocks = nn.ModuleList([LinearBlock(), LinearBlock()])
         self.again = self.blocks[0]
 
     def forward(self, x: torch.Tensor, times: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -218,7 +218,9 @@ def test_another_hands_pt2_shows_what_torch_stores(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     dims = {0: torch.export.Dim("rows", min=2, max=64)}
     with quiet():
-        program = torch.export.export(Pair(), (torch.ones(3, 2),) * 2, dynamic_shapes=(dims, dims))
+        program = torch.export.export(
+            SumAndDifference(), (torch.ones(3, 2),) * 2, dynamic_shapes=(dims, dims)
+        )
         torch.export.save(program, path)
     shown = show(path)
     assert [tensor["name"] for tensor in shown["inputs"]] == ["a", "b"]
@@ -303,7 +305,9 @@ def test_names_cannot_give_orders_to_the_terminal(tmp_path: Path) -> None:
         (fp32("a\x1b]0;owned\x07", 3), fp32("[red]b[/red]\n", 3)), (fp32("s", 3), fp32("d", 3)), 8
     )
     path = tmp_path / "model.pt"
-    FORMATS.builtin["torchscript"].export(subject(Pair(), declared), path, ExportTarget())
+    FORMATS.builtin["torchscript"].export(
+        subject(SumAndDifference(), declared), path, ExportTarget()
+    )
     shown = run(path).stdout
     assert "a\\x1b]0;owned\\x07" in shown
     assert "[red]b[/red]\\n" in shown

@@ -45,7 +45,7 @@ VIT_KWARGS: dict[str, Any] = {
 COARSE = {"float16": 0.01, "bfloat16": 0.08}
 
 
-class Pair:
+class PortedPair:
     """A PyTorch model with every layer distinct, and its Keras port with the same weights."""
 
     def __init__(self, factory: Any, kwargs: dict[str, Any], dtype: str = "float32") -> None:
@@ -81,31 +81,31 @@ def run(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def fraud_pair() -> Pair:
-    return Pair(FraudTransformer, FRAUD_KWARGS)
+def fraud_pair() -> PortedPair:
+    return PortedPair(FraudTransformer, FRAUD_KWARGS)
 
 
 @pytest.fixture(scope="module")
-def vit_pair() -> Pair:
-    return Pair(VisionTransformer, VIT_KWARGS)
+def vit_pair() -> PortedPair:
+    return PortedPair(VisionTransformer, VIT_KWARGS)
 
 
 @pytest.fixture(params=["fraud", "vit"])
-def pair(request: pytest.FixtureRequest) -> Pair:
-    found: Pair = request.getfixturevalue(f"{request.param}_pair")
+def pair(request: pytest.FixtureRequest) -> PortedPair:
+    found: PortedPair = request.getfixturevalue(f"{request.param}_pair")
     return found
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8])
 @pytest.mark.parametrize("length", [1, 7, 12])
 def test_the_fraud_port_agrees_at_every_batch_and_length(
-    fraud_pair: Pair, batch: int, length: int
+    fraud_pair: PortedPair, batch: int, length: int
 ) -> None:
     assert fraud_pair.error(fraud_pair.inputs(batch, length)) < 1e-6
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8])
-def test_the_vit_port_agrees_at_every_batch(vit_pair: Pair, batch: int) -> None:
+def test_the_vit_port_agrees_at_every_batch(vit_pair: PortedPair, batch: int) -> None:
     assert vit_pair.error(vit_pair.inputs(batch)) < 1e-5
 
 
@@ -116,12 +116,12 @@ def test_the_vit_port_agrees_at_every_batch(vit_pair: Pair, batch: int) -> None:
 def test_in_half_precision_weights_are_halved_and_results_are_close(
     factory: Any, kwargs: dict[str, Any], dtype: str
 ) -> None:
-    half = Pair(factory, kwargs, dtype)
+    half = PortedPair(factory, kwargs, dtype)
     assert {variable.dtype for variable in half.model.variables} == {dtype}
     assert 0 < half.error(half.inputs(8, 12)) < COARSE[dtype]
 
 
-def test_what_stands_in_the_padding_makes_no_difference(fraud_pair: Pair) -> None:
+def test_what_stands_in_the_padding_makes_no_difference(fraud_pair: PortedPair) -> None:
     inputs = {"tokens": np.full((2, 9), 3), "seq_lens": np.array([4, 9])}
     other = {**inputs, "tokens": inputs["tokens"].copy()}
     other["tokens"][0, 4:] = 17
@@ -140,7 +140,7 @@ def test_what_stands_in_the_padding_makes_no_difference(fraud_pair: Pair) -> Non
 
 @pytest.mark.parametrize(("given", "taken"), [(0, 1), (-3, 1), (6, 5), (2**40, 5)])
 def test_a_length_outside_of_the_sequence_is_clamped_as_in_pytorch(
-    fraud_pair: Pair, given: int, taken: int
+    fraud_pair: PortedPair, given: int, taken: int
 ) -> None:
     tokens = np.arange(10).reshape(2, 5)
     inputs = {"tokens": tokens, "seq_lens": np.array([given, 3])}
@@ -153,17 +153,17 @@ def test_a_length_outside_of_the_sequence_is_clamped_as_in_pytorch(
 
 def test_more_tokens_than_positions_are_an_error() -> None:
     kwargs = {**FRAUD_KWARGS, "max_positions": 1}
-    lone = Pair(FraudTransformer, kwargs)
+    lone = PortedPair(FraudTransformer, kwargs)
     with pytest.raises(tf.errors.InvalidArgumentError):  # a slice would broadcast
         run(lone.model, {"tokens": np.zeros((1, 2), np.int64), "seq_lens": np.array([2])})
 
 
-def test_an_unknown_token_is_an_error(fraud_pair: Pair) -> None:
+def test_an_unknown_token_is_an_error(fraud_pair: PortedPair) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError):
         run(fraud_pair.model, {"tokens": np.array([[32]]), "seq_lens": np.array([1])})
 
 
-def test_gelu_is_the_exact_one(vit_pair: Pair) -> None:
+def test_gelu_is_the_exact_one(vit_pair: PortedPair) -> None:
     inputs = vit_pair.inputs(8)
     tanh = VisionTransformer(**VIT_KWARGS).eval()
     tanh.load_state_dict(vit_pair.module.state_dict())
@@ -176,7 +176,7 @@ def test_gelu_is_the_exact_one(vit_pair: Pair) -> None:
 
 
 def test_layer_norm_uses_the_models_own_epsilon() -> None:
-    coarse = Pair(VisionTransformer, {**VIT_KWARGS, "layer_norm_eps": 0.3})
+    coarse = PortedPair(VisionTransformer, {**VIT_KWARGS, "layer_norm_eps": 0.3})
     inputs = coarse.inputs(2)
     assert coarse.error(inputs) < 1e-5
     usual = coarse.port.build(VIT_KWARGS, "float32")
@@ -184,7 +184,7 @@ def test_layer_norm_uses_the_models_own_epsilon() -> None:
     assert np.abs(run(usual, inputs)["logits"] - run(coarse.model, inputs)["logits"]).max() > 1e-3
 
 
-def test_the_weight_map_goes_both_ways_bit_by_bit(pair: Pair) -> None:
+def test_the_weight_map_goes_both_ways_bit_by_bit(pair: PortedPair) -> None:
     state = pair.module.state_dict()
     extracted = extract(pair.model, pair.links)
     assert extracted.keys() == state.keys()
@@ -197,7 +197,7 @@ def test_the_weight_map_goes_both_ways_bit_by_bit(pair: Pair) -> None:
         np.testing.assert_array_equal(first.numpy(), second.numpy())
 
 
-def test_every_variable_has_one_link_and_every_layer_values_of_its_own(pair: Pair) -> None:
+def test_every_variable_has_one_link_and_every_layer_values_of_its_own(pair: PortedPair) -> None:
     paths = [link.keras_path for link in pair.links]
     assert sorted(paths) == sorted(variable.path for variable in pair.model.variables)
     values = [variable.numpy().tobytes() for variable in pair.model.variables]
@@ -212,7 +212,7 @@ def test_every_variable_has_one_link_and_every_layer_values_of_its_own(pair: Pai
 def test_swapped_layers_are_seen(
     request: pytest.FixtureRequest, name: str, first: str, second: str
 ) -> None:
-    pair: Pair = request.getfixturevalue(f"{name}_pair")
+    pair: PortedPair = request.getfixturevalue(f"{name}_pair")
     swapped = {}
     for key, value in pair.module.state_dict().items():
         for here, there in ((first, second), (second, first)):
@@ -227,7 +227,7 @@ def test_swapped_layers_are_seen(
     assert np.abs(expected - actual).max() > 1e-3
 
 
-def test_a_bfloat16_checkpoint_keeps_its_values(fraud_pair: Pair) -> None:
+def test_a_bfloat16_checkpoint_keeps_its_values(fraud_pair: PortedPair) -> None:
     state = {k: v.to(torch.bfloat16) for k, v in fraud_pair.module.state_dict().items()}
     model = fraud_pair.port.build(FRAUD_KWARGS, "float32")
     port(state, model, fraud_pair.links)
@@ -272,14 +272,14 @@ def _with(key: str, *shape: int) -> Any:
     ],
 )
 def test_a_state_dict_that_does_not_fit_is_refused_by_layer(
-    fraud_pair: Pair, change: Any, message: str
+    fraud_pair: PortedPair, change: Any, message: str
 ) -> None:
     model = fraud_pair.port.build(FRAUD_KWARGS, "float32")
     with pytest.raises(UsageError, match=message):
         port(change(fraud_pair.module.state_dict()), model, fraud_pair.links)
 
 
-def test_a_keras_model_of_another_architecture_is_refused(fraud_pair: Pair) -> None:
+def test_a_keras_model_of_another_architecture_is_refused(fraud_pair: PortedPair) -> None:
     shallow = fraud_pair.port.build({**FRAUD_KWARGS, "num_layers": 2}, "float32")
     with pytest.raises(UsageError, match=r"layer 'encoder\.layers\.2\.self_attn\.query'.*lacks"):
         extract(shallow, fraud_pair.links)
@@ -288,7 +288,7 @@ def test_a_keras_model_of_another_architecture_is_refused(fraud_pair: Pair) -> N
         extract(deep, fraud_pair.links)
 
 
-def _torch_outputs(pair: Pair, inputs: dict[str, Any]) -> dict[str, Any]:
+def _torch_outputs(pair: PortedPair, inputs: dict[str, Any]) -> dict[str, Any]:
     found = {}
 
     def keep(path: str) -> Any:
@@ -304,14 +304,14 @@ def _torch_outputs(pair: Pair, inputs: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _keras_outputs(pair: Pair, inputs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _keras_outputs(pair: PortedPair, inputs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     names = [name for _, name in pair.port.probes(pair.kwargs)]
     probe = keras.Model(pair.model.inputs, [pair.model.get_layer(n).output for n in names])
     outputs = probe([tf.constant(inputs[tensor.name]) for tensor in pair.model.inputs])
     return zip(names, (output.numpy() for output in outputs), strict=True)
 
 
-def test_the_probes_pair_what_must_agree(pair: Pair) -> None:
+def test_the_probes_pair_what_must_agree(pair: PortedPair) -> None:
     inputs = pair.inputs(2, 9)
     expected, actual = _torch_outputs(pair, inputs), dict(_keras_outputs(pair, inputs))
     probes = pair.port.probes(pair.kwargs)
@@ -321,7 +321,7 @@ def test_the_probes_pair_what_must_agree(pair: Pair) -> None:
         np.testing.assert_allclose(actual[name], expected[path], atol=2e-5, err_msg=path)
 
 
-def test_a_port_is_saved_and_loaded_in_safe_mode(pair: Pair, tmp_path: Path) -> None:
+def test_a_port_is_saved_and_loaded_in_safe_mode(pair: PortedPair, tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     with warnings.catch_warnings(action="ignore"):  # Keras' own, from numpy
         pair.model.save(path)

@@ -76,7 +76,7 @@ def test_large_weights_lie_beside_the_model_in_the_same_folder(
     onnx_session.open_session(moved / "vit.onnx")
 
 
-class Model(nn.Module):
+class UserModel(nn.Module):
     """A user's model over ``x`` ``[B, n]`` whose ``forward`` is given."""
 
     def __init__(self, body: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -109,7 +109,7 @@ def test_a_loop_along_an_open_axis_is_refused(
     tmp_path: Path, body: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     with pytest.raises(Unsupported, match=r"loops along an axis of open length \(test_export_onnx"):
-        convert(Model(body), tmp_path / "m.onnx", signature=signature())
+        convert(UserModel(body), tmp_path / "m.onnx", signature=signature())
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_loop_along_an_open_axis_is_refused(
 def test_a_dimension_that_export_bakes_in_is_caught_by_the_proof(
     tmp_path: Path, body: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    module = Model(body)
+    module = UserModel(body)
     session = convert(module, tmp_path / "m.onnx", signature=signature())
     with pytest.raises(ParityError, match=r"the artifact fails at .*a dimension is baked in"):
         prove(module, session, signature())
@@ -132,7 +132,7 @@ def test_a_dimension_that_export_bakes_in_is_caught_by_the_proof(
     ids=["a largest batch of one", "no batch dimension", "an axis of one size"],
 )
 def test_unusual_signatures_are_exported_and_hold(tmp_path: Path, declared: ModelSignature) -> None:
-    module = Model(lambda x: x.cumsum(-1))
+    module = UserModel(lambda x: x.cumsum(-1))
     session = convert(module, tmp_path / "m.onnx", signature=declared)
     prove(module, session, declared)
 
@@ -148,7 +148,7 @@ def test_a_model_that_cannot_be_traced_is_unsupported_in_one_line(tmp_path: Path
         return x if float(x.sum()) > 0 else -x
 
     with pytest.raises(Unsupported, match=r"torch.onnx cannot export this model") as caught:
-        convert(Model(branchy), tmp_path / "m.onnx", signature=signature())
+        convert(UserModel(branchy), tmp_path / "m.onnx", signature=signature())
     assert exit_code(caught.value) == 4
     assert "\n" not in str(caught.value)
 

@@ -104,7 +104,7 @@ def test_a_number_minus_integers_is_a_float_in_onnx(tmp_path: Path) -> None:
     assert convert(OneMinus(), "onnx", tmp_path) == 0
 
 
-class Doubled(torch.autograd.Function):
+class DoubledFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
@@ -131,25 +131,25 @@ class Tripled(torch.autograd.Function):
 
 class HasOwnGradients(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = Doubled.apply(x) + Tripled.apply(x)
+        result: Tensor = DoubledFunction.apply(x) + Tripled.apply(x)
         return result
 
 
 def test_functions_with_their_own_gradients_are_in_an_archive(tmp_path: Path) -> None:
     assert convert(HasOwnGradients(), "torchscript", tmp_path) < 1e-6
     x = torch.ones(2, requires_grad=True)
-    Doubled.apply(x).sum().backward()
+    DoubledFunction.apply(x).sum().backward()
     assert x.grad is not None
 
 
-class KeywordOnly(nn.Module):
+class KeywordTriple(nn.Module):
     def forward(self, *, x: Tensor) -> Tensor:
         return x * 3
 
 
 def test_rounding_is_measured_for_arguments_by_name_too() -> None:
     signature = ModelSignature((fp32("x", "n"),), (fp32("y", "n"),), 4, SIZES)
-    model = subject(KeywordOnly(), signature)
+    model = subject(KeywordTriple(), signature)
     assert model.diagnostics is not None
     with inference_mode(model.model):
         answers = {

@@ -27,7 +27,7 @@ from modelport.gateway.types import Array, Datatype, ModelSignature, TensorSpec
 from tests.packages import packaged, put, put_torchscript
 from tests.torchserve.clients import as_tensors, document, read
 from tests.torchserve.comparison import compare, inputs_of, wire
-from tests.torchserve.fake import Context, Served, unpacked
+from tests.torchserve.fake import Context, ServedArchive, unpacked
 
 KWARGS = {
     "vocab_size": 32,
@@ -41,7 +41,7 @@ LENGTH = "Inference-Header-Content-Length"
 
 
 @contextmanager
-def serving(tmp_path: Path, source: Source) -> Iterator[Served]:
+def serving(tmp_path: Path, source: Source) -> Iterator[ServedArchive]:
     folder = put_torchscript(tmp_path / "repository", "m", source.model, source.signature)
     with unpacked(packaged(folder, "torchserve", tmp_path / "m.mar"), source) as served:
         yield served
@@ -62,13 +62,13 @@ def fraud_source(seed: int = 0) -> Source:
 
 
 @pytest.fixture
-def fraud(tmp_path: Path) -> Iterator[Served]:
+def fraud(tmp_path: Path) -> Iterator[ServedArchive]:
     with serving(tmp_path, fraud_source()) as served:
         yield served
 
 
 @pytest.fixture
-def unchecked(tmp_path: Path) -> Iterator[Served]:
+def unchecked(tmp_path: Path) -> Iterator[ServedArchive]:
     """The same model with its ranges taken out of ``config.pbtxt``: a wrong id reaches it."""
     source = fraud_source()
     folder = put_torchscript(tmp_path / "repository", "m", source.model, source.signature)
@@ -92,7 +92,7 @@ def as_bytes(source: Source, inputs: Mapping[str, Array]) -> tuple[bytearray, di
     return bytearray(body), {LENGTH: str(length)}
 
 
-def right(served: Served, inputs: Mapping[str, Array], answer: tuple[int, Any]) -> None:
+def right(served: ServedArchive, inputs: Mapping[str, Array], answer: tuple[int, Any]) -> None:
     problem, _ = compare(served.source, inputs, *answer)
     assert problem is None
 
@@ -105,7 +105,7 @@ def refused(answer: tuple[int, Any], status: int, *words: str) -> None:
 @pytest.mark.parametrize("batch", [1, 2, 8])
 @pytest.mark.parametrize("length", [1, 5, 12])
 def test_json_and_binary_rows_are_answered_as_eager_would(
-    fraud: Served, batch: int, length: int
+    fraud: ServedArchive, batch: int, length: int
 ) -> None:
     inputs = inputs_of(fraud.source, batch, length, seed=batch)
     body, header = as_bytes(fraud.source, inputs)
@@ -119,7 +119,7 @@ def test_json_and_binary_rows_are_answered_as_eager_would(
         right(fraud, inputs, answer)
 
 
-def test_rows_of_one_batch_run_together_where_their_lengths_agree(fraud: Served) -> None:
+def test_rows_of_one_batch_run_together_where_their_lengths_agree(fraud: ServedArchive) -> None:
     sizes = [(1, 4), (2, 9), (3, 4), (1, 9), (1, 1)]
     cases = [inputs_of(fraud.source, *size, seed=seed) for seed, size in enumerate(sizes)]
     answers = fraud(*(as_json(fraud.source, inputs) for inputs in cases))
@@ -128,7 +128,7 @@ def test_rows_of_one_batch_run_together_where_their_lengths_agree(fraud: Served)
     assert fraud.batches == [4, 3, 1]
 
 
-def test_text_that_is_not_ascii_survives_in_front_of_bytes(fraud: Served) -> None:
+def test_text_that_is_not_ascii_survives_in_front_of_bytes(fraud: ServedArchive) -> None:
     inputs = inputs_of(fraud.source, 1, 4, seed=0)
     body, header = as_bytes(fraud.source, inputs)
     size = int(header[LENGTH])
@@ -138,7 +138,7 @@ def test_text_that_is_not_ascii_survives_in_front_of_bytes(fraud: Served) -> Non
     assert json.loads(answer[: int(context.answered[0][LENGTH])])["id"] == "größe"
 
 
-def test_no_more_than_max_batch_size_elements_run_together(fraud: Served) -> None:
+def test_no_more_than_max_batch_size_elements_run_together(fraud: ServedArchive) -> None:
     cases = [inputs_of(fraud.source, batch, 3, seed=batch) for batch in (5, 3, 1, 8, 7)]
     answers = fraud(*(as_json(fraud.source, inputs) for inputs in cases))
     for inputs, answer in zip(cases, answers, strict=True):
@@ -199,7 +199,7 @@ def wrong_rows(source: Source) -> list[tuple[Any, str]]:
 
 
 def test_a_bad_row_gets_an_error_and_the_rest_of_the_batch_is_answered(
-    fraud: Served,
+    fraud: ServedArchive,
 ) -> None:
     good = inputs_of(fraud.source, 2, 4, seed=1)
     wrong = wrong_rows(fraud.source)
@@ -214,13 +214,13 @@ def test_a_bad_row_gets_an_error_and_the_rest_of_the_batch_is_answered(
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "", "1.0", "٣", "99999"])
-def test_a_wrong_header_length_is_refused(fraud: Served, value: str) -> None:
+def test_a_wrong_header_length_is_refused(fraud: ServedArchive, value: str) -> None:
     body, _ = as_bytes(fraud.source, inputs_of(fraud.source, 1, 4, seed=0))
     (answer,) = fraud(body, headers={LENGTH: value})
     refused(answer, 400, LENGTH)
 
 
-def test_the_error_for_a_row_without_a_body_says_what_to_send(fraud: Served) -> None:
+def test_the_error_for_a_row_without_a_body_says_what_to_send(fraud: ServedArchive) -> None:
     context = Context(fraud.folder, [{}, {}])
     inputs = inputs_of(fraud.source, 1, 4, seed=0)
     rows = [{'{"inputs": []}': b""}, {"data": as_json(fraud.source, inputs)}]
@@ -230,7 +230,7 @@ def test_the_error_for_a_row_without_a_body_says_what_to_send(fraud: Served) -> 
     right(fraud, inputs, read(200, context.answered[1], second))
 
 
-def test_a_row_that_the_model_fails_on_fails_alone(unchecked: Served) -> None:
+def test_a_row_that_the_model_fails_on_fails_alone(unchecked: ServedArchive) -> None:
     cases = [inputs_of(unchecked.source, 1, 6, seed=seed) for seed in range(5)]
     cases[2]["tokens"][0, 0] = 1000
     answers = unchecked(*(as_json(unchecked.source, inputs) for inputs in cases))
@@ -278,7 +278,7 @@ def test_a_row_says_which_outputs_it_wants_and_in_what_form(tmp_path: Path) -> N
 
 
 def test_half_precision_travels_as_bytes_only(tmp_path: Path) -> None:
-    class Double(nn.Module):
+    class DoubledPair(nn.Module):
         def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return a * 2, b * 2
 
@@ -289,7 +289,7 @@ def test_half_precision_travels_as_bytes_only(tmp_path: Path) -> None:
     folder = put(tmp_path / "repository", "m", "torchscript", signature)
     bfloat, half = torch.tensor([[1.5, -3]]).bfloat16(), torch.tensor([[1.5, -3]]).half()
     with quiet():
-        torch.jit.trace(Double(), (bfloat, half)).save(folder / "model.pt")
+        torch.jit.trace(DoubledPair(), (bfloat, half)).save(folder / "model.pt")
     manifest.write(folder)
     heads = [
         {"name": n, "datatype": t, "shape": [1, 2], "parameters": {"binary_data_size": 4}}
@@ -297,7 +297,7 @@ def test_half_precision_travels_as_bytes_only(tmp_path: Path) -> None:
     ]
     raw = bfloat.view(torch.int16).numpy().tobytes() + half.numpy().tobytes()
     archive = packaged(folder, "torchserve", tmp_path / "m.mar")
-    with unpacked(archive, plain_source(Double(), signature)) as served:
+    with unpacked(archive, plain_source(DoubledPair(), signature)) as served:
         body = {"inputs": heads, "parameters": {"binary_data_output": True}}
         (answer,) = served.handle(
             [{"body": json.dumps(body).encode() + raw}], Context(folder, [{}])
@@ -314,14 +314,14 @@ def test_half_precision_travels_as_bytes_only(tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_batch_runs_each_row_alone(tmp_path: Path) -> None:
-    class Total(nn.Module):
+    class RowTotal(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.sum(0, keepdim=True)
 
     signature = ModelSignature(
         (TensorSpec("x", Datatype.FP32, (-1, 2)),), (TensorSpec("y", Datatype.FP32, (1, 2)),), 0
     )
-    with serving(tmp_path, plain_source(Total(), signature)) as served:
+    with serving(tmp_path, plain_source(RowTotal(), signature)) as served:
         rows = [np.full((count, 2), count, np.float32) for count in (3, 3, 1)]
         answers = served(*(document({"x": x}) for x in rows))
         assert [answer[1]["y"].tolist() for answer in answers] == [
@@ -345,7 +345,7 @@ def test_a_model_that_gives_something_else_than_declared_is_not_believed(tmp_pat
 
 
 def test_a_row_that_asks_for_a_description_gets_the_signature_and_its_mates_their_answers(
-    fraud: Served,
+    fraud: ServedArchive,
 ) -> None:
     inputs = inputs_of(fraud.source, 1, 3, seed=1)
     context = Context(fraud.folder, [{"describe": "True"}, {}])

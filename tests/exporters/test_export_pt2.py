@@ -26,7 +26,15 @@ from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.pickle_bomb import PickleBomb
-from tests.torch_subjects import RECURRENT, Pair, Recurrent, fp32, rewritten, subject, worst
+from tests.torch_subjects import (
+    RECURRENT,
+    Recurrent,
+    SumAndDifference,
+    fp32,
+    rewritten,
+    subject,
+    worst,
+)
 
 SIGNATURE = "extra/modelport/signature.json"
 
@@ -105,7 +113,7 @@ SCALAR = TensorSpec("", Datatype.INT32, (1,), -9, 9, reshape=())
     ids=["largest batch of one", "no batch", "one size", "scalars"],
 )
 def test_unusual_signatures_and_names_hold(tmp_path: Path, declared: ModelSignature) -> None:
-    model = subject(Pair(), declared)
+    model = subject(SumAndDifference(), declared)
     assert worst(model, convert(model, tmp_path / "model.pt2")) == 0
     assert Archive(tmp_path / "model.pt2").signature() == declared
 
@@ -229,7 +237,7 @@ def test_damaged_and_foreign_artifacts_get_different_errors(tmp_path: Path) -> N
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, Path]:
     """One model, because compiling one takes most of this file's time."""
 
-    class Scaled(nn.Module):
+    class ScaledSigmoid(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.linear = nn.Linear(4, 4)
@@ -243,7 +251,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, Path]:
         8,
         {"n": Axis("n", 1, 9)},
     )
-    model = subject(Scaled(), declared)
+    model = subject(ScaledSigmoid(), declared)
     path, scratch = tmp_path_factory.mktemp("compiled") / "model.pt2", tmp_path_factory.mktemp("t")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TMPDIR", str(scratch))

@@ -276,12 +276,14 @@ def test_a_name_that_tensorflow_would_replace_is_refused(tmp_path: Path, name: s
 
 
 def test_a_model_that_cannot_be_traced_is_one_line(tmp_path: Path) -> None:
-    class Failing(Doubling):
+    class UntraceableDoubling(Doubling):
         def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
             return {"doubled": tf.ensure_shape(inputs["x"], (None, 4, None))}
 
     with pytest.raises(Unsupported, match="TensorFlow cannot save this model") as caught:
-        savedmodel.export(tensorflow_source(Failing(), "x"), tmp_path / "own", ExportTarget())
+        savedmodel.export(
+            tensorflow_source(UntraceableDoubling(), "x"), tmp_path / "own", ExportTarget()
+        )
     assert "\n" not in str(caught.value)
     assert "user code" not in str(caught.value)
 

@@ -191,7 +191,7 @@ def test_every_operator_is_built_in(files: Exported, precision: str) -> None:
     assert ("GELU" in builtin) == (files.source.spec.name == "vit")
 
 
-class Model(tf.Module):  # type: ignore[misc]
+class OneLineModel(tf.Module):  # type: ignore[misc]
     """A TensorFlow model in one line."""
 
     def __init__(self, call: Any) -> None:
@@ -207,7 +207,7 @@ def tensorflow_source(call: Any) -> Source:
         (TensorSpec("x", Datatype.FP32, (-1,)),), (TensorSpec("y", Datatype.FP32, (-1,)),), 8
     )
     spec = ModelSpec("own", lambda model, batch: signature)
-    model = Model(call)
+    model = OneLineModel(call)
     return Source(Framework.TENSORFLOW, model, spec, signature, lambda inputs: {}, 0, ())
 
 

@@ -23,11 +23,11 @@ ROWS = ModelSignature((fp32("x", 4),), (fp32("y", 4),), 4)
 SERIES = ModelSignature((fp32("x", "n", 4),), (fp32("y", 4),), 4, {"n": Axis("n", 1, 9)})
 
 
-class Gate(nn.Module):
+class TwoWays(nn.Module):
     """Takes one of two ways."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.sum() > 0:  # the line of Gate
+        if x.sum() > 0:  # the line of TwoWays
             return x + 1
         return x - 1
 
@@ -54,7 +54,7 @@ class Bessel(nn.Module):
         return torch.special.bessel_j0(x)  # the line of Bessel
 
 
-class Model(nn.Module):
+class NestedPart(nn.Module):
     """A part within a part."""
 
     def __init__(self, part: nn.Module) -> None:
@@ -73,7 +73,9 @@ def line_of(part: type[nn.Module]) -> int:
 
 def refused(part: nn.Module, row: str, signature: ModelSignature, path: Path) -> str:
     with pytest.raises(Unsupported) as caught:
-        FORMATS.builtin[row].export(subject(Model(part), signature), path / "model", ExportTarget())
+        FORMATS.builtin[row].export(
+            subject(NestedPart(part), signature), path / "model", ExportTarget()
+        )
     said = str(caught.value)
     assert not INTERNAL.search(said), said
     assert len(said) < 500, said
@@ -90,10 +92,10 @@ def refused(part: nn.Module, row: str, signature: ModelSignature, path: Path) ->
                 tool,
                 "its result depends on a value that is known only when the model runs",
             )
-            for part in (Gate, Selects)
+            for part in (TwoWays, Selects)
             for row, tool in (("onnx", "torch.onnx"), ("pt2", "torch.export"))
         ),
-        (Gate, "savedmodel", "torch.export", "its result depends on a value"),
+        (TwoWays, "savedmodel", "torch.export", "its result depends on a value"),
         (
             Bessel,
             "onnx",

@@ -26,7 +26,15 @@ from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.pickle_bomb import PickleBomb
-from tests.torch_subjects import RECURRENT, Pair, Recurrent, fp32, rewritten, subject, worst
+from tests.torch_subjects import (
+    RECURRENT,
+    Recurrent,
+    SumAndDifference,
+    fp32,
+    rewritten,
+    subject,
+    worst,
+)
 
 
 def convert(subject: Source, path: Path, dtype: str = "fp32") -> TorchParitySession:
@@ -66,7 +74,7 @@ def test_half_precision_stays_inside(
     assert {p.dtype for p in fraud.parameters()} == {torch.float32}, "the model was changed"
 
 
-class Classifier(nn.Module):
+class EncoderClassifier(nn.Module):
     """A user's model with an encoder somewhere inside, as ``nn.TransformerEncoder`` comes."""
 
     def __init__(self) -> None:
@@ -81,7 +89,7 @@ class Classifier(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 def test_no_fused_encoder_layer_is_baked_in(tmp_path: Path) -> None:
     declared = ModelSignature((fp32("x", "n", 8),), (fp32("y", 8),), 8, {"n": Axis("n", 1, 9)})
-    module = Classifier().eval()
+    module = EncoderClassifier().eval()
     with torch.no_grad():
         naive = torch.jit.trace(module, tracing.example_inputs(declared))
     assert "aten::_transformer_encoder_layer_fwd" in str(naive.inlined_graph)
@@ -117,7 +125,7 @@ def test_inputs_have_the_names_of_the_signature_whatever_they_are(
 ) -> None:
     specs = tuple(fp32(name, 3) for name in names)
     declared = ModelSignature(specs, (fp32("sum", 3), fp32("a difference", 3)), 8)
-    model = subject(Pair(), declared)
+    model = subject(SumAndDifference(), declared)
     path = tmp_path / "model.pt"
     assert worst(model, convert(model, path)) == 0
     if names in (["image", "mask"], ["b", "a"]):
@@ -183,7 +191,7 @@ def test_nothing_in_the_archive_names_a_file_of_this_machine(
     ids=["largest batch of one", "no batch", "one size", "scalars", "no names", "mixed types"],
 )
 def test_unusual_signatures_hold(tmp_path: Path, declared: ModelSignature) -> None:
-    model = subject(Pair(), declared)
+    model = subject(SumAndDifference(), declared)
     assert worst(model, convert(model, tmp_path / "model.pt")) == 0
     assert Archive(tmp_path / "model.pt").signature() == declared
 
@@ -201,7 +209,7 @@ def test_a_part_that_is_scripted_already_stays_whole(tmp_path: Path, dtype: str)
     assert worst(model, convert(model, tmp_path / "model.pt", dtype)) < 5e-3
 
 
-class Failing(nn.Module):
+class FailingForward(nn.Module):
     def __init__(self, body: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
         self.body = body
@@ -224,7 +232,7 @@ def test_a_model_that_cannot_be_traced_is_unsupported_in_one_line(
 ) -> None:
     declared = ModelSignature((fp32("x", 3),), (fp32("y", 3),), 8)
     with pytest.raises(Unsupported, match=reason) as caught:
-        convert(subject(Failing(body), declared), tmp_path / "model.pt")
+        convert(subject(FailingForward(body), declared), tmp_path / "model.pt")
     assert exit_code(caught.value) == 4
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())

@@ -316,7 +316,7 @@ def test_11_defaults_differ_between_frameworks(vit: nn.Module, naive: str) -> No
         for layer in (copied := _copy(vit)).modules():
             if isinstance(layer, nn.LayerNorm):
                 layer.eps = keras.layers.LayerNormalization().epsilon
-    session = Named(copied)
+    session = NamedEager(copied)
     spec = vit.modelport_spec
     with pytest.raises(ParityError, match="'logits' differs"):
         parity.check(loaded(vit), session, samples=1, seed=0, atol=spec.atol, rtol=spec.rtol)
@@ -328,7 +328,7 @@ def _copy(vit: Any) -> Any:
     return copied.eval()
 
 
-class Named(Eager):
+class NamedEager(Eager):
     inputs, outputs = ("image",), ("logits",)  # type: ignore[assignment]
 
 

@@ -21,7 +21,7 @@ from tests.packages import packaged, put_torchscript
 Snapshot = Callable[[Path], dict[str, str]]
 
 
-class Linear(nn.Module):
+class MigratedLinear(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 2)
@@ -30,7 +30,7 @@ class Linear(nn.Module):
         return self.layer(x)
 
 
-class Pooled(nn.Module):
+class PictureMean(nn.Module):
     """A classifier of pictures of any size."""
 
     def __init__(self, classes: int = 3) -> None:
@@ -66,7 +66,7 @@ def repository(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def linear() -> bytes:
     torch.manual_seed(0)
-    return torchscript(Linear())
+    return torchscript(MigratedLinear())
 
 
 def read(repository: Path, name: str) -> Any:
@@ -103,7 +103,7 @@ def test_labels_warm_up_and_hand_written_settings_come_back_too(
     signature = ModelSignature(
         (TensorSpec("x", Datatype.FP32, (4,)),), (TensorSpec("y", Datatype.FP32, (2,)),), 8
     )
-    version = put_torchscript(repository, "m", Linear(), signature)
+    version = put_torchscript(repository, "m", MigratedLinear(), signature)
     for name in ("certificate.json", "certificate.json.sig"):
         (version / name).unlink()
     manifest.write(version)
@@ -126,7 +126,7 @@ def test_a_packaged_archive_whose_certificate_does_not_fit_is_refused(
     version = put_torchscript(
         repository,
         "m",
-        Linear(),
+        MigratedLinear(),
         ModelSignature(
             (TensorSpec("x", Datatype.FP32, (4,)),), (TensorSpec("y", Datatype.FP32, (2,)),), 8
         ),
@@ -243,7 +243,7 @@ def test_dynamic_batching_is_configured_only_on_request(
 
 def test_an_image_classifier_takes_pictures_as_before(tmp_path: Path, repository: Path) -> None:
     names = json.dumps({"0": ["n01", "tench"], "1": "goldfish", "2": "shark"})
-    files = {"model.pt": torchscript(Pooled()), "index_to_name.json": names}
+    files = {"model.pt": torchscript(PictureMean()), "index_to_name.json": names}
     archive = mar(tmp_path / "c.mar", "classifier", files, handler="image_classifier")
     report = tmp_path / "report.json"
     result = migrate(archive, repository, "--report", str(report))
@@ -268,7 +268,7 @@ def test_an_image_classifier_takes_pictures_as_before(tmp_path: Path, repository
 def test_labels_of_another_form_are_left_to_a_person(
     names: str, tmp_path: Path, repository: Path
 ) -> None:
-    files = {"model.pt": torchscript(Pooled()), "index_to_name.json": names}
+    files = {"model.pt": torchscript(PictureMean()), "index_to_name.json": names}
     archive = mar(tmp_path / "c.mar", "classifier", files, handler="image_classifier")
     report = tmp_path / "report.json"
     told = items(migrate(archive, repository, "--report", str(report)), report)
@@ -300,7 +300,7 @@ def test_a_handler_is_listed_and_not_run(tmp_path: Path, repository: Path, linea
 def test_an_eager_archive_says_how_to_export_its_checkpoint(
     tmp_path: Path, repository: Path
 ) -> None:
-    files = {"model.pt": state_dict(Linear()), "net.py": "class Net: pass\n"}
+    files = {"model.pt": state_dict(MigratedLinear()), "net.py": "class Net: pass\n"}
     archive = mar(tmp_path / "m.mar", "eager", files, modelFile="net.py")
     report = tmp_path / "report.json"
     result = migrate(archive, repository, "--report", str(report))
@@ -316,7 +316,7 @@ def test_an_eager_archive_says_how_to_export_its_checkpoint(
 def test_a_checkpoint_is_not_opened(
     content: bytes | None, words: str, tmp_path: Path, repository: Path
 ) -> None:
-    archive = mar(tmp_path / "m.mar", "m", {"model.pt": content or state_dict(Linear())})
+    archive = mar(tmp_path / "m.mar", "m", {"model.pt": content or state_dict(MigratedLinear())})
     refused(migrate(archive, repository), 4, words, "modelport export model.pt")
 
 
@@ -352,7 +352,9 @@ def test_torchscript_that_modelport_wrote_declares_itself_in_any_archive(
         8,
         {"n": Axis("n", 1, 5)},
     )
-    content = (put_torchscript(repository, "m", Linear(), signature) / "model.pt").read_bytes()
+    content = (
+        put_torchscript(repository, "m", MigratedLinear(), signature) / "model.pt"
+    ).read_bytes()
     archive = mar(tmp_path / "m.mar", "m", {"model.pt": content})
     assert migrate(archive, tmp_path / "new").exit_code == 0
     assert config.signature(read(tmp_path / "new", "m")) == signature
@@ -364,10 +366,15 @@ def test_a_store_is_migrated_and_a_bad_archive_costs_only_itself(
 ) -> None:
     store, names = tmp_path / "store", json.dumps({"0": "a", "1": "b", "2": "c"})
     store.mkdir()
-    files = {"model.pt": torchscript(Pooled()), "index_to_name.json": names}
+    files = {"model.pt": torchscript(PictureMean()), "index_to_name.json": names}
     for file, version in (("a.mar", "1.0"), ("b.mar", "2.1"), ("c.mar", "1"), ("d.mar", "7.0")):
         mar(store / file, "c", files, handler="image_classifier", modelVersion=version)
-    mar(store / "eager.mar", "eager", {"model.pt": state_dict(Linear())}, modelFile="model.pt")
+    mar(
+        store / "eager.mar",
+        "eager",
+        {"model.pt": state_dict(MigratedLinear())},
+        modelFile="model.pt",
+    )
     (store / "broken.mar").write_bytes(b"PK\x03\x04 not really")
     (store / "notes.txt").write_text("not an archive")
     (tmp_path / "c").write_text(

@@ -29,7 +29,7 @@ Answer = Callable[[str, Any, bytes], tuple[int, bytes]]
 def answering(answer: Answer) -> Iterator[str]:
     """A server that answers every POST with what ``answer`` gives; its address."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class AnsweringHandler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             status, content = answer(self.path, self.headers, body)
@@ -43,7 +43,7 @@ def answering(answer: Answer) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), AnsweringHandler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
@@ -54,7 +54,7 @@ def answering(answer: Answer) -> Iterator[str]:
         server.server_close()
 
 
-class Pooled(nn.Module):
+class SeededPictureMean(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -66,7 +66,7 @@ class Pooled(nn.Module):
 
 @pytest.fixture(scope="module")
 def model() -> bytes:
-    return torchscript(Pooled())
+    return torchscript(SeededPictureMean())
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_the_gateway_serves_the_new_entry_for_the_comparison_itself(
         values = torch.from_numpy(np.asarray(picture) / np.float32(255)).permute(2, 0, 1)
         mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
         values = (values - mean[:, None, None]) / std[:, None, None]
-        chances = torch.softmax(Pooled()(values[None]), 1)[0]
+        chances = torch.softmax(SeededPictureMean()(values[None]), 1)[0]
         top5 = torch.topk(chances, 5)
         pairs = zip(top5.indices.tolist(), top5.values.tolist(), strict=True)
         return 200, json.dumps({str(index): value for index, value in pairs}).encode()

@@ -26,14 +26,14 @@ models={{"linear": {{"1.0": {{"marName": "linear.mar", "batchSize": {BATCH_SIZE}
 """
 
 
-class Doubled(nn.Module):
+class DoublingModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + x
 
 
 def test_requests_wait_until_there_is_a_batch_and_run_as_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    archive = mar(tmp_path / "linear.mar", "linear", {"model.pt": torchscript(Doubled())})
+    archive = mar(tmp_path / "linear.mar", "linear", {"model.pt": torchscript(DoublingModel())})
     settings = tmp_path / "config.properties"
     settings.write_text(CONFIG)
     tensors = ("--input", "x:FP32[1]", "--output", "y:FP32[1]", "--max-batch-size", "16")

@@ -35,8 +35,8 @@ from modelport.gateway.repository.routes_file import (
     UpstreamProtocol,
 )
 from modelport.gateway.types import Datatype, Deadline, InferRequest, Tensor
-from tests.faults.chaos_proxy import STATUSES, ChaosProxy, Fault, Shim
-from tests.faults.probes import Repository
+from tests.faults.chaos_proxy import STATUSES, ChaosProxy, ProxyFault, Shim
+from tests.faults.probes import ChangingRepository
 from tests.server import Gateway, serving
 
 MODEL = "m"
@@ -46,7 +46,7 @@ SIGNATURE = (
     "output { name: 'y' data_type: TYPE_FP32 dims: 4 }"
 )
 KINDS = [(backend, protocol) for backend in BACKENDS for protocol in UpstreamProtocol]
-FAULTS = [fault for fault in Fault if fault is not Fault.NONE]
+FAULTS = [fault for fault in ProxyFault if fault is not ProxyFault.NONE]
 #: What must hold.
 FAILED_SHARE, EJECTED_SECONDS, EJECTED_REQUESTS, BACK_SECONDS, SLOWER = 0.005, 3.0, 5, 5.0, 1.5
 #: How long a client waits for an answer.
@@ -56,7 +56,7 @@ THINK_SECONDS = 0.005
 
 
 @dataclass
-class Plan:
+class ChaosPlan:
     """The load, and the length of a fault as a number of requests or a time."""
 
     clients: int = 8
@@ -68,11 +68,11 @@ class Plan:
 
 
 @dataclass
-class Cell:
+class ChaosCell:
     """One kind under one fault."""
 
     kind: str
-    fault: Fault
+    fault: ProxyFault
     requests: int = 0
     failed: int = 0
     #: Until the broken endpoint was ejected; inf: it was not.
@@ -101,7 +101,7 @@ class Cell:
 def upstream() -> Iterator[Gateway]:
     """A gateway with the model, to which every route leads."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        repository = Repository(Path(folder))
+        repository = ChangingRepository(Path(folder))
         repository.slow(0.0, MODEL)
         with serving(repository.root) as gateway:
             yield gateway
@@ -110,7 +110,7 @@ def upstream() -> Iterator[Gateway]:
 class Clients:
     """A closed loop of them: when each request ended, how long it took, and whether it was good."""
 
-    def __init__(self, backend: Any, plan: Plan) -> None:
+    def __init__(self, backend: Any, plan: ChaosPlan) -> None:
         self._backend, self._plan = backend, plan
         self.outcomes: list[tuple[float, float, bool]] = []
 
@@ -158,8 +158,8 @@ async def _until(condition: Any, seconds: float) -> float:
 
 
 async def run(
-    gateway: Gateway, backend: str, protocol: UpstreamProtocol, fault: Fault, plan: Plan
-) -> Cell:
+    gateway: Gateway, backend: str, protocol: UpstreamProtocol, fault: ProxyFault, plan: ChaosPlan
+) -> ChaosCell:
     """One cell of the matrix."""
     target = gateway.grpc if protocol is UpstreamProtocol.GRPC else gateway.http
     async with contextlib.AsyncExitStack() as stack:
@@ -173,13 +173,15 @@ async def run(
         addresses = [await stack.enter_async_context(proxy.listening()) for proxy in proxies]
         loaded = await _load(backend, protocol, addresses, plan)
         try:
-            return await _measure(loaded, proxies[0], shim, Cell(f"{backend}, {protocol}", fault),
-                                  plan)  # fmt: skip
+            cell = ChaosCell(f"{backend}, {protocol}", fault)
+            return await _measure(loaded, proxies[0], shim, cell, plan)
         finally:
             await asyncio.to_thread(loaded.unload)
 
 
-async def _load(backend: str, protocol: UpstreamProtocol, addresses: list[str], plan: Plan) -> Any:
+async def _load(
+    backend: str, protocol: UpstreamProtocol, addresses: list[str], plan: ChaosPlan
+) -> Any:
     def unused(*_: Any) -> Any:
         raise AssertionError
 
@@ -198,12 +200,14 @@ async def _load(backend: str, protocol: UpstreamProtocol, addresses: list[str], 
     return await asyncio.to_thread(find_loader(backend), artifact)
 
 
-async def _measure(loaded: Any, proxy: ChaosProxy, shim: Shim, cell: Cell, plan: Plan) -> Cell:
+async def _measure(
+    loaded: Any, proxy: ChaosProxy, shim: Shim, cell: ChaosCell, plan: ChaosPlan
+) -> ChaosCell:
     broken, clients = loaded._pool.endpoints[0], Clients(loaded, plan)
     async with clients.asking():
         await asyncio.sleep(plan.healthy_seconds)
         healthy = len(clients.outcomes)
-        (shim if cell.fault in STATUSES else proxy).fault = Fault.NONE
+        (shim if cell.fault in STATUSES else proxy).fault = ProxyFault.NONE
         if cell.fault in STATUSES:
             shim.fault = cell.fault
         else:
@@ -213,8 +217,8 @@ async def _measure(loaded: Any, proxy: ChaosProxy, shim: Shim, cell: Cell, plan:
         cell.failed_before = sum(not good for *_, good in clients.outcomes[healthy:])
         await asyncio.sleep(max(0.0, began + plan.broken_seconds - time.monotonic()))
         during = clients.outcomes[healthy:]
-        shim.fault = Fault.NONE
-        proxy.set(Fault.NONE)
+        shim.fault = ProxyFault.NONE
+        proxy.set(ProxyFault.NONE)
         cell.back_seconds = await _until(
             lambda: not broken.ejected and not broken.trial and broken.latency_seconds, 10.0
         )
@@ -225,7 +229,7 @@ async def _measure(loaded: Any, proxy: ChaosProxy, shim: Shim, cell: Cell, plan:
     return cell
 
 
-def table(cells: list[Cell]) -> Table:
+def table(cells: list[ChaosCell]) -> Table:
     found = Table(*("route", "fault", "requests", "failed", "ejected after", "back after",
                     "p99", ""))  # fmt: skip
     for cell in cells:
@@ -240,12 +244,12 @@ def table(cells: list[Cell]) -> Table:
     return found
 
 
-async def _main() -> list[Cell]:
+async def _main() -> list[ChaosCell]:
     with upstream() as gateway:
         cells = []
         for backend, protocol in KINDS:
             for fault in FAULTS:
-                cells.append(await run(gateway, backend, protocol, fault, Plan()))
+                cells.append(await run(gateway, backend, protocol, fault, ChaosPlan()))
                 cell = cells[-1]
                 print(f"{cell.kind}: {fault.value}: {cell.missed() or 'holds'}", flush=True)
     return cells

@@ -24,7 +24,7 @@ CHUNK_BYTES = 2**16
 INFERENCES = ("ModelInfer", "Predict", "Predictions")
 
 
-class Fault(Enum):
+class ProxyFault(Enum):
     NONE = "none"
     HANG_AT_CONNECT = "hang at connect"
     HANG_AFTER_GREETING = "hang after greeting"
@@ -39,14 +39,14 @@ class Fault(Enum):
 
 #: Faults of an answer: HTTP's and gRPC's status, and of how many inferences one fails.
 STATUSES = {
-    Fault.HANG_AT_INFERENCE: (0, "", 1),
-    Fault.INTERNAL: (500, "INTERNAL", 2),
-    Fault.UNAVAILABLE: (503, "UNAVAILABLE", 1),
-    Fault.EXHAUSTED: (429, "RESOURCE_EXHAUSTED", 1),
+    ProxyFault.HANG_AT_INFERENCE: (0, "", 1),
+    ProxyFault.INTERNAL: (500, "INTERNAL", 2),
+    ProxyFault.UNAVAILABLE: (503, "UNAVAILABLE", 1),
+    ProxyFault.EXHAUSTED: (429, "RESOURCE_EXHAUSTED", 1),
 }
 
 
-class Link:
+class ProxyLink:
     """One connection through the proxy."""
 
     def __init__(
@@ -59,9 +59,9 @@ class Link:
 
     async def run(self) -> None:
         proxy = self.proxy
-        if proxy.fault is Fault.HANG_AT_CONNECT:
+        if proxy.fault is ProxyFault.HANG_AT_CONNECT:
             await proxy.mended.wait()
-        if proxy.fault is Fault.HALF_OPEN:
+        if proxy.fault is ProxyFault.HALF_OPEN:
             self.dead = True
         host, _, port = proxy.target.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -87,14 +87,14 @@ class Link:
             greeting = self.sent <= GREETING_BYTES
             if self.dead:
                 await asyncio.Event().wait()
-            if proxy.fault is Fault.HANG_AFTER_GREETING and not greeting:
+            if proxy.fault is ProxyFault.HANG_AFTER_GREETING and not greeting:
                 await proxy.mended.wait()
-            if proxy.fault is Fault.RESET_MID_BODY and not greeting:
+            if proxy.fault is ProxyFault.RESET_MID_BODY and not greeting:
                 self.writer.write(data[: len(data) // 2])
                 await self.writer.drain()
                 self.reset()
                 return
-            if proxy.fault is Fault.SLOW and not greeting:
+            if proxy.fault is ProxyFault.SLOW and not greeting:
                 asyncio.get_running_loop().call_later(SLOW_SECONDS, self._write, data)
             else:
                 self._write(data)
@@ -116,14 +116,14 @@ class ChaosProxy:
 
     def __init__(self, target: str) -> None:
         self.target = target
-        self.fault = Fault.NONE
+        self.fault = ProxyFault.NONE
         self.mended = asyncio.Event()
-        self._links: dict[asyncio.Task[Any], Link] = {}
+        self._links: dict[asyncio.Task[Any], ProxyLink] = {}
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        link = self._links[task] = Link(self, reader, writer)
+        link = self._links[task] = ProxyLink(self, reader, writer)
         try:
             await link.run()
         except (OSError, asyncio.CancelledError):
@@ -132,17 +132,17 @@ class ChaosProxy:
             del self._links[task]
             writer.close()
 
-    def set(self, fault: Fault) -> None:
+    def set(self, fault: ProxyFault) -> None:
         """Break or, with ``NONE``, mend."""
         self.fault = fault
-        if fault is Fault.NONE:
+        if fault is ProxyFault.NONE:
             self.mended.set()
             return
         self.mended.clear()
         for link in list(self._links.values()):
-            if fault is Fault.HANG_AT_CONNECT:
+            if fault is ProxyFault.HANG_AT_CONNECT:
                 link.reset()
-            link.dead = link.dead or fault is Fault.HALF_OPEN
+            link.dead = link.dead or fault is ProxyFault.HALF_OPEN
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
@@ -160,7 +160,7 @@ class Shim:
 
     def __init__(self, target: str) -> None:
         self.target = target
-        self.fault = Fault.NONE
+        self.fault = ProxyFault.NONE
         self._inferences = 0
 
     def _fails(self) -> tuple[int, str] | None:
@@ -173,7 +173,7 @@ class Shim:
         shim, hung = self, asyncio.Event()
         channel = grpc.aio.insecure_channel(self.target)
 
-        class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+        class ShimHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             def service(self, details: Any) -> Any:
                 inference = details.method.rsplit("/", 1)[1] in INFERENCES
 
@@ -192,7 +192,7 @@ class Shim:
                 return grpc.unary_unary_rpc_method_handler(answer)
 
         server = grpc.aio.server()
-        server.add_generic_rpc_handlers((Handler(),))
+        server.add_generic_rpc_handlers((ShimHandler(),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:

@@ -77,7 +77,7 @@ class LedgerBackend:
 # -- the test's side ------------------------------------------------------------------------------
 
 
-class Ledger:
+class ExecutionLedger:
     """The file in which the backend records its executions."""
 
     def __init__(self, path: Path) -> None:
@@ -101,7 +101,7 @@ class Ledger:
 @contextlib.contextmanager
 def recorded(
     repository: Path, ledger: Path, *flags: str, wait_for: str = "started"
-) -> Iterator[tuple[Gateway, Ledger]]:
+) -> Iterator[tuple[Gateway, ExecutionLedger]]:
     """A gateway that has the backend ``ledger``."""
     ledger.unlink(missing_ok=True)
     path = os.pathsep.join([str(HERE / "ledger_site"), str(HERE.parents[1])])
@@ -117,7 +117,7 @@ def recorded(
             else:
                 os.environ[name] = value
     try:
-        yield gateway, Ledger(ledger)
+        yield gateway, ExecutionLedger(ledger)
     finally:
         context.__exit__(None, None, None)
 

@@ -59,7 +59,7 @@ def eventually(condition: Callable[[], T], what: str = "", seconds: float = WAIT
 
 
 @dataclass(frozen=True)
-class Repository:
+class ChangingRepository:
     """A model repository that the test changes under a gateway's eyes."""
 
     root: Path

@@ -7,7 +7,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from modelport.loadtests.benchmarks.open_loop import OpenLoopClient, Outcomes
 from modelport.loadtests.peers.clients import GRPC_PATH
-from tests.faults.probes import Repository
+from tests.faults.probes import ChangingRepository
 from tests.server import serving
 
 BOUNDED = "dynamic_batching { default_queue_policy { default_timeout_microseconds: 60000 } }"
@@ -22,7 +22,7 @@ DEFAULT_SECONDS = 3.0
 CONTROL_SECONDS = 0.4
 
 
-def flooded(repository: Repository, config: str, seconds: float) -> tuple[float, Outcomes]:
+def flooded(repository: ChangingRepository, config: str, seconds: float) -> tuple[float, Outcomes]:
     """Answers a second of a client that waits for each, and what becomes of ten times as many."""
     repository.count(config)
     with serving(repository.root) as gateway:
@@ -54,7 +54,9 @@ def holds(capacity: float, outcomes: Outcomes, seconds: float) -> bool:
     return busy and soon and len(outcomes.failed) > len(outcomes.answered)
 
 
-def test_ten_times_too_many_requests_leave_those_accepted_quick(repository: Repository) -> None:
+def test_ten_times_too_many_requests_leave_those_accepted_quick(
+    repository: ChangingRepository,
+) -> None:
     capacity, outcomes = flooded(repository, BOUNDED, SECONDS)
     said = (capacity, outcomes.quantile(0.9), len(outcomes.failed))
     assert holds(capacity, outcomes, SECONDS), said
@@ -62,7 +64,7 @@ def test_ten_times_too_many_requests_leave_those_accepted_quick(repository: Repo
 
 
 def test_without_a_queue_policy_the_same_holds_once_it_is_known_to_be_an_overload(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     capacity, outcomes = flooded(repository, SOONER, DEFAULT_SECONDS)
     said = (capacity, outcomes.quantile(0.9), len(outcomes.failed))
@@ -70,6 +72,6 @@ def test_without_a_queue_policy_the_same_holds_once_it_is_known_to_be_an_overloa
     assert sorted(outcomes.failed)[len(outcomes.failed) // 2] < 0.25
 
 
-def test_the_check_sees_a_gateway_without_admission(repository: Repository) -> None:
+def test_the_check_sees_a_gateway_without_admission(repository: ChangingRepository) -> None:
     capacity, outcomes = flooded(repository, OFF, CONTROL_SECONDS)
     assert not holds(capacity, outcomes, CONTROL_SECONDS)

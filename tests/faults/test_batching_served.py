@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2_grpc
 from modelport.gateway.telemetry import FAILURE_REASONS
 from tests import models
 from tests.faults import probes
-from tests.faults.probes import Background, Repository, elapsed, eventually
+from tests.faults.probes import Background, ChangingRepository, elapsed, eventually
 from tests.server import Gateway, serving
 
 ROWS = 1000
@@ -84,7 +84,7 @@ def gather(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    repository = Repository(tmp_path_factory.mktemp("repository"))
+    repository = ChangingRepository(tmp_path_factory.mktemp("repository"))
     for model, policy in (("patient", ""), *((model, IMPATIENT) for model in IMPATIENT_MODELS)):
         repository.config(CONFIG % policy, model)
         gather(repository.file(model=model))

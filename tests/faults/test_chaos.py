@@ -8,8 +8,8 @@ import pytest
 
 from modelport.gateway.repository.routes_file import OutlierDetection, UpstreamProtocol
 from modelport.gateway.upstream import pool
-from tests.faults.chaos import FAULTS, KINDS, Cell, Plan, run, upstream
-from tests.faults.chaos_proxy import Fault
+from tests.faults.chaos import FAULTS, KINDS, ChaosCell, ChaosPlan, run, upstream
+from tests.faults.chaos_proxy import ProxyFault
 from tests.server import Gateway
 
 QUICK = OutlierDetection(base_ejection_time_seconds=0.1, max_ejection_time_seconds=0.2)
@@ -27,15 +27,15 @@ async def cell(
     gateway: Gateway,
     backend: str,
     protocol: UpstreamProtocol,
-    fault: Fault,
+    fault: ProxyFault,
     monkeypatch: pytest.MonkeyPatch,
     settings: OutlierDetection = QUICK,
-) -> Cell:
+) -> ChaosCell:
     monkeypatch.setattr(pool, "STALL_SECONDS", 0.2)
     monkeypatch.setattr(pool, "PROBE_SECONDS", 0.3)
     monkeypatch.setattr(pool, "WATCH_SECONDS", 0.05)
     monkeypatch.setattr(pool, "MAX_PROBE_INTERVAL_SECONDS", 0.2)
-    plan = Plan(8, 0.3, 1.3, settings, connect_seconds=2.0, client_seconds=10.0)
+    plan = ChaosPlan(8, 0.3, 1.3, settings, connect_seconds=2.0, client_seconds=10.0)
     if not settings.enabled:
         plan.client_seconds = 0.3
     return await run(gateway, backend, protocol, fault, plan)
@@ -46,7 +46,7 @@ async def test_a_broken_endpoint_costs_hardly_any_request_and_comes_back(
     gateway: Gateway,
     backend: str,
     protocol: UpstreamProtocol,
-    fault: Fault,
+    fault: ProxyFault,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = await cell(gateway, backend, protocol, fault, monkeypatch)
@@ -58,7 +58,7 @@ async def test_the_check_sees_a_pool_without_outlier_detection(
 ) -> None:
     off = OutlierDetection(enabled=False)
     found = await cell(
-        gateway, "triton", UpstreamProtocol.GRPC, Fault.HANG_AT_INFERENCE, monkeypatch, off
+        gateway, "triton", UpstreamProtocol.GRPC, ProxyFault.HANG_AT_INFERENCE, monkeypatch, off
     )
     assert "ejected" in found.missed(timed=False), found
     assert found.failed >= 8

@@ -17,7 +17,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.faults import probes
-from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
+from tests.faults.probes import EXPLICIT, POLL, ChangingRepository, eventually
 from tests.server import Gateway, serving
 
 #: What is done to version 2, and what the index must say of it.
@@ -41,7 +41,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def publish_damaged(repository: Repository, damage: str, number: int = 2, model: str = "m") -> str:
+def publish_damaged(
+    repository: ChangingRepository, damage: str, number: int = 2, model: str = "m"
+) -> str:
     """Publish a version that is damaged before anyone can see it; what the index must say."""
     spoil, reason = DAMAGE[damage]
     staged = repository.version(3.0, number, model=".damaged")
@@ -71,7 +73,7 @@ def named(damage: str) -> str:
     return damage.replace(" ", "-")
 
 
-def test_at_start_the_older_version_serves(repository: Repository) -> None:
+def test_at_start_the_older_version_serves(repository: ChangingRepository) -> None:
     whys = {}
     for damage in DAMAGE:
         repository.version(2.0, 1, named(damage))
@@ -82,7 +84,9 @@ def test_at_start_the_older_version_serves(repository: Repository) -> None:
             assert str(repository.root.parent) not in str(probes.index(gateway, model))
 
 
-def test_undamaged_the_newer_version_serves(repository: Repository, monkeypatch: Any) -> None:
+def test_undamaged_the_newer_version_serves(
+    repository: ChangingRepository, monkeypatch: Any
+) -> None:
     """The control: without the damage the same check fails."""
     monkeypatch.setitem(DAMAGE, "none", (lambda path: None, ""))
     repository.version(2.0, 1)
@@ -93,7 +97,7 @@ def test_undamaged_the_newer_version_serves(repository: Repository, monkeypatch:
             older_serves(gateway, "")
 
 
-def test_on_a_poll_the_older_version_serves(repository: Repository) -> None:
+def test_on_a_poll_the_older_version_serves(repository: ChangingRepository) -> None:
     """Each damage in turn in the same gateway: as version 2, taken away, then the next."""
     repository.version(2.0, 1)
     with serving(repository.root, *POLL) as gateway:
@@ -105,7 +109,7 @@ def test_on_a_poll_the_older_version_serves(repository: Repository) -> None:
             eventually(lambda: probes.state(gateway, 2) == "", "version 2 forgotten")
 
 
-def test_on_an_explicit_load_the_older_version_serves(repository: Repository) -> None:
+def test_on_an_explicit_load_the_older_version_serves(repository: ChangingRepository) -> None:
     repository.version(2.0, 1)
     with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
         for damage in DAMAGE:
@@ -119,7 +123,7 @@ def test_on_an_explicit_load_the_older_version_serves(repository: Repository) ->
 
 
 def test_the_only_version_damaged_leaves_the_gateway_alive_and_not_ready(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0, 1, model="good")
     whys = {}
@@ -139,7 +143,7 @@ def test_the_only_version_damaged_leaves_the_gateway_alive_and_not_ready(
 
 @pytest.mark.parametrize("damage", ["flipped byte", "truncated file", "link out"])
 def test_what_serves_keeps_serving_when_its_own_file_is_damaged(
-    damage: str, repository: Repository
+    damage: str, repository: ChangingRepository
 ) -> None:
     repository.version(2.0, 1)
     spoil, why = DAMAGE[damage]
@@ -171,7 +175,7 @@ BROKEN_CONFIGS = {
 
 
 def test_a_broken_configuration_at_start_costs_its_model_and_no_other(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0, 1, model="good")
     for broken, (text, _) in BROKEN_CONFIGS.items():
@@ -185,7 +189,9 @@ def test_a_broken_configuration_at_start_costs_its_model_and_no_other(
         assert probes.answer(gateway, "good") == ("1", 2.0)
 
 
-def test_a_broken_configuration_on_a_poll_leaves_the_model_serving(repository: Repository) -> None:
+def test_a_broken_configuration_on_a_poll_leaves_the_model_serving(
+    repository: ChangingRepository,
+) -> None:
     repository.version(2.0, 1)
     good = (repository.root / "m" / "config.pbtxt").read_text()
     with serving(repository.root, *POLL) as gateway:
@@ -199,7 +205,7 @@ def test_a_broken_configuration_on_a_poll_leaves_the_model_serving(repository: R
 
 
 def test_a_broken_configuration_on_a_load_is_refused_and_the_model_serves_on(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0, 1)
     with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
@@ -214,7 +220,7 @@ def test_a_broken_configuration_on_a_load_is_refused_and_the_model_serves_on(
 
 @pytest.mark.parametrize("flags", [(), POLL], ids=["start", "poll"])
 def test_a_configuration_linked_from_outside_is_not_read(
-    flags: tuple[str, ...], repository: Repository, tmp_path: Path
+    flags: tuple[str, ...], repository: ChangingRepository, tmp_path: Path
 ) -> None:
     repository.version(2.0, 1)
     repository.version(2.0, 1, model="good")
@@ -238,7 +244,7 @@ def test_a_configuration_linked_from_outside_is_not_read(
 
 @pytest.mark.parametrize("where", ["loop", "m/2", "m/2/model.onnx", "m/labels.txt"])
 def test_a_link_to_itself_anywhere_does_not_take_the_gateway_down(
-    where: str, repository: Repository
+    where: str, repository: ChangingRepository
 ) -> None:
     repository.version(2.0, 1)
     path = repository.root / where
@@ -248,7 +254,9 @@ def test_a_link_to_itself_anywhere_does_not_take_the_gateway_down(
         assert probes.answer(gateway) == ("1", 2.0)
 
 
-def test_labels_linked_from_outside_are_not_served(repository: Repository, tmp_path: Path) -> None:
+def test_labels_linked_from_outside_are_not_served(
+    repository: ChangingRepository, tmp_path: Path
+) -> None:
     """A classification would hand out the file's lines."""
     secret = tmp_path / "secret.txt"
     secret.write_text("\n".join(f"secret-{i}" for i in range(4)))
@@ -270,7 +278,9 @@ def test_labels_linked_from_outside_are_not_served(repository: Repository, tmp_p
         assert "labels.txt" in probes.reason(gateway, 1)
 
 
-def test_a_file_name_that_is_no_text_costs_nothing_but_its_version(repository: Repository) -> None:
+def test_a_file_name_that_is_no_text_costs_nothing_but_its_version(
+    repository: ChangingRepository,
+) -> None:
     repository.version(2.0)
     folder = repository.version(3.0, model="odd", signed=False)
     (Path(os.fsdecode(os.fsencode(folder) + b"/\xff.pkl"))).write_bytes(b"content")

@@ -51,7 +51,7 @@ HTTP: Mapping[str, tuple[str, Any, int]] = {
 
 
 @dataclass
-class Gateway:
+class SocketlessGateway:
     """A gateway without sockets, and the models that its fake backends were asked for."""
 
     client: httpx.AsyncClient
@@ -113,7 +113,7 @@ def gateways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateways:
     monkeypatch.setattr(fake.FakeBackend, "stream", counted_stream)
 
     @asynccontextmanager
-    async def serving(**settings: Any) -> AsyncIterator[Gateway]:
+    async def serving(**settings: Any) -> AsyncIterator[SocketlessGateway]:
         found: list[Any] = []
 
         def make_listeners(http: Any, methods: Any, *_: Any, **__: Any) -> Listeners:
@@ -128,7 +128,7 @@ def gateways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateways:
         try:
             transport = httpx.ASGITransport(found[0])
             async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-                yield Gateway(client, found[1], asked)
+                yield SocketlessGateway(client, found[1], asked)
         finally:
             await server.manager.stop()
 
@@ -157,7 +157,7 @@ async def slowly(body: bytes) -> AsyncIterator[bytes]:
     yield body[-1:]
 
 
-async def expired(gateway: Gateway, path: str, body: Any) -> httpx.Response:
+async def expired(gateway: SocketlessGateway, path: str, body: Any) -> httpx.Response:
     content = httpx.Request("POST", "http://gateway", json=body).content
     headers = {NAME: "2", "content-type": "application/json"}
     return await gateway.client.post(path, content=slowly(content), headers=headers)

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.faults import probes
-from tests.faults.probes import Background, Repository, eventually
+from tests.faults.probes import Background, ChangingRepository, eventually
 from tests.server import Gateway, serving
 
 URL = "/v2/models/count/infer"
@@ -19,7 +19,7 @@ TURNS = 1_500_000
 
 
 @pytest.fixture
-def counting(repository: Repository) -> Iterator[Gateway]:
+def counting(repository: ChangingRepository) -> Iterator[Gateway]:
     repository.count()
     with serving(repository.root) as gateway:
         yield gateway

@@ -11,16 +11,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.faults.probes import POLL, Repository, eventually
+from tests.faults.probes import POLL, ChangingRepository, eventually
 from tests.server import Gateway, serving
 
 FILES = 400
 
 
 @pytest.fixture
-def crowded(tmp_path: Path) -> Iterator[tuple[Gateway, Repository]]:
+def crowded(tmp_path: Path) -> Iterator[tuple[Gateway, ChangingRepository]]:
     """A gateway with few files, and more connections to both ports than it has files."""
-    repository = Repository(tmp_path / "repository")
+    repository = ChangingRepository(tmp_path / "repository")
     repository.version(2.0)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, before[1]))
@@ -39,7 +39,7 @@ def crowded(tmp_path: Path) -> Iterator[tuple[Gateway, Repository]]:
 
 
 def test_health_metrics_and_polling_go_on_where_connections_have_all_files_they_may(
-    crowded: tuple[Gateway, Repository],
+    crowded: tuple[Gateway, ChangingRepository],
 ) -> None:
     gateway, repository = crowded
     assert httpx.get(gateway.metrics).status_code == 200

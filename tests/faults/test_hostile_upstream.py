@@ -147,13 +147,13 @@ class Hostile(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def listening(handler: type[Hostile]) -> Iterator[str]:
-    class Server(ThreadingHTTPServer):
+    class HostileHttpServer(ThreadingHTTPServer):
         daemon_threads = True
         request_queue_size = 128  # every model connects at once
 
         def handle_error(self, *_: Any) -> None: ...
 
-    with Server(("127.0.0.1", 0), handler) as server:
+    with HostileHttpServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield f"127.0.0.1:{server.server_address[1]}"
@@ -217,12 +217,12 @@ def hostile_grpc() -> Iterator[str]:
 
         return grpc.unary_unary_rpc_method_handler(answer)
 
-    class Handler(grpc.GenericRpcHandler):
+    class HostileGrpcHandler(grpc.GenericRpcHandler):
         def service(self, call: Any) -> Any:
             return handle(call)
 
     options = [("grpc.max_send_message_length", -1)]
-    server = grpc.server(ThreadPoolExecutor(4), handlers=[Handler()], options=options)
+    server = grpc.server(ThreadPoolExecutor(4), handlers=[HostileGrpcHandler()], options=options)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield f"127.0.0.1:{port}"
@@ -296,7 +296,7 @@ def test_a_bad_replica_is_left_out_beside_a_good_one(hostile_http: str, tmp_path
 def test_a_server_without_binary_tensors_is_asked_in_json(tmp_path: Path) -> None:
     asked: list[dict[str, Any]] = []
 
-    class Plain(Hostile):
+    class HostileWithoutBinary(Hostile):
         def do_GET(self) -> None:
             if self.path == "/v2":
                 self._json(200, b'{"name": "plain", "extensions": []}')
@@ -315,7 +315,7 @@ def test_a_server_without_binary_tensors_is_asked_in_json(tmp_path: Path) -> Non
             self.wfile.write(body)
 
     with (
-        listening(Plain) as address,
+        listening(HostileWithoutBinary) as address,
         fronting(tmp_path / "front", table("m", [address], protocol="http")) as front,
     ):
         body = (

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from modelport.loadtests.system.processes import free_ports
-from tests.managed import ROOT, STANDIN, Place, ask, infer, load, reason, until, wrong
+from tests.managed import ROOT, STANDIN, ManagedPlace, ask, infer, load, reason, until, wrong
 from tests.managed.standin import FLOOD_BYTES
 from tests.server import serving
 
@@ -23,13 +23,13 @@ UNLOAD = "/v2/repository/models/x2/unload"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path).does("serve")
+def place(tmp_path: Path) -> ManagedPlace:
+    return ManagedPlace(tmp_path).does("serve")
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_server_killed_under_load_is_said_to_be_down_and_comes_back(
-    place: Place, protocol: str
+    place: ManagedPlace, protocol: str
 ) -> None:
     place.protocol = protocol
     with place.serving() as gateway:
@@ -46,7 +46,9 @@ def test_a_server_killed_under_load_is_said_to_be_down_and_comes_back(
         place.nothing_is_left()
 
 
-def test_a_server_that_nobody_starts_again_is_caught_by_the_same_judgement(place: Place) -> None:
+def test_a_server_that_nobody_starts_again_is_caught_by_the_same_judgement(
+    place: ManagedPlace,
+) -> None:
     """The known-bad variant: the same stand-in, reached through a route, and killed."""
     http, grpc = free_ports(2)
     flags = [f"--http-port={http}", f"--grpc-port={grpc}", f"--model-repository={place.repository}"]
@@ -74,7 +76,7 @@ def test_a_server_that_nobody_starts_again_is_caught_by_the_same_judgement(place
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_that_a_server_started_outlives_the_gateway(
-    place: Place, number: signal.Signals
+    place: ManagedPlace, number: signal.Signals
 ) -> None:
     place.does("breed")
     with place.serving() as gateway:
@@ -85,7 +87,9 @@ def test_nothing_that_a_server_started_outlives_the_gateway(
         place.nothing_is_left()
 
 
-def test_what_a_killed_server_had_started_is_gone_before_it_is_started_again(place: Place) -> None:
+def test_what_a_killed_server_had_started_is_gone_before_it_is_started_again(
+    place: ManagedPlace,
+) -> None:
     place.does("breed")
     with place.serving() as gateway:
         first = set(until(lambda: len(place.processes()) == 4 and place.processes(), "four"))
@@ -95,7 +99,7 @@ def test_what_a_killed_server_had_started_is_gone_before_it_is_started_again(pla
         assert first & set(place.processes()) == set()
 
 
-def test_a_killed_guardian_takes_its_server_with_it_and_both_come_back(place: Place) -> None:
+def test_a_killed_guardian_takes_its_server_with_it_and_both_come_back(place: ManagedPlace) -> None:
     place.does("breed")
     with place.serving() as gateway:
         server, (guardian,) = place.server(), place.processes("guardian.py")
@@ -104,7 +108,7 @@ def test_a_killed_guardian_takes_its_server_with_it_and_both_come_back(place: Pl
         until(lambda: infer(gateway).status == 200, "it is back")
 
 
-def test_a_server_that_does_not_start_gives_its_last_meaningful_line(place: Place) -> None:
+def test_a_server_that_does_not_start_gives_its_last_meaningful_line(place: ManagedPlace) -> None:
     place.does("crash")
     with place.serving() as gateway:
         assert reason(gateway) == (
@@ -119,7 +123,7 @@ def test_a_server_that_does_not_start_gives_its_last_meaningful_line(place: Plac
         until(lambda: infer(gateway).status == 200, "it is tried again, and serves")
 
 
-def test_a_server_that_does_not_start_again_keeps_being_tried(place: Place) -> None:
+def test_a_server_that_does_not_start_again_keeps_being_tried(place: ManagedPlace) -> None:
     with place.serving() as gateway:
         place.does("crash")
         os.kill(place.server(), signal.SIGKILL)
@@ -128,7 +132,7 @@ def test_a_server_that_does_not_start_again_keeps_being_tried(place: Place) -> N
         until(lambda: infer(gateway).status == 200, "it is back")
 
 
-def test_a_server_that_never_gets_ready_is_given_up_in_time(place: Place) -> None:
+def test_a_server_that_never_gets_ready_is_given_up_in_time(place: ManagedPlace) -> None:
     place.does("mute")
     with place.serving(routes=place.routes(start_seconds=0.5)) as gateway:
         assert reason(gateway) == "the server of 'x2' is not ready after 0.5 s"
@@ -136,7 +140,7 @@ def test_a_server_that_never_gets_ready_is_given_up_in_time(place: Place) -> Non
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_gateway_that_ends_while_a_server_starts_leaves_nothing(
-    place: Place, number: signal.Signals
+    place: ManagedPlace, number: signal.Signals
 ) -> None:
     place.does("mute")
     with place.serving(wait_for="listening") as gateway:
@@ -146,7 +150,7 @@ def test_a_gateway_that_ends_while_a_server_starts_leaves_nothing(
         place.nothing_is_left()
 
 
-def test_a_program_that_is_missing_is_one_line_with_the_remedy(place: Place) -> None:
+def test_a_program_that_is_missing_is_one_line_with_the_remedy(place: ManagedPlace) -> None:
     with place.serving(routes=place.routes(["no-such-tritonserver"])) as gateway:
         said = reason(gateway)
         assert said.startswith(
@@ -155,7 +159,7 @@ def test_a_program_that_is_missing_is_one_line_with_the_remedy(place: Place) -> 
         assert "\n" not in said
 
 
-def test_a_model_that_is_code_needs_a_route_to_a_triton(place: Place) -> None:
+def test_a_model_that_is_code_needs_a_route_to_a_triton(place: ManagedPlace) -> None:
     (place.repository / "x2" / "1" / "model.onnx").rename(place.repository / "x2/1/model.py")
     config = place.repository / "x2" / "config.pbtxt"
     config.write_text(config.read_text().replace("onnxruntime", "python"))
@@ -163,14 +167,14 @@ def test_a_model_that_is_code_needs_a_route_to_a_triton(place: Place) -> None:
         assert reason(gateway).startswith("backend 'python' runs Python code, as only Triton does")
 
 
-def test_a_line_of_megabytes_is_cut(place: Place) -> None:
+def test_a_line_of_megabytes_is_cut(place: ManagedPlace) -> None:
     with place.does("flood").serving() as gateway:
         assert infer(gateway).status == 200
         (line,) = [entry["event"] for entry in gateway.logs if "xxxx" in entry["event"]]
         assert len(line) < 3000 < FLOOD_BYTES
 
 
-def test_a_model_is_unloaded_while_its_server_is_being_started_again(place: Place) -> None:
+def test_a_model_is_unloaded_while_its_server_is_being_started_again(place: ManagedPlace) -> None:
     explicit = ("--model-control-mode=explicit", "--load-model=x2")
     with place.serving(*explicit) as gateway:
         assert infer(gateway).status == 200

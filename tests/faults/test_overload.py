@@ -22,7 +22,7 @@ from modelport.gateway.server import time_limits
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.types import Deadline
 from tests.faults import probes
-from tests.faults.probes import Background, Repository, elapsed, eventually
+from tests.faults.probes import Background, ChangingRepository, elapsed, eventually
 from tests.server import Gateway, serving
 
 QUEUE_OF_ONE = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
@@ -33,7 +33,7 @@ FOR_AN_HOUR = 4_000_000_000
 
 @pytest.fixture(scope="module")
 def counting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    repository = Repository(tmp_path_factory.mktemp("counting"))
+    repository = ChangingRepository(tmp_path_factory.mktemp("counting"))
     repository.count(QUEUE_OF_ONE)
     with serving(repository.root) as gateway:
         yield gateway
@@ -123,7 +123,7 @@ def test_a_gateway_whose_model_is_busy_still_answers_everything_else(
 
 
 def test_a_long_run_of_a_small_input_does_not_stop_the_gateway(
-    repository: Repository, background: Background
+    repository: ChangingRepository, background: Background
 ) -> None:
     """Without a lower bound the model is warm in microseconds; one value then takes seconds."""
     text = probes.COUNT.replace("1000..", "0..")
@@ -144,7 +144,7 @@ def test_a_long_run_of_a_small_input_does_not_stop_the_gateway(
 
 
 def test_a_request_that_runs_past_its_timeout_is_answered_at_its_timeout(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.count(QUEUE_OF_ONE)
     with serving(repository.root) as gateway:
@@ -185,7 +185,7 @@ def test_a_grpc_deadline_is_kept_and_gives_the_request_up_on_the_server_too(
 
 
 def test_a_grpc_deadline_that_passes_is_always_deadline_exceeded(
-    repository: Repository, background: Background
+    repository: ChangingRepository, background: Background
 ) -> None:
     """The server's own timer may be first with its answer: it must say the same."""
     repository.count()
@@ -217,7 +217,7 @@ def test_a_deadline_that_is_far_away_changes_nothing(counting: Gateway) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_no_backend_outlives_a_deadline(protocol: str, repository: Repository) -> None:
+def test_no_backend_outlives_a_deadline(protocol: str, repository: ChangingRepository) -> None:
     """Whatever computes, and however: one that ignores the deadline is answered for."""
     repository.slow(600)
     with serving(repository.root) as gateway:

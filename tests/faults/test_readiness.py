@@ -9,15 +9,15 @@ import httpx
 import pytest
 
 from tests.faults import probes
-from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
+from tests.faults.probes import EXPLICIT, POLL, ChangingRepository, eventually
 from tests.server import serving
 
 
-def broken(repository: Repository, model: str = "bad") -> None:
+def broken(repository: ChangingRepository, model: str = "bad") -> None:
     probes.flip(repository.version(2.0, 1, model=model) / "model.onnx")
 
 
-def serve(repository: Repository, *flags: str) -> subprocess.CompletedProcess[str]:
+def serve(repository: ChangingRepository, *flags: str) -> subprocess.CompletedProcess[str]:
     """``modelport serve`` that is expected to end by itself."""
     ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
     return subprocess.run(
@@ -35,7 +35,7 @@ def serve(repository: Repository, *flags: str) -> subprocess.CompletedProcess[st
 
 
 def test_strict_readiness_is_off_while_a_model_does_not_serve_and_on_once_it_does(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0)
     broken(repository)
@@ -50,7 +50,7 @@ def test_strict_readiness_is_off_while_a_model_does_not_serve_and_on_once_it_doe
 
 
 def test_without_strict_readiness_a_gateway_is_ready_whatever_its_models_are(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     broken(repository)
     with serving(repository.root, "--strict-readiness", "false") as gateway:
@@ -58,20 +58,24 @@ def test_without_strict_readiness_a_gateway_is_ready_whatever_its_models_are(
         assert probes.state(gateway, 1, "bad") == "UNAVAILABLE"
 
 
-def test_an_empty_repository_is_ready(repository: Repository) -> None:
+def test_an_empty_repository_is_ready(repository: ChangingRepository) -> None:
     with serving(repository.root) as gateway:
         assert probes.ready(gateway)
         assert probes.post(gateway, "/v2/repository/index").json() == []
 
 
-def test_a_bad_newest_version_with_an_older_good_one_is_ready(repository: Repository) -> None:
+def test_a_bad_newest_version_with_an_older_good_one_is_ready(
+    repository: ChangingRepository,
+) -> None:
     repository.version(2.0)
     probes.flip(repository.version(3.0, 2) / "model.onnx")
     with serving(repository.root) as gateway:
         assert probes.ready(gateway)
 
 
-def test_unloading_a_model_on_request_leaves_the_gateway_ready(repository: Repository) -> None:
+def test_unloading_a_model_on_request_leaves_the_gateway_ready(
+    repository: ChangingRepository,
+) -> None:
     repository.version(2.0)
     with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
         assert probes.unload(gateway).status_code == 200
@@ -80,7 +84,7 @@ def test_unloading_a_model_on_request_leaves_the_gateway_ready(repository: Repos
 
 
 def test_unloading_a_model_whose_newest_version_is_bad_leaves_the_gateway_ready(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0)
     probes.flip(repository.version(3.0, 2) / "model.onnx")
@@ -91,7 +95,7 @@ def test_unloading_a_model_whose_newest_version_is_bad_leaves_the_gateway_ready(
 
 
 def test_a_policy_that_asks_for_a_version_not_on_disk_is_not_ready_and_says_why(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0, config="version_policy { specific { versions: 7 } }")
     with serving(repository.root, *POLL) as gateway:
@@ -106,7 +110,7 @@ def test_a_policy_that_asks_for_a_version_not_on_disk_is_not_ready_and_says_why(
 
 
 def test_a_model_to_load_that_is_not_there_is_not_ready_until_it_is_published_and_loaded(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0)
     flags = (*EXPLICIT, "--load-model", "m", "--load-model", "late")
@@ -125,7 +129,9 @@ def test_a_model_to_load_that_is_not_there_is_not_ready_until_it_is_published_an
 # -- exit on error --------------------------------------------------------------------------------
 
 
-def test_exit_on_error_ends_with_status_1_and_names_the_model(repository: Repository) -> None:
+def test_exit_on_error_ends_with_status_1_and_names_the_model(
+    repository: ChangingRepository,
+) -> None:
     repository.version(2.0)
     broken(repository)
     run = serve(repository, "--exit-on-error", "true")
@@ -134,13 +140,15 @@ def test_exit_on_error_ends_with_status_1_and_names_the_model(repository: Reposi
     assert last.startswith("modelport: error: failed to load all models: bad (")
 
 
-def test_exit_on_error_serves_when_every_model_loads(repository: Repository) -> None:
+def test_exit_on_error_serves_when_every_model_loads(repository: ChangingRepository) -> None:
     repository.version(2.0)
     with serving(repository.root, "--exit-on-error", "true") as gateway:
         assert probes.answer(gateway) == ("1", 2.0)
 
 
-def test_exit_on_error_counts_a_model_to_load_that_is_not_there(repository: Repository) -> None:
+def test_exit_on_error_counts_a_model_to_load_that_is_not_there(
+    repository: ChangingRepository,
+) -> None:
     repository.version(2.0)
     flags = (*EXPLICIT, "--load-model", "m", "--load-model", "nowhere", "--exit-on-error", "true")
     try:
@@ -154,7 +162,7 @@ def test_exit_on_error_counts_a_model_to_load_that_is_not_there(repository: Repo
 # -- explicit control -----------------------------------------------------------------------------
 
 
-def test_explicit_control_starts_with_nothing(repository: Repository) -> None:
+def test_explicit_control_starts_with_nothing(repository: ChangingRepository) -> None:
     repository.version(2.0)
     with serving(repository.root, *EXPLICIT) as gateway:
         assert probes.ready(gateway)
@@ -165,7 +173,7 @@ def test_explicit_control_starts_with_nothing(repository: Repository) -> None:
         assert probes.answer(gateway) == ("1", 2.0)
 
 
-def test_load_model_loads_the_models_that_are_named(repository: Repository) -> None:
+def test_load_model_loads_the_models_that_are_named(repository: ChangingRepository) -> None:
     for model in ("a", "b", "c"):
         repository.version(2.0, model=model)
     flags = (*EXPLICIT, "--load-model", "a", "--load-model", "c")
@@ -174,7 +182,7 @@ def test_load_model_loads_the_models_that_are_named(repository: Repository) -> N
         assert states == {"a": "READY", "b": "", "c": "READY"}
 
 
-def test_a_star_loads_every_model(repository: Repository) -> None:
+def test_a_star_loads_every_model(repository: ChangingRepository) -> None:
     for model in ("a", "b"):
         repository.version(2.0, model=model)
     with serving(repository.root, *EXPLICIT, "--load-model", "*") as gateway:
@@ -182,7 +190,7 @@ def test_a_star_loads_every_model(repository: Repository) -> None:
 
 
 def test_a_model_to_load_that_is_not_there_is_logged_and_costs_nothing_else(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0)
     flags = (*EXPLICIT, "--load-model", "nowhere", "--load-model", "m")
@@ -191,7 +199,7 @@ def test_a_model_to_load_that_is_not_there_is_logged_and_costs_nothing_else(
         assert probes.answer(gateway) == ("1", 2.0)
 
 
-def test_loading_what_is_not_there_is_not_found(repository: Repository) -> None:
+def test_loading_what_is_not_there_is_not_found(repository: ChangingRepository) -> None:
     with serving(repository.root, *EXPLICIT) as gateway:
         for model in ("nowhere", "..", "%2e%2e", "a%2Fb"):
             assert probes.load(gateway, model).status_code in (404, 400)
@@ -200,7 +208,7 @@ def test_loading_what_is_not_there_is_not_found(repository: Repository) -> None:
 
 
 def test_loading_what_was_taken_from_disk_is_refused_and_it_serves_on(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0)
     with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
@@ -209,7 +217,7 @@ def test_loading_what_was_taken_from_disk_is_refused_and_it_serves_on(
         assert probes.answer(gateway) == ("1", 2.0)
 
 
-def test_loading_twice_changes_nothing(repository: Repository) -> None:
+def test_loading_twice_changes_nothing(repository: ChangingRepository) -> None:
     repository.version(2.0)
     with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
         assert probes.load(gateway).status_code == 200
@@ -219,7 +227,7 @@ def test_loading_twice_changes_nothing(repository: Repository) -> None:
 
 
 def test_a_configuration_in_the_request_overrides_the_file_until_the_next_load(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0)
     override = '{"backend":"onnxruntime","max_batch_size":2}'
@@ -240,7 +248,7 @@ def test_a_configuration_in_the_request_overrides_the_file_until_the_next_load(
 
 @pytest.mark.parametrize("flags", [(), POLL], ids=["none", "poll"])
 def test_loading_on_request_needs_explicit_control(
-    flags: tuple[str, ...], repository: Repository
+    flags: tuple[str, ...], repository: ChangingRepository
 ) -> None:
     repository.version(2.0)
     with serving(repository.root, *flags) as gateway:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.faults import probes
 from tests.faults.ledger import parameter, recorded
-from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
-from tests.faults.traffic import Client, Outcome, failures, flowing, kinds
+from tests.faults.probes import EXPLICIT, POLL, ChangingRepository, eventually
+from tests.faults.traffic import RequestOutcome, TrafficClient, failures, flowing, kinds
 from tests.server import Gateway, serving
 
 RELOADS = int(os.environ.get("MODELPORT_RELOADS", "10"))
@@ -22,7 +22,7 @@ FACTORS = (2.0, 3.0)
 
 @pytest.mark.parametrize("delay", [0.0, 0.01], ids=["inline", "in flight"])
 def test_reloading_in_place_under_load_fails_no_request_and_mixes_no_answer(
-    delay: float, repository: Repository, tmp_path: Path
+    delay: float, repository: ChangingRepository, tmp_path: Path
 ) -> None:
     """With a delay each client has a request in flight on the content that is taken away."""
     config = parameter("delay_seconds", delay) if delay else ""
@@ -48,7 +48,7 @@ def test_reloading_in_place_under_load_fails_no_request_and_mixes_no_answer(
         assert len(reloads) == RELOADS + 1
 
 
-def exchange(repository: Repository, factor: float) -> None:
+def exchange(repository: ChangingRepository, factor: float) -> None:
     """Put another content in version 1's place: the folders change names, as a publisher does."""
     fresh = repository.version(factor, 1, model=".fresh")
     old = repository.root / "m" / "1"
@@ -62,7 +62,7 @@ def becomes(gateway: Gateway, number: int, state: str) -> None:
     eventually(lambda: probes.state(gateway, number) == state, f"version {number} {state}")
 
 
-def test_new_versions_on_a_poll_under_load_fail_no_request(repository: Repository) -> None:
+def test_new_versions_on_a_poll_under_load_fail_no_request(repository: ChangingRepository) -> None:
     repository.version(FACTORS[0], 1)
     with serving(repository.root, *POLL) as gateway:
         with flowing(gateway, FACTORS) as traffic:
@@ -84,7 +84,7 @@ def test_new_versions_on_a_poll_under_load_fail_no_request(repository: Repositor
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_the_check_sees_the_gap_that_unload_and_load_leaves(
-    protocol: str, repository: Repository
+    protocol: str, repository: ChangingRepository
 ) -> None:
     """The known-bad way to change a version: clients must be seen failing."""
     repository.version(2.0, 1)
@@ -101,9 +101,9 @@ def test_the_check_sees_the_gap_that_unload_and_load_leaves(
 
 
 def test_the_check_sees_an_answer_of_two_versions_or_of_another_request() -> None:
-    client = Client(None, "c", FACTORS, None, False)  # type: ignore[arg-type]  # asks nothing
+    client = TrafficClient(None, "c", FACTORS, None, False)  # type: ignore[arg-type]  # asks nothing
 
-    def judge(answered: str, data: list[float]) -> Outcome:
+    def judge(answered: str, data: list[float]) -> RequestOutcome:
         return client.judge("c-1", answered, 1.0, data)
 
     assert judge("c-1", [2.0] * 8).kind == "answered"

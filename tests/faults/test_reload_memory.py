@@ -22,7 +22,7 @@ from modelport.gateway.repository import manifest
 from tests import models
 from tests.faults import probes
 from tests.faults.ledger import parameter, recorded
-from tests.faults.probes import CONFIG, EXPLICIT, Repository, eventually
+from tests.faults.probes import CONFIG, EXPLICIT, ChangingRepository, eventually
 from tests.faults.traffic import failures, flowing
 from tests.server import Gateway
 
@@ -41,7 +41,7 @@ def resident_bytes(gateway: Gateway) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def put(repository: Repository, factor: float) -> None:
+def put(repository: ChangingRepository, factor: float) -> None:
     """Version 1, whole, in the place of the one that is there."""
     staged, place = repository.root / ".staged", repository.root / "m" / "1"
     models.weighty(staged / "model.onnx", factor)
@@ -61,14 +61,14 @@ def one_arena(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def weighty(repository: Repository, ledger: Path, extra: str = "") -> Iterator[Gateway]:
+def weighty(repository: ChangingRepository, ledger: Path, extra: str = "") -> Iterator[Gateway]:
     repository.config(CONFIG.format(backend="ledger") + extra)
     put(repository, FACTORS[0])
     with recorded(repository.root, ledger, *EXPLICIT, "--load-model", "m") as (gateway, _):
         yield gateway
 
 
-def reload_under_load(gateway: Gateway, repository: Repository, reloads: int) -> list[int]:
+def reload_under_load(gateway: Gateway, repository: ChangingRepository, reloads: int) -> list[int]:
     """Resident memory after each reload; every request is answered from one version."""
     sizes = []
     with flowing(gateway, FACTORS) as traffic:
@@ -84,7 +84,7 @@ def reload_under_load(gateway: Gateway, repository: Repository, reloads: int) ->
     return sizes
 
 
-def models_kept(repository: Repository, sizes: list[int]) -> float:
+def models_kept(repository: ChangingRepository, sizes: list[int]) -> float:
     """The growth of a reload, in models as large as their files."""
     early = statistics.median(sizes[SETTLED - WINDOW : SETTLED])
     late = statistics.median(sizes[-WINDOW:])
@@ -95,7 +95,7 @@ def models_kept(repository: Repository, sizes: list[int]) -> float:
 
 
 def test_memory_after_many_reloads_is_what_it_was_after_the_first(
-    repository: Repository, tmp_path: Path
+    repository: ChangingRepository, tmp_path: Path
 ) -> None:
     with weighty(repository, tmp_path / "ledger") as gateway:
         sizes = reload_under_load(gateway, repository, RELOADS)
@@ -103,7 +103,7 @@ def test_memory_after_many_reloads_is_what_it_was_after_the_first(
 
 
 def test_the_check_sees_a_backend_that_keeps_what_it_loads(
-    repository: Repository, tmp_path: Path
+    repository: ChangingRepository, tmp_path: Path
 ) -> None:
     with weighty(repository, tmp_path / "ledger", parameter("leak", 1)) as gateway:
         sizes = reload_under_load(gateway, repository, SETTLED + WINDOW)

@@ -10,7 +10,7 @@ import pytest
 
 from modelport.loadtests.system.processes import free_ports
 from tests.faults import probes
-from tests.faults.probes import Repository, eventually
+from tests.faults.probes import ChangingRepository, eventually
 from tests.server import Gateway, serving
 
 ROUTES = """
@@ -33,7 +33,7 @@ def port() -> int:
 
 
 @contextlib.contextmanager
-def upstream(repository: Repository, protocol: str, port: int) -> Iterator[Gateway]:
+def upstream(repository: ChangingRepository, protocol: str, port: int) -> Iterator[Gateway]:
     with serving(repository.root, f"--{protocol}-port", str(port)) as gateway:
         yield gateway
 
@@ -49,7 +49,7 @@ def routed(tmp_path: Path, protocol: str, port: int, *flags: str) -> Iterator[Ga
 
 
 def test_a_server_that_comes_late_and_is_killed_and_comes_back(
-    repository: Repository, tmp_path: Path, protocol: str, port: int
+    repository: ChangingRepository, tmp_path: Path, protocol: str, port: int
 ) -> None:
     repository.version(2.0, 1)
     repository.version(3.0, 2)

@@ -26,11 +26,11 @@ from modelport.gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
 from modelport.gateway.wire.proto import torchserve_inference_pb2
 from tests.faults import probes
 from tests.faults.ledger import parameter, recorded
-from tests.faults.probes import EXPLICIT, POLL, Background, Repository, eventually
+from tests.faults.probes import EXPLICIT, POLL, Background, ChangingRepository, eventually
 from tests.faults.traffic import (
     CLIENTS,
-    GrpcClient,
-    Outcome,
+    GrpcTrafficClient,
+    RequestOutcome,
     dropped,
     failures,
     flowing,
@@ -83,8 +83,8 @@ def bindable(port: int) -> bool:
 
 
 def shut_down_under_load(
-    repository: Repository, ledger: Path, protocol: str, number: signal.Signals
-) -> tuple[int, list[Outcome], list[str], list[str]]:
+    repository: ChangingRepository, ledger: Path, protocol: str, number: signal.Signals
+) -> tuple[int, list[RequestOutcome], list[str], list[str]]:
     """Exit status, what the clients saw, and what the backend began and ended."""
     with recorded(repository.root, ledger) as (gateway, written):
         with flowing(gateway, (2.0,), [protocol], each=6, until_refused=True) as traffic:
@@ -96,10 +96,10 @@ def shut_down_under_load(
 
 @pytest.mark.parametrize("protocol", CLIENTS)
 def test_sigterm_under_load_drops_no_request(
-    protocol: str, repository: Repository, tmp_path: Path
+    protocol: str, repository: ChangingRepository, tmp_path: Path
 ) -> None:
     """Every other trial with requests that take 20 ms, so that each client has one in flight."""
-    lost: list[tuple[int, Outcome]] = []
+    lost: list[tuple[int, RequestOutcome]] = []
     repository.version(2.0, backend="ledger")
     plain = (repository.root / "m" / "config.pbtxt").read_text()
     for trial in range(TRIALS if protocol in ("http", "grpc") else min(TRIALS, 2)):
@@ -117,7 +117,7 @@ def test_sigterm_under_load_drops_no_request(
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_the_check_sees_what_sigkill_drops(
-    protocol: str, repository: Repository, tmp_path: Path
+    protocol: str, repository: ChangingRepository, tmp_path: Path
 ) -> None:
     """The known-bad end: with 6 clients and slow requests some are in flight, and lost."""
     repository.version(2.0, backend="ledger", config=slow_config(0.05))
@@ -130,7 +130,7 @@ def test_the_check_sees_what_sigkill_drops(
 
 
 def test_a_refusal_is_not_believed_where_the_request_was_begun() -> None:
-    refused = [Outcome("a", "refused", "UNAVAILABLE"), Outcome("b", "answered")]
+    refused = [RequestOutcome("a", "refused", "UNAVAILABLE"), RequestOutcome("b", "answered")]
     assert dropped(refused, ["b"]) == []
     assert dropped(refused, ["a", "b"]) == refused[:1]
 
@@ -139,7 +139,7 @@ def test_a_refusal_is_not_believed_where_the_request_was_begun() -> None:
 
 
 def test_readiness_turns_false_first_and_the_request_in_flight_is_answered(
-    repository: Repository, background: Background
+    repository: ChangingRepository, background: Background
 ) -> None:
     repository.slow(1.5)
     with serving(repository.root) as gateway:
@@ -156,7 +156,7 @@ def test_readiness_turns_false_first_and_the_request_in_flight_is_answered(
 
 
 def test_clients_on_kept_connections_are_asked_to_close_them(
-    repository: Repository, background: Background
+    repository: ChangingRepository, background: Background
 ) -> None:
     repository.slow(1.0)
     with serving(repository.root) as gateway, httpx.Client() as client:
@@ -172,7 +172,7 @@ def test_clients_on_kept_connections_are_asked_to_close_them(
 
 
 def test_a_health_watcher_hears_of_the_end_before_it_comes(
-    repository: Repository, background: Background
+    repository: ChangingRepository, background: Background
 ) -> None:
     repository.slow(5.0)
     with serving(repository.root) as gateway, grpc.insecure_channel(gateway.grpc) as channel:
@@ -193,7 +193,7 @@ def test_a_health_watcher_hears_of_the_end_before_it_comes(
     "signal_", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=["SIGTERM", "SIGINT", "SIGHUP"]
 )
 def test_an_idle_gateway_ends_at_once_with_status_0_and_leaves_nothing_behind(
-    signal_: signal.Signals, repository: Repository
+    signal_: signal.Signals, repository: ChangingRepository
 ) -> None:
     if signal.getsignal(signal_) is signal.SIG_IGN:
         pytest.skip("the tests run with nohup: so does the gateway")
@@ -211,7 +211,9 @@ def test_an_idle_gateway_ends_at_once_with_status_0_and_leaves_nothing_behind(
         assert "Traceback" not in str(gateway.logs)
 
 
-def test_a_gateway_can_be_started_again_on_the_same_ports_at_once(repository: Repository) -> None:
+def test_a_gateway_can_be_started_again_on_the_same_ports_at_once(
+    repository: ChangingRepository,
+) -> None:
     repository.version(2.0)
     with serving(repository.root) as first:
         assert probes.answer(first) == ("1", 2.0)
@@ -227,7 +229,7 @@ def test_a_gateway_can_be_started_again_on_the_same_ports_at_once(repository: Re
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_request_that_never_completes_ends_with_the_exit_timeout(
-    protocol: str, repository: Repository, background: Background
+    protocol: str, repository: ChangingRepository, background: Background
 ) -> None:
     repository.slow(600)
     timeout = 1.0
@@ -241,7 +243,7 @@ def test_a_request_that_never_completes_ends_with_the_exit_timeout(
 
 
 def test_a_pending_request_gets_an_error_when_the_process_ends_at_the_exit_timeout(
-    repository: Repository, background: Background
+    repository: ChangingRepository, background: Background
 ) -> None:
     repository.slow(600)
     with serving(repository.root, "--exit-timeout-secs", "2.5") as gateway:
@@ -261,7 +263,7 @@ def hang(gateway: Gateway, protocol: str) -> None:
     if protocol == "http":
         assert probes.ask(gateway, "slow", timeout=60).status_code == 200
         return
-    client = GrpcClient(gateway, "hang", (1.0,), None, False, "slow")  # type: ignore[arg-type]
+    client = GrpcTrafficClient(gateway, "hang", (1.0,), None, False, "slow")  # type: ignore[arg-type]
     try:
         assert client.ask("hang", 1.0).kind == "answered"
     finally:
@@ -269,7 +271,7 @@ def hang(gateway: Gateway, protocol: str) -> None:
 
 
 def test_a_run_that_cannot_be_stopped_ends_with_the_exit_timeout(
-    repository: Repository, background: Background
+    repository: ChangingRepository, background: Background
 ) -> None:
     """ONNX Runtime computes in a thread of its own, for an hour or so."""
     repository.count()
@@ -285,7 +287,7 @@ def test_a_run_that_cannot_be_stopped_ends_with_the_exit_timeout(
 
 
 def test_with_an_exit_timeout_of_0_nothing_is_waited_for(
-    repository: Repository, background: Background
+    repository: ChangingRepository, background: Background
 ) -> None:
     repository.slow(600)
     with serving(repository.root, "--exit-timeout-secs", "0") as gateway:
@@ -297,7 +299,7 @@ def test_with_an_exit_timeout_of_0_nothing_is_waited_for(
             reply.result(25)
 
 
-def test_an_idle_stream_does_not_hold_up_the_end(repository: Repository) -> None:
+def test_an_idle_stream_does_not_hold_up_the_end(repository: ChangingRepository) -> None:
     """A health watcher, or an inference stream between two requests, is nothing in flight."""
     repository.version(2.0)
     with serving(repository.root) as gateway, grpc.insecure_channel(gateway.grpc) as channel:
@@ -317,7 +319,7 @@ def test_an_idle_stream_does_not_hold_up_the_end(repository: Repository) -> None
 
 
 def test_an_idle_stream_of_torchserves_does_not_hold_up_the_end_either(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0)
     request = torchserve_inference_pb2.PredictionsRequest(model_name="m", sequence_id="1")
@@ -341,7 +343,7 @@ def test_an_idle_stream_of_torchserves_does_not_hold_up_the_end_either(
 
 @pytest.mark.parametrize("flags", [(), POLL], ids=["at start", "on a poll"])
 def test_sigterm_while_a_model_loads_ends_promptly(
-    flags: tuple[str, ...], repository: Repository, tmp_path: Path
+    flags: tuple[str, ...], repository: ChangingRepository, tmp_path: Path
 ) -> None:
     slow_load = parameter("load_seconds", 600)
     if not flags:
@@ -358,7 +360,9 @@ def test_sigterm_while_a_model_loads_ends_promptly(
         assert "Traceback" not in str(gateway.logs)
 
 
-def test_a_gateway_that_loads_is_live_and_not_ready(repository: Repository, tmp_path: Path) -> None:
+def test_a_gateway_that_loads_is_live_and_not_ready(
+    repository: ChangingRepository, tmp_path: Path
+) -> None:
     repository.version(2.0, backend="ledger", config=parameter("load_seconds", 3))
     with recorded(repository.root, tmp_path / "ledger", wait_for="listening") as (gateway, _):
         eventually(lambda: probes.state(gateway) == "LOADING", "loading")
@@ -370,7 +374,7 @@ def test_a_gateway_that_loads_is_live_and_not_ready(repository: Repository, tmp_
 
 
 def test_a_second_sigterm_ends_the_process_at_once(
-    repository: Repository, background: Background
+    repository: ChangingRepository, background: Background
 ) -> None:
     repository.slow(600)
     with serving(repository.root, *EXPLICIT, "--load-model", "*") as gateway:
@@ -385,7 +389,7 @@ def test_a_second_sigterm_ends_the_process_at_once(
 
 
 def test_a_gateway_serves_and_ends_after_the_reader_of_its_log_is_gone(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     """The case of ``modelport serve 2>&1 | head``: every further line would be an error."""
     repository.version(2.0)

@@ -17,7 +17,7 @@ from modelport.gateway.repository.signing_keys import PrivateKey
 from modelport.gateway.settings import Settings
 from tests import models
 from tests.faults import probes
-from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
+from tests.faults.probes import EXPLICIT, POLL, ChangingRepository, eventually
 from tests.server import serving
 
 ALL = "version_policy { all { } }"
@@ -70,7 +70,7 @@ def sign(version: Path, key: PrivateKey, model: str = "m") -> Path:
 
 
 def test_only_what_is_signed_with_the_key_is_served(
-    repository: Repository, key: PrivateKey, require: tuple[str, str], scratch: Path
+    repository: ChangingRepository, key: PrivateKey, require: tuple[str, str], scratch: Path
 ) -> None:
     sign(repository.version(1.0, 1, config=ALL), key)
     repository.version(2.0, 2)
@@ -112,7 +112,7 @@ def test_only_what_is_signed_with_the_key_is_served(
 
 
 def test_a_load_request_is_answered_with_the_reason_and_mended_by_signing(
-    repository: Repository, key: PrivateKey, require: tuple[str, str]
+    repository: ChangingRepository, key: PrivateKey, require: tuple[str, str]
 ) -> None:
     sign(repository.version(1.0, 1), key)
     version = repository.version(2.0, 2)
@@ -129,7 +129,7 @@ def test_a_load_request_is_answered_with_the_reason_and_mended_by_signing(
 
 
 def test_a_served_version_that_is_tampered_with_serves_on_as_it_was(
-    repository: Repository, key: PrivateKey, require: tuple[str, str]
+    repository: ChangingRepository, key: PrivateKey, require: tuple[str, str]
 ) -> None:
     version = sign(repository.version(2.0, 1), key)
     with serving(repository.root, *require, *POLL) as gateway:
@@ -141,7 +141,7 @@ def test_a_served_version_that_is_tampered_with_serves_on_as_it_was(
 
 
 async def test_what_is_changed_between_the_check_and_the_load_is_not_loaded(
-    repository: Repository, key: PrivateKey
+    repository: ChangingRepository, key: PrivateKey
 ) -> None:
     version = sign(repository.version(2.0, 1), key)
     original, loaded = (version / "model.onnx").read_bytes(), []
@@ -160,7 +160,7 @@ async def test_what_is_changed_between_the_check_and_the_load_is_not_loaded(
 
 
 def test_any_of_several_keys_will_do(
-    repository: Repository, key: PrivateKey, require: tuple[str, str], tmp_path: Path
+    repository: ChangingRepository, key: PrivateKey, require: tuple[str, str], tmp_path: Path
 ) -> None:
     successor = PrivateKey.generate()
     (tmp_path / "next.pub").write_bytes(successor.public.pem())
@@ -173,7 +173,7 @@ def test_any_of_several_keys_will_do(
 
 
 def test_weights_in_a_file_of_their_own_are_served_after_the_copy_is_gone(
-    repository: Repository, key: PrivateKey, require: tuple[str, str], scratch: Path
+    repository: ChangingRepository, key: PrivateKey, require: tuple[str, str], scratch: Path
 ) -> None:
     """And a signed file that is no model says so, without a path of the copy."""
     folder = repository.root / "m"
@@ -198,7 +198,7 @@ def test_weights_in_a_file_of_their_own_are_served_after_the_copy_is_gone(
 
 
 def test_a_version_without_a_manifest_passes_by_its_signature_unless_both_are_required(
-    repository: Repository, key: PrivateKey, require: tuple[str, str]
+    repository: ChangingRepository, key: PrivateKey, require: tuple[str, str]
 ) -> None:
     version = sign(repository.version(2.0, 1), key)
     (version / manifest.FILENAME).unlink()

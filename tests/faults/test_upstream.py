@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from modelport.loadtests.system.processes import free_ports
-from tests.faults.probes import Repository, answer, ask, eventually, index, ready
+from tests.faults.probes import ChangingRepository, answer, ask, eventually, index, ready
 from tests.faults.traffic import failures, flowing
 from tests.server import Gateway
 from tests.upstream import fronting, table
@@ -60,7 +60,7 @@ class Replica:
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Replica]]:
-    repository = Repository(tmp_path_factory.mktemp("repository"))
+    repository = ChangingRepository(tmp_path_factory.mktemp("repository"))
     repository.slow(0.0, "m")
     repository.slow(30.0)
     with ThreadPoolExecutor(2) as threads:

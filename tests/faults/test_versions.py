@@ -26,7 +26,7 @@ from modelport.gateway.settings import ModelControlMode, Settings
 from tests import models
 from tests.conformance import wire
 from tests.faults import probes
-from tests.faults.probes import EXPLICIT, POLL, Background, Repository, eventually
+from tests.faults.probes import EXPLICIT, POLL, Background, ChangingRepository, eventually
 from tests.server import Gateway, serving
 
 LATEST_2 = "version_policy { latest { num_versions: 2 } }"
@@ -38,11 +38,11 @@ SPECIFIC = "version_policy { specific { versions: [ 1, 3 ] } }"
 
 
 @dataclass(frozen=True)
-class Model:
+class VersionedModel:
     """One model of a gateway that all tests share, and that has models of theirs beside it."""
 
     gateway: Gateway
-    repository: Repository
+    repository: ChangingRepository
     name: str
 
     @property
@@ -94,7 +94,7 @@ class Model:
         polled(self.gateway, self.repository, times)
 
 
-def polled(gateway: Gateway, repository: Repository, times: int = 3) -> None:
+def polled(gateway: Gateway, repository: ChangingRepository, times: int = 3) -> None:
     """Wait until the gateway has looked at the repository: it finds each new model."""
     for turn in range(times):
         name = f"marker-{len(list(repository.root.glob('marker-*')))}-{turn}"
@@ -105,32 +105,34 @@ def polled(gateway: Gateway, repository: Repository, times: int = 3) -> None:
 @pytest.fixture(scope="module")
 def gateways(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, tuple[Gateway, Repository]]]:
+) -> Iterator[dict[str, tuple[Gateway, ChangingRepository]]]:
     """One gateway of each control mode."""
     with ExitStack() as stack:
         found = {}
         for mode, flags in (("poll", POLL), ("explicit", EXPLICIT)):
-            repository = Repository(tmp_path_factory.mktemp(mode))
+            repository = ChangingRepository(tmp_path_factory.mktemp(mode))
             found[mode] = (stack.enter_context(serving(repository.root, *flags)), repository)
         yield found
 
 
 @pytest.fixture
-def polling(gateways: dict[str, tuple[Gateway, Repository]]) -> Model:
+def polling(gateways: dict[str, tuple[Gateway, ChangingRepository]]) -> VersionedModel:
     """A model that is not there yet, of the gateway that polls."""
-    return Model(*gateways["poll"], f"m{next(NUMBERS)}")
+    return VersionedModel(*gateways["poll"], f"m{next(NUMBERS)}")
 
 
 @pytest.fixture
-def explicit_model(gateways: dict[str, tuple[Gateway, Repository]]) -> Model:
+def explicit_model(gateways: dict[str, tuple[Gateway, ChangingRepository]]) -> VersionedModel:
     """A model that is not there yet, of the gateway that loads on request."""
-    return Model(*gateways["explicit"], f"m{next(NUMBERS)}")
+    return VersionedModel(*gateways["explicit"], f"m{next(NUMBERS)}")
 
 
 # -- bad versions, repaired -----------------------------------------------------------------------
 
 
-def test_a_bad_version_2_leaves_version_1_and_repaired_it_takes_over(polling: Model) -> None:
+def test_a_bad_version_2_leaves_version_1_and_repaired_it_takes_over(
+    polling: VersionedModel,
+) -> None:
     polling.version(2.0, 1)
     polling.serves(1, 2.0)
     bad = polling.file(2)
@@ -144,7 +146,9 @@ def test_a_bad_version_2_leaves_version_1_and_repaired_it_takes_over(polling: Mo
     eventually(lambda: polling.index()["1"] == ("UNAVAILABLE", "unloaded"))
 
 
-def test_a_bad_version_2_at_start_repaired_by_an_explicit_load(repository: Repository) -> None:
+def test_a_bad_version_2_at_start_repaired_by_an_explicit_load(
+    repository: ChangingRepository,
+) -> None:
     repository.version(2.0, 1)
     probes.flip(repository.version(3.0, 2) / "model.onnx")
     with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
@@ -155,7 +159,7 @@ def test_a_bad_version_2_at_start_repaired_by_an_explicit_load(repository: Repos
         assert probes.answer(gateway) == ("2", 3.0)
 
 
-def test_a_bad_version_is_not_loaded_again_and_again(polling: Model) -> None:
+def test_a_bad_version_is_not_loaded_again_and_again(polling: VersionedModel) -> None:
     polling.version(2.0, 1)
     probes.flip(polling.version(3.0, 2) / "model.onnx")
     eventually(lambda: polling.state(2) == "UNAVAILABLE", "version 2 refused")
@@ -164,7 +168,7 @@ def test_a_bad_version_is_not_loaded_again_and_again(polling: Model) -> None:
     assert len([entry for entry in failures if entry["model"] == polling.name]) == 1
 
 
-def test_a_failed_first_load_is_unavailable_with_its_reason(explicit_model: Model) -> None:
+def test_a_failed_first_load_is_unavailable_with_its_reason(explicit_model: VersionedModel) -> None:
     model = explicit_model
     model.config(probes.CONFIG.format(backend="onnxruntime"))
     model.file(1).parent.mkdir()
@@ -175,7 +179,7 @@ def test_a_failed_first_load_is_unavailable_with_its_reason(explicit_model: Mode
     assert model.index()["1"] == ("UNAVAILABLE", why)
 
 
-def test_a_failed_reload_leaves_the_old_one_ready(explicit_model: Model) -> None:
+def test_a_failed_reload_leaves_the_old_one_ready(explicit_model: VersionedModel) -> None:
     model = explicit_model
     model.version(2.0, 1)
     assert model.load().status_code == 200
@@ -188,7 +192,9 @@ def test_a_failed_reload_leaves_the_old_one_ready(explicit_model: Model) -> None
     assert probes.status(model.gateway, f"/v2/models/{model.name}/ready") == 200
 
 
-def test_the_last_version_serves_on_when_only_a_bad_one_is_left_on_disk(polling: Model) -> None:
+def test_the_last_version_serves_on_when_only_a_bad_one_is_left_on_disk(
+    polling: VersionedModel,
+) -> None:
     """A publisher that replaces version 1 by a bad version 2 takes no model down."""
     polling.version(2.0, 1)
     polling.serves(1, 2.0)
@@ -208,10 +214,10 @@ def test_the_last_version_serves_on_when_only_a_bad_one_is_left_on_disk(polling:
     ids=["latest", "latest 2", "all", "specific"],
 )
 def test_the_policy_decides_which_versions_serve(
-    policy: str, expected: list[str], polling: Model
+    policy: str, expected: list[str], polling: VersionedModel
 ) -> None:
     model = polling
-    staged = Model(model.gateway, model.repository, f".{model.name}")
+    staged = VersionedModel(model.gateway, model.repository, f".{model.name}")
     for number in (1, 2, 3):
         staged.version(float(number), number, config=policy)
     staged.folder.rename(model.folder)  # all at once, as at a start
@@ -232,7 +238,7 @@ def test_the_policy_decides_which_versions_serve(
         assert model.answer() == ("4", 4.0)
 
 
-def test_a_config_edit_in_poll_mode_takes_effect(polling: Model) -> None:
+def test_a_config_edit_in_poll_mode_takes_effect(polling: VersionedModel) -> None:
     model = polling
     for number in (1, 2):
         model.version(float(number + 1), number)
@@ -248,7 +254,7 @@ def test_a_config_edit_in_poll_mode_takes_effect(polling: Model) -> None:
 # -- changes on disk ------------------------------------------------------------------------------
 
 
-def test_a_file_changed_in_place_is_loaded_again(polling: Model) -> None:
+def test_a_file_changed_in_place_is_loaded_again(polling: VersionedModel) -> None:
     polling.version(2.0, 1, signed=False)
     polling.serves(1, 2.0)
     models.multiply(polling.file(1), 3.0)
@@ -257,7 +263,7 @@ def test_a_file_changed_in_place_is_loaded_again(polling: Model) -> None:
 
 
 def test_a_version_that_is_still_being_written_does_not_serve_until_it_is_whole(
-    polling: Model,
+    polling: VersionedModel,
 ) -> None:
     polling.version(2.0, 1)
     polling.serves(1, 2.0)
@@ -273,7 +279,7 @@ def test_a_version_that_is_still_being_written_does_not_serve_until_it_is_whole(
     polling.serves(2, 3.0)
 
 
-def test_when_all_versions_are_deleted_what_serves_keeps_serving(polling: Model) -> None:
+def test_when_all_versions_are_deleted_what_serves_keeps_serving(polling: VersionedModel) -> None:
     polling.version(2.0, 1)
     polling.serves(1, 2.0)
     polling.remove(1)
@@ -284,7 +290,9 @@ def test_when_all_versions_are_deleted_what_serves_keeps_serving(polling: Model)
     eventually(lambda: polling.answer() == ("2", 3.0), "the next version")
 
 
-def test_a_model_whose_folder_is_removed_is_unloaded_in_poll_mode(repository: Repository) -> None:
+def test_a_model_whose_folder_is_removed_is_unloaded_in_poll_mode(
+    repository: ChangingRepository,
+) -> None:
     repository.version(2.0, 1)
     repository.version(2.0, 1, model="other")
     with serving(repository.root, *POLL) as gateway:
@@ -300,7 +308,7 @@ def test_a_model_whose_folder_is_removed_is_unloaded_in_poll_mode(repository: Re
 
 @pytest.mark.parametrize("flags", [POLL, EXPLICIT], ids=["poll", "explicit"])
 def test_a_repository_that_vanishes_takes_nothing_down(
-    flags: tuple[str, ...], repository: Repository
+    flags: tuple[str, ...], repository: ChangingRepository
 ) -> None:
     repository.version(2.0, 1)
     load = ("--load-model", "*") if flags is EXPLICIT else ()
@@ -325,7 +333,7 @@ def test_a_repository_that_vanishes_takes_nothing_down(
 
 
 def test_a_request_in_flight_on_a_version_that_is_unloaded_gets_its_answer(
-    explicit_model: Model, background: Background
+    explicit_model: VersionedModel, background: Background
 ) -> None:
     model, gateway = explicit_model, explicit_model.gateway
     model.repository.slow(1.0, model.name)
@@ -339,10 +347,10 @@ def test_a_request_in_flight_on_a_version_that_is_unloaded_gets_its_answer(
 
 
 def test_a_slow_request_on_one_model_does_not_hold_up_another_models_release(
-    polling: Model,
+    polling: VersionedModel,
 ) -> None:
     """Version 1 of ``slow`` waits for its last request; the other must not wait with it."""
-    slow = Model(polling.gateway, polling.repository, f"{polling.name}-slow")
+    slow = VersionedModel(polling.gateway, polling.repository, f"{polling.name}-slow")
     polling.repository.slow(600, slow.name)
     polling.version(2.0, 1)
     polling.serves(1, 2.0)
@@ -373,14 +381,14 @@ def test_a_plain_triton_repository_is_served_with_a_warning(tmp_path: Path) -> N
         assert probes.answer(gateway, "x2") == ("1", 2.0)
 
 
-def test_a_published_version_is_served_without_a_warning(repository: Repository) -> None:
+def test_a_published_version_is_served_without_a_warning(repository: ChangingRepository) -> None:
     repository.version(2.0, 1)
     with serving(repository.root) as gateway:
         assert [e for e in gateway.logs if e.get("level") not in ("info", None)] == []
 
 
 def test_where_manifests_are_required_a_version_without_one_is_refused(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0, 1)
     repository.version(3.0, 2, signed=False)
@@ -397,10 +405,10 @@ def test_where_manifests_are_required_a_version_without_one_is_refused(
 
 
 def test_a_model_in_two_repositories_is_served_from_neither(
-    repository: Repository, tmp_path: Path
+    repository: ChangingRepository, tmp_path: Path
 ) -> None:
     (tmp_path / "second").mkdir()
-    second = Repository(tmp_path / "second")
+    second = ChangingRepository(tmp_path / "second")
     repository.version(2.0, 1)
     second.version(3.0, 1)
     second.version(3.0, 1, model="other")
@@ -415,10 +423,10 @@ def test_a_model_in_two_repositories_is_served_from_neither(
 
 
 def test_a_model_that_serves_is_not_disturbed_by_a_namesake_elsewhere(
-    repository: Repository, tmp_path: Path
+    repository: ChangingRepository, tmp_path: Path
 ) -> None:
     (tmp_path / "second").mkdir()
-    second = Repository(tmp_path / "second")
+    second = ChangingRepository(tmp_path / "second")
     repository.version(2.0, 1)
     both = ("--model-repository", str(second.root))
     with serving(repository.root, *both, *POLL) as gateway:
@@ -428,10 +436,10 @@ def test_a_model_that_serves_is_not_disturbed_by_a_namesake_elsewhere(
 
 
 def test_a_model_in_two_repositories_is_not_loaded_on_request(
-    repository: Repository, tmp_path: Path
+    repository: ChangingRepository, tmp_path: Path
 ) -> None:
     (tmp_path / "second").mkdir()
-    second = Repository(tmp_path / "second")
+    second = ChangingRepository(tmp_path / "second")
     repository.version(2.0, 1)
     second.version(3.0, 1)
     both = ("--model-repository", str(second.root))
@@ -460,7 +468,7 @@ class Held:
     def find(self, _: str) -> Callable[[Artifact], FakeBackend]:
         held = self
 
-        class Backend(FakeBackend):
+        class HeldBackend(FakeBackend):
             def unload(self) -> None:
                 held.unloading.set()
                 assert held.may_unload.wait(probes.WAIT_SECONDS)
@@ -468,12 +476,12 @@ class Held:
         def load(artifact: Artifact) -> FakeBackend:
             held.loading.set()
             assert held.may_load.wait(probes.WAIT_SECONDS)
-            return Backend(artifact)
+            return HeldBackend(artifact)
 
         return load
 
 
-async def explicit(repository: Repository, held: Held) -> ModelManager:
+async def explicit(repository: ChangingRepository, held: Held) -> ModelManager:
     """A started manager that has loaded nothing."""
     settings = Settings((repository.root,), ModelControlMode.EXPLICIT)
     manager = ModelManager(settings, held.find)
@@ -501,7 +509,7 @@ def held() -> Iterator[Held]:
 
 
 async def test_a_scan_that_takes_long_brings_back_nothing_that_a_later_one_replaced(
-    repository: Repository, held: Held, monkeypatch: pytest.MonkeyPatch
+    repository: ChangingRepository, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held.may_load.set()
     held.may_unload.set()
@@ -531,7 +539,7 @@ async def test_a_scan_that_takes_long_brings_back_nothing_that_a_later_one_repla
 
 
 async def test_a_load_that_its_caller_gives_up_is_finished(
-    repository: Repository, held: Held
+    repository: ChangingRepository, held: Held
 ) -> None:
     repository.slow(0, "m")
     manager = await explicit(repository, held)
@@ -550,7 +558,7 @@ async def test_a_load_that_its_caller_gives_up_is_finished(
 
 
 async def test_an_unload_that_its_caller_gives_up_is_finished(
-    repository: Repository, held: Held
+    repository: ChangingRepository, held: Held
 ) -> None:
     held.may_load.set()
     repository.slow(0, "m")
@@ -569,7 +577,7 @@ async def test_an_unload_that_its_caller_gives_up_is_finished(
 
 
 async def test_a_load_given_up_while_another_holds_the_model_is_finished_too(
-    repository: Repository, held: Held
+    repository: ChangingRepository, held: Held
 ) -> None:
     repository.slow(0, "m")
     manager = await explicit(repository, held)
@@ -588,7 +596,7 @@ async def test_a_load_given_up_while_another_holds_the_model_is_finished_too(
 
 
 async def test_an_unload_given_up_while_a_load_holds_the_model_is_finished_too(
-    repository: Repository, held: Held
+    repository: ChangingRepository, held: Held
 ) -> None:
     held.may_unload.set()
     repository.slow(0, "m")
@@ -606,7 +614,7 @@ async def test_an_unload_given_up_while_a_load_holds_the_model_is_finished_too(
 
 
 async def test_a_broken_model_that_is_repaired_is_not_ready_before_it_serves(
-    repository: Repository, held: Held
+    repository: ChangingRepository, held: Held
 ) -> None:
     repository.slow(0, "m")
     config = repository.root / "m" / "config.pbtxt"

@@ -41,7 +41,7 @@ PAUSE_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RequestOutcome:
     id: str
     kind: str
     detail: str = ""
@@ -50,7 +50,7 @@ class Outcome:
 
 
 @dataclass
-class Client:
+class TrafficClient:
     """One thread. ``outcomes`` is its own until it has ended, and may be read meanwhile."""
 
     gateway: Gateway
@@ -60,7 +60,7 @@ class Client:
     #: Stop after the first request that is not answered: the server is on its way out.
     until_refused: bool
     model: str = "m"
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[RequestOutcome] = field(default_factory=list)
 
     def run(self) -> None:
         for number in count():
@@ -73,28 +73,30 @@ class Client:
             elif outcome.kind != "answered":
                 return
 
-    def ask(self, request_id: str, value: float) -> Outcome:
+    def ask(self, request_id: str, value: float) -> RequestOutcome:
         raise NotImplementedError
 
     def close(self) -> None:
         raise NotImplementedError
 
-    def judge(self, request_id: str, answered_id: str, value: float, data: list[float]) -> Outcome:
+    def judge(
+        self, request_id: str, answered_id: str, value: float, data: list[float]
+    ) -> RequestOutcome:
         factors = {y / value for y in data}
         if answered_id != request_id or len(data) != 8 or len(factors) != 1:
-            return Outcome(request_id, "wrong", f"{answered_id}: {data} for {value}")
+            return RequestOutcome(request_id, "wrong", f"{answered_id}: {data} for {value}")
         (factor,) = factors
         kind = "answered" if factor in self.factors else "wrong"
-        return Outcome(request_id, kind, str(factor), factor, time.monotonic())
+        return RequestOutcome(request_id, kind, str(factor), factor, time.monotonic())
 
 
 @dataclass
-class HttpClient(Client):
+class HttpTrafficClient(TrafficClient):
     """Keeps its connection until the server closes it."""
 
     _connection: http.client.HTTPConnection | None = None
 
-    def ask(self, request_id: str, value: float) -> Outcome:
+    def ask(self, request_id: str, value: float) -> RequestOutcome:
         path, body = self.request(request_id, value)
         connection = self._connection
         if connection is None:
@@ -105,20 +107,20 @@ class HttpClient(Client):
             if not kept:
                 connection.connect()
         except ConnectionRefusedError:
-            return Outcome(request_id, "refused", "connection refused")
+            return RequestOutcome(request_id, "refused", "connection refused")
         except OSError as error:
-            return Outcome(request_id, "lost", f"connecting: {error!r}")
+            return RequestOutcome(request_id, "lost", f"connecting: {error!r}")
         try:
             connection.request("POST", path, body, {"x-request-id": request_id})
             reply = connection.getresponse()
             status, content = reply.status, reply.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            return Outcome(request_id, "lost", f"{'kept' if kept else 'new'}: {error!r}")
+            return RequestOutcome(request_id, "lost", f"{'kept' if kept else 'new'}: {error!r}")
         if status == 503:
-            return Outcome(request_id, "refused", content.decode())
+            return RequestOutcome(request_id, "refused", content.decode())
         if status != 200:
-            return Outcome(request_id, "lost", f"{status} {content.decode()}")
+            return RequestOutcome(request_id, "lost", f"{status} {content.decode()}")
         answered_id, data = self.answer(request_id, json.loads(content))
         return self.judge(request_id, answered_id, value, data)
 
@@ -145,7 +147,7 @@ def infer_message(model: str, request_id: str, value: float) -> Any:
 
 
 @dataclass
-class GrpcClient(Client):
+class GrpcTrafficClient(TrafficClient):
     """Has a channel, and a connection, of its own."""
 
     def __post_init__(self) -> None:
@@ -153,14 +155,14 @@ class GrpcClient(Client):
         self._channel = grpc.insecure_channel(self.gateway.grpc, options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    def ask(self, request_id: str, value: float) -> Outcome:
+    def ask(self, request_id: str, value: float) -> RequestOutcome:
         message = infer_message(self.model, request_id, value)
         try:
             reply = self._stub.ModelInfer(message, timeout=30)
         except grpc.RpcError as error:
             refused = error.code() is grpc.StatusCode.UNAVAILABLE
             detail = f"{error.code().name}: {error.details()}"
-            return Outcome(request_id, "refused" if refused else "lost", detail)
+            return RequestOutcome(request_id, "refused" if refused else "lost", detail)
         data = np.frombuffer(reply.raw_output_contents[0], np.float32).tolist()
         return self.judge(request_id, reply.id, value, data)
 
@@ -168,7 +170,7 @@ class GrpcClient(Client):
         self._channel.close()
 
 
-class TfServingHttpClient(HttpClient):
+class TfServingHttpTraffic(HttpTrafficClient):
     def request(self, request_id: str, value: float) -> tuple[str, str]:
         body = json.dumps({"instances": [[value] * 4] * 2})
         return f"/v1/models/{self.model}:predict", body
@@ -177,14 +179,14 @@ class TfServingHttpClient(HttpClient):
         return request_id, [y for row in document["predictions"] for y in row]
 
 
-class TorchServeHttpClient(TfServingHttpClient):
+class TorchServeHttpTraffic(TfServingHttpTraffic):
     def request(self, request_id: str, value: float) -> tuple[str, str]:
         _, body = super().request(request_id, value)
         return f"/predictions/{self.model}", body
 
 
 @dataclass
-class DialectGrpcClient(Client):
+class DialectGrpcClient(TrafficClient):
     """A gRPC client of a dialect without request ids; the ledger identifies requests by value."""
 
     method: str = ""
@@ -197,7 +199,7 @@ class DialectGrpcClient(Client):
         # Exact in FP32 for as long as a test lasts.
         self._number = 100_000 * int(self.name.rpartition("-")[2])
 
-    def ask(self, request_id: str, value: float) -> Outcome:
+    def ask(self, request_id: str, value: float) -> RequestOutcome:
         self._number += 1
         value = float(self._number)
         try:
@@ -205,7 +207,7 @@ class DialectGrpcClient(Client):
         except grpc.RpcError as error:
             refused = error.code() is grpc.StatusCode.UNAVAILABLE
             detail = f"{error.code().name}: {error.details()}"
-            return Outcome(str(value), "refused" if refused else "lost", detail)
+            return RequestOutcome(str(value), "refused" if refused else "lost", detail)
         return self.judge(str(value), str(value), value, self.answer(reply))
 
     def request(self, value: float) -> bytes:
@@ -219,7 +221,7 @@ class DialectGrpcClient(Client):
 
 
 @dataclass
-class TfServingGrpcClient(DialectGrpcClient):
+class TfServingGrpcTraffic(DialectGrpcClient):
     method: str = "/tensorflow.serving.PredictionService/Predict"
 
     def request(self, value: float) -> bytes:
@@ -233,7 +235,7 @@ class TfServingGrpcClient(DialectGrpcClient):
 
 
 @dataclass
-class TorchServeGrpcClient(DialectGrpcClient):
+class TorchServeGrpcTraffic(DialectGrpcClient):
     method: str = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
 
     def request(self, value: float) -> bytes:
@@ -248,20 +250,20 @@ class TorchServeGrpcClient(DialectGrpcClient):
         return [y for row in json.loads(body)["predictions"] for y in row]
 
 
-CLIENTS: dict[str, type[Client]] = {
-    "http": HttpClient,
-    "grpc": GrpcClient,
-    "tfserving-http": TfServingHttpClient,
-    "tfserving-grpc": TfServingGrpcClient,
-    "torchserve-http": TorchServeHttpClient,
-    "torchserve-grpc": TorchServeGrpcClient,
+CLIENTS: dict[str, type[TrafficClient]] = {
+    "http": HttpTrafficClient,
+    "grpc": GrpcTrafficClient,
+    "tfserving-http": TfServingHttpTraffic,
+    "tfserving-grpc": TfServingGrpcTraffic,
+    "torchserve-http": TorchServeHttpTraffic,
+    "torchserve-grpc": TorchServeGrpcTraffic,
 }
 
 
-class Traffic:
+class ConcurrentTraffic:
     """A few clients at once."""
 
-    def __init__(self, clients: list[Client]) -> None:
+    def __init__(self, clients: list[TrafficClient]) -> None:
         self.clients = clients
         self._threads = [threading.Thread(target=c.run, daemon=True) for c in clients]
 
@@ -276,7 +278,7 @@ class Traffic:
             assert not thread.is_alive(), f"{client.name} hangs; last: {client.outcomes[-1:]}"
 
     @property
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[RequestOutcome]:
         return [outcome for client in self.clients for outcome in client.outcomes]
 
     def each_has(self, answers: int, factor: float | None = None, after: float = 0.0) -> bool:
@@ -298,10 +300,10 @@ def flowing(
     protocols: Collection[str] = ("http", "grpc"),
     each: int = 2,
     until_refused: bool = False,
-) -> Iterator[Traffic]:
+) -> Iterator[ConcurrentTraffic]:
     """``each`` clients per protocol for as long as the block runs."""
     stop = threading.Event()
-    traffic = Traffic(
+    traffic = ConcurrentTraffic(
         [
             CLIENTS[protocol](gateway, f"{protocol}-{n}", factors, stop, until_refused)
             for protocol in protocols
@@ -318,11 +320,11 @@ def flowing(
             client.close()
 
 
-def failures(outcomes: Collection[Outcome]) -> list[Outcome]:
+def failures(outcomes: Collection[RequestOutcome]) -> list[RequestOutcome]:
     return [outcome for outcome in outcomes if outcome.kind != "answered"]
 
 
-def dropped(outcomes: Collection[Outcome], begun: Collection[str]) -> list[Outcome]:
+def dropped(outcomes: Collection[RequestOutcome], begun: Collection[str]) -> list[RequestOutcome]:
     """Requests that were accepted and got no correct answer; ``begun`` is the ledger's."""
     began = set(begun)
     return [
@@ -332,5 +334,5 @@ def dropped(outcomes: Collection[Outcome], begun: Collection[str]) -> list[Outco
     ]
 
 
-def kinds(outcomes: Collection[Outcome]) -> Counter[str]:
+def kinds(outcomes: Collection[RequestOutcome]) -> Counter[str]:
     return Counter(outcome.kind for outcome in outcomes)

@@ -53,7 +53,7 @@ WRONG_EVERY = 2
 
 
 @dataclass(frozen=True)
-class Cell:
+class BackendCell:
     """One dialect at one server: what the report said, and what is wrong with that."""
 
     server: str
@@ -111,13 +111,13 @@ def problem(target: LoadTestTarget, requests: Path, work: Path) -> tuple[dict[st
     return summary, ""
 
 
-def measure(contender: MeasuredCandidate, work: Path, console: Console) -> list[Cell]:
+def measure(contender: MeasuredCandidate, work: Path, console: Console) -> list[BackendCell]:
     """Every dialect that its server speaks."""
     cells = []
     name = contender.entry.backend
     with served(contender.backend, work / name) as server:
         for protocol, target in server.targets.items():
-            cells.append(Cell(name, protocol, *problem(target, contender.requests, work)))
+            cells.append(BackendCell(name, protocol, *problem(target, contender.requests, work)))
             console.print(*cells[-1].row, highlight=False)
     return cells
 
@@ -138,14 +138,14 @@ def stand_in(work: Path, config: Path) -> None:
     os.environ["STANDIN_CONFIG"] = str(config)
 
 
-def table(cells: list[Cell]) -> Table:
+def table(cells: list[BackendCell]) -> Table:
     shown = Table("server", "dialect", "requests", "wrong", "p50 ms", "p99 ms", "")
     for cell in cells:
         shown.add_row(*cell.row)
     return shown
 
 
-def run(servers: list[str], work: Path, console: Console) -> list[Cell]:
+def run(servers: list[str], work: Path, console: Console) -> list[BackendCell]:
     wanted = ComparisonRequest(FORMATS, tuple(servers), requests=REQUESTS, seed=0)
     given = models_to_compare.checkpoint(CHECKPOINT, None, None, None)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

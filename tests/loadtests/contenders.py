@@ -19,7 +19,7 @@ from modelport.loadtests.load import payloads
 from modelport.loadtests.load.payloads import Payloads
 from modelport.loadtests.load.summary import Percentiles
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
-from modelport.loadtests.serving.gateway import Gateway
+from modelport.loadtests.serving.gateway import MeasuredGateway
 from modelport.loadtests.serving.server import MeasuredServerLaunch, ServedBackend, get
 from modelport.loadtests.system.processes import HOST, free_ports
 
@@ -119,7 +119,7 @@ def contender(name: str, folder: Path, backend: ServedBackend | None = None) -> 
         name=name,
         entry=Entry(variant, "onnxruntime"),
         artifact=ComparedArtifact(variant, published(), "1", proven),
-        backend=backend or Gateway(published()),
+        backend=backend or MeasuredGateway(published()),
         requests=requests,
         payloads=payloads.read(requests),
     )

@@ -32,14 +32,14 @@ def double(number: int, x: list[float]) -> tuple[int, list[float]]:
     return 200, [2 * value for value in x]
 
 
-class Server:
+class OipServer:
     """``asked``: when each request's body had arrived, ``time.perf_counter``."""
 
     def __init__(self, answer: Answer, port: int = 0) -> None:
         self.asked: list[float] = []
         lock, asked = threading.Lock(), self.asked
 
-        class Handler(BaseHTTPRequestHandler):
+        class OipHandler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
 
@@ -68,7 +68,7 @@ class Server:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), OipHandler)
         self._server.daemon_threads = True
         #: What an answer raises ends its connection; it is no error of the test.
         self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
@@ -79,7 +79,7 @@ class Server:
         self._server.serve_forever()
 
     @contextmanager
-    def running(self) -> Iterator[Server]:
+    def running(self) -> Iterator[OipServer]:
         thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
@@ -91,10 +91,10 @@ class Server:
 
 
 @contextmanager
-def serving(answer: Answer = double) -> Iterator[Server]:
-    with Server(answer).running() as server:
+def serving(answer: Answer = double) -> Iterator[OipServer]:
+    with OipServer(answer).running() as server:
         yield server
 
 
 if __name__ == "__main__":
-    Server(double, int(sys.argv[1])).run()
+    OipServer(double, int(sys.argv[1])).run()

@@ -25,7 +25,7 @@ from modelport.loadtests.compare.rounds import RoundSettings
 from modelport.loadtests.load.run import Unwritten
 from modelport.loadtests.load.samples import SAMPLE, LoadProfile, LoadRun
 from modelport.loadtests.load.target import LoadTestTarget
-from modelport.loadtests.serving.gateway import Gateway
+from modelport.loadtests.serving.gateway import MeasuredGateway
 from tests.loadtests.contenders import LightBackend, contender, published
 from tests.loadtests.proxy import Behind
 
@@ -83,8 +83,8 @@ def ranked(result: Comparison, concern: str) -> list[str]:
 
 def test_the_slow_one_is_ranked_last_and_the_wrong_one_not_at_all(tmp_path: Path) -> None:
     plain = contender("plain", tmp_path)
-    slow = contender("slow", tmp_path, Behind(Gateway(published()), delay_ms=DELAY_MS))
-    wrong = contender("wrong", tmp_path, Behind(Gateway(published()), wrong_every=8))
+    slow = contender("slow", tmp_path, Behind(MeasuredGateway(published()), delay_ms=DELAY_MS))
+    wrong = contender("wrong", tmp_path, Behind(MeasuredGateway(published()), wrong_every=8))
     compared = shootout(tmp_path, slow, wrong, plain, rounds=1)
     compared.run(lambda step: None)
     result = compared.result()
@@ -106,7 +106,7 @@ def test_the_slow_one_is_ranked_last_and_the_wrong_one_not_at_all(tmp_path: Path
 
 def test_a_few_wrong_answers_under_load_disqualify(tmp_path: Path) -> None:
     """More seldom than there are requests before the load: only the load meets one."""
-    seldom = contender("seldom", tmp_path, Behind(Gateway(published()), wrong_every=40))
+    seldom = contender("seldom", tmp_path, Behind(MeasuredGateway(published()), wrong_every=40))
     compared = shootout(tmp_path, seldom, rounds=1, duration_seconds=1.5)
     compared.run(lambda step: None)
     candidate = compared.result().candidates[0]

@@ -35,7 +35,7 @@ LIMIT_SECONDS = 100
 
 
 @dataclass(frozen=True)
-class Told:
+class GateCall:
     """The result of one call."""
 
     status: int
@@ -48,12 +48,12 @@ class Told:
         return " ".join(self.stdout.split())
 
 
-def gate(*arguments: object, slo: str = SLO, tmp_path: Path) -> Told:
+def gate(*arguments: object, slo: str = SLO, tmp_path: Path) -> GateCall:
     """``modelport gate`` in this process."""
     path = tmp_path / "slo.toml"
     path.write_text(slo)
     found = CliRunner().invoke(cli.gate, [*map(str, arguments), "--slo", str(path)])
-    return Told(found.exit_code, found.stdout, found.stderr)
+    return GateCall(found.exit_code, found.stdout, found.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def copy(model: Path, tmp_path: Path) -> Path:
 def answering(status: int) -> Iterator[str]:
     """A server that answers everything with ``status``."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class StatusHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
             self.send_header("Content-Length", "0")
@@ -80,7 +80,7 @@ def answering(status: int) -> Iterator[str]:
 
         def log_message(self, format: str, *args: object) -> None: ...
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), StatusHandler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

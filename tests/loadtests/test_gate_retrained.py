@@ -27,7 +27,7 @@ from modelport.loadtests.gate.paired_rounds import Cores, LiveSide, PairedMeasur
 from modelport.loadtests.gate.preflight import Preflight, PreflightResult
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.model_quality import Deciding
-from modelport.loadtests.serving.gateway import Gateway
+from modelport.loadtests.serving.gateway import MeasuredGateway
 from modelport.loadtests.serving.server import MeasuredServerLaunch
 from tests.loadtests import oip_server
 from tests.loadtests.gating.models import published, version
@@ -52,7 +52,7 @@ SLOW = pytest.mark.skipif("MODELPORT_SLOW_TESTS" not in os.environ, reason="slow
 
 
 @dataclass(frozen=True)
-class Told:
+class GateResult:
     """The result of one gate: exit code, JSON document, and all of its output."""
 
     status: int
@@ -64,7 +64,7 @@ class Told:
         return dict(found)
 
 
-def gate(*arguments: object, tmp_path: Path, slo: str = SLO) -> Told:
+def gate(*arguments: object, tmp_path: Path, slo: str = SLO) -> GateResult:
     """``modelport gate`` in this process."""
     path, report = tmp_path / "slo.toml", tmp_path / "gate.json"
     path.write_text(slo)
@@ -72,7 +72,7 @@ def gate(*arguments: object, tmp_path: Path, slo: str = SLO) -> Told:
     told = [*map(str, arguments), "--slo", str(path), "--json", str(report)]
     found = CliRunner().invoke(cli.gate, told)
     document = json.loads(report.read_text()) if report.exists() else {}
-    return Told(found.exit_code, document, found.output)
+    return GateResult(found.exit_code, document, found.output)
 
 
 @dataclass
@@ -278,11 +278,11 @@ def test_a_candidate_that_does_not_start_is_distinguished_from_one_that_answers_
 ) -> None:
     model = published(tmp_path / "tiny", versions=2)
 
-    class Broken(Gateway):
+    class ReplacedGateway(MeasuredGateway):
         def launch(self, work: Path) -> MeasuredServerLaunch:
             return MeasuredServerLaunch(tuple(command), super().launch(work).targets, lambda: False)
 
-    monkeypatch.setattr(paired_rounds, "Gateway", Broken)
+    monkeypatch.setattr(paired_rounds, "MeasuredGateway", ReplacedGateway)
     sides = tuple(Published(str(model / n), model, n) for n in ("1", "2"))
     slo = parse({"duration": {"ready_seconds": ready}})
     held = PairedMeasurement(

@@ -51,14 +51,14 @@ EXAMPLE = {
 }  # fmt: skip
 
 
-class Gateway(ThreadingHTTPServer):
+class RolloutApiServer(ThreadingHTTPServer):
     documents: dict[str, Any]
 
 
 @pytest.fixture
-def gateway() -> Iterator[Gateway]:
-    class Handler(BaseHTTPRequestHandler):
-        server: Gateway
+def gateway() -> Iterator[RolloutApiServer]:
+    class RolloutApiHandler(BaseHTTPRequestHandler):
+        server: RolloutApiServer
 
         def do_GET(self) -> None:
             document = self.server.documents.get(self.path)
@@ -71,7 +71,7 @@ def gateway() -> Iterator[Gateway]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with Gateway(("127.0.0.1", 0), Handler) as server:
+    with RolloutApiServer(("127.0.0.1", 0), RolloutApiHandler) as server:
         server.documents = {"/v2/rollouts/fraud": status()}
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -80,7 +80,7 @@ def gateway() -> Iterator[Gateway]:
         thread.join()
 
 
-def report(gateway: Gateway, model: str, output: Path, *more: str) -> tuple[int, str]:
+def report(gateway: RolloutApiServer, model: str, output: Path, *more: str) -> tuple[int, str]:
     url = f"http://127.0.0.1:{gateway.server_port}"
     words = ["rollout", "report", model, "--url", url, "--output", str(output), *more]
     ended = CliRunner().invoke(modelport, words)
@@ -109,7 +109,7 @@ class Page(HTMLParser):
 
 
 def test_the_report_shows_the_verdict_the_evidence_and_the_examples(
-    gateway: Gateway, tmp_path: Path
+    gateway: RolloutApiServer, tmp_path: Path
 ) -> None:
     gateway.documents["/v2/rollouts/fraud/examples"] = [EXAMPLE]
     code, said = report(gateway, "fraud", tmp_path / "report.html")
@@ -124,7 +124,7 @@ def test_the_report_shows_the_verdict_the_evidence_and_the_examples(
     assert "disagreement: broken" in text
 
 
-def test_hostile_texts_are_shown_and_not_run(gateway: Gateway, tmp_path: Path) -> None:
+def test_hostile_texts_are_shown_and_not_run(gateway: RolloutApiServer, tmp_path: Path) -> None:
     gateway.documents["/v2/rollouts/fraud/examples"] = [EXAMPLE]
     document = gateway.documents["/v2/rollouts/fraud"]
     document["evidence"][0]["name"] = EVIL
@@ -139,7 +139,9 @@ def test_hostile_texts_are_shown_and_not_run(gateway: Gateway, tmp_path: Path) -
     assert "\u202e" not in content
 
 
-def test_a_rollout_that_has_just_begun_has_a_report(gateway: Gateway, tmp_path: Path) -> None:
+def test_a_rollout_that_has_just_begun_has_a_report(
+    gateway: RolloutApiServer, tmp_path: Path
+) -> None:
     state = transitions.started(plan(), None, "", Change(1.7e9)).to_json()
     gateway.documents["/v2/rollouts/fraud"] = state | {"problem": "", "share": 0.01}
     code, said = report(gateway, "fraud", tmp_path / "report.html")
@@ -147,7 +149,7 @@ def test_a_rollout_that_has_just_begun_has_a_report(gateway: Gateway, tmp_path: 
     assert "RUNNING" in (tmp_path / "report.html").read_text()
 
 
-def test_a_rollout_of_the_history_has_a_report(gateway: Gateway, tmp_path: Path) -> None:
+def test_a_rollout_of_the_history_has_a_report(gateway: RolloutApiServer, tmp_path: Path) -> None:
     gateway.documents["/v2/rollouts/fraud/examples"] = [EXAMPLE]
     older = transitions.rolled_back(
         transitions.started(plan(), None, "", Change(1.5e9)), "", Change(1.6e9, "the older one")
@@ -166,7 +168,7 @@ def test_a_rollout_of_the_history_has_a_report(gateway: Gateway, tmp_path: Path)
     assert "2 rollouts of 'fraud' have ended" in said
 
 
-def test_errors_are_one_line(gateway: Gateway, tmp_path: Path) -> None:
+def test_errors_are_one_line(gateway: RolloutApiServer, tmp_path: Path) -> None:
     for model, part in (("other", "no rollout"), ("../x", "not a valid model name")):
         code, said = report(gateway, model, tmp_path / "report.html")
         assert code != 0

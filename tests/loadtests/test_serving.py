@@ -19,8 +19,13 @@ from modelport.loadtests.load.payloads import BadPayload, Payloads
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving import process_tree, tfserving
 from modelport.loadtests.serving.answer_check import AnswerCheck
-from modelport.loadtests.serving.gateway import Gateway, newest_version, only_version
-from modelport.loadtests.serving.server import AnswersWrongly, MeasuredServerLaunch, Served, served
+from modelport.loadtests.serving.gateway import MeasuredGateway, newest_version, only_version
+from modelport.loadtests.serving.server import (
+    AnswersWrongly,
+    MeasuredServerLaunch,
+    ReadyServer,
+    served,
+)
 from modelport.loadtests.system import processes
 from modelport.loadtests.system.environments import Missing
 from modelport.loadtests.system.processes import ServerFailed
@@ -29,7 +34,7 @@ from tests.loadtests.contenders import doubled, published
 
 
 @dataclass(frozen=True)
-class Command:
+class StandInProgram:
     """A program in a server's place."""
 
     code: str
@@ -39,16 +44,16 @@ class Command:
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(Gateway(published()), tmp_path_factory.mktemp("gateway") / "run") as server:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadyServer]:
+    with served(MeasuredGateway(published()), tmp_path_factory.mktemp("gateway") / "run") as server:
         yield server
 
 
-def test_the_first_correct_answer_comes_after_ready(gateway: Served) -> None:
+def test_the_first_correct_answer_comes_after_ready(gateway: ReadyServer) -> None:
     assert 0.05 < gateway.cold_start_seconds < gateway.first_response(doubled())
 
 
-def test_every_dialect_of_the_gateway_is_a_target_at_its_port(gateway: Served) -> None:
+def test_every_dialect_of_the_gateway_is_a_target_at_its_port(gateway: ReadyServer) -> None:
     assert set(gateway.targets) == set(LoadTestProtocol)
     ports = {target.address for target in gateway.targets.values()}
     assert len(ports) == 2
@@ -56,7 +61,7 @@ def test_every_dialect_of_the_gateway_is_a_target_at_its_port(gateway: Served) -
 
 @pytest.mark.parametrize("protocol", LoadTestProtocol)
 def test_right_and_wrong_answers_are_distinguished_in_every_dialect(
-    gateway: Served, protocol: LoadTestProtocol
+    gateway: ReadyServer, protocol: LoadTestProtocol
 ) -> None:
     asked = doubled(4)
     assert asked.expected is not None
@@ -66,7 +71,7 @@ def test_right_and_wrong_answers_are_distinguished_in_every_dialect(
     assert problems == [None, None, None, "output 'y' is off by 0.1 or more"]
 
 
-def test_an_answer_that_is_an_error_carries_status_and_reason(gateway: Served) -> None:
+def test_an_answer_that_is_an_error_carries_status_and_reason(gateway: ReadyServer) -> None:
     unknown = LoadTestTarget(
         LoadTestProtocol.OIP_HTTP, gateway.http_target.address, "no-such-model"
     )
@@ -77,7 +82,7 @@ def test_an_answer_that_is_an_error_carries_status_and_reason(gateway: Served) -
         examination.problem(0)
 
 
-def test_memory_and_processor_time_are_those_of_the_process(gateway: Served) -> None:
+def test_memory_and_processor_time_are_those_of_the_process(gateway: ReadyServer) -> None:
     assert 20e6 < gateway.memory_bytes() < 1e9
     before = gateway.cpu_seconds()
     assert before > 0.1
@@ -87,7 +92,7 @@ def test_memory_and_processor_time_are_those_of_the_process(gateway: Served) -> 
     assert gateway.cpu_seconds() >= before
 
 
-def test_a_wrong_answer_fails_at_once_and_is_no_first_response(gateway: Served) -> None:
+def test_a_wrong_answer_fails_at_once_and_is_no_first_response(gateway: ReadyServer) -> None:
     asked = doubled(1)
     wrong = replace(asked, expected=({"y": asked.requests[0]["x"]},))
     within = time.perf_counter() - gateway.started + 600
@@ -116,7 +121,9 @@ def test_children_count_and_memory_that_they_share_counts_once() -> None:
 def test_a_server_that_ends_at_once_fails_with_what_it_said(tmp_path: Path) -> None:
     with (
         pytest.raises(ServerFailed, match=r"exited with 7 before it was ready\nno luck"),
-        served(Command("print('no luck', flush=True); raise SystemExit(7)"), tmp_path / "run"),
+        served(
+            StandInProgram("print('no luck', flush=True); raise SystemExit(7)"), tmp_path / "run"
+        ),
     ):
         pass
 
@@ -125,7 +132,7 @@ def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     with (
         pytest.raises(ServerFailed, match="not ready after"),
-        served(Command(code), tmp_path / "run", ready_seconds=0.5),
+        served(StandInProgram(code), tmp_path / "run", ready_seconds=0.5),
     ):
         pass
     pid = int((tmp_path / "run" / "server.log").read_text())
@@ -136,7 +143,7 @@ def test_nothing_of_a_server_is_left_whatever_happens_inside(tmp_path: Path) -> 
     family: list[psutil.Process] = []
 
     def interrupted() -> None:
-        with served(Gateway(published()), tmp_path / "run") as server:
+        with served(MeasuredGateway(published()), tmp_path / "run") as server:
             family.extend(process_tree.processes(server.process.pid))
             raise KeyboardInterrupt
 
@@ -174,7 +181,7 @@ with served(Launcher(), Path({str(tmp_path / "run")!r})) as server:
 
 def test_a_server_stays_on_the_cores_it_is_given(tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
-    with served(Gateway(published()), tmp_path / "run", cores=(core,)) as server:
+    with served(MeasuredGateway(published()), tmp_path / "run", cores=(core,)) as server:
         assert os.sched_getaffinity(server.process.pid) == {core}
 
 

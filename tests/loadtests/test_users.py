@@ -210,7 +210,7 @@ def test_an_answer_that_does_not_come_is_a_time_out(
 def test_the_grpc_client_speaks_to_grpcios_own_server() -> None:
     """Another implementation of HTTP/2: large messages, both windows, errors, a late answer."""
 
-    class Echo(grpc.GenericRpcHandler):
+    class EchoHandler(grpc.GenericRpcHandler):
         def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
             def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
                 if request == b"full":
@@ -226,7 +226,7 @@ def test_the_grpc_client_speaks_to_grpcios_own_server() -> None:
 
     late = threading.Event()
     unlimited = [("grpc.max_receive_message_length", -1)]
-    server = grpc.server(ThreadPoolExecutor(2), [Echo()], options=unlimited)
+    server = grpc.server(ThreadPoolExecutor(2), [EchoHandler()], options=unlimited)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     client = EchoClient(LoadTestTarget(LoadTestProtocol.OIP_GRPC, f"127.0.0.1:{port}", "m"), 2.0)

@@ -39,14 +39,14 @@ def until(condition: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ManagedOutcome:
     at: float
     seconds: float
     status: int
     body: str
 
 
-def ask(gateway: Gateway, path: str, document: Any = None) -> Outcome:
+def ask(gateway: Gateway, path: str, document: Any = None) -> ManagedOutcome:
     """POST where there is a document. Status 0: no whole answer."""
     data = None if document is None else json.dumps(document).encode()
     request = urllib.request.Request(f"http://{gateway.http}{path}", data)
@@ -59,10 +59,10 @@ def ask(gateway: Gateway, path: str, document: Any = None) -> Outcome:
             status, body = error.code, error.read().decode()
     except OSError as error:
         status, body = 0, repr(error)
-    return Outcome(started, time.monotonic() - started, status, body)
+    return ManagedOutcome(started, time.monotonic() - started, status, body)
 
 
-def infer(gateway: Gateway, model: str = "x2", document: Any = None) -> Outcome:
+def infer(gateway: Gateway, model: str = "x2", document: Any = None) -> ManagedOutcome:
     parameters = {"timeout": int(DEADLINE_SECONDS * 1e6)}
     return ask(gateway, f"/v2/models/{model}/infer", {**(document or X), "parameters": parameters})
 
@@ -75,7 +75,7 @@ def reason(gateway: Gateway, model: str = "x2") -> str:
 
 
 @dataclass
-class Place:
+class ManagedPlace:
     """A repository with the model ``x2``, and a route that has a stand-in serve it."""
 
     root: Path
@@ -88,7 +88,7 @@ class Place:
         (self.repository / "x2" / "config.pbtxt").write_text(models.X2_CONFIG)
         (self.root / "tmp").mkdir()
 
-    def does(self, mode: str) -> Place:
+    def does(self, mode: str) -> ManagedPlace:
         """From the next start on."""
         self.mode.write_text(mode)
         return self
@@ -168,7 +168,7 @@ def load(gateway: Gateway, clients: int = 4, model: str = "x2", document: Any = 
         each.result()
 
 
-def wrong(outcomes: list[Outcome], killed_at: float, model: str = "x2") -> list[str]:
+def wrong(outcomes: list[ManagedOutcome], killed_at: float, model: str = "x2") -> list[str]:
     """List wrong outcomes of a server that was killed at ``killed_at`` and has restarted."""
     problems = []
     for outcome in outcomes:

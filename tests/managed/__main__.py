@@ -27,7 +27,16 @@ from modelport.gateway.backends.managed.servers import SERVERS
 from modelport.loadtests.serving import pytriton
 from modelport.loadtests.system import environments
 from tests import managed, verb
-from tests.managed import DEADLINE_SECONDS, STANDIN, Place, infer, load, processes, until, wrong
+from tests.managed import (
+    DEADLINE_SECONDS,
+    STANDIN,
+    ManagedPlace,
+    infer,
+    load,
+    processes,
+    until,
+    wrong,
+)
 from tests.server import Gateway
 from tests.torchserve.comparison import inputs_of, wire
 from tests.torchserve.server import MAX_LENGTH, REQUIREMENTS, publish, sources
@@ -148,7 +157,7 @@ def check(backend: str, protocol: str, source: Source, end: signal.Signals) -> l
         work = Path(folder)
         program = prepare(work, source)
         (work / "tmp").mkdir()
-        place = Place.__new__(Place)
+        place = ManagedPlace.__new__(ManagedPlace)
         place.root, place.repository = work, work / "models"
         file = routes(work, backend, protocol, program)
         body, problems = document(source), []

@@ -26,8 +26,8 @@ from modelport.exporters.loaded_model import Source
 from modelport.gateway.types import Array
 from tests import verb
 from tests.matrix import backends
-from tests.matrix.backends import Row
-from tests.matrix.dialects import Asked, Dialect, Refused, dialects
+from tests.matrix.backends import BackendRow
+from tests.matrix.dialects import Asked, DialectColumn, Refused, dialects
 from tests.torchserve.comparison import inputs_of, wire
 
 BATCHES = (1, 2, 8)
@@ -36,7 +36,7 @@ BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 
 
 @dataclass
-class Cell:
+class MatrixCell:
     """One dialect on one backend."""
 
     requests: int = 0
@@ -58,9 +58,9 @@ def cases(source: Source) -> Iterator[tuple[str, dict[str, Array], dict[str, Arr
 
 
 def check_row(
-    row: Row, sources: Mapping[str, Source], columns: Mapping[str, Dialect]
-) -> dict[str, Cell]:
-    cells = {name: Cell() for name in columns}
+    row: BackendRow, sources: Mapping[str, Source], columns: Mapping[str, DialectColumn]
+) -> dict[str, MatrixCell]:
+    cells = {name: MatrixCell() for name in columns}
     for model, source in sources.items():
         for where, inputs, expected in cases(source):
             asked = Asked(row.models[model], source.signature, inputs)
@@ -81,7 +81,7 @@ def _compare(
     source: Source,
     expected: Mapping[str, Array],
     answers: Mapping[str, Mapping[str, Array]],
-    cells: Mapping[str, Cell],
+    cells: Mapping[str, MatrixCell],
 ) -> None:
     spec = source.spec
     first: dict[str, bytes] = {}
@@ -102,10 +102,10 @@ def _compare(
 
 def _check_errors(
     model: str,
-    row: Row,
+    row: BackendRow,
     source: Source,
-    columns: Mapping[str, Dialect],
-    cells: Mapping[str, Cell],
+    columns: Mapping[str, DialectColumn],
+    cells: Mapping[str, MatrixCell],
 ) -> None:
     """An unknown model, an input of another rank, too many rows, a value out of range."""
     _, inputs, _ = next(cases(source))
@@ -125,7 +125,7 @@ def _check_errors(
             _expect(broken, column, column.invalid, f"{model}, {what}", cells[dialect])
 
 
-def _expect(asked: Asked, dialect: Dialect, status: str, what: str, cell: Cell) -> None:
+def _expect(asked: Asked, dialect: DialectColumn, status: str, what: str, cell: MatrixCell) -> None:
     cell.requests += 1
     try:
         dialect.ask(asked)
@@ -136,7 +136,7 @@ def _expect(asked: Asked, dialect: Dialect, status: str, what: str, cell: Cell) 
         cell.wrong.append(f"{what}: answered, not {status}")
 
 
-def markdown(table: Mapping[str, Mapping[str, Cell]]) -> str:
+def markdown(table: Mapping[str, Mapping[str, MatrixCell]]) -> str:
     columns = list(next(iter(table.values())))
     lines = [f"| backend | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for title, cells in table.items():
@@ -144,13 +144,13 @@ def markdown(table: Mapping[str, Mapping[str, Cell]]) -> str:
     return "\n".join(lines)
 
 
-def write_page(table: Mapping[str, Mapping[str, Cell]], file: Path) -> None:
+def write_page(table: Mapping[str, Mapping[str, MatrixCell]], file: Path) -> None:
     before, _, rest = file.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     file.write_text(f"{before}{BEGIN}\n{markdown(table)}\n{END}{after}")
 
 
-def run(work: Path, console: Console) -> dict[str, dict[str, Cell]]:
+def run(work: Path, console: Console) -> dict[str, dict[str, MatrixCell]]:
     sources = backends.checkpoints(Path("checkpoints"))
     repository = work / "repository"
     backends.export(Path("checkpoints"), repository)

@@ -29,7 +29,7 @@ EMBEDDED = {
 
 
 @dataclass(frozen=True)
-class Row:
+class BackendRow:
     """``models``: the demo model's name → what the gateway calls it on this backend."""
 
     title: str
@@ -57,10 +57,10 @@ def export(checkpoints: Path, repository: Path) -> None:
 
 
 @contextlib.contextmanager
-def gateway(work: Path, repository: Path) -> Iterator[tuple[Gateway, list[Row]]]:
+def gateway(work: Path, repository: Path) -> Iterator[tuple[Gateway, list[BackendRow]]]:
     """A gateway in front of everything this matrix has, and its rows."""
     rows = [
-        Row(title, {name: f"{name}-{format_name}" for name in MODELS})
+        BackendRow(title, {name: f"{name}-{format_name}" for name in MODELS})
         for title, format_name in EMBEDDED.items()
     ]
     with contextlib.ExitStack() as stack:
@@ -90,7 +90,9 @@ def gateway(work: Path, repository: Path) -> Iterator[tuple[Gateway, list[Row]]]
         routes = work / "modelport.toml"
         with routes.open("w") as file:
             for remote in remotes:
-                rows.append(Row(remote.title, {name: remote.called(name) for name in MODELS}))
+                rows.append(
+                    BackendRow(remote.title, {name: remote.called(name) for name in MODELS})
+                )
                 for name in MODELS:
                     file.write(remote.table(name, repository))
         yield stack.enter_context(serving(repository, "--routes", str(routes))), rows
@@ -124,7 +126,7 @@ class Remote:
 
 
 @contextlib.contextmanager
-def _torchserve(work: Path, repository: Path) -> Iterator[torchserve_server.Ports]:
+def _torchserve(work: Path, repository: Path) -> Iterator[torchserve_server.TorchServePorts]:
     (work / "store").mkdir(parents=True)
     archives = []
     for name in MODELS:
@@ -135,7 +137,7 @@ def _torchserve(work: Path, repository: Path) -> Iterator[torchserve_server.Port
 
 
 @contextlib.contextmanager
-def _triton(work: Path, repository: Path) -> Iterator[triton_package.Ports]:
+def _triton(work: Path, repository: Path) -> Iterator[triton_package.TritonPorts]:
     """This Triton has the Python backend only: that runs ONNX Runtime."""
     work.mkdir()
     for name in MODELS:

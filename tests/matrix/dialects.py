@@ -45,7 +45,7 @@ Ask = Callable[[Asked], dict[str, Array]]
 
 
 @dataclass(frozen=True)
-class Dialect:
+class DialectColumn:
     """A column. ``unknown`` and ``invalid``: the statuses of an unknown model and a bad request."""
 
     ask: Ask
@@ -54,7 +54,7 @@ class Dialect:
 
 
 @contextlib.contextmanager
-def dialects(http: str, grpc_address: str) -> Iterator[dict[str, Dialect]]:
+def dialects(http: str, grpc_address: str) -> Iterator[dict[str, DialectColumn]]:
     """Every dialect against the gateway at these two ``host:port``."""
     with contextlib.ExitStack() as stack:
         triton_http = stack.enter_context(
@@ -65,18 +65,20 @@ def dialects(http: str, grpc_address: str) -> Iterator[dict[str, Dialect]]:
         )
         channel = stack.enter_context(grpc.insecure_channel(grpc_address))
         yield {
-            "OIP JSON": Dialect(_oip(triton_http, tritonclient.http, False), "404", "400"),
-            "OIP binary": Dialect(_oip(triton_http, tritonclient.http, True), "404", "400"),
-            "OIP gRPC": Dialect(
+            "OIP JSON": DialectColumn(_oip(triton_http, tritonclient.http, False), "404", "400"),
+            "OIP binary": DialectColumn(_oip(triton_http, tritonclient.http, True), "404", "400"),
+            "OIP gRPC": DialectColumn(
                 _oip(triton_grpc, tritonclient.grpc), "NOT_FOUND", "INVALID_ARGUMENT"
             ),
-            "TFS REST rows": Dialect(_rows(http), "404", "400"),
-            "TFS REST columns": Dialect(_columns(http), "404", "400"),
-            "TFS gRPC": Dialect(_predict(channel), "NOT_FOUND", "INVALID_ARGUMENT"),
-            "TorchServe REST": Dialect(_predictions(http), "404", "400"),
+            "TFS REST rows": DialectColumn(_rows(http), "404", "400"),
+            "TFS REST columns": DialectColumn(_columns(http), "404", "400"),
+            "TFS gRPC": DialectColumn(_predict(channel), "NOT_FOUND", "INVALID_ARGUMENT"),
+            "TorchServe REST": DialectColumn(_predictions(http), "404", "400"),
             # TorchServe itself answers INTERNAL where it does not know a model.
-            "TorchServe gRPC": Dialect(_predictions_grpc(channel), "INTERNAL", "INVALID_ARGUMENT"),
-            "SageMaker": Dialect(_invocations(http), "404", "400"),
+            "TorchServe gRPC": DialectColumn(
+                _predictions_grpc(channel), "INTERNAL", "INVALID_ARGUMENT"
+            ),
+            "SageMaker": DialectColumn(_invocations(http), "404", "400"),
         }
 
 

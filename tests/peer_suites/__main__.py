@@ -26,26 +26,26 @@ from tests.peer_suites import (
     triton_examples,
     triton_qa,
 )
-from tests.peer_suites.sources import Source
-from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, reason_of
+from tests.peer_suites.sources import PinnedSource
+from tests.peer_suites.suite import Bench, Suite, SuiteOutcome, SuiteVerdict, reason_of
 
 MODULES = (triton_examples, triton_qa, tensorflow_serving, torchserve, kserve, oip)
 SUITES: dict[str, Suite] = {
     suite.name: suite for suite in (*(module.SUITE for module in MODULES), triton_qa.INFER)
 }
-MARKS = dict(zip(Verdict, ".F-s?", strict=True))
+MARKS = dict(zip(SuiteVerdict, ".F-s?", strict=True))
 
 
 def run_suite(
-    suite: Suite, folders: Mapping[Source, Path], python: Path, only: str
-) -> list[Outcome]:
+    suite: Suite, folders: Mapping[PinnedSource, Path], python: Path, only: str
+) -> list[SuiteOutcome]:
     print(f"{suite.name}: {suite.title}", flush=True)
-    found: list[Outcome] = []
+    found: list[SuiteOutcome] = []
     with tempfile.TemporaryDirectory(prefix="peer-suites-") as work:
         bench = Bench(folders, Path(work), python, suite.not_applicable, only)
         for outcome in suite.run(bench):
             found.append(outcome)
-            failed = outcome.verdict is Verdict.FAIL
+            failed = outcome.verdict is SuiteVerdict.FAIL
             known = failed and reason_of(
                 outcome.test, {**suite.expected_failures, **suite.not_supported}
             )

@@ -6,16 +6,16 @@ import shutil
 from collections.abc import Iterator
 
 from tests import models
-from tests.peer_suites.sources import Source
-from tests.peer_suites.suite import INSIDE, Bench, Outcome, Suite, declared_tests
+from tests.peer_suites.sources import PinnedSource
+from tests.peer_suites.suite import INSIDE, Bench, Suite, SuiteOutcome, declared_tests
 
-KSERVE = Source("kserve/kserve", "aaac4e294dae2c7b1aa1886447793f3aa1c30912")
+KSERVE = PinnedSource("kserve/kserve", "aaac4e294dae2c7b1aa1886447793f3aa1c30912")
 
 _FILE = "kserve_client.py"
 _EXPLAINER = 'parameters { key: "explainer" value { string_value: "x10" } }'
 
 
-def run(bench: Bench) -> Iterator[Outcome]:
+def run(bench: Bench) -> Iterator[SuiteOutcome]:
     if not bench.wanted(_FILE):
         return
     root = bench.work / "models"

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests import models
-from tests.peer_suites.sources import Source
-from tests.peer_suites.suite import INSIDE, Bench, Outcome, Suite
+from tests.peer_suites.sources import PinnedSource
+from tests.peer_suites.suite import INSIDE, Bench, Suite, SuiteOutcome
 
-OIP = Source("kserve/open-inference-protocol", "d49cc23f89d709d87b210ef9449e273ae243984e")
+OIP = PinnedSource("kserve/open-inference-protocol", "d49cc23f89d709d87b210ef9449e273ae243984e")
 _PYTEST = ("pytest", "pytest-timeout")
 
 
@@ -20,7 +20,7 @@ def _repository(bench: Bench) -> Path:
     return root
 
 
-def run(bench: Bench) -> Iterator[Outcome]:
+def run(bench: Bench) -> Iterator[SuiteOutcome]:
     file = Path(shutil.copy(INSIDE / "oip_specification.py", bench.work))
     documents = bench.source(OIP) / "specification" / "protocol"
     with bench.gateway(_repository(bench)):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, reason_of
+from tests.peer_suites.suite import Bench, Suite, SuiteOutcome, SuiteVerdict, reason_of
 
 HEAD = """\
 # The peers' own suites
@@ -26,42 +26,42 @@ that load native or Python code, or flags that only that server has; each one ha
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.@+-]+/)+(?=[\w.-]+\.\w+)")
 
 
-def judged(suite: Suite, outcomes: Iterable[Outcome]) -> list[Outcome]:
+def judged(suite: Suite, outcomes: Iterable[SuiteOutcome]) -> list[SuiteOutcome]:
     """Every test once, by its id; failures that are known have their reason first."""
-    found: dict[str, Outcome] = {}
+    found: dict[str, SuiteOutcome] = {}
     for outcome in outcomes:
-        if outcome.verdict is Verdict.FAIL:
+        if outcome.verdict is SuiteVerdict.FAIL:
             outcome = _failed(suite, outcome)
         earlier = found.get(outcome.test)
-        if earlier is None or earlier.verdict is not Verdict.FAIL:
+        if earlier is None or earlier.verdict is not SuiteVerdict.FAIL:
             found[outcome.test] = outcome
     return sorted(found.values())
 
 
-def _failed(suite: Suite, outcome: Outcome) -> Outcome:
+def _failed(suite: Suite, outcome: SuiteOutcome) -> SuiteOutcome:
     lacking = reason_of(outcome.test, suite.not_supported)
     if lacking:
-        return outcome._replace(verdict=Verdict.NOT_SUPPORTED, detail=lacking)
+        return outcome._replace(verdict=SuiteVerdict.NOT_SUPPORTED, detail=lacking)
     known = reason_of(outcome.test, suite.expected_failures)
     return outcome._replace(detail=f"{known}\n\n{outcome.detail}") if known else outcome
 
 
-def with_missing(suite: Suite, bench: Bench, outcomes: list[Outcome]) -> list[Outcome]:
+def with_missing(suite: Suite, bench: Bench, outcomes: list[SuiteOutcome]) -> list[SuiteOutcome]:
     """``outcomes``, and those tests that the suite declares and that did not run."""
     seen = {outcome.test.split(" [")[0].split("[")[0] for outcome in outcomes}
     missing = []
     for test in suite.declared(bench) if suite.declared else ():
         if test not in seen:
-            verdict, detail = Verdict.NOT_RUN, ""
+            verdict, detail = SuiteVerdict.NOT_RUN, ""
             if reason := reason_of(test, suite.not_applicable):
-                verdict, detail = Verdict.NOT_APPLICABLE, reason
+                verdict, detail = SuiteVerdict.NOT_APPLICABLE, reason
             elif reason := reason_of(test, suite.not_supported):
-                verdict, detail = Verdict.NOT_SUPPORTED, reason
-            missing.append(Outcome(test, verdict, detail))
+                verdict, detail = SuiteVerdict.NOT_SUPPORTED, reason
+            missing.append(SuiteOutcome(test, verdict, detail))
     return sorted([*outcomes, *missing])
 
 
-def unexpected(suite: Suite, outcomes: Iterable[Outcome], only: str = "") -> list[str]:
+def unexpected(suite: Suite, outcomes: Iterable[SuiteOutcome], only: str = "") -> list[str]:
     """One line for each failure that is not listed, for each listed test that passes, and for each
     test that neither ran nor has a reason.
 
@@ -71,23 +71,25 @@ def unexpected(suite: Suite, outcomes: Iterable[Outcome], only: str = "") -> lis
     lines = []
     for outcome in outcomes:
         known = reason_of(outcome.test, suite.expected_failures)
-        if outcome.verdict is Verdict.FAIL and not known:
+        if outcome.verdict is SuiteVerdict.FAIL and not known:
             last = outcome.detail.splitlines()[-1:] or [""]
             lines.append(f"{outcome.test}: {last[0]}")
         listed = outcome.test in suite.expected_failures or outcome.test in suite.not_supported
-        if outcome.verdict is Verdict.PASS and listed:
+        if outcome.verdict is SuiteVerdict.PASS and listed:
             lines.append(f"{outcome.test} passes: take it out of the expected failures")
-        if outcome.verdict is Verdict.NOT_RUN and only in _file(outcome):
+        if outcome.verdict is SuiteVerdict.NOT_RUN and only in _file(outcome):
             lines.append(f"{outcome.test} did not run: give it a gateway, or a reason")
     return lines
 
 
-def counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
+def counts(outcomes: Iterable[SuiteOutcome]) -> dict[str, int]:
     found = Counter(outcome.verdict for outcome in outcomes)
-    return {verdict.value: found[verdict] for verdict in Verdict}
+    return {verdict.value: found[verdict] for verdict in SuiteVerdict}
 
 
-def document(suites: Mapping[str, Suite], results: Mapping[str, list[Outcome]]) -> dict[str, Any]:
+def document(
+    suites: Mapping[str, Suite], results: Mapping[str, list[SuiteOutcome]]
+) -> dict[str, Any]:
     return {
         name: {
             "source": suites[name].sources[0].link,
@@ -109,7 +111,7 @@ def _without_folders(detail: str) -> str:
 def write(
     folder: Path,
     suites: Mapping[str, Suite],
-    results: Mapping[str, list[Outcome]],
+    results: Mapping[str, list[SuiteOutcome]],
     only: str = "",
 ) -> None:
     """The table and the JSON; what did not run now keeps what the JSON has of it.
@@ -130,21 +132,26 @@ def write(
     (folder / "peer-suites.md").write_text(markdown(suites, told))
 
 
-def _joined(outcomes: list[Outcome], earlier: list[dict[str, str]], only: str) -> list[Outcome]:
+def _joined(
+    outcomes: list[SuiteOutcome], earlier: list[dict[str, str]], only: str
+) -> list[SuiteOutcome]:
     """``outcomes`` of the files that ``only`` is part of, and what the JSON has of all others."""
     if not only or not earlier:
         return outcomes
-    kept = [Outcome(each["test"], Verdict(each["verdict"]), each["detail"]) for each in earlier]
+    kept = [
+        SuiteOutcome(each["test"], SuiteVerdict(each["verdict"]), each["detail"])
+        for each in earlier
+    ]
     new = [outcome for outcome in outcomes if only in _file(outcome)]
     return sorted([*new, *(outcome for outcome in kept if only not in _file(outcome))])
 
 
-def _file(outcome: Outcome) -> str:
+def _file(outcome: SuiteOutcome) -> str:
     return outcome.test.partition("::")[0]
 
 
 def markdown(suites: Mapping[str, Suite], told: Mapping[str, Any]) -> str:
-    columns = [verdict.value for verdict in Verdict]
+    columns = [verdict.value for verdict in SuiteVerdict]
     lines = [f"| suite | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
     total: Counter[str] = Counter()
     for name, each in told.items():
@@ -161,7 +168,7 @@ def markdown(suites: Mapping[str, Suite], told: Mapping[str, Any]) -> str:
         ]
         lines += ["", "| test | verdict | why |", "|---|---|---|"]
         for test in each["tests"]:
-            why = "" if test["verdict"] == Verdict.PASS else _line(test["detail"])
+            why = "" if test["verdict"] == SuiteVerdict.PASS else _line(test["detail"])
             lines.append(f"| `{test['test']}` | {test['verdict']} | {why} |")
     return HEAD + "\n".join(lines) + "\n"
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from modelport.loadtests.system.environments import Missing
 
 
-class Source(NamedTuple):
+class PinnedSource(NamedTuple):
     """A git repository on GitHub, ``owner/name``, and the commit its tests are taken from."""
 
     repository: str
@@ -31,7 +31,7 @@ def cache_folder() -> Path:
     return Path(base) / "modelport" / "peer-suites"
 
 
-def checkout(source: Source, given: Path | None) -> Path:
+def checkout(source: PinnedSource, given: Path | None) -> Path:
     """The folder with ``source``: ``given/name`` if the user has it, else a clone in the cache.
 
     Raises:
@@ -51,7 +51,7 @@ def checkout(source: Source, given: Path | None) -> Path:
     return folder
 
 
-def _given(source: Source, folder: Path) -> Path:
+def _given(source: PinnedSource, folder: Path) -> Path:
     if not folder.is_dir():
         raise Missing(f"{folder} is missing: clone https://github.com/{source.repository} there")
     commit = _commit(folder)

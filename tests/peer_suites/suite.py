@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.peer_suites.sources import Source
+from tests.peer_suites.sources import PinnedSource
 from tests.server import Gateway, serving
 
 INSIDE = Path(__file__).parent / "inside"
@@ -24,7 +24,7 @@ TEST_SECONDS, FILE_SECONDS = 60, 900
 DETAIL_CHARACTERS = 2000
 
 
-class Verdict(StrEnum):
+class SuiteVerdict(StrEnum):
     PASS = "pass"
     FAIL = "fail"
     NOT_SUPPORTED = "not supported"
@@ -32,11 +32,11 @@ class Verdict(StrEnum):
     NOT_RUN = "not run"
 
 
-class Outcome(NamedTuple):
+class SuiteOutcome(NamedTuple):
     """The outcome of one test. ``detail`` is the reason or the end of its output."""
 
     test: str
-    verdict: Verdict
+    verdict: SuiteVerdict
     detail: str = ""
 
 
@@ -56,9 +56,9 @@ class Suite(NamedTuple):
 
     name: str
     title: str
-    sources: tuple[Source, ...]
+    sources: tuple[PinnedSource, ...]
     requirements: tuple[str, ...]
-    run: Callable[[Bench], Iterator[Outcome]]
+    run: Callable[[Bench], Iterator[SuiteOutcome]]
     not_applicable: Mapping[str, str] = {}
     not_supported: Mapping[str, str] = {}
     expected_failures: Mapping[str, str] = {}
@@ -84,7 +84,7 @@ class Bench:
 
     def __init__(
         self,
-        folders: Mapping[Source, Path],
+        folders: Mapping[PinnedSource, Path],
         work: Path,
         python: Path,
         not_applicable: Mapping[str, str],
@@ -98,7 +98,7 @@ class Bench:
         """Whether the tests of ``file`` are asked for."""
         return self._only in file
 
-    def source(self, source: Source) -> Path:
+    def source(self, source: PinnedSource) -> Path:
         """The tree of one of the suite's sources, which is only read."""
         return self._folders[source]
 
@@ -111,7 +111,7 @@ class Bench:
         with serving(repository, *ports, *flags, wait_for=wait_for) as gateway:
             yield gateway
 
-    def copy(self, source: Source, *folders: str) -> Path:
+    def copy(self, source: PinnedSource, *folders: str) -> Path:
         """A writable copy of ``folders`` of a source; its root."""
         root = self.work / source.name
         for folder in folders:
@@ -127,7 +127,7 @@ class Bench:
         select: str = "",
         test: str = "",
         environment: Mapping[str, str] | None = None,
-    ) -> Iterator[Outcome]:
+    ) -> Iterator[SuiteOutcome]:
         """Run the tests of ``file`` in its own folder; ids are ``prefix::Class::test [label]``.
 
         Args:
@@ -170,16 +170,16 @@ class Bench:
                     count += 1
                     name = prefix + told["test"].removeprefix(file.name) + suffix
                     detail = _end(told["text"].removeprefix("Skipped: "))
-                    yield Outcome(name, _VERDICTS[told["outcome"]], detail)
+                    yield SuiteOutcome(name, _VERDICTS[told["outcome"]], detail)
             process.wait(FILE_SECONDS)
             output.seek(0)
             said = output.read()
         if not count and process.returncode != _NONE_SELECTED:
-            yield Outcome(prefix + suffix, Verdict.FAIL, _end(said))
+            yield SuiteOutcome(prefix + suffix, SuiteVerdict.FAIL, _end(said))
 
     def script(
         self, test: str, *command: str, cwd: Path, says: str = "", status: int = 0
-    ) -> Outcome:
+    ) -> SuiteOutcome:
         """Run a program in the suite's environment; it passes by its exit status.
 
         Args:
@@ -187,7 +187,7 @@ class Bench:
         """
         reason = reason_of(test, self._not_applicable)
         if reason:
-            return Outcome(test, Verdict.NOT_APPLICABLE, reason)
+            return SuiteOutcome(test, SuiteVerdict.NOT_APPLICABLE, reason)
         try:
             done = subprocess.run(
                 [str(self.python), *command],
@@ -198,17 +198,19 @@ class Bench:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return Outcome(test, Verdict.FAIL, f"no end after {TEST_SECONDS} s")
+            return SuiteOutcome(test, SuiteVerdict.FAIL, f"no end after {TEST_SECONDS} s")
         said = done.stdout + done.stderr
         passed = done.returncode == status and says in said
-        return Outcome(test, *((Verdict.PASS,) if passed else (Verdict.FAIL, _end(said))))
+        return SuiteOutcome(
+            test, *((SuiteVerdict.PASS,) if passed else (SuiteVerdict.FAIL, _end(said)))
+        )
 
 
 _NONE_SELECTED = 5
 _VERDICTS = {
-    "passed": Verdict.PASS,
-    "failed": Verdict.FAIL,
-    "skipped": Verdict.NOT_APPLICABLE,
+    "passed": SuiteVerdict.PASS,
+    "failed": SuiteVerdict.FAIL,
+    "skipped": SuiteVerdict.NOT_APPLICABLE,
 }
 
 

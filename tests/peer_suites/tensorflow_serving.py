@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.peer_suites.sources import Source
-from tests.peer_suites.suite import INSIDE, Bench, Outcome, Suite, declared_tests
+from tests.peer_suites.sources import PinnedSource
+from tests.peer_suites.suite import INSIDE, Bench, Suite, SuiteOutcome, declared_tests
 
-SERVING = Source("tensorflow/serving", "9d981c5c2708d23c5407c7c1e30309e6f9798874")
+SERVING = PinnedSource("tensorflow/serving", "9d981c5c2708d23c5407c7c1e30309e6f9798874")
 
 _SERVERS = "tensorflow_serving/model_servers"
 _DATA = "tensorflow_serving/servables/tensorflow/testdata"
@@ -45,7 +45,7 @@ EXPECTED_FAILURES = {
 }
 
 
-def run(bench: Bench) -> Iterator[Outcome]:
+def run(bench: Bench) -> Iterator[SuiteOutcome]:
     if not bench.wanted(_FILE):
         return
     source = bench.source(SERVING)

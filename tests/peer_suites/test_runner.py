@@ -10,10 +10,10 @@ import pytest
 
 from modelport.loadtests.system.environments import Missing
 from tests.peer_suites import report, sources
-from tests.peer_suites.sources import Source
-from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, declared_tests
+from tests.peer_suites.sources import PinnedSource
+from tests.peer_suites.suite import Bench, Suite, SuiteOutcome, SuiteVerdict, declared_tests
 
-SOURCE = Source("somebody/tests", "0" * 40)
+SOURCE = PinnedSource("somebody/tests", "0" * 40)
 FILE = """
 import unittest
 
@@ -42,21 +42,21 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 @pytest.fixture(scope="module")
-def outcomes(bench: Bench) -> list[Outcome]:
+def outcomes(bench: Bench) -> list[SuiteOutcome]:
     return ran(bench)
 
 
-def ran(bench: Bench, select: str = "not forgotten") -> list[Outcome]:
+def ran(bench: Bench, select: str = "not forgotten") -> list[SuiteOutcome]:
     file = bench.source(SOURCE) / "some_test.py"
     return list(bench.pytest(file, "folder/some_test.py", select=select))
 
 
-def test_each_test_of_a_file_has_its_verdict(outcomes: list[Outcome]) -> None:
+def test_each_test_of_a_file_has_its_verdict(outcomes: list[SuiteOutcome]) -> None:
     found = {outcome.test.rpartition("::")[2]: outcome for outcome in outcomes}
     assert {name: outcome.verdict for name, outcome in found.items()} == {
-        "test_good": Verdict.PASS,
-        "test_bad": Verdict.FAIL,
-        "test_gpu": Verdict.NOT_APPLICABLE,
+        "test_good": SuiteVerdict.PASS,
+        "test_bad": SuiteVerdict.FAIL,
+        "test_gpu": SuiteVerdict.NOT_APPLICABLE,
     }
     assert found["test_gpu"].detail == "GPU"
     assert "one is not two" in found["test_bad"].detail
@@ -65,15 +65,15 @@ def test_each_test_of_a_file_has_its_verdict(outcomes: list[Outcome]) -> None:
 def test_a_file_that_cannot_be_imported_is_a_failure(bench: Bench) -> None:
     (bench.source(SOURCE) / "broken_test.py").write_text("import no_such_module")
     (outcome,) = bench.pytest(bench.source(SOURCE) / "broken_test.py", "folder/broken_test.py")
-    assert outcome.verdict is Verdict.FAIL
+    assert outcome.verdict is SuiteVerdict.FAIL
     assert "no_such_module" in outcome.detail
 
 
-def test_a_test_of_what_the_gateway_lacks_may_run_and_fail(outcomes: list[Outcome]) -> None:
+def test_a_test_of_what_the_gateway_lacks_may_run_and_fail(outcomes: list[SuiteOutcome]) -> None:
     bad, good = "folder/some_test.py::Some::test_bad", "folder/some_test.py::Some::test_good"
     lacking = suite(not_supported={bad: "no such feature", good: "no such feature"})
     judged = report.judged(lacking, outcomes)
-    assert Outcome(bad, Verdict.NOT_SUPPORTED, "no such feature") in judged
+    assert SuiteOutcome(bad, SuiteVerdict.NOT_SUPPORTED, "no such feature") in judged
     assert report.unexpected(lacking, judged) == [
         f"{good} passes: take it out of the expected failures"
     ]
@@ -83,11 +83,11 @@ def test_a_file_may_say_more_than_a_pipe_holds(bench: Bench) -> None:
     text = "def test_loud():\n    raise AssertionError('loud' * 100_000)\n"
     (bench.source(SOURCE) / "loud_test.py").write_text(text)
     (outcome,) = bench.pytest(bench.source(SOURCE) / "loud_test.py", "folder/loud_test.py")
-    assert outcome.verdict is Verdict.FAIL
+    assert outcome.verdict is SuiteVerdict.FAIL
 
 
 def test_a_failure_is_unexpected_unless_it_is_listed_and_a_listed_pass_is_too(
-    outcomes: list[Outcome],
+    outcomes: list[SuiteOutcome],
 ) -> None:
     bad, good = "folder/some_test.py::Some::test_bad", "folder/some_test.py::Some::test_good"
     assert [line.split(":: ")[0][: len(bad)] for line in report.unexpected(suite(), outcomes)] == [
@@ -101,7 +101,7 @@ def test_a_failure_is_unexpected_unless_it_is_listed_and_a_listed_pass_is_too(
 
 
 def test_a_test_that_did_not_run_is_in_the_table(
-    bench: Bench, outcomes: list[Outcome], tmp_path: Path
+    bench: Bench, outcomes: list[SuiteOutcome], tmp_path: Path
 ) -> None:
     def declared(bench: Bench) -> Iterator[str]:
         return declared_tests(bench.source(SOURCE) / "some_test.py", "folder/some_test.py")
@@ -128,28 +128,30 @@ def test_a_test_that_did_not_run_is_in_the_table(
 
 
 def test_a_run_of_one_file_keeps_what_the_table_has_of_the_others(tmp_path: Path) -> None:
-    def write(only: str, *outcomes: Outcome) -> str:
+    def write(only: str, *outcomes: SuiteOutcome) -> str:
         report.write(tmp_path, {"some": suite()}, {"some": list(outcomes)}, only)
         return (tmp_path / "peer-suites.md").read_text()
 
     ran, other = "a/a_test.py::T::test_one", "b/b_test.py::T::test_two"
-    gone = Outcome(f"{ran} [http]", Verdict.FAIL, "before")
-    write("", gone, Outcome(other, Verdict.FAIL, "it broke"))
-    table = write("a_test", Outcome(ran, Verdict.PASS), Outcome(other, Verdict.NOT_RUN))
+    gone = SuiteOutcome(f"{ran} [http]", SuiteVerdict.FAIL, "before")
+    write("", gone, SuiteOutcome(other, SuiteVerdict.FAIL, "it broke"))
+    table = write(
+        "a_test", SuiteOutcome(ran, SuiteVerdict.PASS), SuiteOutcome(other, SuiteVerdict.NOT_RUN)
+    )
     assert f"`{ran}` | pass" in table
     assert f"`{other}` | fail | it broke" in table
     assert "[http]" not in table
     assert "| [Some tests](#some) | 1 | 1 | 0 | 0 | 0 |" in table
     assert "| [Some tests](#some) | 1 | 0 | 0 | 0 | 1 |" in write(
-        "", Outcome(ran, Verdict.PASS), Outcome(other, Verdict.NOT_RUN)
+        "", SuiteOutcome(ran, SuiteVerdict.PASS), SuiteOutcome(other, SuiteVerdict.NOT_RUN)
     )
 
 
 def test_a_script_passes_by_its_exit_status_and_what_it_says(bench: Bench, tmp_path: Path) -> None:
     for code, says, verdict in (
-        ("print('PASS')", "PASS", Verdict.PASS),
-        ("print('done')", "PASS", Verdict.FAIL),
-        ("raise SystemExit('PASS')", "PASS", Verdict.FAIL),
+        ("print('PASS')", "PASS", SuiteVerdict.PASS),
+        ("print('done')", "PASS", SuiteVerdict.FAIL),
+        ("raise SystemExit('PASS')", "PASS", SuiteVerdict.FAIL),
     ):
         assert bench.script("script", "-c", code, cwd=tmp_path, says=says).verdict is verdict
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tests import models
-from tests.peer_suites.sources import Source
-from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, reason_of
+from tests.peer_suites.sources import PinnedSource
+from tests.peer_suites.suite import Bench, Suite, SuiteOutcome, SuiteVerdict, reason_of
 
-TORCHSERVE = Source("pytorch/serve", "62c4d6a1fdc1d071dbcf758ebd756029af20bd5e")
+TORCHSERVE = PinnedSource("pytorch/serve", "62c4d6a1fdc1d071dbcf758ebd756029af20bd5e")
 
 _POSTMAN = "test/postman"
 _FILE = "management_data.json"
@@ -63,7 +63,7 @@ def rows(bench: Bench) -> list[tuple[str, dict[str, Any]]]:
     return [(f"{_FILE}::{place:02} {row['test']}", row) for place, row in enumerate(found, 1)]
 
 
-def run(bench: Bench) -> Iterator[Outcome]:
+def run(bench: Bench) -> Iterator[SuiteOutcome]:
     if not bench.wanted(_FILE):
         return
     root = bench.work / "models"
@@ -74,14 +74,16 @@ def run(bench: Bench) -> Iterator[Outcome]:
         for test, row in rows(bench):
             reason = reason_of(test, NOT_APPLICABLE)
             if reason:
-                yield Outcome(test, Verdict.NOT_APPLICABLE, reason)
+                yield SuiteOutcome(test, SuiteVerdict.NOT_APPLICABLE, reason)
                 continue
             connection.request(row["METHOD"], "/" + _path(row["path"]))
             response = connection.getresponse()
             said, wanted = response.read().decode(), row.get("status_code", 200)
             passed = response.status == wanted
             told = f"{response.status}, not {wanted}: {said}"
-            yield Outcome(test, *((Verdict.PASS,) if passed else (Verdict.FAIL, told)))
+            yield SuiteOutcome(
+                test, *((SuiteVerdict.PASS,) if passed else (SuiteVerdict.FAIL, told))
+            )
         connection.close()
 
 

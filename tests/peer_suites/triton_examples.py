@@ -10,11 +10,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.peer_suites import triton_models
-from tests.peer_suites.sources import Source
-from tests.peer_suites.suite import Bench, Outcome, Suite
+from tests.peer_suites.sources import PinnedSource
+from tests.peer_suites.suite import Bench, Suite, SuiteOutcome
 from tests.peer_suites.triton_models import SERVER
 
-CLIENT = Source("triton-inference-server/client", "58a44caa0dce77303115302e6dbdf64626b2b093")
+CLIENT = PinnedSource("triton-inference-server/client", "58a44caa0dce77303115302e6dbdf64626b2b093")
 
 #: The environment of everything that talks through tritonclient.
 REQUIREMENTS = (
@@ -80,7 +80,7 @@ def repository(bench: Bench) -> Path:
     return root
 
 
-def run(bench: Bench) -> Iterator[Outcome]:
+def run(bench: Bench) -> Iterator[SuiteOutcome]:
     if not bench.wanted(_EXAMPLES):
         return
     root = repository(bench)
@@ -88,7 +88,7 @@ def run(bench: Bench) -> Iterator[Outcome]:
     folder = bench.source(CLIENT) / _EXAMPLES
     reported = {"simple_http_aio_infer_client.py", "simple_http_async_infer_client.py"}
 
-    def call(test: str, *arguments: str, says: str = "") -> Outcome:
+    def call(test: str, *arguments: str, says: str = "") -> SuiteOutcome:
         file = test.split(" ")[0]
         return bench.script(test, file, *arguments, cwd=folder, says=says)
 
@@ -108,7 +108,7 @@ def run(bench: Bench) -> Iterator[Outcome]:
     yield from _repeat(bench, call)
 
 
-def _image_calls(call, file: str, image: str) -> Iterator[Outcome]:  # type: ignore[no-untyped-def]
+def _image_calls(call, file: str, image: str) -> Iterator[SuiteOutcome]:  # type: ignore[no-untyped-def]
     flags = ("-m", "densenet_onnx", "-s", "INCEPTION", "-c", "1", "-b", "1")
     if file == "ensemble_image_client.py":
         yield call(file)
@@ -125,7 +125,7 @@ def _image_calls(call, file: str, image: str) -> Iterator[Outcome]:  # type: ign
         yield call(f"{file} gRPC{label}", *more, *flags, image, says="VULTURE")
 
 
-def _controlled(bench, call, root) -> Iterator[Outcome]:  # type: ignore[no-untyped-def]
+def _controlled(bench, call, root) -> Iterator[SuiteOutcome]:  # type: ignore[no-untyped-def]
     for file in ("simple_http_model_control.py", "simple_grpc_model_control.py"):
         if "grpc" in file:  # L0_grpc has an eighth model
             triton_models.renamed(root, "simple_dyna_sequence", "simple_string_dyna_sequence")
@@ -133,7 +133,7 @@ def _controlled(bench, call, root) -> Iterator[Outcome]:  # type: ignore[no-unty
             yield call(file, "-v", says="PASS")
 
 
-def _repeat(bench, call) -> Iterator[Outcome]:  # type: ignore[no-untyped-def]
+def _repeat(bench, call) -> Iterator[SuiteOutcome]:  # type: ignore[no-untyped-def]
     return iter(())
 
 

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.peer_suites.sources import Source
+from tests.peer_suites.sources import PinnedSource
 from tests.peer_suites.suite import Bench
 
-SERVER = Source("triton-inference-server/server", "e1db8a603d863b1317ee859bdeea2be19959462e")
+SERVER = PinnedSource("triton-inference-server/server", "e1db8a603d863b1317ee859bdeea2be19959462e")
 EXAMPLES = "docs/examples/model_repository"
 #: Backends of Triton's own tests that echo, and need nothing but a configuration here.
 _ECHOES = re.compile(r'^\s*(backend|platform)\s*:\s*"(python|identity|custom)"', re.MULTILINE)

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 from tests.peer_suites import triton_models, triton_verdicts
-from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, declared_tests
+from tests.peer_suites.suite import Bench, Suite, SuiteOutcome, SuiteVerdict, declared_tests
 from tests.peer_suites.triton_examples import REQUIREMENTS
 from tests.peer_suites.triton_models import SERVER
 from tests.peer_suites.triton_stages import STAGES, Stage
@@ -20,7 +20,7 @@ _INFER_TESTS = "L0_infer"
 _LENIENT = ("--strict-readiness", "false")
 
 
-def run(bench: Bench, infers: bool) -> Iterator[Outcome]:
+def run(bench: Bench, infers: bool) -> Iterator[SuiteOutcome]:
     """``infers``: those of every datatype and shape, or all others."""
     qa = bench.copy(SERVER, "qa") / "qa"
     for number, stage in enumerate(STAGES):
@@ -38,7 +38,7 @@ def run(bench: Bench, infers: bool) -> Iterator[Outcome]:
             yield from _run(bench, stage, root, qa / stage.file, test)
 
 
-def _run(bench: Bench, stage: Stage, root: Path, file: Path, test: str) -> Iterator[Outcome]:
+def _run(bench: Bench, stage: Stage, root: Path, file: Path, test: str) -> Iterator[SuiteOutcome]:
     flags = (flag.format(folder=file.parent) for flag in stage.flags)
     try:
         with (
@@ -54,7 +54,7 @@ def _run(bench: Bench, stage: Stage, root: Path, file: Path, test: str) -> Itera
                 environment={"SERVER_PID": str(gateway.process.pid), **stage.environment},
             )
     except AssertionError as error:
-        yield Outcome(f"{stage.file} [{stage.label}]", Verdict.FAIL, str(error)[-1000:])
+        yield SuiteOutcome(f"{stage.file} [{stage.label}]", SuiteVerdict.FAIL, str(error)[-1000:])
 
 
 def declared(bench: Bench, infers: bool) -> Iterator[str]:

@@ -29,8 +29,8 @@ from modelport.loadtests.system.processes import HOST, free_ports
 from tests import verb
 from tests.gateway.repository.storage.moto_server import Moto
 from tests.ray import checks, cluster
-from tests.ray.cluster import SOURCE, Cluster, Node, proxies, running
-from tests.ray.traffic import Client, Entry, Ledger, load, over_grpc, over_http
+from tests.ray.cluster import SOURCE, Cluster, RayNode, proxies, running
+from tests.ray.traffic import Ledger, LedgerEntry, RayClient, load, over_grpc, over_http
 from tests.server import Gateway
 
 MOST_REPLICAS = 4
@@ -101,7 +101,7 @@ def configuration(url: str, cache: Path) -> dict[str, Any]:
     return config
 
 
-def routes(folder: Path, nodes: list[Node]) -> Path:
+def routes(folder: Path, nodes: list[RayNode]) -> Path:
     """``routes.toml`` with this test's models and nodes."""
     file = folder / "routes.toml"
     endpoints = ", ".join(f'"{node.endpoint}"' for node in nodes)
@@ -197,13 +197,13 @@ class Trial:
         """The processes that serve ``slow``."""
         return {process.pid for node in self.nodes for process in node.replicas("slow")}
 
-    def through_gateway(self, count: int = CLIENTS) -> list[Client]:
+    def through_gateway(self, count: int = CLIENTS) -> list[RayClient]:
         """Half of them over gRPC, half over HTTP."""
         grpc, http = self.front.grpc, self.front.http
         return [
-            Client("gateway, gRPC", partial(over_grpc, grpc, "slow", "x"))
+            RayClient("gateway, gRPC", partial(over_grpc, grpc, "slow", "x"))
             if index % 2
-            else Client("gateway, HTTP", partial(over_http, http, "slow", "x"))
+            else RayClient("gateway, HTTP", partial(over_http, http, "slow", "x"))
             for index in range(count)
         ]
 
@@ -218,11 +218,13 @@ class Trial:
             f"{count} replicas", lambda status: running(status, "slow") == count, 60
         )
 
-    def victim(self) -> Node:
+    def victim(self) -> RayNode:
         """The worker with the most replicas of the model that is asked."""
         return max(self.nodes, key=lambda node: len(node.replicas("slow")))
 
-    def kill_under_load(self, clients: list[Client], ledger: Ledger) -> tuple[Node, float, str]:
+    def kill_under_load(
+        self, clients: list[RayClient], ledger: Ledger
+    ) -> tuple[RayNode, float, str]:
         """SIGKILL a node while everybody asks; which, when, and what died."""
         with load(clients, ledger):
             self._until_slow(MOST_REPLICAS)
@@ -236,7 +238,7 @@ class Trial:
             self._until_slow(MOST_REPLICAS)
         return node, at, f"{processes} processes, {died} of {MOST_REPLICAS} replicas"
 
-    def kill_a_node(self) -> Node:
+    def kill_a_node(self) -> RayNode:
         """With gateway and Routers as they are: nothing may be lost."""
         report, ledger = self.report, Ledger()
         report.check("scale up under load, in `serve status`", lambda: self._up(ledger))
@@ -272,7 +274,7 @@ class Trial:
         with load(self.through_gateway(), ledger):
             return self.scale_up()
 
-    def bring_back(self, node: Node) -> str:
+    def bring_back(self, node: RayNode) -> str:
         """A node at the same address joins; the gateway's own probe finds it."""
         seen = len(self.front.logs)
         began = time.monotonic()
@@ -315,7 +317,7 @@ class Trial:
         self.report.row("control, SIGKILL of replicas without the Routers' retry", seen, bool(lost))
         ledger = Ledger()
         straight = [
-            Client("straight", partial(over_grpc, node.endpoint, "slow", "x"))
+            RayClient("straight", partial(over_grpc, node.endpoint, "slow", "x"))
             for node in self.nodes
             for _ in range(CLIENTS // WORKERS)
         ]
@@ -337,7 +339,7 @@ class Trial:
         return f"{len(ledger.entries)} of {CLIENTS} in flight answered, exit status 0"
 
 
-def first(lost: list[Entry]) -> str:
+def first(lost: list[LedgerEntry]) -> str:
     return f"({lost[0].client}: {lost[0].error})" if lost else ""
 
 

@@ -67,7 +67,7 @@ def environment() -> dict[str, str]:
 
 
 @dataclass(slots=True)
-class Node:
+class RayNode:
     """``ray start --block``, and everything under it."""
 
     process: subprocess.Popen[bytes]
@@ -115,8 +115,8 @@ class Cluster:
         self.bin_folder = bin_folder
         self._folder = folder
         self.port, self._client_port = free_ports(2)
-        self.nodes: list[Node] = []
-        self._watcher: Watcher | None = None
+        self.nodes: list[RayNode] = []
+        self._watcher: ServeStatusWatcher | None = None
 
     @property
     def address(self) -> str:
@@ -128,18 +128,18 @@ class Cluster:
             f"--temp-dir={self._folder}", f"--ray-client-server-port={self._client_port}",
         ])  # fmt: skip
 
-    def add_worker(self) -> Node:
+    def add_worker(self) -> RayNode:
         return self._worker(*free_ports(2))
 
-    def restart(self, node: Node) -> Node:
+    def restart(self, node: RayNode) -> RayNode:
         """A new node at the address of one that was killed."""
         return self._worker(node.http_port, node.grpc_port)
 
-    def _worker(self, http_port: int, grpc_port: int) -> Node:
+    def _worker(self, http_port: int, grpc_port: int) -> RayNode:
         flags = [f"--address={self.address}", f"--num-cpus={WORKER_CPUS}"]
         return self._start(f"worker-{len(self.nodes)}", http_port, grpc_port, flags)
 
-    def _start(self, name: str, http_port: int, grpc_port: int, flags: Sequence[str]) -> Node:
+    def _start(self, name: str, http_port: int, grpc_port: int, flags: Sequence[str]) -> RayNode:
         log = self._folder.parent / f"{name}.log"
         own = {
             "RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(http_port),
@@ -155,7 +155,7 @@ class Cluster:
                 env={**environment(), **(own if http_port else {})},
                 stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        node = Node(process, http_port, grpc_port, log)
+        node = RayNode(process, http_port, grpc_port, log)
         self.nodes.append(node)
         give_up = time.monotonic() + START_SECONDS
         while b"Ray runtime started" not in log.read_bytes():
@@ -176,9 +176,9 @@ class Cluster:
         if done.returncode:
             raise environments.Missing(f"serve run failed:\n{(done.stdout + done.stderr)[-3000:]}")
 
-    def watch(self) -> Watcher:
+    def watch(self) -> ServeStatusWatcher:
         if self._watcher is None:
-            self._watcher = Watcher(self.bin_folder / "python", self.address)
+            self._watcher = ServeStatusWatcher(self.bin_folder / "python", self.address)
         return self._watcher
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ def unknown_keys(bin_folder: Path, file: Path) -> str:
     return done.stdout[-1000:] if done.returncode else ""
 
 
-class Watcher:
+class ServeStatusWatcher:
     """A process that polls ``serve status``."""
 
     def __init__(self, python: Path, address: str) -> None:

@@ -23,7 +23,7 @@ WIDTH = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """``sent_at`` is monotonic; ``error`` is empty where the answer was right."""
 
     client: str
@@ -36,9 +36,9 @@ class Entry:
 class Ledger:
     """Threads append."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[LedgerEntry] = field(default_factory=list)
 
-    def lost(self, client: str = "") -> list[Entry]:
+    def lost(self, client: str = "") -> list[LedgerEntry]:
         return [e for e in self.entries if e.error and e.client.startswith(client)]
 
     def p99_ms(self, since: float, until: float) -> float:
@@ -76,7 +76,7 @@ def over_http(address: str, model: str, output: str, binary: bool = True) -> Any
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class RayClient:
     """``connect`` makes what asks, in the thread that uses it, and what closes it."""
 
     name: str
@@ -84,12 +84,12 @@ class Client:
 
 
 @contextlib.contextmanager
-def load(clients: Sequence[Client], ledger: Ledger, requests: int = 0) -> Iterator[None]:
+def load(clients: Sequence[RayClient], ledger: Ledger, requests: int = 0) -> Iterator[None]:
     """Every client in a thread, asking until the block ends, or ``requests`` times."""
     stop = threading.Event()
     numbers = itertools.count()
 
-    def work(client: Client) -> None:
+    def work(client: RayClient) -> None:
         ask, close = client.connect()
         done = 0
         while not stop.is_set() and not (requests and done >= requests):
@@ -102,7 +102,7 @@ def load(clients: Sequence[Client], ledger: Ledger, requests: int = 0) -> Iterat
             except Exception as problem:  # whatever a client raises is a request lost
                 error = f"{type(problem).__name__}: {problem}"[:300]
                 stop.wait(0.05)  # nobody hammers a server that is down
-            ledger.entries.append(Entry(client.name, began, time.monotonic() - began, error))
+            ledger.entries.append(LedgerEntry(client.name, began, time.monotonic() - began, error))
             done += 1
         with contextlib.suppress(Exception):  # a connection that is broken already
             close()

@@ -15,21 +15,24 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.rollout_faults import fleet, stopped_gateway
-from tests.rollout_faults.scenario import Fault, Scenario, ScenarioResult, run
+from tests.rollout_faults.scenario import FaultScenario, RolloutFault, ScenarioResult, run
 
 #: The scenario that catches each known-bad gateway, and a word of the violation.
-_GOOD = Scenario(0, Fault.NONE, 1, "2", commanded=False, stage=1, delay=0.2)
+_GOOD = FaultScenario(0, RolloutFault.NONE, 1, "2", commanded=False, stage=1, delay=0.2)
 _COMMANDED = replace(_GOOD, commanded=True)
-KNOWN_BAD: dict[str, tuple[Scenario, str]] = {
+KNOWN_BAD: dict[str, tuple[FaultScenario, str]] = {
     "ignores_the_stop": (_COMMANDED, "after the rollback"),
     "lets_one_through": (replace(_COMMANDED, keep=True), "after the rollback"),
     "forgets_the_key": (replace(_COMMANDED, sticky=True, delay=1.0), "changed sides"),
     "diverts_no_label": (replace(_COMMANDED, label=True, delay=1.0), "for the label"),
-    "begins_again": (replace(_COMMANDED, fault=Fault.KILL_GATEWAY), "after it"),
-    "forgets_counts": (replace(_COMMANDED, fault=Fault.KILL_GATEWAY, delay=1.5), "counts older"),
+    "begins_again": (replace(_COMMANDED, fault=RolloutFault.KILL_GATEWAY), "after it"),
+    "forgets_counts": (
+        replace(_COMMANDED, fault=RolloutFault.KILL_GATEWAY, delay=1.5), "counts older",
+    ),
     "forgets_the_verdict": (_COMMANDED, "the history has"),
     "leaves_failures_to_the_client": (
-        replace(_COMMANDED, fault=Fault.KILL_BACKEND, candidate="remote", commanded=False), "lost",
+        replace(_COMMANDED, fault=RolloutFault.KILL_BACKEND, candidate="remote", commanded=False),
+        "lost",
     ),
     "names_the_baseline": (_COMMANDED, "answered wrongly"),
     "diverts_named_versions": (_COMMANDED, "answered wrongly"),
@@ -47,7 +50,7 @@ def table(results: list[ScenarioResult]) -> Table:
     """The figures, by fault."""
     found = Table("fault", "rollouts", "requests", "by the candidate", "cut off and made again",
                   "refused and made again", "promoted", "rolled back", "violations")  # fmt: skip
-    for fault in Fault:
+    for fault in RolloutFault:
         rows = [each for each in results if each.scenario.fault is fault]
         if not rows:
             continue
@@ -70,7 +73,7 @@ def main() -> int:
     options = parser.parse_args()
     results, missed = [], []
     for number in range(options.rollouts):
-        scenario = Scenario.drawn(options.seed + number)
+        scenario = FaultScenario.drawn(options.seed + number)
         result = run(scenario)
         results.append(result)
         print(

@@ -13,7 +13,7 @@ from modelport.gateway.errors import ModelportError
 from modelport.gateway.rollout.controller import LEASE_SECONDS
 from tests.rollout_faults.clients import BASELINE, LedgerClients
 from tests.rollout_faults.scenario import wait_until
-from tests.rollout_faults.served import PATH, Place, StatusWatcher, place, repository
+from tests.rollout_faults.served import PATH, GatewayPlace, StatusWatcher, place, repository
 
 STEPS = (0.2, 0.5, 0.8)
 
@@ -53,7 +53,9 @@ def run() -> FleetResult:
     return result
 
 
-def _run(result: FleetResult, gateways: dict[Place, Any], watchers: list[StatusWatcher]) -> None:
+def _run(
+    result: FleetResult, gateways: dict[GatewayPlace, Any], watchers: list[StatusWatcher]
+) -> None:
     places = list(gateways)
     request = {
         "candidate": "2", "steps": STEPS, "min_requests": 50, "min_seconds": 1.0,
@@ -85,12 +87,12 @@ def _run(result: FleetResult, gateways: dict[Place, Any], watchers: list[StatusW
     result.late_seconds = -result_at
 
 
-def _close(gateways: dict[Place, Any]) -> None:
+def _close(gateways: dict[GatewayPlace, Any]) -> None:
     for gateway in gateways.values():
         gateway.close()
 
 
-def _leader(places: list[Place]) -> Place | None:
+def _leader(places: list[GatewayPlace]) -> GatewayPlace | None:
     for each in places:
         try:
             if each.admin.get(PATH)["leads"]:

@@ -29,8 +29,8 @@ from tests.rollout_faults.clients import (
 from tests.rollout_faults.served import (
     PATH,
     ROUTE,
+    GatewayPlace,
     Look,
-    Place,
     StatusWatcher,
     place,
     remote_repository,
@@ -53,7 +53,7 @@ _NOBODY_THERE = (
 )  # fmt: skip
 
 
-class Fault(StrEnum):
+class RolloutFault(StrEnum):
     NONE = "none"
     KILL_WORKER = "kill -9 of a worker"
     KILL_GATEWAY = "kill -9 of the gateway"
@@ -62,7 +62,7 @@ class Fault(StrEnum):
 
 
 @dataclass(frozen=True)
-class Scenario:
+class FaultScenario:
     """A fault ``delay`` seconds into a stage, and the end of the rollout.
 
     Attributes:
@@ -74,7 +74,7 @@ class Scenario:
     """
 
     seed: int
-    fault: Fault
+    fault: RolloutFault
     workers: int
     candidate: str
     commanded: bool
@@ -86,16 +86,16 @@ class Scenario:
     keep: bool = False
 
     @classmethod
-    def drawn(cls, seed: int, fault: Fault | None = None) -> Scenario:
+    def drawn(cls, seed: int, fault: RolloutFault | None = None) -> FaultScenario:
         """A scenario at random; those with seeds in a row have all faults in turn."""
         randomness = random.Random(seed)
-        fault = fault or list(Fault)[1 + seed % (len(Fault) - 1)]
+        fault = fault or list(RolloutFault)[1 + seed % (len(RolloutFault) - 1)]
         candidate = randomness.choice(("2", "2", "3"))
-        if fault is Fault.KILL_BACKEND:
+        if fault is RolloutFault.KILL_BACKEND:
             candidate = "remote"
         return cls(
             seed, fault,
-            workers=2 if fault is Fault.KILL_WORKER else randomness.choice((1, 2)),
+            workers=2 if fault is RolloutFault.KILL_WORKER else randomness.choice((1, 2)),
             candidate=candidate,
             commanded=candidate == "2" and randomness.random() < 0.5,
             stage=randomness.randrange(3) if candidate == "2" else randomness.randrange(2),
@@ -130,7 +130,7 @@ class Scenario:
 
 @dataclass
 class ScenarioResult:
-    scenario: Scenario
+    scenario: FaultScenario
     violations: list[str] = field(default_factory=list)
     requests: int = 0
     candidate_answers: int = 0
@@ -154,7 +154,7 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
     return found
 
 
-def run(scenario: Scenario) -> ScenarioResult:
+def run(scenario: FaultScenario) -> ScenarioResult:
     result, began = ScenarioResult(scenario), time.monotonic()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         running = RunningScenario(scenario, result, Path(folder), stack)
@@ -174,7 +174,7 @@ class RunningScenario:
     """A scenario with its processes."""
 
     def __init__(
-        self, scenario: Scenario, result: ScenarioResult, folder: Path, stack: ExitStack
+        self, scenario: FaultScenario, result: ScenarioResult, folder: Path, stack: ExitStack
     ) -> None:
         self._scenario, self._result, self._stack = scenario, result, stack
         flags = ["--workers", str(scenario.workers)] if scenario.workers > 1 else []
@@ -183,7 +183,7 @@ class RunningScenario:
             (folder / "routes.toml").write_text(ROUTE.format(port=self._remote.grpc_port))
             flags += ["--routes", str(folder / "routes.toml")]
         root = repository(folder / "repository")
-        self._place: Place = place(root, *flags, variant=scenario.variant)
+        self._place: GatewayPlace = place(root, *flags, variant=scenario.variant)
         self._gateway: Gateway = self._place.start()
         stack.callback(lambda: self._gateway.close())
         self.clients = LedgerClients(
@@ -227,19 +227,19 @@ class RunningScenario:
 
     def _break(self) -> None:
         fault, before = self._scenario.fault, self.watcher.looks[-1]
-        if fault is Fault.KILL_BACKEND:
+        if fault is RolloutFault.KILL_BACKEND:
             self._remote.process.kill()
-        elif fault is Fault.KILL_WORKER:
+        elif fault is RolloutFault.KILL_WORKER:
             pid = random.choice(sorted(workers(self._gateway).values()))
             killed = time.monotonic()
             os.kill(pid, signal.SIGKILL)
             self._outage = (killed, killed + NOTICE_SECONDS)
-        elif fault is not Fault.NONE:
+        elif fault is not RolloutFault.NONE:
             self._restart(before)
 
     def _restart(self, before: Look) -> None:
         killed = time.monotonic()
-        if self._scenario.fault is Fault.TERMINATE:
+        if self._scenario.fault is RolloutFault.TERMINATE:
             status = self._gateway.terminate(60.0)
             self._result.check(status == 0, f"the gateway ended with status {status}")
         else:
@@ -378,10 +378,10 @@ class RunningScenario:
         if attempt.ended < began or attempt.began > ended:
             return False
         nobody = any(each in attempt.error for each in _NOBODY_THERE)
-        if nobody and fault is not Fault.KILL_WORKER:
+        if nobody and fault is not RolloutFault.KILL_WORKER:
             result.refused += 1
             return True
-        if fault is Fault.TERMINATE:
+        if fault is RolloutFault.TERMINATE:
             return False
         result.in_flight += 1
         return True

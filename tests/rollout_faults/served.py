@@ -62,7 +62,7 @@ class BrokenGateway(Gateway):
         return subprocess.Popen([*program, *arguments], stderr=subprocess.PIPE, text=True)
 
 
-class Place(NamedTuple):
+class GatewayPlace(NamedTuple):
     """A gateway's repository, flags and ports; ``start`` begins a new life of it."""
 
     root: Path
@@ -84,9 +84,9 @@ class Place(NamedTuple):
         return AdminClient(f"http://127.0.0.1:{self.metrics_port}")
 
 
-def place(root: Path, *flags: str, variant: str = "") -> Place:
+def place(root: Path, *flags: str, variant: str = "") -> GatewayPlace:
     http_port, grpc_port, metrics_port = free_ports(3)
-    return Place(root, flags, http_port, grpc_port, metrics_port, variant)
+    return GatewayPlace(root, flags, http_port, grpc_port, metrics_port, variant)
 
 
 class Look(NamedTuple):

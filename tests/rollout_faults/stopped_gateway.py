@@ -18,7 +18,7 @@ from pathlib import Path
 from modelport.gateway.rollout.controller import LEASE_SECONDS
 from tests.rollout_faults.clients import BASELINE, MODEL
 from tests.rollout_faults.scenario import wait_until
-from tests.rollout_faults.served import PATH, Place, place, repository
+from tests.rollout_faults.served import PATH, GatewayPlace, place, repository
 
 ROLLOUTS = "/v2/rollouts"
 CONNECTIONS = 10
@@ -63,7 +63,7 @@ def run(variant: str = "") -> list[str]:
     return found
 
 
-def _connection(place: Place, stack: ExitStack) -> http.client.HTTPConnection:
+def _connection(place: GatewayPlace, stack: ExitStack) -> http.client.HTTPConnection:
     connection = http.client.HTTPConnection("127.0.0.1", place.http_port, timeout=60.0)
     stack.callback(connection.close)
     return connection

@@ -7,16 +7,18 @@ import os
 import pytest
 
 from tests.rollout_faults.__main__ import caught
-from tests.rollout_faults.scenario import Fault, Scenario, run
+from tests.rollout_faults.scenario import FaultScenario, RolloutFault, run
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("MODELPORT_SLOW_TESTS"), reason="slow; `make rollout-faults` runs more"
 )
 
 
-@pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.NONE])
-def test_a_rollout_keeps_its_promises_during_a_fault(fault: Fault) -> None:
-    result = run(Scenario.drawn(7, fault))
+@pytest.mark.parametrize(
+    "fault", [fault for fault in RolloutFault if fault is not RolloutFault.NONE]
+)
+def test_a_rollout_keeps_its_promises_during_a_fault(fault: RolloutFault) -> None:
+    result = run(FaultScenario.drawn(7, fault))
     assert result.violations == []
 
 

@@ -25,9 +25,9 @@ from tests.loadtests.gating.simulation import QUIET, ROUGH
 from tests.rollout_statistics import simulation
 from tests.rollout_statistics.simulation import (
     AT_EVERY_LIMIT,
-    Broken,
-    Candidate,
-    Scenario,
+    BrokenCriterion,
+    SimulatedCandidate,
+    SimulatedRollout,
     Test,
     first_broken,
 )
@@ -43,15 +43,15 @@ ROLLOUTS = 2000
 PORTION = 20
 
 #: What became of one rollout: the criteria that it broke.
-Found = dict[str, Broken]
+Found = dict[str, BrokenCriterion]
 
 
 @dataclass(frozen=True)
-class Row:
+class RolloutKind:
     """One kind of rollout, and what its results are held to."""
 
     name: str
-    scenario: Scenario
+    scenario: SimulatedRollout
     #: Part of ``ROLLOUTS``, unless ``--rollouts`` is given.
     part: float
     #: Text of the results, and whether they are as promised.
@@ -110,34 +110,46 @@ BAD = "known bad: more than 5 %"
 FALSE = "at most 5 %"
 
 
-def rows() -> Iterable[Row]:
+def rows() -> Iterable[RolloutKind]:
     """Every row of the table."""
-    yield Row("identical, shared machine", Scenario(), 1, seldom, FALSE)
-    yield Row("identical, quiet machine", Scenario(machine=QUIET), 0.25, seldom, FALSE)
-    yield Row("identical, rough machine", Scenario(machine=ROUGH), 0.25, seldom, FALSE)
-    yield Row("exactly at every limit, shared", Scenario(AT_EVERY_LIMIT), 1, seldom, FALSE)
-    yield Row("exactly at every limit, rough", Scenario(AT_EVERY_LIMIT, ROUGH), 0.25, seldom, FALSE)
-    sticky = Scenario(plan=STICKY, keys=300)
-    yield Row("identical, sticky by 300 keys", sticky, 0.25, seldom, FALSE)
-    mends = Scenario(Candidate(error_ratio=0.0), errors=0.1)
-    yield Row("mends a baseline that fails in 10 %", mends, 0.25, seldom, FALSE)
-    yield Row(
+    yield RolloutKind("identical, shared machine", SimulatedRollout(), 1, seldom, FALSE)
+    yield RolloutKind(
+        "identical, quiet machine", SimulatedRollout(machine=QUIET), 0.25, seldom, FALSE
+    )
+    yield RolloutKind(
+        "identical, rough machine", SimulatedRollout(machine=ROUGH), 0.25, seldom, FALSE
+    )
+    yield RolloutKind(
+        "exactly at every limit, shared", SimulatedRollout(AT_EVERY_LIMIT), 1, seldom, FALSE
+    )
+    yield RolloutKind(
+        "exactly at every limit, rough",
+        SimulatedRollout(AT_EVERY_LIMIT, ROUGH),
+        0.25,
+        seldom,
+        FALSE,
+    )
+    sticky = SimulatedRollout(plan=STICKY, keys=300)
+    yield RolloutKind("identical, sticky by 300 keys", sticky, 0.25, seldom, FALSE)
+    mends = SimulatedRollout(SimulatedCandidate(error_ratio=0.0), errors=0.1)
+    yield RolloutKind("mends a baseline that fails in 10 %", mends, 0.25, seldom, FALSE)
+    yield RolloutKind(
         "a fixed-sample test after every request",
-        Scenario(AT_EVERY_LIMIT),
+        SimulatedRollout(AT_EVERY_LIMIT),
         0.05,
         often,
         BAD,
         simulation.repeated_fixed_sample_test,
     )
-    yield Row(
+    yield RolloutKind(
         "latency as a rate over time, identical",
-        Scenario(),
+        SimulatedRollout(),
         0.05,
         often,
         BAD,
         simulation.rates_over_time,
     )
-    yield Row(
+    yield RolloutKind(
         "every event of a sticky key, identical",
         sticky,
         0.05,
@@ -146,29 +158,31 @@ def rows() -> Iterable[Row]:
         simulation.every_event_of_a_key,
     )
     for share, requests, most in ((0.01, 30_000, 400), (0.003, 200_000, 4000)):
-        scenario = Scenario(Candidate(disagreement=share), requests=(requests, 1, 1, 1, 1))
+        scenario = SimulatedRollout(
+            SimulatedCandidate(disagreement=share), requests=(requests, 1, 1, 1, 1)
+        )
         title = f"{share:.1%} of the answers disagree, limit 0.1 %"
-        yield Row(title, scenario, 0.5, soon(most), f"median at most {most:,}")
+        yield RolloutKind(title, scenario, 0.5, soon(most), f"median at most {most:,}")
     for title, plan, least in (
         ("10 x the errors of 0.1 %, stages of 10 minutes", {"min_seconds": 600.0}, 0.95),
         ("10 x the errors of 0.1 %, shortest stages", {}, 0.75),
     ):
-        yield Row(
+        yield RolloutKind(
             title,
-            Scenario(),
+            SimulatedRollout(),
             0.1,
             before_a_quarter(least),
             f"before 25 % in {least:.0%}",
             plan=plans.plan(steps=STEPS.steps, **plan),
         )
-    slower = Candidate(tail=1.15)
+    slower = SimulatedCandidate(tail=1.15)
     for share, stages, least in (
         ("5 %", (MINUTE, LONG, 1, 1), 0.75),
         ("25 %", (MINUTE, MINUTE, LONG, 1), 0.99),
     ):
-        yield Row(
+        yield RolloutKind(
             f"p99 +15 % at {share}, 20 minutes, shared",
-            Scenario(slower, plan=STEPS, requests=stages),
+            SimulatedRollout(slower, plan=STEPS, requests=stages),
             0.2,
             reached(least, sum(stages[: stages.index(LONG)])),
             f"found in {least:.0%}",
@@ -184,7 +198,7 @@ def portion(number: int, count: int, seed: int) -> list[Found]:
     for generator in np.random.default_rng(seed).spawn(count):
         ending = simulation.live(row.plan, 10.0, RATE, generator)
         caught = ending.verdict is RolloutVerdict.ROLLBACK and row.plan.steps[ending.stage] < 0.25
-        found.append({"errors": Broken(ending.requests, 0)} if caught else {})
+        found.append({"errors": BrokenCriterion(ending.requests, 0)} if caught else {})
     return found
 
 

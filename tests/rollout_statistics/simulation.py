@@ -43,7 +43,8 @@ Flags = npt.NDArray[np.bool_]
 
 #: Different requests of the traffic.
 REQUESTS = 512
-#: Part of the slowest requests whose latency ``Candidate.tail`` changes; the p99 is among them.
+#: Part of the slowest requests whose latency ``SimulatedCandidate.tail`` changes; the p99 is among
+#: them.
 TAIL = 0.03
 #: Errors of the baseline, and in bursts as a multiple.
 ERRORS, ERRORS_IN_BURSTS = 0.001, 20.0
@@ -52,7 +53,7 @@ DISAGREEMENTS, WRONG = 0.0005, 0.05
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SimulatedCandidate:
     """The differences of the candidate from the baseline."""
 
     name: str = "identical"
@@ -66,9 +67,9 @@ class Candidate:
 
 
 LIMITS = RolloutLimits()
-IDENTICAL = Candidate()
+IDENTICAL = SimulatedCandidate()
 #: Exactly at the limit of every criterion at once.
-AT_EVERY_LIMIT = Candidate(
+AT_EVERY_LIMIT = SimulatedCandidate(
     "at every limit",
     everything=1 + (LIMITS.max_p99_regression or 0),
     error_ratio=LIMITS.max_error_ratio or 1,
@@ -78,7 +79,7 @@ AT_EVERY_LIMIT = Candidate(
 )
 
 
-class Broken(NamedTuple):
+class BrokenCriterion(NamedTuple):
     """The moment at which a criterion was broken: the number of the request, and of the trial."""
 
     request: int
@@ -98,7 +99,7 @@ class Trials(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Traffic:
+class SimulatedTraffic:
     """Requests [n] as both sides would answer them, each with its side and stage."""
 
     key: Counts
@@ -129,10 +130,10 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Scenario:
+class SimulatedRollout:
     """A rollout and the requests in each of its stages."""
 
-    candidate: Candidate = IDENTICAL
+    candidate: SimulatedCandidate = IDENTICAL
     machine: Machine = SHARED
     plan: RolloutPlan = field(default_factory=lambda: plans.plan(id=32 * "0", shadow=0.1))
     requests: tuple[int, ...] = 5 * (60_000,)
@@ -143,7 +144,7 @@ class Scenario:
     #: Keys of a sticky assignment; 0: each request is assigned at random.
     keys: int = 0
 
-    def traffic(self, generator: np.random.Generator) -> Traffic:
+    def traffic(self, generator: np.random.Generator) -> SimulatedTraffic:
         """One rollout's traffic."""
         one, count = self.candidate, sum(self.requests)
         stage = np.repeat(np.arange(len(self.requests)), self.requests)
@@ -168,7 +169,7 @@ class Scenario:
         invalid = compared & (generator.random(count) < one.invalid)
         # An invalid output disagrees, too, and takes part of that rate.
         rest = max(0.0, one.disagreement - one.invalid) / (1 - one.invalid)
-        return Traffic(
+        return SimulatedTraffic(
             key,
             position,
             stage,
@@ -205,7 +206,7 @@ def _tails(latency: Floats) -> Flags:
     return np.concatenate([part > np.quantile(part, 1 - TAIL) for part in parts])
 
 
-def thresholds(traffic: Traffic, quantile: float) -> Floats:
+def thresholds(traffic: SimulatedTraffic, quantile: float) -> Floats:
     """[n]: the baseline's quantile over its earlier requests; NaN before there is one."""
     answered = ~traffic.is_candidate & ~traffic.fails
     values = traffic.latency[answered]
@@ -218,7 +219,9 @@ def thresholds(traffic: Traffic, quantile: float) -> Floats:
     return np.array(found)[before // BLOCK]
 
 
-def trials_of(scenario: Scenario, traffic: Traffic) -> Iterator[tuple[str, Trials]]:
+def trials_of(
+    scenario: SimulatedRollout, traffic: SimulatedTraffic
+) -> Iterator[tuple[str, Trials]]:
     """The trials of every criterion, as ``RequestEvents`` and the comparison count them."""
     before = np.array(scenario.plan.canary_shares_before)
     is_sticky = scenario.plan.assignment is not AssignmentKind.REQUEST
@@ -227,7 +230,7 @@ def trials_of(scenario: Scenario, traffic: Traffic) -> Iterator[tuple[str, Trial
         yield name, trials if is_pair or not is_sticky else _first_of_keys(trials, traffic, before)
 
 
-def _first_of_keys(trials: Trials, traffic: Traffic, before: Floats) -> Trials:
+def _first_of_keys(trials: Trials, traffic: SimulatedTraffic, before: Floats) -> Trials:
     """The first event in each stage of each key that the baseline had before."""
     key = traffic.key[trials.request]
     stages = len(before)
@@ -239,7 +242,9 @@ def _first_of_keys(trials: Trials, traffic: Traffic, before: Floats) -> Trials:
     )
 
 
-def _trials_of_requests(scenario: Scenario, traffic: Traffic) -> Iterator[tuple[str, Trials]]:
+def _trials_of_requests(
+    scenario: SimulatedRollout, traffic: SimulatedTraffic
+) -> Iterator[tuple[str, Trials]]:
     limits, stages = scenario.plan.limits, scenario.plan.stages
     # In shadow the new share is the stage's own: the part that is copied.
     share = np.array([scenario.plan.new_share(number) for number in range(len(stages))])
@@ -287,7 +292,7 @@ def _trials_of_requests(scenario: Scenario, traffic: Traffic) -> Iterator[tuple[
     yield "accuracy", _wrong(traffic, attributed(limits.max_quality_ratio), in_shadow)
 
 
-def _wrong(traffic: Traffic, p0: Floats, in_shadow: Flags) -> Trials:
+def _wrong(traffic: SimulatedTraffic, p0: Floats, in_shadow: Flags) -> Trials:
     wrong = np.where(traffic.is_candidate, traffic.candidate_wrong, traffic.baseline_wrong)
     where = np.flatnonzero(wrong & ~in_shadow)
     return Trials(where, traffic.stage[where], traffic.is_candidate[where], p0, SMALL_CHANGES)
@@ -319,14 +324,14 @@ def log_e_values(trials: Trials, stages: int) -> tuple[Counts, Floats]:
     return trials.request[at], np.logaddexp.reduce(means, axis=0)
 
 
-def moment_of(trials: Trials, stages: int, alpha: float) -> Broken | None:
+def moment_of(trials: Trials, stages: int, alpha: float) -> BrokenCriterion | None:
     """The first moment at which the criterion is broken."""
     requests, values = log_e_values(trials, stages)
     reached = np.flatnonzero(values >= -math.log(alpha))
     if not len(reached):
         return None
     request = int(requests[reached[0]])
-    return Broken(request, int(np.searchsorted(trials.request, request)) + 1)
+    return BrokenCriterion(request, int(np.searchsorted(trials.request, request)) + 1)
 
 
 def alphas_of(plan: RolloutPlan) -> dict[str, float]:
@@ -334,7 +339,9 @@ def alphas_of(plan: RolloutPlan) -> dict[str, float]:
     return {each.name: each.alpha for each in criteria_of(plan, [])}
 
 
-def first_broken(scenario: Scenario, generator: np.random.Generator) -> dict[str, Broken]:
+def first_broken(
+    scenario: SimulatedRollout, generator: np.random.Generator
+) -> dict[str, BrokenCriterion]:
     """The criteria that were broken at any moment, each with the first."""
     traffic, alphas = scenario.traffic(generator), alphas_of(scenario.plan)
     return {
@@ -345,8 +352,8 @@ def first_broken(scenario: Scenario, generator: np.random.Generator) -> dict[str
 
 
 def repeated_fixed_sample_test(
-    scenario: Scenario, generator: np.random.Generator
-) -> dict[str, Broken]:
+    scenario: SimulatedRollout, generator: np.random.Generator
+) -> dict[str, BrokenCriterion]:
     """A known-bad variant: the binomial test of each criterion, after each of its trials."""
     traffic, alphas = scenario.traffic(generator), alphas_of(scenario.plan)
     found = {}
@@ -356,11 +363,13 @@ def repeated_fixed_sample_test(
             at = np.flatnonzero(trials.success[here])
             p_values = binom.sf(np.arange(len(at)), at + 1, p0)
             if (p_values <= alphas[name]).any():
-                found[name] = Broken(int(trials.request[here][at[0]]), int(at[0]))
+                found[name] = BrokenCriterion(int(trials.request[here][at[0]]), int(at[0]))
     return found
 
 
-def rates_over_time(scenario: Scenario, generator: np.random.Generator) -> dict[str, Broken]:
+def rates_over_time(
+    scenario: SimulatedRollout, generator: np.random.Generator
+) -> dict[str, BrokenCriterion]:
     """A known-bad variant: of the candidate's requests 1 % may be slow, in whatever moment."""
     traffic = scenario.traffic(generator)
     limit = 1 + (scenario.plan.limits.max_p99_regression or 0)
@@ -372,7 +381,9 @@ def rates_over_time(scenario: Scenario, generator: np.random.Generator) -> dict[
     return {"p99": moment} if moment else {}
 
 
-def every_event_of_a_key(scenario: Scenario, generator: np.random.Generator) -> dict[str, Broken]:
+def every_event_of_a_key(
+    scenario: SimulatedRollout, generator: np.random.Generator
+) -> dict[str, BrokenCriterion]:
     """A known-bad variant: sticky assignment, with every event as if drawn by itself."""
     plan = replace(scenario.plan, assignment=AssignmentKind.REQUEST)
     scenario = replace(scenario, plan=plan)
@@ -384,17 +395,17 @@ def every_event_of_a_key(scenario: Scenario, generator: np.random.Generator) -> 
     }
 
 
-Test = Callable[[Scenario, np.random.Generator], dict[str, Broken]]
+Test = Callable[[SimulatedRollout, np.random.Generator], dict[str, BrokenCriterion]]
 
 
 def rollouts(
-    scenario: Scenario, count: int, seed: int = 0, test: Test = first_broken
-) -> list[dict[str, Broken]]:
+    scenario: SimulatedRollout, count: int, seed: int = 0, test: Test = first_broken
+) -> list[dict[str, BrokenCriterion]]:
     """The criteria that ``count`` rollouts broke; none broken is no rollback."""
     return [test(scenario, each) for each in np.random.default_rng(seed).spawn(count)]
 
 
-class Ending(NamedTuple):
+class RolloutEnding(NamedTuple):
     """The verdict that ended a rollout, its stage, and its requests until then."""
 
     verdict: RolloutVerdict
@@ -404,7 +415,7 @@ class Ending(NamedTuple):
 
 def live(
     plan: RolloutPlan, error_ratio: float, rate: int, generator: np.random.Generator
-) -> Ending:
+) -> RolloutEnding:
     """A whole rollout at ``rate`` requests/s with errors only, decided once a second."""
     counts = [StageCounts() for _ in plan.stages]
     stage = seconds = requests = 0
@@ -421,4 +432,4 @@ def live(
         if verdict is RolloutVerdict.ADVANCE:
             stage, seconds = stage + 1, 0
         elif verdict is not RolloutVerdict.HOLD:
-            return Ending(verdict, stage, requests)
+            return RolloutEnding(verdict, stage, requests)

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from tests import verb
 from tests.sweep import attempts, page, peers
-from tests.sweep.attempts import FORMATS, Verdict
+from tests.sweep.attempts import FORMATS, ExportVerdict
 from tests.sweep.catalogue import TENTH, catalogue
 
 MARKS = {
-    Verdict.PUBLISHED: ".",
-    Verdict.REFUSED: "-",
-    Verdict.WRONG: "WRONG",
-    Verdict.CRASHED: "CRASHED",
+    ExportVerdict.PUBLISHED: ".",
+    ExportVerdict.REFUSED: "-",
+    ExportVerdict.WRONG: "WRONG",
+    ExportVerdict.CRASHED: "CRASHED",
 }
 
 
@@ -59,7 +59,7 @@ def main() -> int:
     bad = 0
     for outcome in attempts.run(exports, options.jobs):
         attempts.append(options.results, outcome)
-        bad += outcome.verdict in (Verdict.WRONG, Verdict.CRASHED)
+        bad += outcome.verdict in (ExportVerdict.WRONG, ExportVerdict.CRASHED)
         print(
             f"{MARKS[outcome.verdict]:<8}{outcome.architecture:<44}{outcome.format:<12}"
             f"{outcome.seconds:6.1f} s  {outcome.detail}",

@@ -34,7 +34,7 @@ REASONS = range(2, 6)
 OPTIONS = ("--samples", "64", "--quiet")
 
 
-class Verdict(enum.StrEnum):
+class ExportVerdict(enum.StrEnum):
     PUBLISHED = "published"  # proven by modelport, and right beside the original
     REFUSED = "refused"  # one line and exit code 2 to 5
     WRONG = "wrong"  # published, and not what the original computes
@@ -42,7 +42,7 @@ class Verdict(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExportOutcome:
     """The end of one export.
 
     Attributes:
@@ -54,13 +54,15 @@ class Outcome:
     architecture: str
     group: str
     format: str
-    verdict: Verdict
+    verdict: ExportVerdict
     detail: str = ""
     seconds: float = 0.0
     max_abs_error: float = 0.0
 
 
-def run(exports: Iterable[tuple[Architecture, Sequence[str]]], jobs: int) -> Iterator[Outcome]:
+def run(
+    exports: Iterable[tuple[Architecture, Sequence[str]]], jobs: int
+) -> Iterator[ExportOutcome]:
     """Yield every outcome as it comes, architectures in parallel."""
     with ThreadPoolExecutor(jobs) as pool:
         waiting = [pool.submit(_all_formats, row, formats) for row, formats in exports]
@@ -68,8 +70,8 @@ def run(exports: Iterable[tuple[Architecture, Sequence[str]]], jobs: int) -> Ite
             yield from done.result()
 
 
-def _all_formats(architecture: Architecture, formats: Sequence[str]) -> list[Outcome]:
-    found: list[Outcome] = []
+def _all_formats(architecture: Architecture, formats: Sequence[str]) -> list[ExportOutcome]:
+    found: list[ExportOutcome] = []
     left = list(formats)
     while left:  # a process that ends takes one format with it, not all
         outcomes = _in_process(architecture, left)
@@ -78,14 +80,14 @@ def _all_formats(architecture: Architecture, formats: Sequence[str]) -> list[Out
     return found
 
 
-def _in_process(architecture: Architecture, formats: Sequence[str]) -> list[Outcome]:
+def _in_process(architecture: Architecture, formats: Sequence[str]) -> list[ExportOutcome]:
     """The outcomes of a process, up to the format that ended it."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(architecture, formats, theirs))
     process.start()
     theirs.close()
-    found: list[Outcome] = []
+    found: list[ExportOutcome] = []
     try:
         while len(found) < len(formats):
             _wait(ours, process.pid)
@@ -95,7 +97,7 @@ def _in_process(architecture: Architecture, formats: Sequence[str]) -> list[Outc
         process.join()
         detail = str(error) or f"the process ended with {process.exitcode}"
         name = formats[len(found)]
-        found.append(_outcome(architecture, name, Verdict.CRASHED, detail))
+        found.append(_outcome(architecture, name, ExportVerdict.CRASHED, detail))
     process.join()
     return found
 
@@ -121,9 +123,9 @@ def _cpu_seconds(pid: int | None) -> float:
 
 
 def _outcome(
-    architecture: Architecture, format_name: str, verdict: Verdict, detail: str
-) -> Outcome:
-    return Outcome(architecture.name, architecture.group, format_name, verdict, detail)
+    architecture: Architecture, format_name: str, verdict: ExportVerdict, detail: str
+) -> ExportOutcome:
+    return ExportOutcome(architecture.name, architecture.group, format_name, verdict, detail)
 
 
 def _work(architecture: Architecture, formats: Sequence[str], pipe: Connection) -> None:
@@ -143,11 +145,11 @@ def _work(architecture: Architecture, formats: Sequence[str], pipe: Connection) 
                 status = _export([*arguments, "--format", name, "--repository", str(repository)])
                 said = os.pread(output, 10_000, 0).decode(errors="replace")
                 outcome = _judged(architecture, name, status, said)
-                if outcome.verdict is Verdict.PUBLISHED:
+                if outcome.verdict is ExportVerdict.PUBLISHED:
                     version = next(repository.glob("*/1"))
                     found = comparison.published(version, name, original)
-                    verdict = Verdict.WRONG if found.wrong else Verdict.PUBLISHED
-                    outcome = Outcome(
+                    verdict = ExportVerdict.WRONG if found.wrong else ExportVerdict.PUBLISHED
+                    outcome = ExportOutcome(
                         architecture.name,
                         architecture.group,
                         name,
@@ -158,9 +160,9 @@ def _work(architecture: Architecture, formats: Sequence[str], pipe: Connection) 
                     version.parent.rename(Path(work, f"done-{name}"))
             except Exception:
                 detail = traceback.format_exc(limit=-3)
-                outcome = _outcome(architecture, name, Verdict.CRASHED, detail)
+                outcome = _outcome(architecture, name, ExportVerdict.CRASHED, detail)
             seconds = round(time.monotonic() - started, 1)
-            pipe.send(Outcome(**{**asdict(outcome), "seconds": seconds}))
+            pipe.send(ExportOutcome(**{**asdict(outcome), "seconds": seconds}))
 
 
 def _export(arguments: Sequence[str]) -> int:
@@ -176,14 +178,14 @@ def _export(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _judged(architecture: Architecture, name: str, status: int, said: str) -> Outcome:
+def _judged(architecture: Architecture, name: str, status: int, said: str) -> ExportOutcome:
     if status == 0:
-        return _outcome(architecture, name, Verdict.PUBLISHED, "")
+        return _outcome(architecture, name, ExportVerdict.PUBLISHED, "")
     lines = [line for line in said.splitlines() if line.strip()]
     refused = status in REASONS and len(lines) == 1 and "Traceback" not in said
     if refused:
-        return _outcome(architecture, name, Verdict.REFUSED, _plain(lines[0]))
-    return _outcome(architecture, name, Verdict.CRASHED, f"exit {status}: {said[-600:]}")
+        return _outcome(architecture, name, ExportVerdict.REFUSED, _plain(lines[0]))
+    return _outcome(architecture, name, ExportVerdict.CRASHED, f"exit {status}: {said[-600:]}")
 
 
 def _plain(line: str) -> str:
@@ -192,17 +194,17 @@ def _plain(line: str) -> str:
     return re.sub(r"/\S*/(sweep-[^/\s']+|site-packages)/", "", line)
 
 
-def read(file: Path) -> dict[tuple[str, str], Outcome]:
+def read(file: Path) -> dict[tuple[str, str], ExportOutcome]:
     """The outcomes in ``file``, a JSON object on each line; the last one of a pair counts."""
     found = {}
     if file.is_file():
         for line in file.read_text().splitlines():
             fields = json.loads(line)
-            outcome = Outcome(**{**fields, "verdict": Verdict(fields["verdict"])})
+            outcome = ExportOutcome(**{**fields, "verdict": ExportVerdict(fields["verdict"])})
             found[outcome.architecture, outcome.format] = outcome
     return found
 
 
-def append(file: Path, outcome: Outcome) -> None:
+def append(file: Path, outcome: ExportOutcome) -> None:
     with file.open("a") as lines:
         lines.write(json.dumps(asdict(outcome)) + "\n")

@@ -25,14 +25,14 @@ SEED = 20240229
 BATCHES = (1, 3)
 
 
-class Difference(NamedTuple):
+class OutputDifference(NamedTuple):
     """The largest error over all inputs, and what is wrong; empty: nothing."""
 
     max_abs_error: float
     wrong: str
 
 
-def published(version: Path, format_name: str, original: Original) -> Difference:
+def published(version: Path, format_name: str, original: Original) -> OutputDifference:
     """Run the artifact in ``version`` beside the original, within the published signature."""
     row = find_format(format_name)
     declared = config.signature(config.parse((version.parent / "config.pbtxt").read_text()))
@@ -40,7 +40,7 @@ def published(version: Path, format_name: str, original: Original) -> Difference
     return difference(session, declared, original)
 
 
-def difference(session: Session, declared: ModelSignature, original: Original) -> Difference:
+def difference(session: Session, declared: ModelSignature, original: Original) -> OutputDifference:
     """Run a session beside the original, over sizes and batches.
 
     Where a mask has no data, positions of outputs along its axis are not compared: the original
@@ -53,17 +53,17 @@ def difference(session: Session, declared: ModelSignature, original: Original) -
         for spec in declared.outputs:
             want, got = expected.get(spec.name), actual.get(spec.name)
             if want is None or got is None:
-                return Difference(worst, f"one of the two has no output '{spec.name}'")
+                return OutputDifference(worst, f"one of the two has no output '{spec.name}'")
             if want.shape != got.shape:
-                return Difference(worst, f"'{spec.name}' is {got.shape}, not {want.shape}")
+                return OutputDifference(worst, f"'{spec.name}' is {got.shape}, not {want.shape}")
             kept = _defined(spec.dims, masks, want.ndim)
             reference = want.astype(np.float64)
             error = np.abs(reference - got.astype(np.float64))
             wrong = ~(error <= ATOL + RTOL * np.abs(reference)) & kept
             worst = max(worst, float(np.where(kept, error, 0).max(initial=0)))
             if wrong.any():
-                return Difference(worst, f"'{spec.name}' is off by {worst:.2g}")
-    return Difference(worst, "")
+                return OutputDifference(worst, f"'{spec.name}' is off by {worst:.2g}")
+    return OutputDifference(worst, "")
 
 
 def _inputs(declared: ModelSignature) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:

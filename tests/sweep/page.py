@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from tests.sweep.attempts import FORMATS, Outcome, Verdict
+from tests.sweep.attempts import FORMATS, ExportOutcome, ExportVerdict
 from tests.sweep.catalogue import catalogue
 
 INTRODUCTION = """\
@@ -29,14 +29,14 @@ with inputs whose valid values nobody declares, and models that modelport does n
 """
 
 _CELLS = {
-    Verdict.PUBLISHED: "yes",
-    Verdict.REFUSED: "refused",
-    Verdict.WRONG: "**wrong**",
-    Verdict.CRASHED: "**crashed**",
+    ExportVerdict.PUBLISHED: "yes",
+    ExportVerdict.REFUSED: "refused",
+    ExportVerdict.WRONG: "**wrong**",
+    ExportVerdict.CRASHED: "**crashed**",
 }
 
 
-def summary(outcomes: Iterable[Outcome]) -> str:
+def summary(outcomes: Iterable[ExportOutcome]) -> str:
     """One line for each format."""
     rows = list(outcomes)
     lines = []
@@ -44,12 +44,14 @@ def summary(outcomes: Iterable[Outcome]) -> str:
         counts = Counter(row.verdict for row in rows if row.format == name)
         total = sum(counts.values())
         if total:
-            words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict)
-            lines.append(f"{name:<12} {counts[Verdict.PUBLISHED] / total:6.1%} of {total}: {words}")
+            words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ExportVerdict)
+            lines.append(
+                f"{name:<12} {counts[ExportVerdict.PUBLISHED] / total:6.1%} of {total}: {words}"
+            )
     return "\n".join(lines)
 
 
-def markdown(outcomes: Iterable[Outcome], peers: str) -> str:
+def markdown(outcomes: Iterable[ExportOutcome], peers: str) -> str:
     """The whole page; ``peers`` is the table of other exporters."""
     places = {name: place for place, name in enumerate(catalogue())}
     rows = sorted(outcomes, key=lambda row: places.get(row.architecture, len(places)))
@@ -61,19 +63,20 @@ def markdown(outcomes: Iterable[Outcome], peers: str) -> str:
     return "\n".join(parts)
 
 
-def _totals(rows: list[Outcome]) -> str:
+def _totals(rows: list[ExportOutcome]) -> str:
     lines = ["| format | architectures | published | refused | wrong | crashed |"]
     lines.append("|---|--:|--:|--:|--:|--:|")
     for name in FORMATS:
         counts = Counter(row.verdict for row in rows if row.format == name)
         total = sum(counts.values())
-        share = f"{counts[Verdict.PUBLISHED]} ({counts[Verdict.PUBLISHED] / max(1, total):.0%})"
-        others = " | ".join(str(counts[v]) for v in list(Verdict)[1:])
+        published = counts[ExportVerdict.PUBLISHED]
+        share = f"{published} ({published / max(1, total):.0%})"
+        others = " | ".join(str(counts[v]) for v in list(ExportVerdict)[1:])
         lines.append(f"| {name} | {total} | {share} | {others} |")
     return "\n".join(lines) + "\n"
 
 
-def _table(rows: list[Outcome]) -> str:
+def _table(rows: list[ExportOutcome]) -> str:
     cells = {(row.architecture, row.format): _CELLS[row.verdict] for row in rows}
     lines = ["## Every architecture\n", f"| architecture | {' | '.join(FORMATS)} |"]
     lines.append("|---" * (len(FORMATS) + 1) + "|")
@@ -83,10 +86,10 @@ def _table(rows: list[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _reasons(rows: list[Outcome]) -> str:
+def _reasons(rows: list[ExportOutcome]) -> str:
     lines = ["## Reasons\n", "| architecture | format | reason |", "|---|---|---|"]
     for row in rows:
-        if row.verdict is not Verdict.PUBLISHED:
+        if row.verdict is not ExportVerdict.PUBLISHED:
             text = " ".join(row.detail.split())[:400].replace("|", "\\|").replace("<", "&lt;")
             lines.append(f"| `{row.architecture}` | {row.format} | {text} |")
     return "\n".join(lines) + "\n"

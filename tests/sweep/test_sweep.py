@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.sweep import attempts
-from tests.sweep.attempts import Verdict
+from tests.sweep.attempts import ExportVerdict
 from tests.sweep.catalogue import TENTH
 
 #: What is refused in this tenth, with a reason.
@@ -25,5 +25,5 @@ def test_a_tenth_of_the_architectures_is_published_and_right(tmp_path: Path) -> 
     )
     found = attempts.read(results)
     assert found.keys() == set(TENTH.items()), done.stderr
-    assert {name for name, row in found.items() if row.verdict is Verdict.REFUSED} == REFUSED
+    assert {name for name, row in found.items() if row.verdict is ExportVerdict.REFUSED} == REFUSED
     assert done.returncode == 0, done.stdout

@@ -26,9 +26,16 @@ from modelport.exporters.packaging.package import package
 from modelport.loadtests.system.processes import HOST
 from tests import verb
 from tests.torchserve.clients import Ask, as_tensors, callers, document, post, read
-from tests.torchserve.comparison import Check, compare, inputs_of, wire
+from tests.torchserve.comparison import ComparisonRow, compare, inputs_of, wire
 from tests.torchserve.dialect import check_dialect
-from tests.torchserve.server import MAX_LENGTH, VERSION, Ports, publish, sources, torchserve
+from tests.torchserve.server import (
+    MAX_LENGTH,
+    VERSION,
+    TorchServePorts,
+    publish,
+    sources,
+    torchserve,
+)
 
 BATCHES = (1, 2, 8)
 LENGTHS = (1, 17, MAX_LENGTH)
@@ -36,11 +43,11 @@ LENGTHS = (1, 17, MAX_LENGTH)
 CONCURRENT, CLIENTS = 96, 24
 
 
-def check_answers(model: str, source: Source, asks: Mapping[str, Ask]) -> Iterator[Check]:
+def check_answers(model: str, source: Source, asks: Mapping[str, Ask]) -> Iterator[ComparisonRow]:
     """Every way of asking at every batch size and length, one request at a time."""
     lengths = LENGTHS if source.signature.axes else (0,)
     for way, ask in asks.items():
-        check = Check(f"{model}, {way}: {len(BATCHES)} batch sizes, {len(lengths)} lengths")
+        check = ComparisonRow(f"{model}, {way}: {len(BATCHES)} batch sizes, {len(lengths)} lengths")
         for batch in BATCHES:
             for length in lengths:
                 inputs = inputs_of(source, batch, length, seed=batch * 100 + length)
@@ -49,9 +56,11 @@ def check_answers(model: str, source: Source, asks: Mapping[str, Ask]) -> Iterat
         yield check
 
 
-def check_concurrent(model: str, source: Source, asks: Mapping[str, Ask], work: Path) -> Check:
+def check_concurrent(
+    model: str, source: Source, asks: Mapping[str, Ask], work: Path
+) -> ComparisonRow:
     """Mixed lengths, sizes and forms at once, every eighth with an id that has no embedding."""
-    check = Check(f"{model}, {CONCURRENT} at once, mixed")
+    check = ComparisonRow(f"{model}, {CONCURRENT} at once, mixed")
     forms = list(asks.values())[:2]
     status = 400 if source.signature.inputs[0].maximum is not None else 500
     before = _batches(work)
@@ -123,8 +132,8 @@ def bad_requests() -> Iterator[tuple[str, bytes, dict[str, str], str]]:
     yield "header", bytes(binary), wrong_header, "is 99999"
 
 
-def check_refusals(ports: Ports) -> Check:
-    check = Check("fraud, malformed requests are refused with 400 and the reason")
+def check_refusals(ports: TorchServePorts) -> ComparisonRow:
+    check = ComparisonRow("fraud, malformed requests are refused with 400 and the reason")
     for what, body, headers, expected in bad_requests():
         status, text = read(*post(ports, "/predictions/fraud", body, headers))
         clear = status == 400 and isinstance(text, str) and expected in text
@@ -132,7 +141,7 @@ def check_refusals(ports: Ports) -> Check:
     return check
 
 
-def run(work: Path) -> list[Check]:
+def run(work: Path) -> list[ComparisonRow]:
     """Package, serve and ask; ``work`` is an empty folder."""
     found, archives = sources(), []
     (work / "store").mkdir()

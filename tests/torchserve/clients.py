@@ -14,7 +14,7 @@ import tritonclient.http
 
 from modelport.gateway.types import NUMPY_DTYPES, Array
 from modelport.loadtests.system.processes import HOST
-from tests.torchserve.server import Ports
+from tests.torchserve.server import TorchServePorts
 
 #: A status with outputs by name, or with the error's text.
 Answer = tuple[int, Mapping[str, Array] | str]
@@ -31,7 +31,7 @@ def document(inputs: Mapping[str, Array], **more: Any) -> dict[str, Any]:
 
 
 def post(
-    ports: Ports, path: str, body: bytes, headers: Mapping[str, str]
+    ports: TorchServePorts, path: str, body: bytes, headers: Mapping[str, str]
 ) -> tuple[int, Mapping[str, str], bytes]:
     request = urllib.request.Request(f"http://{HOST}:{ports.inference}{path}", body, dict(headers))
     try:
@@ -51,7 +51,7 @@ def read(status: int, headers: Mapping[str, str], body: bytes) -> Answer:
     return status, {name: result.as_numpy(name) for name in names}
 
 
-def callers(ports: Ports, channel: grpc.Channel) -> dict[str, Ask]:
+def callers(ports: TorchServePorts, channel: grpc.Channel) -> dict[str, Ask]:
     """The ways to ask: each gives a status, and outputs by name or the error's text."""
 
     def as_json(model: str, inputs: Mapping[str, Array]) -> Answer:

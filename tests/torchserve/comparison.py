@@ -13,7 +13,7 @@ from modelport.gateway.types import Array, TensorSpec
 
 
 @dataclass
-class Check:
+class ComparisonRow:
     """A row of the table. ``error`` is the largest, of outputs against eager."""
 
     what: str

@@ -18,8 +18,8 @@ from modelport.exporters.loaded_model import Source
 from modelport.loadtests.system.processes import HOST
 from tests.server import serving
 from tests.torchserve.clients import Ask, callers
-from tests.torchserve.comparison import Check, inputs_of, wire
-from tests.torchserve.server import Ports
+from tests.torchserve.comparison import ComparisonRow, inputs_of, wire
+from tests.torchserve.server import TorchServePorts
 
 #: Method and path, to the inference or the management API: answered alike, byte for byte.
 INFERENCE = (
@@ -46,10 +46,12 @@ DESCRIBED = ("modelName", "modelVersion", "modelUrl", "minWorkers", "maxWorkers"
 STATUSES = (("nope", "", b"{}"), ("nope", "1", b"{}"), ("fraud", "9", b"{}"))
 
 
-def check_dialect(real: Ports, repository: Path, found: Mapping[str, Source]) -> Iterator[Check]:
+def check_dialect(
+    real: TorchServePorts, repository: Path, found: Mapping[str, Source]
+) -> Iterator[ComparisonRow]:
     with serving(repository, "--model-control-mode", "explicit", "--load-model", "*") as gateway:
         http_port, grpc_port = gateway.http_port, gateway.grpc_port
-        ours = Ports(http_port, http_port, grpc_port, grpc_port)
+        ours = TorchServePorts(http_port, http_port, grpc_port, grpc_port)
         yield _check_answers(real, ours, found)
         yield _check_statuses(real, ours)
         yield _check_descriptions(real, ours)
@@ -57,11 +59,13 @@ def check_dialect(real: Ports, repository: Path, found: Mapping[str, Source]) ->
         yield _check_exchanges("management", MANAGEMENT, real.management, http_port)
 
 
-def _check_answers(real: Ports, ours: Ports, found: Mapping[str, Source]) -> Check:
+def _check_answers(
+    real: TorchServePorts, ours: TorchServePorts, found: Mapping[str, Source]
+) -> ComparisonRow:
     """Every way to ask both, at two sizes: equal bit for bit."""
-    check = Check("dialect: answers of both, every way of asking, equal to the bit")
+    check = ComparisonRow("dialect: answers of both, every way of asking, equal to the bit")
 
-    def outputs(ports: Ports) -> dict[str, Ask]:
+    def outputs(ports: TorchServePorts) -> dict[str, Ask]:
         return callers(ports, grpc.insecure_channel(f"{HOST}:{ports.grpc}"))
 
     theirs, mine = outputs(real), outputs(ours)
@@ -83,8 +87,8 @@ def _difference(what: str, expected: Any, got: Any) -> tuple[str | None, float]:
     return (None if same else f"{what} is off by {error:.1e}"), error
 
 
-def _check_statuses(real: Ports, ours: Ports) -> Check:
-    check = Check("dialect: gRPC statuses and messages of predictions")
+def _check_statuses(real: TorchServePorts, ours: TorchServePorts) -> ComparisonRow:
+    check = ComparisonRow("dialect: gRPC statuses and messages of predictions")
     for model, version, body in STATUSES:
         expected, got = (_status(ports, model, version, body) for ports in (real, ours))
         # TorchServe adds the name of its class in a second line.
@@ -93,7 +97,7 @@ def _check_statuses(real: Ports, ours: Ports) -> Check:
     return check
 
 
-def _status(ports: Ports, model: str, version: str, body: bytes) -> tuple[str, str]:
+def _status(ports: TorchServePorts, model: str, version: str, body: bytes) -> tuple[str, str]:
     from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
 
     message = inference.PredictionsRequest(model_name=model, model_version=version)
@@ -109,8 +113,8 @@ def _status(ports: Ports, model: str, version: str, body: bytes) -> tuple[str, s
     return "OK", ""
 
 
-def _check_descriptions(real: Ports, ours: Ports) -> Check:
-    check = Check("dialect: descriptions")
+def _check_descriptions(real: TorchServePorts, ours: TorchServePorts) -> ComparisonRow:
+    check = ComparisonRow("dialect: descriptions")
     for path in ("/models/fraud", "/models/fraud/1", "/models/fraud/all"):
         answers = [_ask(port, "GET", path) for port in (real.management, ours.management)]
         (expected,), (got,) = (json.loads(body) for _, body in answers)
@@ -127,8 +131,8 @@ def _check_descriptions(real: Ports, ours: Ports) -> Check:
 
 def _check_exchanges(
     what: str, exchanges: tuple[tuple[str, str], ...], real: int, ours: int
-) -> Check:
-    check = Check(f"dialect: {len(exchanges)} answers of the {what} API, byte for byte")
+) -> ComparisonRow:
+    check = ComparisonRow(f"dialect: {len(exchanges)} answers of the {what} API, byte for byte")
     for method, path in exchanges:
         expected, got = _ask(real, method, path), _ask(ours, method, path)
         check.note(None if expected == got else f"{method} {path}: {expected} and {got}")

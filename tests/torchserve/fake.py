@@ -50,7 +50,7 @@ class Context:
 
 
 @dataclass
-class Served:
+class ServedArchive:
     """An unpacked archive whose handler is loaded; calling it with rows is one TorchServe batch."""
 
     folder: Path
@@ -71,7 +71,7 @@ class Served:
 
 
 @contextmanager
-def unpacked(archive: Path, source: Source) -> Iterator[Served]:
+def unpacked(archive: Path, source: Source) -> Iterator[ServedArchive]:
     """Loads what the archive's manifest names as handler, in a folder of its own."""
     folder = archive.with_suffix("")
     with zipfile.ZipFile(archive) as file:
@@ -83,7 +83,7 @@ def unpacked(archive: Path, source: Source) -> Iterator[Served]:
             handle = importlib.import_module(name).handle
             assert handle(None, Context(folder)) is None
         loaded: Any = sys.modules["modelport_torchserve.torchserve_handler"]
-        served, model = Served(folder, handle, source), loaded._handler._model
+        served, model = ServedArchive(folder, handle, source), loaded._handler._model
 
         def counted(*inputs: torch.Tensor) -> Any:
             served.batches.append(len(inputs[0]))

@@ -45,7 +45,7 @@ CLASSES = 8
 PICTURES = ((300, 400), (411, 280), (256, 256), (60, 90), (333, 335))
 
 
-class Classifier(nn.Module):
+class PictureClassifier(nn.Module):
     """Small, and its answer depends on where in the picture things are."""
 
     def __init__(self, seed: int) -> None:
@@ -63,7 +63,7 @@ class Classifier(nn.Module):
 def pictures(path: Path, seed: int) -> Path:
     """The archive of a classifier, as ``torch-model-archiver --handler image_classifier`` does."""
     labels = json.dumps({str(index): f"class {index}" for index in range(CLASSES)})
-    files = {"model.pt": torchscript(Classifier(seed)), "index_to_name.json": labels}
+    files = {"model.pt": torchscript(PictureClassifier(seed)), "index_to_name.json": labels}
     return mar(path, path.stem, files, handler="image_classifier", modelVersion="1")
 
 

@@ -37,7 +37,7 @@ from tests.server import Gateway
 from tests.torchserve.__main__ import BATCHES, LENGTHS, Check
 from tests.torchserve.clients import as_tensors
 from tests.torchserve.comparison import compare, inputs_of, wire
-from tests.torchserve.server import VERSION, Ports, publish, sources, torchserve
+from tests.torchserve.server import VERSION, TorchServePorts, publish, sources, torchserve
 from tests.upstream import fronting, table
 
 HOPS = ("grpc", "http")
@@ -88,7 +88,7 @@ def archived(store: Path, name: str, handler: str) -> Path:
     return archive
 
 
-def tables(ports: Ports, repository: Path) -> Iterator[str]:
+def tables(ports: TorchServePorts, repository: Path) -> Iterator[str]:
     for hop in HOPS:
         endpoint = f"{HOST}:{ports.grpc if hop == 'grpc' else ports.inference}"
         keys = {"backend": "torchserve", "protocol": hop}
@@ -216,7 +216,7 @@ def chunked(address: str, model: str, body: bytes) -> tuple[list[bytes], float]:
     return found, times[0] / times[-1]
 
 
-def check_streams(gateway: Gateway, ports: Ports) -> Check:
+def check_streams(gateway: Gateway, ports: TorchServePorts) -> Check:
     check = Check("a handler that streams: parts, events and StreamPredictions, both protocols")
     body, expected = b"abc", [b"abc 0", b"abc 1", b"abc 2", b"abc end"]
     direct = streamed(f"{HOST}:{ports.grpc}", "stream", body)

@@ -35,7 +35,7 @@ READY_SECONDS, POLL_SECONDS = 120.0, 0.1
 
 
 @dataclass(frozen=True)
-class Ports:
+class TorchServePorts:
     inference: int
     management: int
     grpc: int
@@ -81,7 +81,7 @@ def publish(
 @contextlib.contextmanager
 def torchserve(
     work: Path, archives: Sequence[Path], programs: Path | None = None
-) -> Iterator[Ports]:
+) -> Iterator[TorchServePorts]:
     """A TorchServe with one worker for each archive; gone afterwards, whatever happens.
 
     ``programs`` is the bin folder of an environment with more than TorchServe needs.
@@ -142,13 +142,13 @@ def torchserve(
         },
         cwd=work,
     ):
-        ports = Ports(inference, management, rpc, rpc_management)
+        ports = TorchServePorts(inference, management, rpc, rpc_management)
         for archive in archives:
             _wait_for_worker(ports, archive.stem, log)
         yield ports
 
 
-def _wait_for_worker(ports: Ports, model: str, log: Path) -> None:
+def _wait_for_worker(ports: TorchServePorts, model: str, log: Path) -> None:
     url = f"http://{HOST}:{ports.management}/models/{model}"
     give_up = time.monotonic() + READY_SECONDS
     while time.monotonic() < give_up:

@@ -61,7 +61,7 @@ class TaskInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class _ModelFacts:
     """The facts that inputs depend on."""
 
     folder: Folder
@@ -114,7 +114,7 @@ def inputs_for(
     seq2seq = part in (Part.ENCODER, Part.DECODER) or (
         part is Part.WHOLE and "decoder_input_ids" in _arguments(model.forward)
     )
-    facts = _Model(
+    facts = _ModelFacts(
         folder,
         config,
         _arguments(_callable(model, part)),
@@ -177,7 +177,7 @@ def _padding_side(folder: Folder, model: Any) -> str:
 # -- text -----------------------------------------------------------------------------------------
 
 
-def _text(facts: _Model) -> TaskInputs:
+def _text(facts: _ModelFacts) -> TaskInputs:
     config, axis = facts.text, facts.sequence
     specs = [_tokens("input_ids", axis, _attribute(config, "vocab_size") or CODE_POINTS)]
     masks: tuple[AttentionMask, ...] = ()
@@ -199,7 +199,7 @@ def _tokens(name: str, axis: str, size: int) -> TensorSpec:
     return TensorSpec(name, Datatype.INT64, (axis,), 0, size - 1)
 
 
-def _decoder(facts: _Model) -> TaskInputs:
+def _decoder(facts: _ModelFacts) -> TaskInputs:
     """The names are those of Optimum's ``decoder_model.onnx``."""
     config, axis = facts.text, facts.sequence
     width = _attribute(config, "hidden_size") or _attribute(config, "d_model")
@@ -216,7 +216,7 @@ def _decoder(facts: _Model) -> TaskInputs:
 # -- images ---------------------------------------------------------------------------------------
 
 
-def _images(facts: _Model) -> Iterator[TaskInputs]:
+def _images(facts: _ModelFacts) -> Iterator[TaskInputs]:
     """One size for each place that states one; dynamic sides if none does, or one size."""
     if cut := [name for name in PATCHES if name in facts.arguments]:
         raise Unsupported(
@@ -237,19 +237,19 @@ def _images(facts: _Model) -> Iterator[TaskInputs]:
         yield TaskInputs((TensorSpec("pixel_values", Datatype.FP32, (channels, SIDE, SIDE)),))
 
 
-def _longest_side(facts: _Model) -> int | None:
+def _longest_side(facts: _ModelFacts) -> int | None:
     """The side to which the preprocessor resizes the longer one at most."""
     size = _processor(facts).get("size")
     longest = size.get("longest_edge") if isinstance(size, dict) else None
     return longest if type(longest) is int and SIDES[0] < longest <= MOST_SIDE else None
 
 
-def _processor(facts: _Model) -> Mapping[str, Any]:
+def _processor(facts: _ModelFacts) -> Mapping[str, Any]:
     path = facts.folder.path / PREPROCESSOR
     return read_json(path) if path.is_file() else {}
 
 
-def _sizes(facts: _Model, config: Any, backbone: Any) -> Iterator[tuple[int, int]]:
+def _sizes(facts: _ModelFacts, config: Any, backbone: Any) -> Iterator[tuple[int, int]]:
     """Height and width: of ``--model-kwargs``, the preprocessor, the configuration."""
     if "image_size" in facts.kwargs:
         size = _sides(facts.kwargs["image_size"], MOST_SIDE_OF_FLAG)
@@ -305,7 +305,7 @@ def _leading(axis: str, spec: TensorSpec) -> TensorSpec:
 # -- audio and series -----------------------------------------------------------------------------
 
 
-def _audio(facts: _Model) -> TaskInputs:
+def _audio(facts: _ModelFacts) -> TaskInputs:
     config = facts.config
     bins = _attribute(config, "num_mel_bins")
     if "input_features" in facts.arguments:
@@ -328,7 +328,7 @@ def _audio(facts: _Model) -> TaskInputs:
     return replace(found, waveforms=(spec.name,))
 
 
-def _features(facts: _Model, bins: int | None) -> TaskInputs:
+def _features(facts: _ModelFacts, bins: int | None) -> TaskInputs:
     """Features of sound: all that a window has, ``[bins, frames]``, or ``[frames, features]``."""
     config = facts.config
     frames = _attribute(config, "max_source_positions")
@@ -345,7 +345,7 @@ def _features(facts: _Model, bins: int | None) -> TaskInputs:
     return _over_time(facts, spec, axis, _processor(facts).get("return_attention_mask", True))
 
 
-def _over_time(facts: _Model, spec: TensorSpec, axis: Axis, masked: bool) -> TaskInputs:
+def _over_time(facts: _ModelFacts, spec: TensorSpec, axis: Axis, masked: bool) -> TaskInputs:
     """``spec`` along ``axis``, and the mask of its positions if the preprocessor makes one."""
     specs, axes = (spec,), {axis.name: axis}
     if not (masked and "attention_mask" in facts.arguments):
@@ -375,7 +375,7 @@ def _waveform(frames: int, kernels: list[int], strides: list[int]) -> int:
     return length
 
 
-def _series(facts: _Model) -> TaskInputs:
+def _series(facts: _ModelFacts) -> TaskInputs:
     config = facts.config
     length = _attribute(config, "context_length")
     channels = _attribute(config, "num_input_channels")

@@ -124,7 +124,7 @@ class EmbeddedBackend:
         self.checks_shapes = False
         self.signatures: Mapping[str, ModelSignature] = {}
         self.signature_defs = b""
-        self._named: dict[str, tuple[dict[str, _Output], Compute]] = {}
+        self._named: dict[str, tuple[dict[str, _OutputShape], Compute]] = {}
         self.adopt(config)
         self._session: ModelSession | None = session
         self._compute = session.run
@@ -144,7 +144,7 @@ class EmbeddedBackend:
         self.config = config
         self._signature = configuration.signature(config)
         self._batched = self._signature.max_batch_size > 0
-        self._outputs = {spec.name: _Output(spec) for spec in self._signature.outputs}
+        self._outputs = {spec.name: _OutputShape(spec) for spec in self._signature.outputs}
         self._output_names = list(self._outputs)
 
     def serve_signatures(
@@ -153,7 +153,7 @@ class EmbeddedBackend:
         """Serve requests that name one of ``signatures``; its run checks their shapes."""
         self.signatures, self.signature_defs = signatures, defs
         self._named = {
-            name: ({spec.name: _Output(spec) for spec in signature.outputs}, runs[name])
+            name: ({spec.name: _OutputShape(spec) for spec in signature.outputs}, runs[name])
             for name, signature in signatures.items()
         }
 
@@ -210,7 +210,7 @@ class EmbeddedBackend:
         return InferResponse(self._name, self._version, outputs)
 
 
-class _Output:
+class _OutputShape:
     """The expected shape of an output. ``dims`` are the model's, without the batch dimension."""
 
     def __init__(self, spec: TensorSpec) -> None:

@@ -33,7 +33,7 @@ NEVER = -1
 
 
 @dataclass(slots=True)
-class _Job:
+class _WaitingRequest:
     """A request that waits for a thread.
 
     ``request`` holds it until one side takes it: a thread to run it, or its cancelled caller.
@@ -65,7 +65,7 @@ class Instances:
         self._limit = count + max_queue_size
         self._name, self._count = name, count
         self._threads: list[threading.Thread] = []  # started by the first request that needs one
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_WaitingRequest | None] = queue.SimpleQueue()
         # Requests passed to the threads and not finished; only the event loop changes it.
         self._pending = 0
         self._inline_elements = NEVER
@@ -105,7 +105,7 @@ class Instances:
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[InferResponse] = loop.create_future()
         self._pending += 1
-        job = _Job([request], reply, loop, deadline, time.perf_counter_ns())
+        job = _WaitingRequest([request], reply, loop, deadline, time.perf_counter_ns())
         if not self._threads:
             self._begin()
         self._jobs.put(job)
@@ -139,7 +139,7 @@ class Instances:
                 self._work(job, request)
             del job, request  # do not keep them alive while waiting
 
-    def _work(self, job: _Job, request: InferRequest) -> None:
+    def _work(self, job: _WaitingRequest, request: InferRequest) -> None:
         result: InferResponse | BaseException
         if job.reply.done() or job.deadline.expired:
             result = TimedOut()
@@ -177,7 +177,7 @@ class Instances:
             self._background.close()
 
 
-def _take(job: _Job) -> InferRequest | None:
+def _take(job: _WaitingRequest) -> InferRequest | None:
     """Take the request, unless the other side has; ``list.pop`` is atomic between threads."""
     try:
         return job.request.pop()

@@ -126,7 +126,7 @@ class NegotiatedSignature:
             for spec in self.signature.inputs
             if spec.reshape is not None and _key("input", spec.name) in reshaped
         }
-        self._expected: dict[str, _Output] = {}
+        self._expected: dict[str, _ExpectedOutput] = {}
         for spec in self.signature.outputs:
             dims, to_model = spec.wire_dims, None
             if spec.reshape is not None:
@@ -135,7 +135,7 @@ class NegotiatedSignature:
                 else:
                     dims = spec.reshape
             ranked = spec.name not in unranked
-            self._expected[spec.name] = _Output(spec.datatype, dims, to_model, ranked)
+            self._expected[spec.name] = _ExpectedOutput(spec.datatype, dims, to_model, ranked)
 
     def to_wire(self, request: InferRequest) -> list[Tensor]:
         """The inputs in wire shapes; the request's own tensors stay unchanged."""
@@ -214,7 +214,7 @@ def _is_empty(sizes: Sequence[Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Output:
+class _ExpectedOutput:
     """The expected output; ``dims`` are those of the wire, without the batch dimension."""
 
     datatype: Datatype

@@ -41,7 +41,7 @@ class Joiner:
     def __init__(self, signature: ModelSignature, parameters: bool) -> None:
         self._batched = signature.max_batch_size > 0
         self._parameters = parameters
-        self._inputs = {spec.name: _Input(spec, signature) for spec in signature.inputs}
+        self._inputs = {spec.name: _JoinedInput(spec, signature) for spec in signature.inputs}
         self._outputs = {spec.name: _padded(spec, signature) for spec in signature.outputs}
         self._pads = any(tensor.padded for tensor in self._inputs.values())
         if self._pads:
@@ -154,7 +154,7 @@ class Joiner:
         return part
 
 
-class _Input:
+class _JoinedInput:
     """Joins the arrays of one input."""
 
     def __init__(self, spec: TensorSpec, signature: ModelSignature) -> None:

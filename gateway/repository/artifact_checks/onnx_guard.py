@@ -49,7 +49,7 @@ def check(path: Path) -> None:
             if not os.fstat(file.fileno()).st_size:
                 raise _damaged(path)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                _Model(path, content).check()
+                _OnnxFileCheck(path, content).check()
     except OSError as error:
         raise IntegrityError(f"'{path.name}' does not load: {error.strerror}") from error
 
@@ -60,7 +60,7 @@ def _damaged(path: Path) -> IntegrityError:
     )
 
 
-class _Model:
+class _OnnxFileCheck:
     """The check of one file."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:

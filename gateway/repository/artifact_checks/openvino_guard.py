@@ -113,7 +113,7 @@ def layers(path: Path) -> Iterator[Layer]:
     Raises:
         IntegrityError: the file is damaged, nested too deeply, or declares a document type.
     """
-    reader = _Reader(path)
+    reader = _LayerReader(path)
     try:
         with path.open("rb") as file:
             if file.read(1) != b"<":  # expat would honour the mark of another encoding
@@ -130,7 +130,7 @@ def layers(path: Path) -> Iterator[Layer]:
         raise IntegrityError(f"'{path.name}' does not load: {error.strerror}") from error
 
 
-class _Reader:
+class _LayerReader:
     """Collects layers from the events of one parser."""
 
     def __init__(self, path: Path) -> None:

@@ -87,7 +87,7 @@ def check(archive: Archive, native: bool = False) -> None:
                 _check_payloads(archive, name, folder, kind)
         for name in archive.names():
             _check_record(archive, name)
-        _Program(archive.path.name, native).check("", archive.json(PROGRAM))
+        _ProgramCheck(archive.path.name, native).check("", archive.json(PROGRAM))
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise IntegrityError(
             f"'{archive.path.name}' is damaged ({type(error).__name__}: {error}); export the model "
@@ -126,10 +126,10 @@ def _check_payloads(archive: Archive, name: str, folder: str, kind: str) -> None
             raise IntegrityError(
                 f"'{archive.path.name}': '{path}' has a shape, but no content; copy it again"
             )
-        _Program(archive.path.name, native=True).check("", meta)
+        _ProgramCheck(archive.path.name, native=True).check("", meta)
 
 
-class _Program:
+class _ProgramCheck:
     """The check of one program."""
 
     def __init__(self, file: str, native: bool) -> None:

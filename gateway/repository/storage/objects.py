@@ -137,7 +137,7 @@ class ObjectStore:
         """
         try:
             self._call("pipe_file", self._path(key), content, mode="create")
-        except _Taken:
+        except _ObjectExists:
             return self.exists(key, content)
         return True
 
@@ -186,7 +186,7 @@ class ObjectStore:
         raise failure
 
 
-class _Taken(ModelportError):
+class _ObjectExists(ModelportError):
     """An object of that name exists."""
 
 
@@ -248,7 +248,7 @@ def _failure(error: BaseException) -> ModelportError:
     names = _names(error)
     known = next(iter(names), "error")
     if names.keys() & _TAKEN:
-        return _Taken("the object exists already")
+        return _ObjectExists("the object exists already")
     if names.keys() & {"InvalidRange", "416"}:
         return _Empty("the object is empty")
     if names.keys() & {"NotImplemented", "501"}:

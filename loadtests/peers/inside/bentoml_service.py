@@ -11,7 +11,7 @@ from plain import Plain
 
 
 @bentoml.service(workers=1, traffic={"timeout": 300}, logging={"access": {"enabled": False}})
-class Served:
+class BentoMLService:
     """The service."""
 
     def __init__(self) -> None:

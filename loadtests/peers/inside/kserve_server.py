@@ -14,7 +14,7 @@ from onnx_model import OnnxModel
 DATATYPES = {"float32": "FP32", "int64": "INT64"}
 
 
-class Served(kserve.Model):
+class KServeModel(kserve.Model):
     """The model."""
 
     def __init__(self, name: str) -> None:
@@ -40,4 +40,4 @@ class Served(kserve.Model):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(parents=[kserve.model_server.parser])
     arguments, _ = parser.parse_known_args()
-    kserve.ModelServer().start([Served(arguments.model_name)])
+    kserve.ModelServer().start([KServeModel(arguments.model_name)])

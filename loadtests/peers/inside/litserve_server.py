@@ -7,7 +7,7 @@ import litserve
 from plain import Plain
 
 
-class Served(litserve.LitAPI):
+class LitServeModel(litserve.LitAPI):
     """The model."""
 
     def setup(self, device: str) -> None:
@@ -24,7 +24,7 @@ class Served(litserve.LitAPI):
 
 
 if __name__ == "__main__":
-    server = litserve.LitServer(Served(), accelerator="cpu", timeout=False, fast_queue=True)
+    server = litserve.LitServer(LitServeModel(), accelerator="cpu", timeout=False, fast_queue=True)
     server.run(
         host="127.0.0.1",
         port=int(sys.argv[2]),

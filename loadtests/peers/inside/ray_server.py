@@ -16,7 +16,7 @@ LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 
 
 @serve.deployment(max_ongoing_requests=100, num_replicas=1, ray_actor_options={"num_cpus": 0})
-class Served:
+class RayDeployment:
     """The model."""
 
     def __init__(self, path: str) -> None:
@@ -31,7 +31,7 @@ class Served:
 def main(model: str, port: int, folder: str) -> None:
     ray.init(num_cpus=1, include_dashboard=False, _temp_dir=folder, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config=LOGGING)
-    serve.run(Served.bind(model), route_prefix="/predict", logging_config=LOGGING)
+    serve.run(RayDeployment.bind(model), route_prefix="/predict", logging_config=LOGGING)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
 
 

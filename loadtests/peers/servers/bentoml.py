@@ -20,7 +20,7 @@ def command(launch: PeerLaunch) -> Command:
         "BENTOML_DO_NOT_TRACK": "True",
         "BENTOML_HOME": str(launch.work),
     }
-    arguments = [str(program), "serve", "bentoml_service:Served", *flags]
+    arguments = [str(program), "serve", "bentoml_service:BentoMLService", *flags]
     return Command(arguments, env, INSIDE)
 
 

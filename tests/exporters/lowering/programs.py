@@ -27,7 +27,7 @@ from tests.exporters.lowering.oracle import to_tensorflow
 AUTO = torch.export.Dim.AUTO
 
 
-class Branches(nn.Module):
+class ValueAndSizeBranches(nn.Module):
     """Branches on values and on a size, with operands and sizes as results."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -152,7 +152,7 @@ class ManyLayouts(nn.Module):
         )
 
 
-class Pooled(nn.Module):
+class PooledConvolution(nn.Module):
     """Features of a convolution, without a place."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class Pooled(nn.Module):
         return (self.convolution(x).mean((2, 3)),)
 
 
-class Volumes(nn.Module):
+class PaddedVolumes(nn.Module):
     """Convolutions of volumes, padded between."""
 
     def __init__(self) -> None:
@@ -275,14 +275,14 @@ def _program(case: ProgramCase) -> tuple[ExportedProgram, Expected]:
 
 
 PROGRAMS = (
-    ProgramCase(Branches, (4,)),
+    ProgramCase(ValueAndSizeBranches, (4,)),
     ProgramCase(Loop, (3,)),
     ProgramCase(Scan, (4,)),
     ProgramCase(Sizes, (4,)),
     ProgramCase(Items, (4,)),
     ProgramCase(Squeezed, (4, 3), dynamic=(0, 1)),
     ProgramCase(Channels, (3, 7, 6), transposes=2),
-    ProgramCase(Pooled, (3, 7, 6), transposes=1),
-    ProgramCase(Volumes, (2, 3, 4, 5), transposes=2),
+    ProgramCase(PooledConvolution, (3, 7, 6), transposes=1),
+    ProgramCase(PaddedVolumes, (2, 3, 4, 5), transposes=2),
     ProgramCase(ManyLayouts, (3, 7, 6)),
 )

@@ -40,7 +40,7 @@ def sampled_calls() -> list[OperatorCall]:
     return [call for calls in found.values() for call in calls[-SAMPLED:]]
 
 
-class Graph(tf.Module):  # type: ignore[misc]
+class CallsInOneFunction(tf.Module):  # type: ignore[misc]
     """All calls in one function; the first tensor of each is an input with a dynamic axis."""
 
     def __init__(self, calls: list[OperatorCall]) -> None:
@@ -77,7 +77,7 @@ def test_tensorflow_lite_computes_layers_with_its_built_in_operators() -> None:
         for call in sampled_calls()
         if isinstance(call.args[0], torch.Tensor) and call.args[0].ndim
     ]
-    graph = Graph(calls)
+    graph = CallsInOneFunction(calls)
     with built_in_operators(), quiet():
         converter = tf.lite.TFLiteConverter.from_concrete_functions([graph.concrete()], graph)
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]

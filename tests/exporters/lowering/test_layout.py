@@ -12,7 +12,7 @@ from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import tf
 
 
-class Block(nn.Module):
+class GatedBottleneck(nn.Module):
     """An inverted bottleneck with a gate, padding of its own, and a residual connection."""
 
     def __init__(self) -> None:
@@ -30,7 +30,9 @@ class Block(nn.Module):
 
 def test_only_inputs_and_outputs_of_a_convolutional_network_are_transposed() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), Block(), nn.MaxPool2d(2), Block()).eval()
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), GatedBottleneck(), nn.MaxPool2d(2), GatedBottleneck()
+    ).eval()
     x = torch.randn(2, 3, 12, 10)
     batch = torch.export.Dim("batch", min=1, max=8)
     with quiet(), torch.no_grad():

@@ -101,7 +101,7 @@ def test_a_file_that_cannot_be_used_is_named(flags: tuple[str, ...], message: st
         assert message in done.stderr
 
 
-class Recorder(BaseHTTPRequestHandler):
+class CredentialRecorder(BaseHTTPRequestHandler):
     """Answers every request with an empty list, and keeps its credential."""
 
     seen: list[str | None]
@@ -121,8 +121,8 @@ class Recorder(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def recorder() -> Iterator[HTTPServer]:
-    Recorder.seen = []
-    with HTTPServer(("127.0.0.1", 0), Recorder) as server:
+    CredentialRecorder.seen = []
+    with HTTPServer(("127.0.0.1", 0), CredentialRecorder) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server
@@ -140,7 +140,7 @@ def test_a_token_comes_from_a_file_or_the_environment(
     modelport(*command, *place, "--token-file", str(tmp_path / "token"))
     monkeypatch.setenv("MODELPORT_TOKEN", "from-environment")
     modelport(*command, *place)
-    assert Recorder.seen == [None, "Bearer from-file", "Bearer from-environment"]
+    assert CredentialRecorder.seen == [None, "Bearer from-file", "Bearer from-environment"]
 
 
 @pytest.mark.parametrize("scheme", ["https", "grpcs"])

@@ -196,7 +196,7 @@ def test_cached_answers_cannot_be_changed() -> None:
 # -- requests -------------------------------------------------------------------------------------
 
 
-class Scripted:
+class CountingModel:
     """A model that counts its executions and does what the test says."""
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class Scripted:
 
 
 async def test_a_hit_executes_nothing_and_is_timed_as_one() -> None:
-    model = Scripted()
+    model = CountingModel()
     cached = CachedInfer(model, ResponseCache(SIZE), "m", 1)
     missed, hit = subject(), copied(subject())
     first = await cached.infer(missed, NO_DEADLINE)
@@ -226,7 +226,7 @@ async def test_a_hit_executes_nothing_and_is_timed_as_one() -> None:
 
 
 async def test_errors_are_never_kept() -> None:
-    model = Scripted()
+    model = CountingModel()
     model.error = Internal("out of memory")
     cached = CachedInfer(model, store := ResponseCache(SIZE), "m", 1)
     for _ in range(2):
@@ -241,7 +241,7 @@ async def test_errors_are_never_kept() -> None:
 async def test_one_of_two_identical_requests_that_is_cancelled_leaves_the_other_its_answer() -> (
     None
 ):
-    model = Scripted()
+    model = CountingModel()
     model.gate.clear()
     cached = CachedInfer(model, store := ResponseCache(SIZE), "m", 1)
     one, other = (asyncio.ensure_future(cached.infer(subject(), NO_DEADLINE)) for _ in range(2))
@@ -257,7 +257,7 @@ async def test_one_of_two_identical_requests_that_is_cancelled_leaves_the_other_
 
 @pytest.mark.parametrize("key", ["sequence_id", "sequence_start", "sequence_end"])
 async def test_a_step_of_a_sequence_is_not_looked_up(key: str) -> None:
-    model = Scripted()
+    model = CountingModel()
     cached = CachedInfer(model, store := ResponseCache(SIZE), "m", 1)
     for _ in range(2):
         request = replace(subject(), parameters={key: 1})

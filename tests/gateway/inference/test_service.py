@@ -43,7 +43,7 @@ output { name: "y" data_type: TYPE_FP32 dims: 2 label_filename: "labels.txt" }
 Answer = Callable[[InferRequest], Awaitable[InferResponse]]
 
 
-class Scripted:
+class ScriptedBackend:
     """A backend that does what the test says."""
 
     execution = Execution()
@@ -81,14 +81,14 @@ def failing(error: Exception) -> Answer:
     return answer
 
 
-class Served:
+class ScriptedService:
     """A data plane over one model whose backend is scripted."""
 
     def __init__(self, service: InferenceService, manager: ModelManager) -> None:
         self.service = service
         self.version: ServedVersion = manager.get("m")
         backend = self.version.backend
-        assert isinstance(backend, Scripted)
+        assert isinstance(backend, ScriptedBackend)
         self.backend = backend
 
     @property
@@ -101,28 +101,28 @@ class Served:
         return await self.service.infer(request, deadline)
 
 
-Serve = Callable[[Answer], Awaitable[Served]]
+Serve = Callable[[Answer], Awaitable[ScriptedService]]
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Serve:
-    async def make(answer: Answer) -> Served:
+    async def make(answer: Answer) -> ScriptedService:
         (tmp_path / "m" / "1").mkdir(parents=True)
         (tmp_path / "m" / "config.pbtxt").write_text(CONFIG)
         (tmp_path / "m" / "labels.txt").write_text("cat\ndog\n")
 
-        def load(artifact: Artifact) -> Scripted:
-            return Scripted(configuration.complete(artifact.config, "m"), answer)
+        def load(artifact: Artifact) -> ScriptedBackend:
+            return ScriptedBackend(configuration.complete(artifact.config, "m"), answer)
 
         settings = Settings((tmp_path,), ModelControlMode.NONE)
         manager = ModelManager(settings, lambda _: load)
         await manager.start()
-        return Served(InferenceService(manager), manager)
+        return ScriptedService(InferenceService(manager), manager)
 
     return make
 
 
-def nothing_is_left(served: Served) -> None:
+def nothing_is_left(served: ScriptedService) -> None:
     assert served.version.in_flight == 0
     assert served.statistics.pending == 0
 

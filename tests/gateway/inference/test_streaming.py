@@ -36,7 +36,7 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 Script = Callable[[InferRequest], AsyncGenerator[InferResponse, None]]
 
 
-class Scripted:
+class ScriptedStream:
     """A backend that streams what the test says."""
 
     problem = ""
@@ -66,7 +66,7 @@ class Scripted:
     def unload(self) -> None: ...
 
 
-class Unstreaming(Scripted):
+class Unstreaming(ScriptedStream):
     stream = None  # type: ignore[assignment]
 
 
@@ -111,12 +111,12 @@ async def collect(
     return found, None
 
 
-class Served:
+class StreamingService:
     def __init__(self, service: InferenceService, manager: ModelManager) -> None:
         self.service = service
         self.version: ServedVersion = manager.get("m")
         backend = self.version.backend
-        assert isinstance(backend, Scripted)
+        assert isinstance(backend, ScriptedStream)
         self.backend = backend
         self.statistics = self.version.statistics
 
@@ -135,25 +135,28 @@ class Served:
         assert self.statistics.pending == 0
 
 
-Serve = Callable[..., Awaitable[Served]]
+Serve = Callable[..., Awaitable[StreamingService]]
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Serve:
     async def make(
-        script: Script, policy: str = DECOUPLED, kind: type[Scripted] = Scripted, **limits: float
-    ) -> Served:
+        script: Script,
+        policy: str = DECOUPLED,
+        kind: type[ScriptedStream] = ScriptedStream,
+        **limits: float,
+    ) -> StreamingService:
         (tmp_path / "m" / "1").mkdir(parents=True)
         (tmp_path / "m" / "config.pbtxt").write_text(CONFIG + policy)
         (tmp_path / "m" / "labels.txt").write_text("cat\ndog\n")
 
-        def load(artifact: Artifact) -> Scripted:
+        def load(artifact: Artifact) -> ScriptedStream:
             return kind(configuration.complete(artifact.config, "m"), script)
 
         settings = Settings((tmp_path,), ModelControlMode.NONE)
         manager = ModelManager(settings, lambda _: load)
         await manager.start()
-        return Served(InferenceService(manager, **limits), manager)
+        return StreamingService(InferenceService(manager, **limits), manager)
 
     return make
 

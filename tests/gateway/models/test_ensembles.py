@@ -46,7 +46,7 @@ ensemble_scheduling {
 )
 
 
-class Gateway:
+class EnsembleGateway:
     def __init__(
         self,
         root: Path,
@@ -96,7 +96,7 @@ def root(tmp_path: Path) -> Path:
 async def test_the_models_of_its_steps_come_first_whatever_they_are_called(
     root: Path, mode: ModelControlMode
 ) -> None:
-    gateway = Gateway(root, mode)
+    gateway = EnsembleGateway(root, mode)
     await gateway.manager.start()
     assert gateway.manager.ready
     assert gateway.manager.versions("all") == [1]
@@ -120,7 +120,7 @@ async def test_an_ensemble_is_not_tried_before_the_models_of_its_steps_are_ready
 
     (root / "outer" / "1").mkdir(parents=True)
     (root / "outer" / "config.pbtxt").write_text(ENSEMBLE.replace('"second"', '"all"'))
-    gateway = Gateway(root, ModelControlMode.NONE, find_backend=find)
+    gateway = EnsembleGateway(root, ModelControlMode.NONE, find_backend=find)
     starting = asyncio.create_task(gateway.manager.start())
     await until(lambda: "second" in tried and served_now(gateway, "first"))
     assert sorted(tried) == ["first", "second"]
@@ -137,7 +137,7 @@ async def test_ensembles_of_a_circle_are_refused_and_hold_up_no_other_model(root
         (root / name / "1").mkdir(parents=True, exist_ok=True)
         config = ENSEMBLE.replace('"second"', f'"{step}"')
         (root / name / "config.pbtxt").write_text(config)
-    gateway = Gateway(root, ModelControlMode.NONE)
+    gateway = EnsembleGateway(root, ModelControlMode.NONE)
     await gateway.manager.start()
     assert gateway.manager.broken() == ["all", "beyond", "outer"]
     assert served_now(gateway, "first")
@@ -165,7 +165,7 @@ async def test_a_model_that_becomes_ready_while_its_ensemble_is_refused_is_not_m
 
     for name in ("all", "second"):
         (root / name).rename(root / f".{name}")
-    gateway = Gateway(root, ModelControlMode.POLL, find_backend=find)
+    gateway = EnsembleGateway(root, ModelControlMode.POLL, find_backend=find)
     await gateway.manager.start()
     for name in ("all", "second"):
         (root / f".{name}").rename(root / name)
@@ -179,24 +179,24 @@ async def test_a_model_that_becomes_ready_while_its_ensemble_is_refused_is_not_m
 
 async def test_an_ensemble_of_verified_models_needs_no_manifest_of_its_own(root: Path) -> None:
     manifest.write(root / "first" / "1")
-    gateway = Gateway(root, ModelControlMode.NONE, require_manifest=True)
+    gateway = EnsembleGateway(root, ModelControlMode.NONE, require_manifest=True)
     await gateway.manager.start()
     assert gateway.manager.broken() == ["all", "second"]  # for want of one
     await gateway.manager.stop()
     manifest.write(root / "second" / "1")
-    gateway = Gateway(root, ModelControlMode.NONE, require_manifest=True)
+    gateway = EnsembleGateway(root, ModelControlMode.NONE, require_manifest=True)
     await gateway.manager.start()
     assert gateway.manager.ready
     await gateway.manager.stop()
 
 
 async def test_loading_an_ensemble_loads_the_models_of_its_steps(root: Path) -> None:
-    gateway = Gateway(root, ModelControlMode.EXPLICIT)
+    gateway = EnsembleGateway(root, ModelControlMode.EXPLICIT)
     await gateway.manager.start()
     await gateway.manager.load("all")
     assert [gateway.manager.versions(n) for n in ("all", "first", "second")] == [[1], [1], [1]]
     await gateway.manager.stop()
-    at_start = Gateway(root, ModelControlMode.EXPLICIT, "all")
+    at_start = EnsembleGateway(root, ModelControlMode.EXPLICIT, "all")
     await at_start.manager.start()
     assert at_start.manager.ready
     assert at_start.manager.versions("all") == [1]
@@ -206,7 +206,7 @@ async def test_loading_an_ensemble_loads_the_models_of_its_steps(root: Path) -> 
 async def test_a_reload_that_lists_an_ensemble_keeps_and_loads_the_models_of_its_steps(
     root: Path,
 ) -> None:
-    manager = Gateway(root, ModelControlMode.EXPLICIT).manager
+    manager = EnsembleGateway(root, ModelControlMode.EXPLICIT).manager
     await manager.start()
     for names in (["all"], ["all"], ["all", "first", "second"]):
         await manager.reload(dict.fromkeys(names, VersionSettings()))
@@ -225,7 +225,7 @@ async def test_an_ensembles_output_takes_the_labels_of_the_step_that_gives_it(ro
     (root / "outer" / "1").mkdir(parents=True)
     outer = ENSEMBLE.replace('"second"', '"all"')
     (root / "outer" / "config.pbtxt").write_text(outer)
-    gateway = Gateway(root, ModelControlMode.EXPLICIT, "outer", "all")
+    gateway = EnsembleGateway(root, ModelControlMode.EXPLICIT, "outer", "all")
     await gateway.manager.start()
 
     async def top(model: str) -> list[bytes]:
@@ -254,7 +254,7 @@ async def test_an_ensembles_output_takes_the_labels_of_the_step_that_gives_it(ro
 
 async def test_an_ensemble_loads_once_a_missing_model_is_available(root: Path) -> None:
     (root / "second").rename(root / "later")
-    gateway = Gateway(root, ModelControlMode.EXPLICIT)
+    gateway = EnsembleGateway(root, ModelControlMode.EXPLICIT)
     await gateway.manager.start()
     with pytest.raises(Unavailable):
         await gateway.manager.load("all")
@@ -265,7 +265,7 @@ async def test_an_ensemble_loads_once_a_missing_model_is_available(root: Path) -
 
 
 async def test_the_models_of_the_steps_are_counted_as_well_as_the_ensemble(root: Path) -> None:
-    gateway = Gateway(root, ModelControlMode.NONE)
+    gateway = EnsembleGateway(root, ModelControlMode.NONE)
     await gateway.manager.start()
     response = await gateway.ask()
     assert response.outputs[0].data.tolist() == [[0, 1], [2, 3]]
@@ -274,7 +274,7 @@ async def test_the_models_of_the_steps_are_counted_as_well_as_the_ensemble(root:
 
 
 async def test_an_ensemble_in_flight_is_finished_while_the_server_shuts_down(root: Path) -> None:
-    gateway = Gateway(root, ModelControlMode.NONE)
+    gateway = EnsembleGateway(root, ModelControlMode.NONE)
     manager = gateway.manager
     await manager.start()
     request = asyncio.create_task(gateway.ask())
@@ -294,7 +294,7 @@ async def test_the_check_sees_steps_that_are_refused_while_the_server_shuts_down
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(InferenceService, "infer_step", InferenceService.infer)
-    gateway = Gateway(root, ModelControlMode.NONE)
+    gateway = EnsembleGateway(root, ModelControlMode.NONE)
     await gateway.manager.start()
     request = asyncio.create_task(gateway.ask())
     await until(lambda: gateway.manager.get("first").in_flight)
@@ -308,7 +308,7 @@ async def test_the_check_sees_steps_that_are_refused_while_the_server_shuts_down
 async def test_a_step_is_unloaded_with_its_ensemble_where_that_is_asked_for(
     root: Path, dependents: bool
 ) -> None:
-    gateway = Gateway(root, ModelControlMode.EXPLICIT, "second")
+    gateway = EnsembleGateway(root, ModelControlMode.EXPLICIT, "second")
     await gateway.manager.start()
     await gateway.manager.load("all")
     await gateway.manager.unload("all", dependents)
@@ -321,7 +321,7 @@ async def test_a_step_is_unloaded_with_its_ensemble_where_that_is_asked_for(
 async def test_an_ensemble_goes_and_comes_with_a_step_unless_it_was_unloaded_itself(
     root: Path,
 ) -> None:
-    gateway = Gateway(root, ModelControlMode.EXPLICIT, "all")
+    gateway = EnsembleGateway(root, ModelControlMode.EXPLICIT, "all")
     manager = gateway.manager
     await manager.start()
     await manager.unload("first")
@@ -337,7 +337,7 @@ async def test_an_ensemble_goes_and_comes_with_a_step_unless_it_was_unloaded_its
     await manager.stop()
 
 
-def served_now(gateway: Gateway, name: str) -> bool:
+def served_now(gateway: EnsembleGateway, name: str) -> bool:
     return any(state is VersionState.READY for _, state, _ in gateway.manager.states(name))
 
 

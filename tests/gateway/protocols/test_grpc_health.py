@@ -40,7 +40,7 @@ async def test_a_shutdown_during_the_sending_of_a_status_is_reported(tmp_path: P
         await anext(watch)
 
 
-class Counting:
+class CountingControl:
     """A control that counts how often it is asked."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ async def test_however_many_watch_readiness_is_looked_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grpc_health, "WATCH_SECONDS", 0.01)
-    control, draining = Counting(), asyncio.Event()
+    control, draining = CountingControl(), asyncio.Event()
     health = grpc_health.HealthGrpc(control, draining, ())  # type: ignore[arg-type]
     handler = health.methods()[grpc_health.SERVICE]["Watch"].handler
     told: list[list[int]] = [[] for _ in range(WATCHERS)]
@@ -92,7 +92,7 @@ async def test_however_many_watch_readiness_is_looked_at_once(
 
 async def test_readiness_is_not_polled_without_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_health, "WATCH_SECONDS", 0.0)
-    control = Counting()
+    control = CountingControl()
     readiness = grpc_health.Readiness(control, asyncio.Event())  # type: ignore[arg-type]
     before = asyncio.all_tasks()
     for _ in range(2):

@@ -62,7 +62,7 @@ def infer_grpc(gateway: Gateway) -> Generator[Answer, None, None]:
             yield int(answer.model_version), float(first)
 
 
-class Traffic:
+class RolloutTraffic:
     """The answers so far."""
 
     def __init__(self) -> None:
@@ -123,9 +123,9 @@ class Traffic:
 
 
 @contextmanager
-def traffic(gateway: Gateway) -> Iterator[Traffic]:
+def traffic(gateway: Gateway) -> Iterator[RolloutTraffic]:
     """Two clients, one of each protocol. Every request must be answered, and correctly."""
-    found = Traffic()
+    found = RolloutTraffic()
     threads = [
         threading.Thread(target=found.ask, args=(infer(gateway),), daemon=True)
         for infer in (infer_http, infer_grpc)

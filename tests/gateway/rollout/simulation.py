@@ -251,7 +251,7 @@ class SimulatedProcesses:
         }
 
 
-class Gateway:
+class SimulatedGateway:
     """A gateway whose lives end by ``kill``, of which nothing runs afterwards."""
 
     def __init__(self, storage: Storage, seed: int, **options: Any) -> None:
@@ -306,7 +306,7 @@ class Gateway:
 
 
 async def until(
-    condition: Callable[[], bool], seconds: float = 600.0, gateways: Sequence[Gateway] = ()
+    condition: Callable[[], bool], seconds: float = 600.0, gateways: Sequence[SimulatedGateway] = ()
 ) -> None:
     """Wait in virtual time, while the gateways serve requests."""
     end = now() + seconds

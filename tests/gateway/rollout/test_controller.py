@@ -22,8 +22,8 @@ from tests.gateway.rollout.plans import plan
 from tests.gateway.rollout.simulation import (
     LEASE,
     REQUESTS,
-    Gateway,
     Network,
+    SimulatedGateway,
     SimulatedProcesses,
     Storage,
     now,
@@ -50,7 +50,7 @@ def virtual(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 @virtual
 async def test_a_rollout_without_harm_is_promoted_stage_by_stage_and_kept_in_the_history() -> None:
     storage = Storage()
-    gateway = Gateway(storage, 1)
+    gateway = SimulatedGateway(storage, 1)
     began = await gateway.controller.start(plan(**QUICK), by="ana")
     assert began.phase is RolloutPhase.RUNNING
     assert gateway.processes.routed["fraud"].share == 0.1
@@ -73,7 +73,7 @@ async def test_a_rollout_without_harm_is_promoted_stage_by_stage_and_kept_in_the
 @virtual
 async def test_a_bad_candidate_gets_nothing_more_before_the_state_says_so() -> None:
     storage = Storage()
-    gateway = Gateway(storage, 1)
+    gateway = SimulatedGateway(storage, 1)
     await gateway.controller.start(plan(**QUICK))
     gateway.processes.serve(10, errors=0.5)
     await until(lambda: phases(storage)[-1] is RolloutPhase.ROLLED_BACK)
@@ -88,7 +88,7 @@ async def test_a_bad_candidate_gets_nothing_more_before_the_state_says_so() -> N
 @virtual
 async def test_a_candidate_that_is_gone_is_rolled_back_with_the_reason() -> None:
     storage = Storage()
-    gateway = Gateway(storage, 1)
+    gateway = SimulatedGateway(storage, 1)
     await gateway.controller.start(plan(**QUICK))
     gateway.processes.problem = "version 3 has been removed"
     await until(lambda: storage.state().settled)
@@ -99,7 +99,7 @@ async def test_a_candidate_that_is_gone_is_rolled_back_with_the_reason() -> None
 async def lost_by_a_kill(store: Callable[..., RolloutStore] = RolloutStore) -> list[float]:
     """Requests of each stage that a kill loses; the stage and its time stay."""
     storage = Storage()
-    gateway = Gateway(storage, 1, store=store)
+    gateway = SimulatedGateway(storage, 1, store=store)
     await gateway.controller.start(plan(steps=(0.1, 0.5, 1.0), min_requests=500, min_seconds=5.0))
     await until(lambda: storage.state().stage == 1, gateways=[gateway])
     await until(lambda: storage.state().seconds > 3, gateways=[gateway])
@@ -138,7 +138,7 @@ async def test_a_gateway_that_forgets_its_earlier_life_is_caught() -> None:
 @virtual
 async def test_of_two_starters_one_wins_and_the_other_is_told() -> None:
     storage = Storage()
-    gateways = [Gateway(storage, seed) for seed in range(5)]
+    gateways = [SimulatedGateway(storage, seed) for seed in range(5)]
     results = await asyncio.gather(
         *(each.controller.start(plan(**QUICK)) for each in gateways), return_exceptions=True
     )
@@ -152,7 +152,7 @@ async def test_of_two_starters_one_wins_and_the_other_is_told() -> None:
 @virtual
 async def test_any_gateway_takes_commands() -> None:
     storage = Storage()
-    one, two = Gateway(storage, 1), Gateway(storage, 2)
+    one, two = SimulatedGateway(storage, 1), SimulatedGateway(storage, 2)
     await one.controller.start(plan(**QUICK))
     await two.controller.command("fraud", RolloutCommand.PAUSE, "lunch", "ana")
     assert storage.state().phase is RolloutPhase.PAUSED
@@ -179,7 +179,7 @@ async def test_any_gateway_takes_commands() -> None:
 @virtual
 async def test_a_rollback_stops_the_traffic_though_the_store_is_unreachable() -> None:
     storage = Storage()
-    gateway = Gateway(storage, 1)
+    gateway = SimulatedGateway(storage, 1)
     await gateway.controller.start(plan(**QUICK))
     gateway.network.partitioned = True
     with pytest.raises(Unavailable):
@@ -194,7 +194,7 @@ async def test_a_rollback_stops_the_traffic_though_the_store_is_unreachable() ->
 @virtual
 async def test_an_undecided_stage_is_paused_and_its_time_begins_again_when_resumed() -> None:
     storage = Storage()
-    gateway = Gateway(storage, 1)
+    gateway = SimulatedGateway(storage, 1)
     await gateway.controller.start(plan(**QUICK, max_seconds=20.0))
     await until(lambda: storage.state().phase is RolloutPhase.PAUSED)
     assert storage.state().events[-1].reason == "more requests are missing"
@@ -207,7 +207,7 @@ async def test_an_undecided_stage_is_paused_and_its_time_begins_again_when_resum
 @virtual
 async def test_another_gateway_takes_over_from_a_dead_leader() -> None:
     storage = Storage()
-    one, two = Gateway(storage, 1), Gateway(storage, 2)
+    one, two = SimulatedGateway(storage, 1), SimulatedGateway(storage, 2)
     await one.controller.start(plan(**QUICK))
     await until(lambda: bool(two.processes.diverted), gateways=[one, two])
     one.kill()
@@ -221,7 +221,7 @@ async def test_another_gateway_takes_over_from_a_dead_leader() -> None:
 @virtual
 async def test_a_leader_that_stops_leaves_the_lead_at_once() -> None:
     storage = Storage()
-    one, two = Gateway(storage, 1), Gateway(storage, 2)
+    one, two = SimulatedGateway(storage, 1), SimulatedGateway(storage, 2)
     await one.controller.start(plan(**QUICK))
     await until(lambda: bool(two.processes.diverted), gateways=[one, two])
     await one.controller.stop()
@@ -234,7 +234,7 @@ async def test_a_leader_that_stops_leaves_the_lead_at_once() -> None:
 @virtual
 async def test_a_gateway_without_the_store_diverts_nothing_until_it_is_back() -> None:
     storage = Storage()
-    gateway = Gateway(storage, 1)
+    gateway = SimulatedGateway(storage, 1)
     await gateway.controller.start(plan(**QUICK))
     gateway.network.partitioned = True
     left = now()
@@ -249,7 +249,7 @@ async def test_a_gateway_without_the_store_diverts_nothing_until_it_is_back() ->
 @virtual
 async def test_a_promotion_that_the_configuration_cannot_hold_goes_on_until_it_is_undone() -> None:
     storage = Storage()
-    gateway = Gateway(storage, 1)
+    gateway = SimulatedGateway(storage, 1)
     gateway.processes.unsettled_reason = "the repository is read-only"
     await gateway.controller.start(plan(**QUICK))
     await gateway.controller.command("fraud", RolloutCommand.PROMOTE)
@@ -274,7 +274,7 @@ async def test_a_promotion_that_the_configuration_cannot_hold_goes_on_until_it_i
 @virtual
 async def test_right_after_an_end_another_rollout_begins_at_any_gateway(killed: bool) -> None:
     storage = Storage()
-    one, two = Gateway(storage, 1), Gateway(storage, 2)
+    one, two = SimulatedGateway(storage, 1), SimulatedGateway(storage, 2)
     await one.controller.start(plan(**QUICK))
     await until(lambda: "fraud" in two.processes.routed)
     for _ in range(2):
@@ -295,7 +295,7 @@ async def test_right_after_an_end_another_rollout_begins_at_any_gateway(killed: 
 @virtual
 async def test_a_rollback_right_after_a_promotion_waits_until_its_outcome_is_settled() -> None:
     storage = Storage()
-    gateway = Gateway(storage, 1)
+    gateway = SimulatedGateway(storage, 1)
     gateway.processes.unsettled_reason = "the repository is read-only"
     await gateway.controller.start(plan(steps=(1.0,)))
     await gateway.controller.command("fraud", RolloutCommand.PROMOTE)
@@ -308,7 +308,7 @@ async def test_a_rollback_right_after_a_promotion_waits_until_its_outcome_is_set
 async def promoted_by_a_late_write() -> int:
     """Number of times a promotion counts whose write is done only when it is tried again."""
     storage = Storage()
-    gateway = Gateway(storage, 1)
+    gateway = SimulatedGateway(storage, 1)
     await gateway.controller.start(plan(steps=(0.1, 0.2, 0.3)))
     create, waiting = gateway.network.create, list[tuple[str, bytes]]()
 
@@ -344,7 +344,7 @@ async def killed_at(step: int, errors: float) -> bool:
     In the end the rollout is what it would have been without that.
     """
     storage = Storage()
-    gateway = Gateway(storage, 1)
+    gateway = SimulatedGateway(storage, 1)
     steps, killed = itertools.count(1), False
 
     async def counted(self: Network | SimulatedProcesses) -> None:
@@ -392,7 +392,7 @@ def test_a_gateway_that_is_killed_at_any_await_comes_to_the_same_end(errors: flo
 @virtual
 async def test_a_state_that_cannot_be_read_stops_the_rollout_and_is_named() -> None:
     storage = Storage()
-    gateway = Gateway(storage, 1)
+    gateway = SimulatedGateway(storage, 1)
     began = await gateway.controller.start(plan(**QUICK))
     key = f"state/fraud/{began.revision + 20:010d}.json"
     storage.files[key], storage.changes[key] = b"{}", 1
@@ -418,7 +418,7 @@ async def test_a_state_that_cannot_be_read_stops_the_rollout_and_is_named() -> N
 @virtual
 async def test_a_rollout_whose_state_is_removed_is_forgotten() -> None:
     storage = Storage()
-    gateway = Gateway(storage, 1)
+    gateway = SimulatedGateway(storage, 1)
     await gateway.controller.start(plan(**QUICK))
     storage.files.clear()
     await until(lambda: not gateway.processes.routed)
@@ -431,7 +431,7 @@ async def test_a_rollout_whose_state_is_removed_is_forgotten() -> None:
 @virtual
 async def test_counts_are_stored_within_a_second_of_a_start_after_a_long_pause() -> None:
     storage = Storage()
-    gateway = Gateway(storage, 1)
+    gateway = SimulatedGateway(storage, 1)
     await asyncio.sleep(61.5)  # between two looks at the store
     await gateway.controller.start(plan(**QUICK))
     gateway.processes.serve(1.0, 0.0)
@@ -443,7 +443,7 @@ async def test_counts_are_stored_within_a_second_of_a_start_after_a_long_pause()
 @virtual
 async def test_a_gateway_that_has_not_loaded_the_candidate_yet_does_not_roll_back() -> None:
     storage = Storage()
-    gateways = [Gateway(storage, number) for number in (1, 2)]
+    gateways = [SimulatedGateway(storage, number) for number in (1, 2)]
     await gateways[0].controller.start(plan(**QUICK))
     processes = gateways[1].processes
     load = processes.apply

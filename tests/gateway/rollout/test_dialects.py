@@ -24,7 +24,7 @@ X = [[1.0, 2.0, 3.0, 4.0]]
 OIP = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": X}]}
 
 
-class Told(NamedTuple):
+class RolloutReply(NamedTuple):
     """A reply: the first value of the output, and the version in its body and its headers."""
 
     first: float
@@ -32,7 +32,7 @@ class Told(NamedTuple):
     in_headers: str = ""
 
 
-Ask = Callable[[RolloutGateway, str, str], Awaitable[Told]]
+Ask = Callable[[RolloutGateway, str, str], Awaitable[RolloutReply]]
 
 
 async def _post(gateway: RolloutGateway, path: str, body: Any, key: str) -> tuple[Any, str]:
@@ -53,17 +53,17 @@ async def _call(
     return answer, str(trailers.get(HEADER.decode(), ""))
 
 
-async def oip_http(gateway: RolloutGateway, version: str = "", key: str = "") -> Told:
+async def oip_http(gateway: RolloutGateway, version: str = "", key: str = "") -> RolloutReply:
     path = f"/v2/models/m{version and '/versions/' + version}/infer"
     body, said = await _post(gateway, path, OIP, key)
     assert body["model_name"] == "m"
-    return Told(body["outputs"][0]["data"][0], body["model_version"], said)
+    return RolloutReply(body["outputs"][0]["data"][0], body["model_version"], said)
 
 
-async def oip_generate(gateway: RolloutGateway, version: str = "", key: str = "") -> Told:
+async def oip_generate(gateway: RolloutGateway, version: str = "", key: str = "") -> RolloutReply:
     path = f"/v2/models/m{version and '/versions/' + version}/generate"
     body, said = await _post(gateway, path, {"x": X[0]}, key)
-    return Told(body["y"][0], body["model_version"], said)
+    return RolloutReply(body["y"][0], body["model_version"], said)
 
 
 def _oip_message(version: str = "") -> Any:
@@ -73,16 +73,16 @@ def _oip_message(version: str = "") -> Any:
     return message
 
 
-async def oip_grpc(gateway: RolloutGateway, version: str = "", key: str = "") -> Told:
+async def oip_grpc(gateway: RolloutGateway, version: str = "", key: str = "") -> RolloutReply:
     method = "/inference.GRPCInferenceService/ModelInfer"
     answer, said = await _call(
         gateway, method, _oip_message(version), oip_pb2.ModelInferResponse, key
     )
     [content] = answer.raw_output_contents
-    return Told(float(np.frombuffer(content, "<f4")[0]), answer.model_version, said)
+    return RolloutReply(float(np.frombuffer(content, "<f4")[0]), answer.model_version, said)
 
 
-async def oip_stream(gateway: RolloutGateway, version: str = "", key: str = "") -> Told:
+async def oip_stream(gateway: RolloutGateway, version: str = "", key: str = "") -> RolloutReply:
     call = gateway.channel.stream_stream(
         "/inference.GRPCInferenceService/ModelStreamInfer",
         oip_pb2.ModelInferRequest.SerializeToString,
@@ -92,19 +92,19 @@ async def oip_stream(gateway: RolloutGateway, version: str = "", key: str = "") 
     answer = (await call.read()).infer_response
     await call.done_writing()
     [content] = answer.raw_output_contents
-    return Told(float(np.frombuffer(content, "<f4")[0]), answer.model_version)
+    return RolloutReply(float(np.frombuffer(content, "<f4")[0]), answer.model_version)
 
 
-async def tfserving_http(gateway: RolloutGateway, version: str = "", key: str = "") -> Told:
+async def tfserving_http(gateway: RolloutGateway, version: str = "", key: str = "") -> RolloutReply:
     if version and not version.isdigit():
         version = f"/labels/{version}"
     elif version:
         version = f"/versions/{version}"
     body, said = await _post(gateway, f"/v1/models/m{version}:predict", {"instances": X}, key)
-    return Told(body["predictions"][0][0], "", said)
+    return RolloutReply(body["predictions"][0][0], "", said)
 
 
-async def tfserving_grpc(gateway: RolloutGateway, version: str = "", key: str = "") -> Told:
+async def tfserving_grpc(gateway: RolloutGateway, version: str = "", key: str = "") -> RolloutReply:
     message = serving_pb2.PredictRequest()
     message.model_spec.name = "m"
     if version.isdigit():
@@ -116,24 +116,30 @@ async def tfserving_grpc(gateway: RolloutGateway, version: str = "", key: str = 
     method = "/tensorflow.serving.PredictionService/Predict"
     answer, said = await _call(gateway, method, message, serving_pb2.PredictResponse, key)
     first = tensor_proto.decode("y", answer.outputs["y"]).data[0, 0]
-    return Told(float(first), str(answer.model_spec.version.value), said)
+    return RolloutReply(float(first), str(answer.model_spec.version.value), said)
 
 
-async def torchserve_http(gateway: RolloutGateway, version: str = "", key: str = "") -> Told:
+async def torchserve_http(
+    gateway: RolloutGateway, version: str = "", key: str = ""
+) -> RolloutReply:
     path = f"/predictions/m{version and '/' + version}"
     body, said = await _post(gateway, path, {"instances": X}, key)
-    return Told(body["predictions"][0][0], "", said)
+    return RolloutReply(body["predictions"][0][0], "", said)
 
 
-async def torchserve_grpc(gateway: RolloutGateway, version: str = "", key: str = "") -> Told:
+async def torchserve_grpc(
+    gateway: RolloutGateway, version: str = "", key: str = ""
+) -> RolloutReply:
     message = torchserve_pb2.PredictionsRequest(model_name="m", model_version=version)
     message.input["data"] = json.dumps({"instances": X}).encode()
     method = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
     answer, said = await _call(gateway, method, message, torchserve_pb2.PredictionResponse, key)
-    return Told(json.loads(answer.prediction)["predictions"][0][0], "", said)
+    return RolloutReply(json.loads(answer.prediction)["predictions"][0][0], "", said)
 
 
-async def torchserve_stream(gateway: RolloutGateway, version: str = "", key: str = "") -> Told:
+async def torchserve_stream(
+    gateway: RolloutGateway, version: str = "", key: str = ""
+) -> RolloutReply:
     message = torchserve_pb2.PredictionsRequest(model_name="m", model_version=version)
     message.input["data"] = json.dumps({"instances": X}).encode()
     call = gateway.channel.unary_stream(
@@ -144,17 +150,17 @@ async def torchserve_stream(gateway: RolloutGateway, version: str = "", key: str
     answer = await call.read()
     trailers = dict(await call.trailing_metadata())
     said = str(trailers.get(HEADER.decode(), ""))
-    return Told(json.loads(answer.prediction)["predictions"][0][0], "", said)
+    return RolloutReply(json.loads(answer.prediction)["predictions"][0][0], "", said)
 
 
-async def sagemaker(gateway: RolloutGateway, version: str = "", key: str = "") -> Told:
+async def sagemaker(gateway: RolloutGateway, version: str = "", key: str = "") -> RolloutReply:
     body, said = await _post(gateway, "/invocations", {"instances": X}, key)
-    return Told(body["predictions"][0][0], "", said)
+    return RolloutReply(body["predictions"][0][0], "", said)
 
 
-async def vertex(gateway: RolloutGateway, version: str = "", key: str = "") -> Told:
+async def vertex(gateway: RolloutGateway, version: str = "", key: str = "") -> RolloutReply:
     body, said = await _post(gateway, "/vertex", {"instances": X}, key)
-    return Told(body["predictions"][0][0], "", said)
+    return RolloutReply(body["predictions"][0][0], "", said)
 
 
 #: Dialects that name versions, and those that also know labels.

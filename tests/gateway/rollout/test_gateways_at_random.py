@@ -24,7 +24,15 @@ from modelport.gateway.rollout.replicated_rollout import ReplicatedRollout
 from modelport.gateway.rollout.state import RolloutPhase, RolloutState
 from modelport.gateway.rollout.transitions import Change, RolloutCommand
 from tests.gateway.rollout.plans import plan
-from tests.gateway.rollout.simulation import LEASE, STEP, Gateway, Network, Storage, now, run
+from tests.gateway.rollout.simulation import (
+    LEASE,
+    STEP,
+    Network,
+    SimulatedGateway,
+    Storage,
+    now,
+    run,
+)
 
 SEEDS = 1000 if os.environ.get("MODELPORT_SLOW_TESTS") else 25
 #: Seeds within which every broken variant is caught.
@@ -39,7 +47,7 @@ class Violation(AssertionError):
 class Observer:
     """Checks the properties while it serves requests at all gateways."""
 
-    def __init__(self, storage: Storage, gateways: list[Gateway]) -> None:
+    def __init__(self, storage: Storage, gateways: list[SimulatedGateway]) -> None:
         self.storage = storage
         self.gateways = gateways
         self.errors = 0.0
@@ -116,7 +124,7 @@ class Observer:
                 found += counts.candidate.requests
         return found
 
-    def kill(self, gateway: Gateway) -> None:
+    def kill(self, gateway: SimulatedGateway) -> None:
         gateway.kill()
         for rollout, stages in gateway.processes.counts.items():
             self.served[rollout] += sum(each.candidate.requests for each in stages.values())
@@ -149,7 +157,7 @@ class People:
         self.tasks: list[asyncio.Task[None]] = []
         self.failed: list[BaseException] = []
 
-    async def start(self, gateway: Gateway) -> None:
+    async def start(self, gateway: SimulatedGateway) -> None:
         wanted = plan(
             MODEL,
             id=f"{self.chance.getrandbits(128):032x}",
@@ -166,7 +174,7 @@ class People:
         except (Unavailable, InvalidArgument):
             pass
 
-    async def command(self, gateway: Gateway) -> None:
+    async def command(self, gateway: SimulatedGateway) -> None:
         verbs = list(RolloutCommand)
         command = self.chance.choices(verbs, (2, 2, 2, 1))[0]
         reason = f"{self.chance.getrandbits(64):x}"
@@ -176,7 +184,7 @@ class People:
         except (Unavailable, InvalidArgument, NotFound):
             pass
 
-    def ask(self, gateway: Gateway) -> None:
+    def ask(self, gateway: SimulatedGateway) -> None:
         if gateway.alive:
             ask = self.command if self.chance.random() < 0.7 else self.start
             self.tasks.append(asyncio.create_task(ask(gateway)))
@@ -186,7 +194,7 @@ async def life(seed: int, **options: Any) -> None:
     """Two minutes of faults, and their end: every rollout ends, and all gateways agree."""
     chance = random.Random(seed)
     storage = Storage()
-    gateways = [Gateway(storage, chance.getrandbits(32), **options) for _ in range(3)]
+    gateways = [SimulatedGateway(storage, chance.getrandbits(32), **options) for _ in range(3)]
     observer, people = Observer(storage, gateways), People(chance)
     write, failed = storage.write, asyncio.get_running_loop().create_future()
 
@@ -249,7 +257,7 @@ def disturb(chance: random.Random, observer: Observer, people: People) -> None:
         recover(gateway, observer)
 
 
-def recover(gateway: Gateway, observer: Observer) -> None:
+def recover(gateway: SimulatedGateway, observer: Observer) -> None:
     network = gateway.network
     if network.frozen:
         return
@@ -260,7 +268,9 @@ def recover(gateway: Gateway, observer: Observer) -> None:
     gateway.processes.slow, gateway.processes.problem = 0.01, ""
 
 
-async def finish(gateways: list[Gateway], people: People, failed: asyncio.Future[None]) -> None:
+async def finish(
+    gateways: list[SimulatedGateway], people: People, failed: asyncio.Future[None]
+) -> None:
     for gateway in gateways:
         gateway.kill()
     for task in people.tasks:

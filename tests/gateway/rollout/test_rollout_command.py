@@ -291,13 +291,13 @@ def test_waiting_shows_each_event_and_what_a_stage_waits_for_once(
         {**state.to_json(), "problem": state.hold_reason} for state in (began, held, held, paused)
     ]
 
-    class Answers:
+    class StatesInTurn:
         def get(self, path: str) -> Any:
             return states.pop(0)
 
     monkeypatch.setattr(rollout_cli, "LOOK_SECONDS", 0.0)
     with pytest.raises(SystemExit, match="3"):
-        rollout_cli._wait(Answers(), "fraud", began.plan.id, as_json=False)  # type: ignore[arg-type]
+        rollout_cli._wait(StatesInTurn(), "fraud", began.plan.id, as_json=False)  # type: ignore[arg-type]
     lines = [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "started, stage 1 of 5 (shadow 10 %)",

@@ -19,11 +19,11 @@ from tests.rollout_statistics import simulation
 from tests.rollout_statistics.simulation import (
     AT_EVERY_LIMIT,
     IDENTICAL,
-    Broken,
-    Candidate,
-    Scenario,
+    BrokenCriterion,
+    SimulatedCandidate,
+    SimulatedRollout,
+    SimulatedTraffic,
     Test,
-    Traffic,
     rollouts,
 )
 
@@ -33,7 +33,9 @@ SHORT = 5 * (12_000,)
 STICKY = plans.plan(shadow=0.1, assignment=AssignmentKind.HEADER)
 
 
-def counted(scenario: Scenario, traffic: Traffic, requests: int) -> list[StageCounts]:
+def counted(
+    scenario: SimulatedRollout, traffic: SimulatedTraffic, requests: int
+) -> list[StageCounts]:
     """The counts of the gateway after the first ``requests``."""
     events = RequestEvents(scenario.plan)
     counts = [StageCounts() for _ in scenario.requests]
@@ -65,8 +67,8 @@ def counted(scenario: Scenario, traffic: Traffic, requests: int) -> list[StageCo
 def test_the_simulated_e_values_are_those_of_the_gateway(
     errors: float, names: tuple[str, ...]
 ) -> None:
-    candidate = Candidate(everything=1.1, error_ratio=2.0, disagreement=0.01)
-    scenario = Scenario(candidate, errors=0.01, requests=5 * (3000,), labelled=0.0)
+    candidate = SimulatedCandidate(everything=1.1, error_ratio=2.0, disagreement=0.01)
+    scenario = SimulatedRollout(candidate, errors=0.01, requests=5 * (3000,), labelled=0.0)
     generator = np.random.default_rng(3)
     traffic = scenario.traffic(generator)
     simulated = dict(simulation.trials_of(scenario, traffic))
@@ -83,8 +85,12 @@ def test_the_simulated_e_values_are_those_of_the_gateway(
 def test_the_keys_of_simulated_rollouts_count_as_those_of_the_gateway(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scenario = Scenario(
-        Candidate(error_ratio=2.0), plan=STICKY, errors=0.02, keys=300, requests=5 * (3000,)
+    scenario = SimulatedRollout(
+        SimulatedCandidate(error_ratio=2.0),
+        plan=STICKY,
+        errors=0.02,
+        keys=300,
+        requests=5 * (3000,),
     )
     generator = np.random.default_rng(0)
     traffic = scenario.traffic(generator)
@@ -105,43 +111,47 @@ def test_the_keys_of_simulated_rollouts_count_as_those_of_the_gateway(
 @pytest.mark.parametrize("machine", [SHARED, ROUGH], ids=lambda machine: machine.name)
 @pytest.mark.parametrize("candidate", [IDENTICAL, AT_EVERY_LIMIT], ids=lambda one: one.name)
 def test_candidates_within_the_limits_are_rolled_back_in_at_most_5_of_100(
-    machine: Machine, candidate: Candidate
+    machine: Machine, candidate: SimulatedCandidate
 ) -> None:
-    scenario = Scenario(candidate, machine, requests=SHORT)
+    scenario = SimulatedRollout(candidate, machine, requests=SHORT)
     assert sum(map(bool, rollouts(scenario, ROLLOUTS))) <= MOST_FALSE
 
 
 @pytest.mark.parametrize(
     ("test", "scenario"),
     [
-        (simulation.repeated_fixed_sample_test, Scenario(AT_EVERY_LIMIT, requests=SHORT)),
-        (simulation.rates_over_time, Scenario(requests=SHORT)),
-        (simulation.every_event_of_a_key, Scenario(plan=STICKY, keys=300, requests=SHORT)),
+        (simulation.repeated_fixed_sample_test, SimulatedRollout(AT_EVERY_LIMIT, requests=SHORT)),
+        (simulation.rates_over_time, SimulatedRollout(requests=SHORT)),
+        (simulation.every_event_of_a_key, SimulatedRollout(plan=STICKY, keys=300, requests=SHORT)),
     ],
     ids=["a fixed-sample test", "rates over time", "every event of a key"],
 )
-def test_a_test_that_is_not_valid_at_every_moment_is_caught(test: Test, scenario: Scenario) -> None:
+def test_a_test_that_is_not_valid_at_every_moment_is_caught(
+    test: Test, scenario: SimulatedRollout
+) -> None:
     """The known-bad variants, each where the tests of a rollout roll nothing back."""
     assert sum(map(bool, rollouts(scenario, ROLLOUTS, test=test))) > MOST_FALSE
     assert sum(map(bool, rollouts(scenario, ROLLOUTS))) <= MOST_FALSE
 
 
 def test_a_candidate_that_mends_the_baselines_failures_is_not_slower() -> None:
-    scenario = Scenario(Candidate(error_ratio=0.0), errors=0.1, requests=SHORT)
+    scenario = SimulatedRollout(SimulatedCandidate(error_ratio=0.0), errors=0.1, requests=SHORT)
     assert sum(map(bool, rollouts(scenario, ROLLOUTS))) <= MOST_FALSE
 
 
-def trials_until(found: list[dict[str, Broken]], name: str) -> float:
+def trials_until(found: list[dict[str, BrokenCriterion]], name: str) -> float:
     return float(np.median([one[name].trial if name in one else np.inf for one in found]))
 
 
 def test_disagreeing_answers_are_found_soon() -> None:
-    scenario = Scenario(Candidate(disagreement=0.01), requests=(20_000, 1, 1, 1, 1))
+    scenario = SimulatedRollout(
+        SimulatedCandidate(disagreement=0.01), requests=(20_000, 1, 1, 1, 1)
+    )
     assert trials_until(rollouts(scenario, 100), "disagreement") <= 400
 
 
 def test_a_p99_that_is_15_percent_higher_is_found() -> None:
-    slower = Candidate(tail=1.15)
+    slower = SimulatedCandidate(tail=1.15)
     plan = plans.plan(steps=(0.25, 1.0))
-    found = rollouts(Scenario(slower, plan=plan, requests=(240_000, 1)), 10)
+    found = rollouts(SimulatedRollout(slower, plan=plan, requests=(240_000, 1)), 10)
     assert sum("p99" in one for one in found) >= 9

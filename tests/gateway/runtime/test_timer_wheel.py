@@ -21,7 +21,7 @@ def fast_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_wheel, "TICK_SECONDS", 0.02)
 
 
-class Clock:
+class WheelClock:
     """The loop's and the module's clock, which moves only when it is told to."""
 
     def __init__(self) -> None:
@@ -52,8 +52,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> WheelClock:
+    clock = WheelClock()
     monkeypatch.setattr(timer_wheel, "time", clock)
     return clock
 
@@ -79,7 +79,7 @@ async def test_a_far_limit_ends_the_block(fast_tick: None) -> None:
             await asyncio.Event().wait()
 
 
-def test_a_timer_runs_neither_early_nor_late(clock: Clock) -> None:
+def test_a_timer_runs_neither_early_nor_late(clock: WheelClock) -> None:
     horizon = timer_wheel.HORIZON_SECONDS
     for seconds in (0.0, 0.4, 0.6, 3.3, horizon, 2.5 * horizon):
         started, ran = clock.now, list[float]()
@@ -185,7 +185,7 @@ async def test_timers_of_any_length_leave_nothing_behind_when_they_are_cancelled
     assert not any(slots.values())
 
 
-def test_a_timer_beyond_the_horizon_is_cancelled_as_any_other(clock: Clock) -> None:
+def test_a_timer_beyond_the_horizon_is_cancelled_as_any_other(clock: WheelClock) -> None:
     far = 3 * timer_wheel.HORIZON_SECONDS
     cancelled = Timer(clock.loop, far, lambda: pytest.fail("it was cancelled"))
     Timer(clock.loop, far / 2, cancelled.cancel)

@@ -49,7 +49,7 @@ def of_any_size(_: object) -> None:
     """A ``bound`` of a method."""
 
 
-class Probe:
+class MethodProbe:
     """Methods, and what became of them."""
 
     def __init__(self) -> None:
@@ -121,9 +121,9 @@ class Probe:
 
 @contextlib.asynccontextmanager
 async def listening(
-    probe: Probe | None = None, max_message: int = MAX_MESSAGE
+    probe: MethodProbe | None = None, max_message: int = MAX_MESSAGE
 ) -> AsyncIterator[GrpcListener]:
-    service = Service((probe or Probe()).methods(), max_message)
+    service = Service((probe or MethodProbe()).methods(), max_message)
     listener = GrpcListener(service, "127.0.0.1", 0, "--grpc-port")
     await listener.start()
     try:
@@ -132,7 +132,7 @@ async def listening(
         await listener.drain(Deadline.after(0))
 
 
-class Peer:
+class GrpcPeer:
     """The client's end of a connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -245,9 +245,9 @@ async def within(answer: Any) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def connected(port: int, greeting: bytes = PREFACE + SETTLED) -> AsyncIterator[Peer]:
+async def connected(port: int, greeting: bytes = PREFACE + SETTLED) -> AsyncIterator[GrpcPeer]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    peer = Peer(reader, writer)
+    peer = GrpcPeer(reader, writer)
     peer.send(greeting)
     try:
         yield peer

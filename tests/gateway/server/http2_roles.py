@@ -32,7 +32,7 @@ from modelport.gateway.wire.http2.frames import (
     frame,
     literal,
 )
-from tests.gateway.server.grpc_peer import MAX_MESSAGE, REQUEST, Probe, Wire, block, prefixed
+from tests.gateway.server.grpc_peer import MAX_MESSAGE, REQUEST, MethodProbe, Wire, block, prefixed
 
 Rows = list[tuple[str, str]]
 ASKED = prefixed(BytesValue(value=b"what was asked").SerializeToString())
@@ -102,7 +102,7 @@ class ServerRole(Role):
 
     def begin(self, streams: int) -> None:
         self.state = ServerState(ConnectionLimit(10**6))
-        service = Service(Probe().methods(), MAX_MESSAGE)
+        service = Service(MethodProbe().methods(), MAX_MESSAGE)
         self.connection = GrpcConnection(self.state, service, self.loop)
         self.connection.connection_made(self.wire)
         self.send(PREFACE)

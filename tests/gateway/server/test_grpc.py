@@ -47,7 +47,7 @@ from modelport.gateway.wire.http2.frames import (
 )
 from tests.gateway.server.grpc_peer import (
     REQUEST,
-    Probe,
+    MethodProbe,
     Wire,
     block,
     connected,
@@ -120,7 +120,9 @@ async def test_calls_at_once_are_each_answered() -> None:
 @pytest.mark.parametrize("calls", [1, 4, 300])
 async def test_replies_that_are_made_at_once_are_written_together(calls: int) -> None:
     wire, loop = Wire(), asyncio.get_running_loop()
-    opened = GrpcConnection(ServerState(ConnectionLimit()), Service(Probe().methods(), 2**20), loop)
+    opened = GrpcConnection(
+        ServerState(ConnectionLimit()), Service(MethodProbe().methods(), 2**20), loop
+    )
     opened.connection_made(wire)
     opened.data_received(PREFACE + settings())
     before = wire.writes
@@ -228,7 +230,7 @@ async def test_a_compressed_message_is_taken_up_to_its_limit(encoding: str, bits
 
 
 async def test_a_call_whose_time_is_over_is_cut_off() -> None:
-    probe = Probe()
+    probe = MethodProbe()
     async with listening(probe) as server, connected(server.port) as peer:
         asked = peer.ask(path="/probe.Probe/Wait", grpc_timeout="50m")
         _, fields = await peer.answer(asked)
@@ -243,7 +245,7 @@ async def test_a_call_that_is_cut_off_before_its_handler_begins_is_answered(
     """A task that is cancelled before its first step never runs, and cannot answer."""
     wire, loop = Wire(), asyncio.get_running_loop()
     state = ServerState(ConnectionLimit())
-    opened = GrpcConnection(state, Service(Probe().methods(), 2**20), loop)
+    opened = GrpcConnection(state, Service(MethodProbe().methods(), 2**20), loop)
     opened.connection_made(wire)
     opened.data_received(PREFACE + settings() + head(1) + frame(DATA, END_STREAM, 1, ASKED))
     (call,) = state.requests
@@ -317,7 +319,7 @@ async def test_a_reply_waits_for_flow_control_windows_and_resumes() -> None:
 
 
 async def test_a_client_that_reads_slowly_holds_its_stream_up_and_not_the_memory() -> None:
-    probe = Probe()
+    probe = MethodProbe()
     async with listening(probe) as server, connected(server.port) as peer:
         peer.send(
             head(1, path="/probe.Probe/Count"),
@@ -338,7 +340,7 @@ async def test_a_client_that_reads_slowly_holds_its_stream_up_and_not_the_memory
 
 
 async def test_a_client_that_opens_its_windows_and_reads_nothing_is_held_up_too() -> None:
-    probe = Probe()
+    probe = MethodProbe()
     async with (
         listening(probe) as server,
         connected(server.port, PREFACE + settings((INITIAL_WINDOW_SIZE, MAX_WINDOW_BYTES))) as peer,
@@ -359,7 +361,7 @@ async def test_a_client_that_opens_its_windows_and_reads_nothing_is_held_up_too(
 
 
 async def test_a_handler_that_reads_slowly_holds_the_client_up() -> None:
-    probe = Probe()
+    probe = MethodProbe()
     async with listening(probe) as server, connected(server.port) as peer:
         peer.send(head(1, path="/probe.Probe/Slow"))
         content = prefixed(BytesValue(value=bytes(10_000)).SerializeToString())
@@ -400,7 +402,7 @@ async def test_a_stream_that_ends_within_a_message_is_an_error() -> None:
 
 @pytest.mark.parametrize("end", ["reset", "connection"])
 async def test_a_client_that_gives_up_cancels_the_handler(end: str) -> None:
-    probe = Probe()
+    probe = MethodProbe()
     async with listening(probe) as server, connected(server.port) as peer:
         asked = peer.ask(path="/probe.Probe/Wait")
         await within(probe.begun.wait())
@@ -425,7 +427,7 @@ async def test_an_early_answer_stops_the_body_and_data_in_flight_is_no_error() -
 
 
 async def test_a_drain_says_so_twice_finishes_calls_and_takes_those_on_their_way() -> None:
-    probe = Probe()
+    probe = MethodProbe()
     async with listening(probe) as server, connected(server.port) as peer:
         waiting = peer.ask(path="/probe.Probe/Wait")
         await within(probe.begun.wait())
@@ -445,7 +447,7 @@ async def test_a_drain_says_so_twice_finishes_calls_and_takes_those_on_their_way
 
 
 async def test_a_drain_cuts_off_at_its_deadline_in_good_order() -> None:
-    probe = Probe()
+    probe = MethodProbe()
     async with listening(probe) as server, connected(server.port) as peer:
         waiting = peer.ask(path="/probe.Probe/Wait")
         await within(probe.begun.wait())
@@ -459,7 +461,7 @@ async def test_a_drain_cuts_off_at_its_deadline_in_good_order() -> None:
 
 
 async def test_a_client_that_goes_away_gets_its_answers() -> None:
-    probe = Probe()
+    probe = MethodProbe()
     async with listening(probe) as server, connected(server.port) as peer:
         waiting = peer.ask(path="/probe.Probe/Wait")
         await within(probe.begun.wait())
@@ -527,7 +529,7 @@ async def test_a_call_too_many_is_refused_and_may_be_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(abuse_limits, "MAX_STREAMS", 2)
-    probe = Probe()
+    probe = MethodProbe()
     async with listening(probe) as server, connected(server.port) as peer:
         first, second = (peer.ask(path="/probe.Probe/Wait") for _ in range(2))
         third = peer.ask()
@@ -608,7 +610,7 @@ async def test_a_connection_without_a_call_is_ended_and_one_with_a_call_is_not(
 ) -> None:
     monkeypatch.setattr(time_limits, "KEEP_ALIVE_SECONDS", 0.2)
     monkeypatch.setattr(time_limits, "CHECK_SECONDS", 0.02)
-    probe = Probe()
+    probe = MethodProbe()
     async with (
         listening(probe) as server,
         connected(server.port) as idle,

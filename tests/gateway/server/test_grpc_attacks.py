@@ -46,8 +46,8 @@ from modelport.gateway.wire.http2.frames import (
 )
 from tests.gateway.server.grpc_peer import (
     MAX_MESSAGE,
-    Peer,
-    Probe,
+    GrpcPeer,
+    MethodProbe,
     Wire,
     connected,
     head,
@@ -86,7 +86,7 @@ async def test_bytes_that_are_not_http_are_a_protocol_error(server: GrpcListener
 # -- floods ---------------------------------------------------------------------------------------
 
 
-def windows_of_many(peer: Peer, calls: int) -> None:
+def windows_of_many(peer: GrpcPeer, calls: int) -> None:
     """Each of these settings has every call's window changed."""
     peer.send(*(head(2 * n + 1) for n in range(calls)))
     peer.send(*(settings((INITIAL_WINDOW_SIZE, 1000 + n % 2)) for n in range(40)))
@@ -111,7 +111,7 @@ async def test_many_calls_and_what_belongs_to_them_are_no_flood(server: GrpcList
 
 
 async def test_clients_that_give_up_now_and_then_are_no_flood() -> None:
-    async with listening(Probe()) as server, connected(server.port) as peer:
+    async with listening(MethodProbe()) as server, connected(server.port) as peer:
         for _ in range(1500):
             given_up = peer.ask(path="/probe.Probe/Wait")
             peer.send(reset(given_up, 8))
@@ -168,7 +168,7 @@ async def test_bodies_that_never_end_hold_no_more_than_the_budget(
 ) -> None:
     monkeypatch.setattr(PROCESS, "limit_bytes", 2**20)
     part = b"\0" + (200_000).to_bytes(4) + bytes(100_000)
-    async with listening(Probe()) as server, connected(server.port) as other:
+    async with listening(MethodProbe()) as server, connected(server.port) as other:
         async with connected(server.port) as peer:
             for stream in range(1, 21, 2):
                 peer.send(head(stream, path=f"/probe.Probe/{method}"))
@@ -239,7 +239,7 @@ SEEDS = (
 async def test_no_bytes_break_more_than_their_own_connection() -> None:
     """Each is served on, or is told why not; nothing else is raised, or left behind."""
     rng, loop = random.Random(7), asyncio.get_running_loop()
-    service = Service(Probe().methods(), MAX_MESSAGE)
+    service = Service(MethodProbe().methods(), MAX_MESSAGE)
     state = ServerState(ConnectionLimit(10**6))
     told = served = 0
     before = asyncio.all_tasks()

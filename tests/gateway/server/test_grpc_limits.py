@@ -26,7 +26,7 @@ from modelport.gateway.wire.http2.frames import (
     ErrorCode,
 )
 from tests.gateway.server import recording
-from tests.gateway.server.grpc_peer import MAX_MESSAGE, Probe, Wire, listening
+from tests.gateway.server.grpc_peer import MAX_MESSAGE, MethodProbe, Wire, listening
 from tests.gateway.server.recording import SMALL, frames, recorded
 
 CLIENTS = sorted(file.stem for file in recording.FOLDER.glob("*.z"))
@@ -35,7 +35,7 @@ STREAMS = ["aio_stream", "core_stream", "perf_analyzer_stream"]
 TURNS = 3
 
 
-class Clock:
+class LoopClock:
     """A loop whose time passes as a test says."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -63,9 +63,9 @@ class Peaks:
 
 async def replay(content: bytes, seconds_per_frame: float = 0.0) -> tuple[Peaks, int | None]:
     """The peaks, and the code of the GOAWAY if there was one."""
-    clock = Clock(asyncio.get_running_loop())
+    clock = LoopClock(asyncio.get_running_loop())
     wire, peaks = Wire(), Peaks()
-    state, service = ServerState(ConnectionLimit()), Service(Probe().methods(), MAX_MESSAGE)
+    state, service = ServerState(ConnectionLimit()), Service(MethodProbe().methods(), MAX_MESSAGE)
     connection = GrpcConnection(state, service, clock)  # type: ignore[arg-type]
     connection.connection_made(wire)
     connection.data_received(PREFACE)

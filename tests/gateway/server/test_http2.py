@@ -43,7 +43,7 @@ from modelport.gateway.wire.http2.frames import (
     settings,
     window_update,
 )
-from tests.gateway.server.grpc_peer import SETTLED, Peer, Wire, block, connected, within
+from tests.gateway.server.grpc_peer import SETTLED, GrpcPeer, Wire, block, connected, within
 from tests.gateway.server.test_http1 import Stuck, body_of, echo, listening, post, reply, streamed
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -62,7 +62,7 @@ def request(stream: int, body: bytes = b"body", **changes: str) -> bytes:
     return head(stream, **changes) + frame(DATA, END_STREAM, stream, body)
 
 
-async def response(peer: Peer, stream: int) -> tuple[dict[str, str], bytes]:
+async def response(peer: GrpcPeer, stream: int) -> tuple[dict[str, str], bytes]:
     """The fields and the body."""
     fields, data = {}, b""
     while True:
@@ -79,7 +79,7 @@ async def response(peer: Peer, stream: int) -> tuple[dict[str, str], bytes]:
 @contextlib.asynccontextmanager
 async def speaking(
     app: App, greeting: bytes = PREFACE + SETTLED, **options: Any
-) -> AsyncIterator[Peer]:
+) -> AsyncIterator[GrpcPeer]:
     async with listening(app, **options) as port, connected(port, greeting) as peer:
         yield peer
 

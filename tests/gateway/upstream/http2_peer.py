@@ -39,7 +39,7 @@ def prefixed(message: bytes) -> bytes:
     return struct.pack(">BI", 0, len(message)) + message
 
 
-class Peer:
+class Http2Peer:
     """The server's end of one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,7 +86,7 @@ class Peer:
         )
 
 
-Script = Callable[[Peer], Awaitable[None]]
+Script = Callable[[Http2Peer], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
@@ -102,7 +102,7 @@ async def serving(
         assert task is not None
         handlers.add(task)
         try:
-            await script(Peer(reader, writer))
+            await script(Http2Peer(reader, writer))
             await reader.read()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -126,7 +126,7 @@ async def ask(channel: upstream.GrpcChannel, message: bytes = MESSAGE) -> bytes:
         return await upstream.unary(channel.method("/a.B/C"), message, bytes, Deadline.after(60))
 
 
-async def answer(peer: Peer) -> None:
+async def answer(peer: Http2Peer) -> None:
     """Any number of calls."""
     await peer.greet()
     while True:

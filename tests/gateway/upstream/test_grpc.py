@@ -32,7 +32,7 @@ from tests.gateway.upstream.http2_peer import (
     OK,
     TRAILERS,
     Frame,
-    Peer,
+    Http2Peer,
     answer,
     ask,
     certificate,
@@ -45,7 +45,7 @@ from tests.gateway.upstream.http2_peer import (
 async def test_a_call_is_one_grpc_message_each_way_with_its_deadline() -> None:
     seen: list[Frame] = []
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         peer.seen = seen
         await answer(peer)
 
@@ -60,7 +60,7 @@ async def test_a_call_is_one_grpc_message_each_way_with_its_deadline() -> None:
 
 
 async def test_a_reply_that_comes_byte_by_byte_is_the_same() -> None:
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.greet()
         _, _, stream, _ = await peer.until(DATA, END_STREAM)
         for byte in peer.reply(stream):
@@ -73,7 +73,7 @@ async def test_a_reply_that_comes_byte_by_byte_is_the_same() -> None:
 
 
 async def test_padding_continuation_and_what_is_not_known_are_taken() -> None:
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.greet()
         _, _, stream, _ = await peer.until(DATA, END_STREAM)
         block = peer.encoder.encode(OK)
@@ -93,7 +93,7 @@ async def test_padding_continuation_and_what_is_not_known_are_taken() -> None:
 async def test_a_request_waits_for_flow_control_windows_and_resumes() -> None:
     large = bytes(range(256)) * 1000
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.greet()
         content = bytearray()
         while len(content) < len(large) + 5:
@@ -112,7 +112,7 @@ async def test_a_request_waits_for_flow_control_windows_and_resumes() -> None:
 async def test_a_large_reply_comes_whole() -> None:
     large = bytes(range(256)) * 20_000
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.greet()
         _, _, stream, _ = await peer.until(DATA, END_STREAM)
         peer.send(peer.reply(stream, large))
@@ -124,7 +124,7 @@ async def test_a_large_reply_comes_whole() -> None:
 async def test_a_reply_above_the_limit_is_refused_and_its_stream_reset() -> None:
     reset: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.greet()
         _, _, stream, _ = await peer.until(DATA, END_STREAM)
         peer.send(peer.headers(stream, OK) + frame(DATA, 0, stream, prefixed(bytes(2000))))
@@ -139,7 +139,7 @@ async def test_a_reply_above_the_limit_is_refused_and_its_stream_reset() -> None
 async def test_a_cancelled_call_is_reset_and_the_next_goes_on_beside_it() -> None:
     asked, reset = asyncio.Event(), asyncio.Event()
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.greet()
         await peer.until(DATA, END_STREAM)
         asked.set()
@@ -162,7 +162,7 @@ async def test_calls_that_wait_for_one_connection_share_it_though_one_gives_up()
     connections = 0
     greeting = asyncio.Event()
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         nonlocal connections
         connections += 1
         await greeting.wait()
@@ -181,7 +181,7 @@ async def test_calls_that_wait_for_one_connection_share_it_though_one_gives_up()
 async def test_a_status_crosses_with_its_words() -> None:
     fields = [*OK, ("grpc-status", "14"), ("grpc-message", "maximum queue size %C3%A9")]
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.greet()
         _, _, stream, _ = await peer.until(DATA, END_STREAM)
         peer.send(peer.headers(stream, fields, END_STREAM))
@@ -218,7 +218,7 @@ def test_large_frames_are_read_into_their_place_on_every_loop(
     monkeypatch.setenv(upstream.ROOTS_VARIABLE, str(cert))
     large = random.Random(0).randbytes(3_000_001)
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.greet()
         while True:
             _, _, stream, _ = await peer.until(DATA, END_STREAM)

@@ -30,7 +30,7 @@ from tests.gateway.upstream.http2_peer import (
     MESSAGE,
     OK,
     TRAILERS,
-    Peer,
+    Http2Peer,
     answer,
     ask,
     frame,
@@ -42,7 +42,7 @@ from tests.gateway.upstream.http2_peer import (
 async def test_a_server_that_goes_away_finishes_what_it_took_and_gets_nothing_new() -> None:
     connections = 0
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         nonlocal connections
         connections += 1
         await peer.greet()
@@ -66,7 +66,7 @@ async def test_a_server_that_goes_away_finishes_what_it_took_and_gets_nothing_ne
 async def test_no_connection_gets_more_calls_than_it_allows() -> None:
     together = asyncio.Barrier(2)
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.greet((MAX_CONCURRENT_STREAMS, 1))
         _, _, stream, _ = await peer.until(DATA, END_STREAM)
         await together.wait()
@@ -79,7 +79,7 @@ async def test_no_connection_gets_more_calls_than_it_allows() -> None:
 async def test_a_server_that_takes_no_calls_is_not_connected_to_again_and_again() -> None:
     connections = 0
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         nonlocal connections
         connections += 1
         await peer.greet((MAX_CONCURRENT_STREAMS, 0))
@@ -94,7 +94,7 @@ async def test_a_server_that_takes_no_calls_is_not_connected_to_again_and_again(
 async def test_a_ping_is_answered() -> None:
     ponged = asyncio.Event()
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.greet()
         _, _, stream, _ = await peer.until(DATA, END_STREAM)
         peer.send(frame(PING, 0, 0, b"12345678"))
@@ -113,7 +113,7 @@ async def test_a_server_that_leaves_pings_unanswered_is_dropped(
     monkeypatch.setattr(upstream, "KEEPALIVE_SECONDS", 0.05)
     monkeypatch.setattr(upstream, "PONG_SECONDS", 0.05)
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.greet()
         await peer.until(PING)
 
@@ -124,7 +124,7 @@ async def test_a_server_that_leaves_pings_unanswered_is_dropped(
 
 
 #: What a server sends after its settings and a call, and how that fails.
-BROKEN: dict[str, tuple[Callable[[Peer], bytes], FailureKind]] = {
+BROKEN: dict[str, tuple[Callable[[Http2Peer], bytes], FailureKind]] = {
     "reset": (lambda p: frame(RST_STREAM, 0, 1, struct.pack(">I", 2)), FailureKind.DROPPED),
     "pushed": (lambda p: frame(5, 0, 1, bytes(4)), FailureKind.DROPPED),
     "bad headers": (lambda p: frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), FailureKind.DROPPED),
@@ -165,7 +165,7 @@ BROKEN: dict[str, tuple[Callable[[Peer], bytes], FailureKind]] = {
 async def test_a_server_that_breaks_the_protocol_fails_the_call_at_once(case: str) -> None:
     make, failure = BROKEN[case]
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.greet()
         await peer.until(DATA, END_STREAM)
         peer.send(make(peer))
@@ -180,7 +180,7 @@ async def test_a_server_that_breaks_the_protocol_fails_the_call_at_once(case: st
     "greeting", [b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b""]
 )
 async def test_a_server_of_another_protocol_is_refused_as_one(greeting: bytes) -> None:
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.reader.readexactly(len(PREFACE))
         peer.send(greeting)
         peer.writer.close()
@@ -192,7 +192,7 @@ async def test_a_server_of_another_protocol_is_refused_as_one(greeting: bytes) -
 
 
 async def test_a_connection_that_ends_as_it_begins_fails_the_call_at_once() -> None:
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.greet()
         peer.writer.close()
 
@@ -215,7 +215,7 @@ async def test_a_connection_that_has_ended_takes_no_call() -> None:
 
 
 async def test_a_server_that_accepts_and_never_greets_has_failed_for_everybody() -> None:
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.reader.read()
 
     async with serving(script) as channel:
@@ -226,7 +226,7 @@ async def test_a_server_that_accepts_and_never_greets_has_failed_for_everybody()
 
 
 async def test_cancelling_one_wait_for_a_connection_does_not_end_the_others() -> None:
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.reader.read()
 
     async with serving(script) as channel:
@@ -242,7 +242,7 @@ async def test_cancelling_one_wait_for_a_connection_does_not_end_the_others() ->
 async def test_a_reset_ends_the_wait_for_a_connection_and_opens_another() -> None:
     connections = 0
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         nonlocal connections
         connections += 1
         if connections == 1:
@@ -264,7 +264,7 @@ async def test_a_reset_ends_the_wait_for_a_connection_and_opens_another() -> Non
 async def test_a_reset_lets_calls_in_flight_end_and_sends_the_next_over_a_new_connection() -> None:
     connections, go_on = 0, asyncio.Event()
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         nonlocal connections
         connections += 1
         await peer.greet()
@@ -293,7 +293,7 @@ async def test_a_silent_server_is_pinged_once_and_dropped_if_it_does_not_answer(
         monkeypatch.setattr(module, "PONG_SECONDS", 0.05)
     pings = 0
 
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         nonlocal pings
         await peer.greet()
         _, _, stream, _ = await peer.until(DATA, END_STREAM)
@@ -322,7 +322,7 @@ async def test_a_silent_server_is_pinged_once_and_dropped_if_it_does_not_answer(
     "setting", [(5, 0), (5, 2**14 - 1), (5, 2**24), (5, 2**25), (4, 2**31), (4, 2**32 - 1)]
 )
 async def test_settings_that_http2_forbids_are_refused(setting: tuple[int, int]) -> None:
-    async def script(peer: Peer) -> None:
+    async def script(peer: Http2Peer) -> None:
         await peer.greet(setting)
 
     async with serving(script) as channel:

@@ -402,7 +402,7 @@ async def test_a_caller_that_goes_away_cancels_its_attempt_and_leaves_no_trace()
 # -- what the client saw --------------------------------------------------------------------------
 
 
-class Clock:
+class PoolClock:
     """The pool's, which moves as a test says."""
 
     def __init__(self) -> None:
@@ -413,8 +413,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> PoolClock:
+    made = PoolClock()
     monkeypatch.setattr(pool, "time", made)
     monkeypatch.setattr(pool, "WATCH_SECONDS", 0.0)
     return made
@@ -424,7 +424,7 @@ class TimedServers(Servers):
     """An answer takes as long as ``slow`` says on ``clock``; a hung endpoint, as the client waits:
     then its deadline has passed, or it ``hangs_up``."""
 
-    def __init__(self, clock: Clock, waits: float = 0.02, hangs_up: bool = False) -> None:
+    def __init__(self, clock: PoolClock, waits: float = 0.02, hangs_up: bool = False) -> None:
         super().__init__()
         self.clock, self.waits, self.hangs_up = clock, waits, hangs_up
 
@@ -452,21 +452,23 @@ class TimedServers(Servers):
         return count
 
 
-async def test_a_hung_endpoint_is_ejected_whatever_deadline_the_clients_have(clock: Clock) -> None:
+async def test_a_hung_endpoint_is_ejected_whatever_deadline_the_clients_have(
+    clock: PoolClock,
+) -> None:
     servers = TimedServers(clock)
     servers.hangs.add("a")
     assert await servers.gave_up(50) == 3
     assert servers.ejected == {"a"}
 
 
-async def test_clients_that_hang_up_say_what_those_with_a_deadline_say(clock: Clock) -> None:
+async def test_clients_that_hang_up_say_what_those_with_a_deadline_say(clock: PoolClock) -> None:
     servers = TimedServers(clock, waits=1.0, hangs_up=True)
     servers.hangs.add("a")
     assert await servers.gave_up(50) == 3
     assert servers.ejected == {"a"}
 
 
-async def test_deadlines_that_the_others_hardly_meet_either_eject_nobody(clock: Clock) -> None:
+async def test_deadlines_that_the_others_hardly_meet_either_eject_nobody(clock: PoolClock) -> None:
     servers = TimedServers(clock, waits=0.02)
     servers.slow = {"a": 0.021, "b": 0.015}
     assert await servers.gave_up(50) == 25
@@ -533,7 +535,9 @@ async def test_an_endpoint_that_takes_long_and_answers_probes_is_left_alone(
     servers.pool.close()
 
 
-async def test_a_hung_endpoint_is_asked_on_and_on_without_outlier_detection(clock: Clock) -> None:
+async def test_a_hung_endpoint_is_asked_on_and_on_without_outlier_detection(
+    clock: PoolClock,
+) -> None:
     servers = TimedServers(clock)
     servers.pool._settings = OutlierDetection(enabled=False)
     servers.hangs.add("a")
@@ -542,7 +546,7 @@ async def test_a_hung_endpoint_is_asked_on_and_on_without_outlier_detection(cloc
 
 @pytest.mark.parametrize(("slow", "ejected"), [(0.12, {"a"}), (0.1, set())])
 async def test_an_endpoint_much_slower_than_the_others_is_ejected(
-    clock: Clock, slow: float, ejected: set[str]
+    clock: PoolClock, slow: float, ejected: set[str]
 ) -> None:
     servers = TimedServers(clock, waits=0)
     servers.slow = {"a": slow, "b": 0.001}

@@ -75,7 +75,7 @@ def message(stream: BinaryIO) -> bytearray:
 
 
 def serve(port: int, upstream: tuple[str, int], spoiler: Spoiler) -> None:
-    class Handler(socketserver.BaseRequestHandler):
+    class ProxyHandler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             client: socket.socket = self.request
             server = socket.create_connection(upstream)
@@ -92,11 +92,11 @@ def serve(port: int, upstream: tuple[str, int], spoiler: Spoiler) -> None:
                         return
                     client.sendall(answer)
 
-    class Server(socketserver.ThreadingTCPServer):
+    class ProxyServer(socketserver.ThreadingTCPServer):
         daemon_threads = True
         allow_reuse_address = True
 
-    with Server(("127.0.0.1", port), Handler) as listening:
+    with ProxyServer(("127.0.0.1", port), ProxyHandler) as listening:
         listening.serve_forever()
 
 

@@ -29,7 +29,7 @@ from modelport.loadtests.gate.criteria import PairedRound
 from modelport.loadtests.gate.decision import GateDecision
 from modelport.loadtests.load.target import LoadTestProtocol
 from modelport.loadtests.report.number_format import change
-from modelport.loadtests.serving.gateway import Gateway, newest_version
+from modelport.loadtests.serving.gateway import MeasuredGateway, newest_version
 from modelport.loadtests.serving.server import served
 from modelport.loadtests.system.environments import ROOT
 from modelport.loadtests.system.modelport_command import modelport
@@ -72,7 +72,7 @@ def proxies(*each: tuple[str, ...], model: Path = FRAUD) -> Iterator[list[str]]:
     """URLs of ``model`` behind one proxy each, all before one gateway."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         work = Path(folder)
-        server = stack.enter_context(served(Gateway(model), work / "gateway"))
+        server = stack.enter_context(served(MeasuredGateway(model), work / "gateway"))
         upstream = server.targets[LoadTestProtocol.OIP_HTTP].address
         addresses = [stack.enter_context(proxy(upstream, one, work)) for one in each]
         yield [f"http://{address}/v2/models/{model.name}" for address in addresses]

@@ -46,7 +46,7 @@ QUICK = ("onnx", "torchscript", "pt2", "savedmodel", "tflite", "openvino")
 
 
 @dataclass(frozen=True)
-class Case:
+class RuntimeCase:
     inputs: dict[str, Array]
     outputs: dict[str, Array]
 
@@ -93,13 +93,13 @@ def published(shared_folder: Path, name: str, format_name: str) -> Path:
     return root / model
 
 
-def cases(model: Source) -> list[Case]:
+def cases(model: Source) -> list[RuntimeCase]:
     rng = np.random.default_rng(0)
     sizes = {axis.name: axis.minimum + 3 for axis in model.signature.axes.values()}
     found = []
     for batch in BATCH_SIZES:
         inputs = draw(model.signature, batch, sizes, rng)
-        found.append(Case(inputs, model.reference(inputs)))
+        found.append(RuntimeCase(inputs, model.reference(inputs)))
     return found
 
 
@@ -136,7 +136,7 @@ def fp32(data: Any, name: str = "x") -> Tensor:
     return Tensor(name, Datatype.FP32, np.asarray(data, np.float32))
 
 
-def error_of(backend: Backend, model: Source, case: Case) -> float:
+def error_of(backend: Backend, model: Source, case: RuntimeCase) -> float:
     """The largest difference between what ``backend`` answers and what eager PyTorch does."""
     response = run(backend, *tensors(case.inputs, model.signature))
     assert [tensor.name for tensor in response.outputs] == list(case.outputs)

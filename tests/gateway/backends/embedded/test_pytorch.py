@@ -272,7 +272,7 @@ def test_opening_an_exported_program_leaves_nothing_in_torchs_own_caches(tmp_pat
 # -- models that do not keep to what they say ---------------------------------------------------
 
 
-class Counting(nn.Module):
+class CountingLoop(nn.Module):
     """Adds one as often as the first value says."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -283,7 +283,7 @@ class Counting(nn.Module):
         return x
 
 
-class Failing(nn.Module):
+class FailingAboveZero(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if bool(x.sum() > 0):
             raise RuntimeError("no value above 0 in /opt/somewhere/else")
@@ -304,7 +304,7 @@ def scripted(folder: Path, module: nn.Module) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("module", "inline"), [(Counting(), False), (nn.Identity(), True)])
+@pytest.mark.parametrize(("module", "inline"), [(CountingLoop(), False), (nn.Identity(), True)])
 def test_a_loop_that_a_value_decides_over_never_runs_on_the_event_loop(
     module: nn.Module, inline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +314,7 @@ def test_a_loop_that_a_value_decides_over_never_runs_on_the_event_loop(
 
 
 def test_a_failure_says_what_the_model_says(tmp_path: Path) -> None:
-    backend = load(scripted(tmp_path / "1", Failing()), XY)
+    backend = load(scripted(tmp_path / "1", FailingAboveZero()), XY)
     with pytest.raises(Internal) as caught:
         run(backend, fp32([[1] * 4]))
     assert str(caught.value) == "inference failed: no value above 0 in else"

@@ -31,7 +31,7 @@ from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype
 from tests import models
 from tests.gateway.backends.embedded import runtimes
-from tests.gateway.backends.embedded.runtimes import QUICK, Case
+from tests.gateway.backends.embedded.runtimes import QUICK, RuntimeCase
 from tests.server import serving
 
 ROOT = Path(__file__).parents[4]
@@ -43,7 +43,7 @@ def sources() -> dict[str, Source]:
 
 
 @pytest.fixture(scope="module")
-def cases(sources: dict[str, Source]) -> dict[str, list[Case]]:
+def cases(sources: dict[str, Source]) -> dict[str, list[RuntimeCase]]:
     return {name: runtimes.cases(source) for name, source in sources.items()}
 
 
@@ -68,7 +68,7 @@ def test_a_runtime_answers_as_eager_pytorch_does(
     format_name: str,
     repository: Path,
     sources: dict[str, Source],
-    cases: dict[str, list[Case]],
+    cases: dict[str, list[RuntimeCase]],
 ) -> None:
     backend = runtimes.load(repository / f"{name}_{format_name}" / "1")
     for case in cases[name]:
@@ -91,7 +91,10 @@ def test_what_was_read_from_the_artifact_must_agree_with_the_configuration(
 
 @pytest.mark.parametrize("format_name", QUICK)
 def test_inputs_and_outputs_that_are_not_declared_are_taken_from_the_artifact(
-    format_name: str, repository: Path, sources: dict[str, Source], cases: dict[str, list[Case]]
+    format_name: str,
+    repository: Path,
+    sources: dict[str, Source],
+    cases: dict[str, list[RuntimeCase]],
 ) -> None:
     version = repository / f"vit_{format_name}" / "1"
     platform = next(p for p in config.PLATFORMS if p.format == format_name)
@@ -170,7 +173,7 @@ def test_instances_in_several_places_are_refused(groups: str, tmp_path: Path) ->
 
 
 def test_every_runtime_serves_in_one_process_at_once(
-    repository: Path, sources: dict[str, Source], cases: dict[str, list[Case]]
+    repository: Path, sources: dict[str, Source], cases: dict[str, list[RuntimeCase]]
 ) -> None:
     names = [f"{name}_{format_name}" for name in sources for format_name in QUICK]
     with serving(repository) as gateway, httpx.Client(base_url=f"http://{gateway.http}") as client:
@@ -200,7 +203,7 @@ def test_every_runtime_serves_in_one_process_at_once(
     assert unknown == ["<closed>"], "a runtime wrote to the log by itself"
 
 
-def _body(source: Source, case: Case) -> dict[str, Any]:
+def _body(source: Source, case: RuntimeCase) -> dict[str, Any]:
     inputs = []
     for spec in source.signature.inputs:
         data = case.inputs[spec.name]

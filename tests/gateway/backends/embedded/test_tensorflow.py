@@ -24,7 +24,7 @@ WORDS = {
 }  # fmt: skip
 
 
-class Module(tf.Module):  # type: ignore[misc]
+class SavedModelModule(tf.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.weight = tf.Variable(tf.fill([4], 2.0))
@@ -41,7 +41,7 @@ def signature(function: Any, *specs: Any) -> Any:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A version whose model has a signature for each datatype, and more."""
     version = tmp_path_factory.mktemp("saved") / "1"
-    module = Module()
+    module = SavedModelModule()
     x = tf.TensorSpec([None, 4], tf.float32, "x")
     signatures = {
         "serving_default": signature(lambda x: {"y": x * module.weight, "z": x + 1}, x),

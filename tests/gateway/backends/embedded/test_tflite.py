@@ -20,7 +20,7 @@ from tests.gateway.backends.embedded.runtimes import fp32, load, run
 TEXT = 'backend: "tflite" '
 
 
-class Module(tf.Module):  # type: ignore[misc]
+class TfliteModule(tf.Module):  # type: ignore[misc]
     @tf.function(input_signature=[tf.TensorSpec([None, 4], tf.float32, "x")])  # type: ignore[untyped-decorator]
     def double(self, x: Any) -> Any:
         return {"y": x * 2, "z": x + 1}
@@ -32,7 +32,7 @@ class Module(tf.Module):  # type: ignore[misc]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    folder, module = tmp_path_factory.mktemp("saved"), Module()
+    folder, module = tmp_path_factory.mktemp("saved"), TfliteModule()
     functions = {"one": module.double, "text": module.text}
     contents = {}
     for name, function in functions.items():

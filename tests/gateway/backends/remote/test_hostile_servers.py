@@ -66,7 +66,7 @@ class Status(Exception):
 
 @contextlib.asynccontextmanager
 async def grpc_server(fake: Fake) -> AsyncIterator[Fake]:
-    class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+    class FakeGrpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, details: Any) -> Any:
             method = details.method.rsplit("/", 1)[1]
 
@@ -85,7 +85,7 @@ async def grpc_server(fake: Fake) -> AsyncIterator[Fake]:
             return grpc.unary_unary_rpc_method_handler(answer)
 
     server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
-    server.add_generic_rpc_handlers((Handler(),))
+    server.add_generic_rpc_handlers((FakeGrpcHandler(),))
     fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:

@@ -12,7 +12,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from tests.conformance import repository
-from tests.conformance.clients import CALLERS, Ask, Caller, Output, bits, samples
+from tests.conformance.clients import CALLERS, Ask, InferCaller, Output, bits, samples
 from tests.server import Gateway, serving
 from tests.upstream import fronting, table
 
@@ -74,7 +74,7 @@ def front(upstream: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def caller(front: Gateway) -> Iterator[Caller]:
+def caller(front: Gateway) -> Iterator[InferCaller]:
     with asyncio.Runner() as runner:
         opened = CALLERS["grpc"](front, runner)
         yield opened
@@ -87,7 +87,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("hop", "datatype"), CASES)
-def test_every_datatype_arrives_bit_by_bit(caller: Caller, hop: str, datatype: str) -> None:
+def test_every_datatype_arrives_bit_by_bit(caller: InferCaller, hop: str, datatype: str) -> None:
     x = samples()[datatype]
     if datatype in ("FP32", "FP64"):
         wild = np.array([[np.nan, np.inf], [-np.inf, 1e-30]], x.dtype)
@@ -99,7 +99,7 @@ def test_every_datatype_arrives_bit_by_bit(caller: Caller, hop: str, datatype: s
 
 
 @pytest.mark.parametrize("hop", HOPS)
-def test_random_floats_arrive_bit_by_bit(caller: Caller, hop: str) -> None:
+def test_random_floats_arrive_bit_by_bit(caller: InferCaller, hop: str) -> None:
     chance = np.random.default_rng(2)
     x = chance.integers(0, 2**32, (2, 20_000), np.uint32).view(np.float32)
     x[~np.isfinite(x)] = 0.5
@@ -108,7 +108,7 @@ def test_random_floats_arrive_bit_by_bit(caller: Caller, hop: str) -> None:
 
 
 @pytest.mark.parametrize("hop", HOPS)
-def test_outputs_come_in_the_order_asked_and_only_those(caller: Caller, hop: str) -> None:
+def test_outputs_come_in_the_order_asked_and_only_those(caller: InferCaller, hop: str) -> None:
     a, b = np.full((1, 2), 3, np.float32), np.full((1, 2), 1, np.float32)
     for names in (["difference", "total"], ["difference"], ["total"]):
         outputs = [Output(name) for name in names]
@@ -120,14 +120,14 @@ def test_outputs_come_in_the_order_asked_and_only_those(caller: Caller, hop: str
 @pytest.mark.parametrize("hop", HOPS)
 @pytest.mark.parametrize(("model", "shape"), [("scalar", (3, 1)), ("fixed", (2, 3))])
 def test_shapes_of_the_model_are_sent_where_the_wires_differ(
-    caller: Caller, hop: str, model: str, shape: tuple[int, ...]
+    caller: InferCaller, hop: str, model: str, shape: tuple[int, ...]
 ) -> None:
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     assert bits(caller.infer(Ask(f"{hop}_{model}", [("x", x)])).arrays["y"]) == bits(x)
 
 
 @pytest.mark.parametrize("hop", HOPS)
-def test_every_version_that_is_available_is_served(caller: Caller, hop: str) -> None:
+def test_every_version_that_is_available_is_served(caller: InferCaller, hop: str) -> None:
     x = np.ones((1, 4), np.float32)
     for number, factor in repository.FACTORS.items():
         result = caller.infer(Ask(f"{hop}_two_versions", [("x", x)], version=str(number)))
@@ -136,20 +136,22 @@ def test_every_version_that_is_available_is_served(caller: Caller, hop: str) -> 
 
 @pytest.mark.parametrize("hop", HOPS)
 @pytest.mark.parametrize("kind", ["pinned", "stable"])
-def test_the_routes_version_or_label_is_the_one_asked(caller: Caller, hop: str, kind: str) -> None:
+def test_the_routes_version_or_label_is_the_one_asked(
+    caller: InferCaller, hop: str, kind: str
+) -> None:
     result = caller.infer(Ask(f"{hop}_{kind}", [("x", np.ones((1, 4), np.float32))]))
     assert (result.version, result.arrays["y"].max()) == ("1", repository.FACTORS[1])
 
 
 @pytest.mark.parametrize("hop", HOPS)
-def test_an_error_of_the_model_arrives_as_one(caller: Caller, hop: str) -> None:
+def test_an_error_of_the_model_arrives_as_one(caller: InferCaller, hop: str) -> None:
     error = caller.refusal(Ask(f"{hop}_failing", [("x", np.ones((1, 4), np.float32))]))
     assert "the model failed on purpose" in str(error.message())
     assert "INTERNAL" in str(error.status())
 
 
 @pytest.mark.parametrize("hop", HOPS)
-def test_a_clients_timeout_ends_the_request_at_its_time(caller: Caller, hop: str) -> None:
+def test_a_clients_timeout_ends_the_request_at_its_time(caller: InferCaller, hop: str) -> None:
     ask = Ask(f"{hop}_slow", [("x", np.ones((1, 1), np.int64))], timeout_microseconds=100_000)
     assert "Request timeout expired" in str(caller.refusal(ask).message())
 
@@ -199,6 +201,6 @@ def test_a_server_that_is_killed_is_503_with_the_reason_at_once(
             assert "the server that runs 'fixed'" in answer.json()["error"]
 
 
-def test_what_the_signature_forbids_never_reaches_the_server(caller: Caller) -> None:
+def test_what_the_signature_forbids_never_reaches_the_server(caller: InferCaller) -> None:
     with pytest.raises(InferenceServerException, match="data-type"):
         caller.infer(Ask("grpc_fixed", [("x", np.ones((2, 3), np.int64))]))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.conformance import repository
-from tests.conformance.clients import CALLERS, Ask, Caller, Output, bits, samples
+from tests.conformance.clients import CALLERS, Ask, InferCaller, Output, bits, samples
 from tests.server import Gateway, serving
 from tests.upstream import fronting, table
 
@@ -62,7 +62,7 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture(scope="module", params=["http", "grpc"])
 def caller(
     request: pytest.FixtureRequest, front: Gateway, runner: asyncio.Runner
-) -> Iterator[Caller]:
+) -> Iterator[InferCaller]:
     opened = CALLERS[request.param](front, runner)
     yield opened
     opened.close()
@@ -70,7 +70,7 @@ def caller(
 
 @pytest.mark.parametrize("hop", HOPS)
 @pytest.mark.parametrize("datatype", repository.IDENTITY)
-def test_every_datatype_arrives_bit_by_bit(caller: Caller, hop: str, datatype: str) -> None:
+def test_every_datatype_arrives_bit_by_bit(caller: InferCaller, hop: str, datatype: str) -> None:
     x = samples()[datatype]
     result = caller.infer(Ask(f"{hop}_{repository.IDENTITY[datatype]}", [("x", x)]))
     assert result.datatypes == {"y": datatype}
@@ -78,7 +78,9 @@ def test_every_datatype_arrives_bit_by_bit(caller: Caller, hop: str, datatype: s
 
 
 @pytest.mark.parametrize("hop", HOPS)
-def test_a_tensor_without_elements_and_one_of_megabytes_arrive(caller: Caller, hop: str) -> None:
+def test_a_tensor_without_elements_and_one_of_megabytes_arrive(
+    caller: InferCaller, hop: str
+) -> None:
     for columns in (0, 1_500_000):
         x = np.random.default_rng(1).random((2, columns), np.float32)
         result = caller.infer(Ask(f"{hop}_identity_fp32", [("x", x)]))
@@ -86,7 +88,7 @@ def test_a_tensor_without_elements_and_one_of_megabytes_arrive(caller: Caller, h
 
 
 @pytest.mark.parametrize("hop", HOPS)
-def test_outputs_come_in_the_order_asked_and_only_those(caller: Caller, hop: str) -> None:
+def test_outputs_come_in_the_order_asked_and_only_those(caller: InferCaller, hop: str) -> None:
     a, b = np.full((1, 2), 3, np.float32), np.full((1, 2), 1, np.float32)
     for names in (["difference", "total"], ["difference"], ["total"]):
         ask = Ask(
@@ -102,14 +104,14 @@ def test_outputs_come_in_the_order_asked_and_only_those(caller: Caller, hop: str
 @pytest.mark.parametrize("hop", HOPS)
 @pytest.mark.parametrize(("model", "shape"), [("scalar", (3, 1)), ("fixed", (2, 3))])
 def test_the_servers_own_reshape_and_a_model_without_batches(
-    caller: Caller, hop: str, model: str, shape: tuple[int, ...]
+    caller: InferCaller, hop: str, model: str, shape: tuple[int, ...]
 ) -> None:
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     assert bits(caller.infer(Ask(f"{hop}_{model}", [("x", x)])).arrays["y"]) == bits(x)
 
 
 @pytest.mark.parametrize("hop", HOPS)
-def test_every_version_that_the_server_has_is_served(caller: Caller, hop: str) -> None:
+def test_every_version_that_the_server_has_is_served(caller: InferCaller, hop: str) -> None:
     x = np.ones((1, 4), np.float32)
     for number, factor in repository.FACTORS.items():
         result = caller.infer(Ask(f"{hop}_two_versions", [("x", x)], version=str(number)))
@@ -118,7 +120,7 @@ def test_every_version_that_the_server_has_is_served(caller: Caller, hop: str) -
 
 @pytest.mark.parametrize("hop", HOPS)
 def test_an_error_of_the_model_keeps_its_code_and_text(
-    caller: Caller, upstream: Gateway, runner: asyncio.Runner, hop: str
+    caller: InferCaller, upstream: Gateway, runner: asyncio.Runner, hop: str
 ) -> None:
     direct = CALLERS["http" if caller.transport == "http" else "grpc"](upstream, runner)
     x = np.ones((1, 4), np.float32)
@@ -131,13 +133,13 @@ def test_an_error_of_the_model_keeps_its_code_and_text(
 
 
 @pytest.mark.parametrize("hop", HOPS)
-def test_a_clients_timeout_ends_the_request_at_its_time(caller: Caller, hop: str) -> None:
+def test_a_clients_timeout_ends_the_request_at_its_time(caller: InferCaller, hop: str) -> None:
     ask = Ask(f"{hop}_slow", [("x", np.ones((1, 1), np.int64))], timeout_microseconds=100_000)
     assert "Request timeout expired" in str(caller.refusal(ask).message())
 
 
 @pytest.mark.parametrize("hop", HOPS)
-def test_what_the_signature_forbids_never_reaches_the_server(caller: Caller, hop: str) -> None:
+def test_what_the_signature_forbids_never_reaches_the_server(caller: InferCaller, hop: str) -> None:
     too_many = Ask(f"{hop}_identity_fp32", [("x", np.ones((9, 1), np.float32))])
     assert "batch-size must be <= 8" in str(caller.refusal(too_many).message())
 

@@ -27,7 +27,7 @@ BOUNDED = QUEUE % "default_timeout_microseconds: 20000"
 SERVICE_SECONDS = 0.01
 
 
-class Server:
+class OneByOneServer:
     """Answers one after the other, as one busy instance does."""
 
     def __init__(self, seconds: float = SERVICE_SECONDS) -> None:
@@ -75,7 +75,7 @@ async def warm(infer: Infer) -> None:
 
 
 async def test_under_ten_times_too_much_the_wait_stays_what_the_policy_allows() -> None:
-    server = Server()
+    server = OneByOneServer()
     infer = admitted(server, BOUNDED)
     await warm(infer)
     server.waits.clear()
@@ -87,19 +87,19 @@ async def test_under_ten_times_too_much_the_wait_stays_what_the_policy_allows() 
 
 
 async def test_the_check_sees_a_queue_without_admission() -> None:
-    server = Server()
+    server = OneByOneServer()
     answered, refused = await flood(server, 0.2, 10 / SERVICE_SECONDS)
     assert refused == 0
     assert sorted(server.waits)[answered // 2] > 8 * SERVICE_SECONDS
 
 
 async def test_what_comes_one_by_one_is_never_refused() -> None:
-    infer = admitted(Server(), QUEUE % "default_timeout_microseconds: 1")
+    infer = admitted(OneByOneServer(), QUEUE % "default_timeout_microseconds: 1")
     await warm(infer)
 
 
 async def test_it_recovers_at_once_and_a_failure_or_a_cancel_leaves_nothing_behind() -> None:
-    server = Server()
+    server = OneByOneServer()
     infer = admitted(server, BOUNDED)
     await warm(infer)
     tasks = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(30)]
@@ -114,7 +114,7 @@ async def test_it_recovers_at_once_and_a_failure_or_a_cancel_leaves_nothing_behi
 
 async def test_a_request_may_allow_less_than_the_policy_where_that_allows_it() -> None:
     policy = "default_timeout_microseconds: 10000000 allow_timeout_override: true"
-    infer = admitted(Server(), QUEUE % policy)
+    infer = admitted(OneByOneServer(), QUEUE % policy)
     await warm(infer)
     behind = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(4)]
     await asyncio.sleep(0)
@@ -129,7 +129,7 @@ FIRST = LEVELS % "priority_queue_policy { key: 1 value { default_timeout_microse
 
 
 async def test_those_of_a_lower_priority_are_not_in_front() -> None:
-    infer = admitted(Server(), FIRST)
+    infer = admitted(OneByOneServer(), FIRST)
     await warm(infer)
     behind = [asyncio.ensure_future(infer(request(priority=2), NO_DEADLINE)) for _ in range(30)]
     await asyncio.sleep(0)
@@ -144,7 +144,7 @@ async def test_those_of_a_lower_priority_are_not_in_front() -> None:
 
 async def test_no_request_waits_while_an_instance_is_free() -> None:
     two = BOUNDED + "instance_group { count: 2 }"
-    infer = admitted(Server(), two)
+    infer = admitted(OneByOneServer(), two)
     for _ in range(5):
         await infer(request(), NO_DEADLINE)
     assert isinstance(infer, admission.QueueTimeLimit)
@@ -191,7 +191,7 @@ def overloaded(guard: admission.OverloadGuard, limit: int, probes: bool = False)
 
 @pytest.mark.parametrize("many", [3, 40])
 async def test_a_probe_holds_what_comes_and_lets_it_in_unless_more_keep_coming(many: int) -> None:
-    infer = guarded(Server())
+    infer = guarded(OneByOneServer())
     assert isinstance(infer, admission.OverloadGuard)
     running = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -211,7 +211,7 @@ async def test_a_probe_holds_what_comes_and_lets_it_in_unless_more_keep_coming(m
 
 
 async def test_by_default_an_overload_is_refused_and_the_queue_it_made_is_cut() -> None:
-    server = Server()
+    server = OneByOneServer()
     infer = guarded(server, LEAST % 20)
     answered, refused = await flood(infer, 1.0, 10 / SERVICE_SECONDS)
     assert refused > 4 * answered
@@ -222,7 +222,7 @@ async def test_by_default_an_overload_is_refused_and_the_queue_it_made_is_cut() 
 
 
 async def test_a_request_that_is_cut_is_refused_and_one_that_is_cancelled_is_cancelled() -> None:
-    infer = guarded(Server(), LEAST % 20)
+    infer = guarded(OneByOneServer(), LEAST % 20)
     assert isinstance(infer, admission.OverloadGuard)
     tasks = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(30)]
     await asyncio.sleep(0)
@@ -238,7 +238,7 @@ async def test_a_request_that_is_cut_is_refused_and_one_that_is_cancelled_is_can
 
 
 async def test_a_request_whose_deadline_cannot_be_met_is_refused_when_it_comes() -> None:
-    infer = guarded(Server())
+    infer = guarded(OneByOneServer())
     behind = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(60)]
     await asyncio.gather(*behind[:20])
     loop = asyncio.get_running_loop()
@@ -251,7 +251,7 @@ async def test_a_request_whose_deadline_cannot_be_met_is_refused_when_it_comes()
 
 
 async def test_a_deadline_is_held_against_those_in_front_alone() -> None:
-    infer = guarded(Server(), LEVELS % "")
+    infer = guarded(OneByOneServer(), LEVELS % "")
     behind = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(60)]
     await asyncio.gather(*behind[:20])
     with pytest.raises(QueueFull):
@@ -261,7 +261,7 @@ async def test_a_deadline_is_held_against_those_in_front_alone() -> None:
 
 
 async def test_an_overload_is_cut_from_the_lowest_priority_up() -> None:
-    infer = guarded(Server(), LEVELS % "")
+    infer = guarded(OneByOneServer(), LEVELS % "")
     assert isinstance(infer, admission.OverloadGuard)
     levels = [2, 1, 1, 2, 2, 1, 2]
     asked = [infer(request(priority=level), NO_DEADLINE) for level in levels]

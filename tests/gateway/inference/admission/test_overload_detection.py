@@ -25,14 +25,14 @@ LEAST = 256
 
 
 @dataclass
-class Request:
+class SimulatedRequest:
     came: float
     #: None: nobody waits for it before the next comes.
-    client: Client | None = None
+    client: ClosedLoopClient | None = None
 
 
 @dataclass(eq=False)
-class Client:
+class ClosedLoopClient:
     """One that has a single request at a time. ``pauses``: from each refusal to the next try."""
 
     pauses: Callable[[int], float]
@@ -41,15 +41,15 @@ class Client:
 
 
 @dataclass
-class Model:
+class SimulatedModel:
     """``instances`` that run up to ``batch`` waiting requests at a time, and a controller."""
 
     controller: OverloadController
     instances: int = 1
     batch: int = 1
     run_seconds: float = 0.01
-    waiting: deque[Request] = field(default_factory=deque)
-    held: list[Request] = field(default_factory=list)
+    waiting: deque[SimulatedRequest] = field(default_factory=deque)
+    held: list[SimulatedRequest] = field(default_factory=list)
     in_flight: int = 0
     running: int = 0
     #: When each came, how long it took, and whether a client waited for it.
@@ -74,7 +74,7 @@ class Model:
                 self.running += 1
                 self.at(now + self.run_seconds, functools.partial(self._end, taken))
 
-    def come(self, request: Request, now: float) -> None:
+    def come(self, request: SimulatedRequest, now: float) -> None:
         controller = self.controller
         if now >= self.ends:
             return
@@ -109,18 +109,18 @@ class Model:
             else:
                 self._refuse(each, now)
 
-    def _admit(self, request: Request) -> None:
+    def _admit(self, request: SimulatedRequest) -> None:
         self.in_flight += 1
         self.waiting.append(request)
 
-    def _refuse(self, request: Request, now: float) -> None:
+    def _refuse(self, request: SimulatedRequest, now: float) -> None:
         self.refused.append((request.came, now - request.came))
         if client := request.client:
             self.refused_clients.append(now)
             client.refusals += 1
             self.at(now + client.pauses(client.refusals), functools.partial(self.come, request))
 
-    def _end(self, taken: list[Request], now: float) -> None:
+    def _end(self, taken: list[SimulatedRequest], now: float) -> None:
         self.running -= 1
         self.in_flight -= len(taken)
         for request in taken:
@@ -132,18 +132,21 @@ class Model:
 
 
 def play(
-    model: Model, arrivals: Iterator[float], clients: int | list[Client], seconds: float
+    model: SimulatedModel,
+    arrivals: Iterator[float],
+    clients: int | list[ClosedLoopClient],
+    seconds: float,
 ) -> None:
     """``arrivals``: times, of an open loop; ``clients``: that come again with every answer."""
     if isinstance(clients, int):
-        clients = [Client(lambda _: 0.0005) for _ in range(clients)]
+        clients = [ClosedLoopClient(lambda _: 0.0005) for _ in range(clients)]
     for number, client in enumerate(clients):
-        model.at(number * 0.00015, functools.partial(model.come, Request(0.0, client)))
+        model.at(number * 0.00015, functools.partial(model.come, SimulatedRequest(0.0, client)))
 
     def next_one(_: float) -> None:
         due = next(arrivals, math.inf)
         if due < seconds:
-            model.at(due, lambda now: model.come(Request(now), now))
+            model.at(due, lambda now: model.come(SimulatedRequest(now), now))
             model.at(due, next_one)
 
     next_one(0.0)
@@ -175,11 +178,11 @@ SHAPES = [
 ]
 
 
-def capacity(model: Model) -> float:
+def capacity(model: SimulatedModel) -> float:
     return model.instances * model.batch / model.run_seconds
 
 
-def good(model: Model, seconds: float) -> bool:
+def good(model: SimulatedModel, seconds: float) -> bool:
     """Whether the model was busy and p99 latency at most three times that without load."""
     busy = len(model.answered) >= 0.9 * capacity(model) * seconds
     return busy and quantile(model.answered, 0.99) <= 3 * model.run_seconds
@@ -192,7 +195,7 @@ def test_ten_times_too_much_is_refused_and_what_is_accepted_is_quick(
 ) -> None:
     seconds = 30.0
     instances = int(shape.get("instances", 1))
-    model = Model(OverloadController(instances, LEAST), **shape)  # type: ignore[arg-type]
+    model = SimulatedModel(OverloadController(instances, LEAST), **shape)  # type: ignore[arg-type]
     play(model, comes(10 * capacity(model)), 0, seconds)
     assert good(model, seconds), (len(model.answered), quantile(model.answered, 0.99))
     assert quantile(model.refused, 0.5) == 0.0
@@ -200,7 +203,7 @@ def test_ten_times_too_much_is_refused_and_what_is_accepted_is_quick(
 
 
 def test_the_check_sees_a_queue_that_is_not_cut() -> None:
-    model = Model(OverloadController(1, 10**9))
+    model = SimulatedModel(OverloadController(1, 10**9))
     play(model, even(10 * capacity(model)), 0, 3.0)
     assert not model.refused
     assert not good(model, 3.0)
@@ -212,7 +215,7 @@ def test_clients_that_wait_for_their_answers_are_never_refused(
     shape: dict[str, float], clients: int
 ) -> None:
     instances = int(shape.get("instances", 1))
-    model = Model(OverloadController(instances, LEAST), **shape)  # type: ignore[arg-type]
+    model = SimulatedModel(OverloadController(instances, LEAST), **shape)  # type: ignore[arg-type]
     play(model, iter(()), clients, 10.0)
     assert not model.refused
     assert len(model.answered) > 10 * min(clients, capacity(model)) * 0.9
@@ -222,7 +225,7 @@ def test_clients_that_wait_for_their_answers_are_never_refused(
 def test_what_a_model_can_do_is_never_refused(
     comes: Callable[[float], Iterator[float]],
 ) -> None:
-    model = Model(OverloadController(1, LEAST))
+    model = SimulatedModel(OverloadController(1, LEAST))
     play(model, comes(0.95 * capacity(model)), 0, 120.0)
     assert not model.refused
 
@@ -231,7 +234,7 @@ def test_what_a_model_can_do_is_never_refused(
 def test_after_an_overload_everything_is_answered_again_within_a_second(
     comes: Callable[[float], Iterator[float]],
 ) -> None:
-    model = Model(OverloadController(1, LEAST))
+    model = SimulatedModel(OverloadController(1, LEAST))
     rate = capacity(model)
     arrivals = heapq.merge(comes(0.8 * rate), even(9.2 * rate, 5.0, 10.0))
     play(model, arrivals, 0, 20.0)
@@ -241,7 +244,7 @@ def test_after_an_overload_everything_is_answered_again_within_a_second(
 
 
 def test_a_burst_that_is_over_is_answered_whole() -> None:
-    model = Model(OverloadController(1, LEAST))
+    model = SimulatedModel(OverloadController(1, LEAST))
     play(model, even(20_000, 0.0, 0.1), 0, 60.0)
     assert len(model.answered) == 2000
 
@@ -259,7 +262,9 @@ PAUSES: dict[str, Callable[[int], float]] = {
 NORMAL_SECONDS = 5.0
 
 
-def after_pulse(model: Model, clients: list[Client], times: float, seconds: float) -> list[float]:
+def after_pulse(
+    model: SimulatedModel, clients: list[ClosedLoopClient], times: float, seconds: float
+) -> list[float]:
     """Times of refusals later than 5 s after a pulse of ``times`` the capacity."""
     start, end = 2.0, 2.0 + seconds
     play(model, even(times * capacity(model), start, end), clients, end + NORMAL_SECONDS + 2.0)
@@ -284,8 +289,8 @@ class DecidedByArrivals(OverloadController):
 
 @pytest.mark.parametrize("pauses", PAUSES)
 def test_the_pulse_of_the_report_leaves_nothing_behind(pauses: str) -> None:
-    model = Model(OverloadController(1, LEAST), run_seconds=1 / 191)
-    clients = [Client(PAUSES[pauses]) for _ in range(16)]
+    model = SimulatedModel(OverloadController(1, LEAST), run_seconds=1 / 191)
+    clients = [ClosedLoopClient(PAUSES[pauses]) for _ in range(16)]
     assert after_pulse(model, clients, 10.0, 6.0) == []
     assert model.controller.limit == math.inf
     assert len(model.refused) > 1000
@@ -294,8 +299,8 @@ def test_the_pulse_of_the_report_leaves_nothing_behind(pauses: str) -> None:
 
 
 def test_the_check_sees_a_controller_that_counts_refused_retries_as_arrivals() -> None:
-    model = Model(DecidedByArrivals(1, LEAST), run_seconds=1 / 191)
-    clients = [Client(PAUSES["at once"]) for _ in range(16)]
+    model = SimulatedModel(DecidedByArrivals(1, LEAST), run_seconds=1 / 191)
+    clients = [ClosedLoopClient(PAUSES["at once"]) for _ in range(16)]
     assert len(after_pulse(model, clients, 10.0, 6.0)) > 1000
 
 
@@ -316,22 +321,24 @@ def test_after_any_pulse_all_is_normal_within_five_seconds_whatever_clients_do(
     times: float,
     seconds: float,
 ) -> None:
-    model = Model(OverloadController(instances, LEAST), instances, batch, run_seconds)
-    clients = [Client(PAUSES[each]) for each in behaviours]
+    model = SimulatedModel(OverloadController(instances, LEAST), instances, batch, run_seconds)
+    clients = [ClosedLoopClient(PAUSES[each]) for each in behaviours]
     assert after_pulse(model, clients, times, seconds) == []
 
 
 @pytest.mark.parametrize("clients", [64, 300])
 def test_any_number_of_clients_that_try_again_at_once_is_let_in(clients: int) -> None:
-    model = Model(OverloadController(2, LEAST), 2, 8, 0.01)
+    model = SimulatedModel(OverloadController(2, LEAST), 2, 8, 0.01)
     assert (
-        after_pulse(model, [Client(PAUSES["over a network"]) for _ in range(clients)], 10, 1.0)
+        after_pulse(
+            model, [ClosedLoopClient(PAUSES["over a network"]) for _ in range(clients)], 10, 1.0
+        )
         == []
     )
 
 
 def test_a_continuing_overload_is_not_mistaken_for_its_end() -> None:
-    model = Model(OverloadController(1, LEAST))
+    model = SimulatedModel(OverloadController(1, LEAST))
     play(model, poisson(10 * capacity(model)), 16, 15.0)
     longest = max(took for _, took in model.answered[500:])
     assert longest < 0.2, "as long as a queue of the begin"

@@ -37,7 +37,7 @@ output { name: "y" data_type: TYPE_FP32 dims: -1 }
 """
 
 
-class Model:
+class DoublingModelBackend:
     """``y = 2 x`` for every input and output of the configuration, in order.
 
     ``batches``: the first value of each row of each call that began. While held, calls wait.
@@ -129,7 +129,7 @@ def _twice(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def make(
     extra: str = "dynamic_batching { }",
     config: str = CONFIG,
-    model: Callable[[Any, Execution], Any] = Model,
+    model: Callable[[Any, Execution], Any] = DoublingModelBackend,
     **execution: Any,
 ) -> tuple[Infer, Any, Statistics]:
     """A batcher, the model behind it and the statistics."""

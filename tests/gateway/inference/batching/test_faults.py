@@ -10,7 +10,7 @@ from modelport.gateway.errors import Internal, TimedOut, Unavailable
 from modelport.gateway.types import NO_DEADLINE, Deadline, InferRequest, InferResponse
 from tests.gateway.inference.batching.batchers import (
     POISON,
-    Model,
+    DoublingModelBackend,
     all_of,
     arrived,
     ask,
@@ -160,7 +160,7 @@ async def test_an_error_of_the_server_goes_to_all_requests_without_a_retry() -> 
     assert model.batches == [[1, 2, 3]]
 
 
-class Liar(Model):
+class Liar(DoublingModelBackend):
     """Answers a batch with one row too few."""
 
     def answer(self, request: InferRequest) -> InferResponse:

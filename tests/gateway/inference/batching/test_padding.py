@@ -10,7 +10,7 @@ import pytest
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import NO_DEADLINE, Axis, Datatype, InferRequest, InferResponse, Tensor
-from tests.gateway.inference.batching.batchers import Model, gathered, make
+from tests.gateway.inference.batching.batchers import DoublingModelBackend, gathered, make
 
 #: Tokens and how many of them are real; each token's embedding, and their sum.
 CONFIG = """
@@ -34,7 +34,7 @@ def parameter(key: str, value: str) -> str:
     return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
 
 
-class Embedding(Model):
+class Embedding(DoublingModelBackend):
     """Masks what is beyond the length, as a model has to for which padding is safe."""
 
     def answer(self, request: InferRequest) -> InferResponse:
@@ -157,11 +157,11 @@ async def test_each_input_may_have_a_pad_of_its_own() -> None:
         "padding.sequence", "tokens=9, length=0"
     )
 
-    class Echo(Model):
+    class EmptyAnswer(DoublingModelBackend):
         def answer(self, request: InferRequest) -> InferResponse:
             return InferResponse("m", 1, [])
 
-    infer, model, _ = make("", config, Echo)
+    infer, model, _ = make("", config, EmptyAnswer)
 
     def one(n: int) -> InferRequest:
         return InferRequest(

@@ -45,7 +45,7 @@ def publisher(url: str, model: str, count: int, size: int, *death: str) -> subpr
     )
 
 
-class Watcher:
+class MirrorWatcher:
     """Looks without a pause, as a gateway does, and takes what it finds."""
 
     def __init__(self, url_of: Any, cache: Path) -> None:
@@ -81,14 +81,14 @@ class Watcher:
 
 
 @pytest.fixture
-def watcher(own_moto: Moto, tmp_path: Path) -> Iterator[Watcher]:
-    watching = Watcher(own_moto.location("p"), tmp_path / "watched")
+def watcher(own_moto: Moto, tmp_path: Path) -> Iterator[MirrorWatcher]:
+    watching = MirrorWatcher(own_moto.location("p"), tmp_path / "watched")
     yield watching
     watching.close()
 
 
 def test_a_publisher_killed_at_every_call_leaves_nothing_that_is_ever_served(
-    own_moto: Moto, watcher: Watcher
+    own_moto: Moto, watcher: MirrorWatcher
 ) -> None:
     for when in ("before", "after"):
         at, served = 0, []
@@ -108,7 +108,7 @@ def test_a_publisher_killed_at_every_call_leaves_nothing_that_is_ever_served(
 
 
 def test_publishers_killed_at_random_leave_whole_versions_alone(
-    own_moto: Moto, watcher: Watcher
+    own_moto: Moto, watcher: MirrorWatcher
 ) -> None:
     chosen, published = random.Random(0), 0
     for _ in range(50):
@@ -126,7 +126,7 @@ def test_publishers_killed_at_random_leave_whole_versions_alone(
 
 
 def test_publishers_race_each_other_while_they_are_watched(
-    own_moto: Moto, watcher: Watcher
+    own_moto: Moto, watcher: MirrorWatcher
 ) -> None:
     processes = [publisher(own_moto.url("p"), "m", 10, 100_000) for _ in range(5)]
     numbers = [int(line) for p in processes for line in p.communicate()[0].split()[1:]]

@@ -53,7 +53,7 @@ def serve(moto: Moto, *flags: str) -> Any:
     return serving(moto.url("p"), *POLL, *flags)  # type: ignore[arg-type]
 
 
-class Client:
+class AskingClient:
     """Asks a gateway all along, and leaves the cores to those who publish."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -91,8 +91,8 @@ class Client:
 
 
 @contextlib.contextmanager
-def asking(*gateways: Gateway) -> Iterator[list[Client]]:
-    clients = [Client(gateway) for gateway in gateways]
+def asking(*gateways: Gateway) -> Iterator[list[AskingClient]]:
+    clients = [AskingClient(gateway) for gateway in gateways]
     try:
         yield clients
     finally:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.probes import Repository
+from tests.faults.probes import ChangingRepository
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Repository:
+def repository(tmp_path: Path) -> ChangingRepository:
     root = tmp_path / "repository"
     root.mkdir()
-    return Repository(root)
+    return ChangingRepository(root)

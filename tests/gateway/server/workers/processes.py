@@ -67,7 +67,7 @@ def running(process: int) -> bool:
     return state != b"Z"
 
 
-class Connection:
+class WorkerConnection:
     """One connection, to whichever worker it reaches."""
 
     def __init__(self, gateway: Gateway, timeout_seconds: float = 30.0) -> None:
@@ -90,11 +90,11 @@ class Connection:
         self._connection.close()
 
 
-def everywhere(gateway: Gateway, ask: Callable[[Connection], T]) -> list[T]:
+def everywhere(gateway: Gateway, ask: Callable[[WorkerConnection], T]) -> list[T]:
     """The answers on many connections, enough for both of two workers."""
     answers = []
     for _ in range(CONNECTIONS):
-        with contextlib.closing(Connection(gateway)) as connection:
+        with contextlib.closing(WorkerConnection(gateway)) as connection:
             answers.append(ask(connection))
     return answers
 

@@ -13,7 +13,7 @@ from modelport.gateway.server.workers import coordinator
 from modelport.gateway.server.workers.coordinator import ConnectedWorker
 
 
-class Worker:
+class WatchedMember:
     """A member, and the end of the socket on which its watchdog tells."""
 
     def __init__(self) -> None:
@@ -34,15 +34,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.fixture
-def worker(clock: SimpleNamespace) -> Iterator[Worker]:
-    made = Worker()
+def worker(clock: SimpleNamespace) -> Iterator[WatchedMember]:
+    made = WatchedMember()
     yield made
     made.end.close()
     made.heartbeats.close()
 
 
 def test_one_that_stops_before_its_first_beat_is_replaced_in_time(
-    worker: Worker, clock: SimpleNamespace
+    worker: WatchedMember, clock: SimpleNamespace
 ) -> None:
     assert not worker.member.joined
     clock.seconds += 1000  # it starts
@@ -54,7 +54,9 @@ def test_one_that_stops_before_its_first_beat_is_replaced_in_time(
     assert worker.member.hang_reason() == "it is not running"
 
 
-def test_one_that_does_not_run_is_replaced_in_time(worker: Worker, clock: SimpleNamespace) -> None:
+def test_one_that_does_not_run_is_replaced_in_time(
+    worker: WatchedMember, clock: SimpleNamespace
+) -> None:
     worker.tells()
     clock.seconds += coordinator.HUNG_SECONDS - 0.5
     assert worker.member.hang_reason() == ""
@@ -63,7 +65,9 @@ def test_one_that_does_not_run_is_replaced_in_time(worker: Worker, clock: Simple
     assert coordinator.HUNG_SECONDS + coordinator.LOOK_SECONDS < 10
 
 
-def test_a_worker_whose_loop_waits_is_replaced_and_one_that_computes_is_not(worker: Worker) -> None:
+def test_a_worker_whose_loop_waits_is_replaced_and_one_that_computes_is_not(
+    worker: WatchedMember,
+) -> None:
     """Eight requests that each took the loop four seconds had both workers killed."""
     worker.tells(coordinator.HUNG_SECONDS + 0.1)
     assert worker.member.hang_reason() == "its event loop is blocked"
@@ -75,14 +79,16 @@ def test_a_worker_whose_loop_waits_is_replaced_and_one_that_computes_is_not(work
     assert worker.member.hang_reason() == "its event loop is blocked"
 
 
-def test_one_that_loads_may_be_silent_for_longer(worker: Worker, clock: SimpleNamespace) -> None:
+def test_one_that_loads_may_be_silent_for_longer(
+    worker: WatchedMember, clock: SimpleNamespace
+) -> None:
     worker.tells(computing=True)
     clock.seconds += coordinator.BUSY_SECONDS - 1
     assert worker.member.hang_reason() == ""
 
 
 def test_a_coordinator_that_was_itself_blocked_reports_no_hung_worker(
-    worker: Worker, clock: SimpleNamespace
+    worker: WatchedMember, clock: SimpleNamespace
 ) -> None:
     worker.tells()
     clock.seconds += 100

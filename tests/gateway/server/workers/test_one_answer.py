@@ -17,12 +17,12 @@ from tritonclient.grpc import service_pb2_grpc
 
 from modelport.gateway.wire.proto import serving_pb2
 from tests.faults import probes
-from tests.faults.probes import EXPLICIT, Repository, eventually
+from tests.faults.probes import EXPLICIT, ChangingRepository, eventually
 from tests.faults.traffic import failures, flowing
 from tests.gateway.server.workers.processes import (
     CONNECTIONS,
     TWO,
-    Connection,
+    WorkerConnection,
     everywhere,
     factors,
     indexes,
@@ -39,9 +39,11 @@ HANGS_SECONDS = 8.0
 
 
 @pytest.fixture(scope="module")
-def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, Repository]]:
+def explicit(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Gateway, ChangingRepository]]:
     root = tmp_path_factory.mktemp("explicit")
-    repository = Repository(root)
+    repository = ChangingRepository(root)
     repository.version(2.0)
     repository.version(5.0, model="other")
     with serving(root, *TWO, *EXPLICIT, "--load-model", "m") as gateway:
@@ -55,7 +57,7 @@ def channels(gateway: Gateway) -> list[grpc.Channel]:
 
 
 def test_statistics_are_the_sum_over_both_protocols_while_requests_flow(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0)
     with serving(repository.root, *TWO) as gateway:
@@ -86,7 +88,7 @@ def test_statistics_are_the_sum_over_both_protocols_while_requests_flow(
 
 
 def test_what_a_worker_that_hangs_has_counted_stays_in_the_sum(
-    explicit: tuple[Gateway, Repository],
+    explicit: tuple[Gateway, ChangingRepository],
 ) -> None:
     gateway, _ = explicit
     factors(gateway)
@@ -101,14 +103,14 @@ def test_what_a_worker_that_hangs_has_counted_stays_in_the_sum(
 
 @slow
 def test_a_hung_worker_does_not_hang_the_answer_and_the_gateway_is_not_ready(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0)
     with serving(repository.root, *TWO) as gateway:
         stopped = workers(gateway)[1]
 
         def ask(_: int) -> tuple[int, str] | None:
-            with closing(Connection(gateway, HANGS_SECONDS)) as connection:
+            with closing(WorkerConnection(gateway, HANGS_SECONDS)) as connection:
                 try:
                     status, _text = connection.ask("GET", "/v2/health/ready")
                     return status, connection.ask("POST", "/v2/repository/index")[1]
@@ -131,7 +133,7 @@ def test_a_hung_worker_does_not_hang_the_answer_and_the_gateway_is_not_ready(
 
 
 def test_load_unload_and_reload_reach_every_worker(
-    explicit: tuple[Gateway, Repository],
+    explicit: tuple[Gateway, ChangingRepository],
 ) -> None:
     gateway, repository = explicit
     assert factors(gateway) == {2.0}
@@ -152,7 +154,7 @@ def test_load_unload_and_reload_reach_every_worker(
 
 
 def test_tensorflow_servings_reload_reaches_every_worker_and_its_status_is_one(
-    explicit: tuple[Gateway, Repository],
+    explicit: tuple[Gateway, ChangingRepository],
 ) -> None:
     gateway, repository = explicit
     repository.version(3.0, 2)
@@ -165,7 +167,7 @@ def test_tensorflow_servings_reload_reaches_every_worker_and_its_status_is_one(
         reload(request.SerializeToString(), timeout=30)
     base = "/v1/models/m"
 
-    def ask(connection: Connection) -> tuple[str, str]:
+    def ask(connection: WorkerConnection) -> tuple[str, str]:
         body = {"instances": [[1.0] * 4]}
         stable = connection.ask("POST", f"{base}/labels/stable:predict", body)[1]
         return stable, connection.ask("GET", base)[1]
@@ -177,7 +179,7 @@ def test_tensorflow_servings_reload_reaches_every_worker_and_its_status_is_one(
 
 
 def test_torchserves_set_default_and_unregister_reach_every_worker(
-    explicit: tuple[Gateway, Repository],
+    explicit: tuple[Gateway, ChangingRepository],
 ) -> None:
     gateway, _ = explicit
     base = f"http://{gateway.http}/models/m"
@@ -191,7 +193,7 @@ def test_torchserves_set_default_and_unregister_reach_every_worker(
 
 
 def test_a_failed_load_is_refused_with_the_reason_which_the_index_also_has(
-    explicit: tuple[Gateway, Repository],
+    explicit: tuple[Gateway, ChangingRepository],
 ) -> None:
     gateway, repository = explicit
     repository.version(2.0, model="broken")
@@ -205,7 +207,7 @@ def test_a_failed_load_is_refused_with_the_reason_which_the_index_also_has(
 
 
 def test_a_load_that_fails_in_one_worker_alone_says_so_and_is_not_ready(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     """Its artifact goes when the first of them has loaded it and the second has not looked yet."""
     repository.version(2.0)

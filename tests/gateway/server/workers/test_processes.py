@@ -20,8 +20,8 @@ import pytest
 from modelport.loadtests.system.processes import free_ports
 from tests.faults import probes
 from tests.faults.ledger import parameter, recorded
-from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
-from tests.faults.traffic import Outcome, dropped, failures, flowing, kinds
+from tests.faults.probes import EXPLICIT, POLL, ChangingRepository, eventually
+from tests.faults.traffic import RequestOutcome, dropped, failures, flowing, kinds
 from tests.gateway.server.workers.processes import (
     TWO,
     bindable,
@@ -53,7 +53,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """Two workers that nothing happens to."""
-    repository = Repository(tmp_path_factory.mktemp("pair"))
+    repository = ChangingRepository(tmp_path_factory.mktemp("pair"))
     repository.version(2.0)
     with serving(repository.root, *TWO) as gateway:
         yield gateway
@@ -67,7 +67,7 @@ def restarted(before: dict[int, int], after: dict[int, int], number: int) -> boo
 
 
 def test_others_serve_on_while_a_killed_worker_is_replaced_and_no_count_goes_back(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0)
     with serving(repository.root, *TWO) as gateway:
@@ -104,14 +104,14 @@ def test_others_serve_on_while_a_killed_worker_is_replaced_and_no_count_goes_bac
         assert gateway.terminate() == 0
 
 
-def _gaps(outcomes: list[Outcome]) -> int:
+def _gaps(outcomes: list[RequestOutcome]) -> int:
     """Count the times that a failure followed an answer."""
     answered = [outcome.kind == "answered" for outcome in outcomes]
     return sum(before and not after for before, after in itertools.pairwise(answered))
 
 
 def test_a_worker_that_is_started_again_serves_what_was_asked_for_meanwhile(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     """Loaded on request, with another configuration; unloaded; pinned; published and not asked."""
     repository.version(2.0)
@@ -162,7 +162,7 @@ def _without_unloaded(indexes: set[str]) -> set[str]:
 
 
 @slow
-def test_workers_that_poll_come_to_the_same_versions(repository: Repository) -> None:
+def test_workers_that_poll_come_to_the_same_versions(repository: ChangingRepository) -> None:
     repository.version(2.0)
     with serving(repository.root, *TWO, *POLL) as gateway:
         repository.version(3.0, 2)
@@ -178,7 +178,7 @@ def test_workers_that_poll_come_to_the_same_versions(repository: Repository) -> 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["idle", "with a worker that hangs"])
 def test_kill_9_of_the_parent_leaves_no_process_no_port_and_no_file(
-    stopped: bool, repository: Repository, temporary: Path
+    stopped: bool, repository: ChangingRepository, temporary: Path
 ) -> None:
     repository.version(2.0)
     with serving(repository.root, *TWO) as gateway:
@@ -198,7 +198,7 @@ def test_kill_9_of_the_parent_leaves_no_process_no_port_and_no_file(
 
 
 def test_sigterm_under_load_with_two_workers_loses_no_request(
-    repository: Repository, tmp_path: Path, temporary: Path
+    repository: ChangingRepository, tmp_path: Path, temporary: Path
 ) -> None:
     repository.version(2.0, backend="ledger", config=parameter("delay_seconds", 0.02))
     with recorded(repository.root, tmp_path / "ledger", *TWO) as (gateway, written):
@@ -218,7 +218,7 @@ def test_sigterm_under_load_with_two_workers_loses_no_request(
 
 
 def test_the_check_sees_what_is_lost_when_a_worker_is_killed_at_the_end(
-    repository: Repository, tmp_path: Path
+    repository: ChangingRepository, tmp_path: Path
 ) -> None:
     """The known-bad variant."""
     repository.version(2.0, backend="ledger", config=parameter("delay_seconds", 0.2))
@@ -242,7 +242,7 @@ def test_ctrl_c_in_the_terminal_reaches_the_parent_alone(pair: Gateway) -> None:
     assert workers(pair) == found
 
 
-def test_a_second_signal_ends_the_gateway_at_once(repository: Repository) -> None:
+def test_a_second_signal_ends_the_gateway_at_once(repository: ChangingRepository) -> None:
     repository.slow(600)
     with serving(repository.root, *TWO, "--exit-timeout-secs", "600") as gateway:
         found = workers(gateway)
@@ -254,7 +254,7 @@ def test_a_second_signal_ends_the_gateway_at_once(repository: Repository) -> Non
 
 
 @slow
-def test_the_exit_timeout_holds_for_a_worker_that_hangs(repository: Repository) -> None:
+def test_the_exit_timeout_holds_for_a_worker_that_hangs(repository: ChangingRepository) -> None:
     repository.version(2.0)
     with serving(repository.root, *TWO, "--exit-timeout-secs", "1") as gateway:
         hanging = workers(gateway)[1]
@@ -265,7 +265,7 @@ def test_the_exit_timeout_holds_for_a_worker_that_hangs(repository: Repository) 
         gateway.wait_for("a worker did not end in time and is killed", worker=1)
 
 
-def test_a_worker_that_hangs_is_killed_and_replaced(repository: Repository) -> None:
+def test_a_worker_that_hangs_is_killed_and_replaced(repository: ChangingRepository) -> None:
     repository.version(2.0)
     with serving(repository.root, *TWO) as gateway:
         before = workers(gateway)
@@ -280,7 +280,7 @@ def test_a_worker_that_hangs_is_killed_and_replaced(repository: Repository) -> N
         assert factors(gateway) == {2.0}
 
 
-def test_a_spare_that_dies_costs_nothing_but_its_help(repository: Repository) -> None:
+def test_a_spare_that_dies_costs_nothing_but_its_help(repository: ChangingRepository) -> None:
     repository.version(2.0)
     with serving(repository.root, *TWO) as gateway:
         eventually(lambda: spare(gateway), "there is a spare")
@@ -317,7 +317,7 @@ def taken() -> Iterator[str]:
 
 @pytest.mark.parametrize("kind", ["http", "grpc", "metrics"])
 def test_a_port_in_use_is_refused_in_the_usual_line(
-    kind: str, taken: str, repository: Repository
+    kind: str, taken: str, repository: ChangingRepository
 ) -> None:
     run = serve(repository.root, f"--{kind}-port", taken)
     assert run.returncode == 1
@@ -328,7 +328,7 @@ def test_a_port_in_use_is_refused_in_the_usual_line(
 
 
 def test_two_gateways_do_not_share_a_port_though_their_workers_do(
-    pair: Gateway, repository: Repository
+    pair: Gateway, repository: ChangingRepository
 ) -> None:
     run = serve(repository.root, "--http-port", str(pair.http_port))
     assert run.returncode == 1
@@ -336,7 +336,7 @@ def test_two_gateways_do_not_share_a_port_though_their_workers_do(
 
 
 def test_workers_that_end_at_every_start_end_the_gateway_with_one_line(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch, temporary: Path
+    repository: ChangingRepository, monkeypatch: pytest.MonkeyPatch, temporary: Path
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{SITE}{os.pathsep}{Path(__file__).parents[4]}")
     run = serve(repository.root)
@@ -349,7 +349,7 @@ def test_workers_that_end_at_every_start_end_the_gateway_with_one_line(
 
 
 def test_a_model_that_must_load_and_does_not_ends_all_workers_with_the_reason(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     repository.version(2.0)
     repository.file().write_bytes(b"no model")
@@ -370,7 +370,7 @@ def test_a_model_that_must_load_and_does_not_ends_all_workers_with_the_reason(
     ],
 )
 def test_listeners_that_cannot_be_are_a_mistake_of_usage(
-    flags: tuple[str, ...], reason: str, repository: Repository
+    flags: tuple[str, ...], reason: str, repository: ChangingRepository
 ) -> None:
     run = serve(repository.root, *flags)
     assert run.returncode == 2
@@ -382,7 +382,7 @@ def test_listeners_that_cannot_be_are_a_mistake_of_usage(
 
 
 def test_a_gateway_serves_though_its_caller_closed_the_standard_streams(
-    repository: Repository,
+    repository: ChangingRepository,
 ) -> None:
     """Else the first sockets are taken for them, and what is logged is sent to whoever connects."""
     repository.version(2.0)
