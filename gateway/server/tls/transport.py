@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
+
+from modelport.gateway.runtime.thread_buffer import ThreadBuffer
 
 from modelport.gateway.runtime.timer_wheel import Timer
 from modelport.gateway.server import time_limits
@@ -34,16 +35,7 @@ _NO_TLS = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_REASON), _REASON)
 )
-
-
-class _Scratch(threading.local):
-    """A read buffer that the connections of a thread, and so of an event loop, share."""
-
-    def __init__(self) -> None:
-        self.view = memoryview(bytearray(CHUNK_BYTES))
-
-
-_scratch = _Scratch()
+_scratch = ThreadBuffer(CHUNK_BYTES)
 
 
 class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from modelport.gateway.runtime.thread_buffer import ThreadBuffer
 
 from modelport.gateway.wire.http2.frames import (
     CONTINUATION,
@@ -36,16 +36,7 @@ _PRIORITY_BYTES = 5
 #: The bytes of one read, and the smallest part of a body that is read straight into its place.
 _READ_BYTES = 2**16
 _PLACED_BYTES = 2**14
-
-
-class _Scratch(threading.local):
-    """A read buffer that the connections of a thread, and so of an event loop, share."""
-
-    def __init__(self) -> None:
-        self.view = memoryview(bytearray(_READ_BYTES))
-
-
-_scratch = _Scratch()
+_scratch = ThreadBuffer(_READ_BYTES)
 
 
 class FrameReader:
