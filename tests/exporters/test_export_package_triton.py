@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from modelport.exporters.formats.registry import FORMATS
@@ -23,6 +22,7 @@ from modelport.gateway.repository.scan import scan
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests import models
 from tests.packages import PLAIN, X, packaged, put, put_torchscript, refused, run
+from tests.torch_subjects import SumAndDifference
 
 
 @pytest.fixture
@@ -74,11 +74,6 @@ def test_a_configuration_cannot_pull_in_files_from_elsewhere(
     assert not (tmp_path / "out").exists()
 
 
-class Pair(nn.Module):
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return a + b, a - b
-
-
 def pair(*names: str, datatype: Datatype = Datatype.FP32) -> ModelSignature:
     """A signature with two inputs and two outputs."""
     specs = [TensorSpec(name, datatype, (4,)) for name in names]
@@ -88,9 +83,13 @@ def pair(*names: str, datatype: Datatype = Datatype.FP32) -> ModelSignature:
 def test_triton_finds_the_tensors_of_a_torchscript_model_by_order_and_name(
     repository: Path, tmp_path: Path
 ) -> None:
-    put_torchscript(repository, "named", Pair(), pair("a", "b", "sum", "difference"))
-    put_torchscript(repository, "indexed", Pair(), pair("in__0", "in__1", "out__0", "out__1"))
-    put_torchscript(repository, "free", Pair(), pair("a/x", "b x", "1__2", "difference"))
+    put_torchscript(repository, "named", SumAndDifference(), pair("a", "b", "sum", "difference"))
+    put_torchscript(
+        repository, "indexed", SumAndDifference(), pair("in__0", "in__1", "out__0", "out__1")
+    )
+    put_torchscript(
+        repository, "free", SumAndDifference(), pair("a/x", "b x", "1__2", "difference")
+    )
     result = run(repository, "triton", tmp_path / "out")
     assert result.exit_code == 0
     assert list(scan([tmp_path / "out"])) == ["free", "indexed", "named"]
@@ -107,7 +106,7 @@ def test_triton_finds_the_tensors_of_a_torchscript_model_by_order_and_name(
 def test_names_that_triton_would_take_for_other_positions_are_refused(
     names: tuple[str, ...], words: tuple[str, ...], repository: Path, tmp_path: Path
 ) -> None:
-    folder = put_torchscript(repository, "m", Pair(), pair(*names))
+    folder = put_torchscript(repository, "m", SumAndDifference(), pair(*names))
     result = run(folder, "triton", tmp_path / "out")
     if words:
         refused(result, 4, *words)
@@ -118,7 +117,7 @@ def test_names_that_triton_would_take_for_other_positions_are_refused(
 def test_a_configuration_whose_inputs_are_in_another_order_than_forwards_is_refused(
     repository: Path, tmp_path: Path
 ) -> None:
-    folder = put_torchscript(repository, "m", Pair(), pair("a", "b", "s", "d"))
+    folder = put_torchscript(repository, "m", SumAndDifference(), pair("a", "b", "s", "d"))
     row = FORMATS.builtin["torchscript"].platform
     swapped = config.build("m", row, pair("b", "a", "s", "d"))
     (folder.parent / config.FILENAME).write_text(config.to_text(swapped))

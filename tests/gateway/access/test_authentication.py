@@ -55,10 +55,10 @@ def test_a_request_with_two_right_credentials_is_refused() -> None:
 
 
 def test_the_connection_identifies_only_requests_without_a_credential() -> None:
-    class Peer(Password):
+    class ConnectionPassword(Password):
         of_connection = True
 
-    everybody = AuthenticatorChain((Peer(b"accept", b"peer"), *PASSWORDS))
+    everybody = AuthenticatorChain((ConnectionPassword(b"accept", b"peer"), *PASSWORDS))
     assert everybody.authenticate({b"accept": b"peer"}, UNKNOWN_CONNECTION).name == "peer"
     headers = {b"accept": b"peer", b"x-first": b"one"}
     assert everybody.authenticate(headers, UNKNOWN_CONNECTION).name == "one"

@@ -32,7 +32,7 @@ INTERNAL, UNIMPLEMENTED = grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTE
 Make = Callable[[str], Any]
 
 
-class Call(NamedTuple):
+class MethodCall(NamedTuple):
     """A call: the status for a caller that may do everything, and its message.
 
     ``other`` is the status for a caller that may do everything with another model, if the message
@@ -103,52 +103,62 @@ def _plain(kind: Any, **fields: Any) -> Make:
     return lambda _: kind(**fields)
 
 
-CALLS: dict[str, Call] = {
-    f"{OIP}/ServerLive": Call(OK, _plain(pb.ServerLiveRequest)),
-    f"{OIP}/ServerReady": Call(OK, _plain(pb.ServerReadyRequest)),
-    f"{OIP}/ModelReady": Call(OK, _named(pb.ModelReadyRequest)),
-    f"{OIP}/ServerMetadata": Call(OK, _plain(pb.ServerMetadataRequest)),
-    f"{OIP}/ModelMetadata": Call(OK, _named(pb.ModelMetadataRequest)),
-    f"{OIP}/ModelConfig": Call(OK, _named(pb.ModelConfigRequest)),
-    f"{OIP}/ModelStatistics": Call(OK, _named(pb.ModelStatisticsRequest)),
-    f"{OIP}/ModelInfer": Call(OK, _infer),
-    f"{OIP}/ModelStreamInfer": Call(OK, _infer),
-    f"{OIP}/RepositoryIndex": Call(OK, _plain(pb.RepositoryIndexRequest)),
-    f"{OIP}/RepositoryModelLoad": Call(OK, _model_named(pb.RepositoryModelLoadRequest)),
-    f"{OIP}/RepositoryModelUnload": Call(OK, _model_named(pb.RepositoryModelUnloadRequest)),
-    f"{OIP}/SystemSharedMemoryStatus": Call(OK, _plain(pb.SystemSharedMemoryStatusRequest)),
-    f"{OIP}/SystemSharedMemoryRegister": Call(
+CALLS: dict[str, MethodCall] = {
+    f"{OIP}/ServerLive": MethodCall(OK, _plain(pb.ServerLiveRequest)),
+    f"{OIP}/ServerReady": MethodCall(OK, _plain(pb.ServerReadyRequest)),
+    f"{OIP}/ModelReady": MethodCall(OK, _named(pb.ModelReadyRequest)),
+    f"{OIP}/ServerMetadata": MethodCall(OK, _plain(pb.ServerMetadataRequest)),
+    f"{OIP}/ModelMetadata": MethodCall(OK, _named(pb.ModelMetadataRequest)),
+    f"{OIP}/ModelConfig": MethodCall(OK, _named(pb.ModelConfigRequest)),
+    f"{OIP}/ModelStatistics": MethodCall(OK, _named(pb.ModelStatisticsRequest)),
+    f"{OIP}/ModelInfer": MethodCall(OK, _infer),
+    f"{OIP}/ModelStreamInfer": MethodCall(OK, _infer),
+    f"{OIP}/RepositoryIndex": MethodCall(OK, _plain(pb.RepositoryIndexRequest)),
+    f"{OIP}/RepositoryModelLoad": MethodCall(OK, _model_named(pb.RepositoryModelLoadRequest)),
+    f"{OIP}/RepositoryModelUnload": MethodCall(OK, _model_named(pb.RepositoryModelUnloadRequest)),
+    f"{OIP}/SystemSharedMemoryStatus": MethodCall(OK, _plain(pb.SystemSharedMemoryStatusRequest)),
+    f"{OIP}/SystemSharedMemoryRegister": MethodCall(
         INVALID, _plain(pb.SystemSharedMemoryRegisterRequest, name="r", key="/none", byte_size=16)
     ),
-    f"{OIP}/SystemSharedMemoryUnregister": Call(OK, _plain(pb.SystemSharedMemoryUnregisterRequest)),
-    f"{OIP}/CudaSharedMemoryStatus": Call(OK, _plain(pb.CudaSharedMemoryStatusRequest)),
-    f"{OIP}/CudaSharedMemoryRegister": Call(
+    f"{OIP}/SystemSharedMemoryUnregister": MethodCall(
+        OK, _plain(pb.SystemSharedMemoryUnregisterRequest)
+    ),
+    f"{OIP}/CudaSharedMemoryStatus": MethodCall(OK, _plain(pb.CudaSharedMemoryStatusRequest)),
+    f"{OIP}/CudaSharedMemoryRegister": MethodCall(
         UNIMPLEMENTED, _plain(pb.CudaSharedMemoryRegisterRequest, name="r")
     ),
-    f"{OIP}/CudaSharedMemoryUnregister": Call(OK, _plain(pb.CudaSharedMemoryUnregisterRequest)),
-    f"{HEALTH}/Check": Call(OK, _plain(health_pb2.HealthCheckRequest)),
-    f"{HEALTH}/Watch": Call(OK, _plain(health_pb2.HealthCheckRequest)),
-    f"{PREDICTION_SERVICE}/Predict": Call(OK, _predict),
-    f"{PREDICTION_SERVICE}/Classify": Call(INVALID, _of_spec(serving_pb2.ClassificationRequest)),
-    f"{PREDICTION_SERVICE}/Regress": Call(INVALID, _of_spec(serving_pb2.RegressionRequest)),
-    f"{PREDICTION_SERVICE}/MultiInference": Call(INVALID, _multi),
-    f"{PREDICTION_SERVICE}/GetModelMetadata": Call(OK, _metadata),
-    f"{MODEL_SERVICE}/GetModelStatus": Call(OK, _of_spec(serving_pb2.GetModelStatusRequest)),
-    f"{MODEL_SERVICE}/HandleReloadConfigRequest": Call(OK, _reload, other=DENIED),
-    f"{INFERENCE_SERVICE}/Ping": Call(OK, _plain(empty_pb2.Empty)),
-    f"{INFERENCE_SERVICE}/Predictions": Call(OK, _prediction),
-    f"{INFERENCE_SERVICE}/StreamPredictions": Call(OK, _prediction),
-    f"{INFERENCE_SERVICE}/StreamPredictions2": Call(OK, _prediction),
-    f"{MANAGEMENT_SERVICE}/DescribeModel": Call(OK, _model_named(management.DescribeModelRequest)),
-    f"{MANAGEMENT_SERVICE}/ListModels": Call(OK, _plain(management.ListModelsRequest)),
-    f"{MANAGEMENT_SERVICE}/RegisterModel": Call(
+    f"{OIP}/CudaSharedMemoryUnregister": MethodCall(
+        OK, _plain(pb.CudaSharedMemoryUnregisterRequest)
+    ),
+    f"{HEALTH}/Check": MethodCall(OK, _plain(health_pb2.HealthCheckRequest)),
+    f"{HEALTH}/Watch": MethodCall(OK, _plain(health_pb2.HealthCheckRequest)),
+    f"{PREDICTION_SERVICE}/Predict": MethodCall(OK, _predict),
+    f"{PREDICTION_SERVICE}/Classify": MethodCall(
+        INVALID, _of_spec(serving_pb2.ClassificationRequest)
+    ),
+    f"{PREDICTION_SERVICE}/Regress": MethodCall(INVALID, _of_spec(serving_pb2.RegressionRequest)),
+    f"{PREDICTION_SERVICE}/MultiInference": MethodCall(INVALID, _multi),
+    f"{PREDICTION_SERVICE}/GetModelMetadata": MethodCall(OK, _metadata),
+    f"{MODEL_SERVICE}/GetModelStatus": MethodCall(OK, _of_spec(serving_pb2.GetModelStatusRequest)),
+    f"{MODEL_SERVICE}/HandleReloadConfigRequest": MethodCall(OK, _reload, other=DENIED),
+    f"{INFERENCE_SERVICE}/Ping": MethodCall(OK, _plain(empty_pb2.Empty)),
+    f"{INFERENCE_SERVICE}/Predictions": MethodCall(OK, _prediction),
+    f"{INFERENCE_SERVICE}/StreamPredictions": MethodCall(OK, _prediction),
+    f"{INFERENCE_SERVICE}/StreamPredictions2": MethodCall(OK, _prediction),
+    f"{MANAGEMENT_SERVICE}/DescribeModel": MethodCall(
+        OK, _model_named(management.DescribeModelRequest)
+    ),
+    f"{MANAGEMENT_SERVICE}/ListModels": MethodCall(OK, _plain(management.ListModelsRequest)),
+    f"{MANAGEMENT_SERVICE}/RegisterModel": MethodCall(
         grpc.StatusCode.ABORTED, lambda model: management.RegisterModelRequest(url=model)
     ),
-    f"{MANAGEMENT_SERVICE}/ScaleWorker": Call(OK, _model_named(management.ScaleWorkerRequest)),
-    f"{MANAGEMENT_SERVICE}/SetDefault": Call(
+    f"{MANAGEMENT_SERVICE}/ScaleWorker": MethodCall(
+        OK, _model_named(management.ScaleWorkerRequest)
+    ),
+    f"{MANAGEMENT_SERVICE}/SetDefault": MethodCall(
         OK, _model_named(management.SetDefaultRequest, model_version="1")
     ),
-    f"{MANAGEMENT_SERVICE}/UnregisterModel": Call(
+    f"{MANAGEMENT_SERVICE}/UnregisterModel": MethodCall(
         OK, _model_named(management.UnregisterModelRequest)
     ),
 }
@@ -165,7 +175,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[AccessGateway]:
         yield running
 
 
-class Answer(NamedTuple):
+class MethodAnswer(NamedTuple):
     """The end of a call, and its responses without the model's name."""
 
     status: grpc.StatusCode
@@ -173,7 +183,7 @@ class Answer(NamedTuple):
     replies: tuple[bytes, ...]
 
 
-class Peer:
+class MethodCaller:
     """Calls methods for all kinds of callers."""
 
     def __init__(self, gateway: AccessGateway, channel: grpc.aio.Channel) -> None:
@@ -193,7 +203,7 @@ class Peer:
             call = connected.stream_stream(f"/{path}")
             return list(call(iter([content]), metadata=metadata))
 
-    async def call(self, caller: str, path: str, message: Any, model: str = MINE) -> Answer:
+    async def call(self, caller: str, path: str, message: Any, model: str = MINE) -> MethodAnswer:
         method, content = self._methods[path], message.SerializeToString()
         metadata = tuple(self._gateway.headers(caller).items())
         replies: list[bytes] = []
@@ -217,7 +227,7 @@ class Peer:
             if all(state is not VersionState.READY for _, state, _ in manager.states(MINE)):
                 await manager.load(MINE)
         name = model.encode()
-        return Answer(
+        return MethodAnswer(
             status,
             details.replace(model, "NAME"),
             tuple(reply.replace(name, b"NAME") for reply in replies),
@@ -228,7 +238,7 @@ async def test_every_method_has_exactly_the_expected_status_for_every_caller(
     gateway: AccessGateway,
 ) -> None:
     async with channel(gateway) as connected:
-        peer = Peer(gateway, connected)
+        peer = MethodCaller(gateway, connected)
         assert peer._methods.keys() == CALLS.keys()
         for path, case in CALLS.items():
             for nobody in ("none", "wrong", "expired"):
@@ -275,7 +285,7 @@ async def test_a_connection_is_not_trusted_because_an_earlier_call_was(
     gateway: AccessGateway,
 ) -> None:
     async with channel(gateway) as connected:
-        peer, path = Peer(gateway, connected), f"{OIP}/ServerMetadata"
+        peer, path = MethodCaller(gateway, connected), f"{OIP}/ServerMetadata"
         message = pb.ServerMetadataRequest()
         for _ in range(3):
             assert (await peer.call("right", path, message)).status is OK

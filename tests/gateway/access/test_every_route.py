@@ -39,7 +39,7 @@ OIP = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": ROW
 PREDICT = {"instances": ROWS}
 
 
-class Case(NamedTuple):
+class RouteCase(NamedTuple):
     """A request to a route; ``right`` is the status for a caller that may do everything.
 
     ``{model}`` and the other parameters are replaced in the path, the query and the headers.
@@ -52,89 +52,90 @@ class Case(NamedTuple):
 
 
 REGION = {"key": "/no-such-object", "byte_size": 16}
-ROUTES: dict[str, Case] = {
-    "GET /": Case(200),
-    "OPTIONS /": Case(200),
-    "GET /api-description": Case(200),
-    "GET /docs": Case(200),
-    "GET /redoc": Case(200),
-    "GET /openapi.json": Case(200),
-    "GET /ping": Case(200),
-    "POST /ping": Case(200),
+ROUTES: dict[str, RouteCase] = {
+    "GET /": RouteCase(200),
+    "OPTIONS /": RouteCase(200),
+    "GET /api-description": RouteCase(200),
+    "GET /docs": RouteCase(200),
+    "GET /redoc": RouteCase(200),
+    "GET /openapi.json": RouteCase(200),
+    "GET /ping": RouteCase(200),
+    "POST /ping": RouteCase(200),
     # The Open Inference Protocol
-    "GET /v2": Case(200),
-    "GET /v2/": Case(200),
-    "GET /v2/health/live": Case(200),
-    "GET /v2/health/ready": Case(200),
-    "GET /v2/models/stats": Case(200),
-    "POST /v2/repository/index": Case(200),
-    "POST /v2/repository/models/{model}/load": Case(200),
-    "POST /v2/repository/models/{model}/unload": Case(200),
-    "GET /v2/systemsharedmemory/status": Case(200),
-    "GET /v2/systemsharedmemory/region/{region}/status": Case(404),
-    "POST /v2/systemsharedmemory/region/{region}/register": Case(400, REGION),
-    "POST /v2/systemsharedmemory/region/{region}/unregister": Case(200),
-    "POST /v2/systemsharedmemory/unregister": Case(200),
-    "GET /v2/cudasharedmemory/status": Case(200),
-    "GET /v2/cudasharedmemory/region/{region}/status": Case(404),
-    "POST /v2/cudasharedmemory/region/{region}/register": Case(501),
-    "POST /v2/cudasharedmemory/region/{region}/unregister": Case(200),
-    "POST /v2/cudasharedmemory/unregister": Case(200),
+    "GET /v2": RouteCase(200),
+    "GET /v2/": RouteCase(200),
+    "GET /v2/health/live": RouteCase(200),
+    "GET /v2/health/ready": RouteCase(200),
+    "GET /v2/models/stats": RouteCase(200),
+    "POST /v2/repository/index": RouteCase(200),
+    "POST /v2/repository/models/{model}/load": RouteCase(200),
+    "POST /v2/repository/models/{model}/unload": RouteCase(200),
+    "GET /v2/systemsharedmemory/status": RouteCase(200),
+    "GET /v2/systemsharedmemory/region/{region}/status": RouteCase(404),
+    "POST /v2/systemsharedmemory/region/{region}/register": RouteCase(400, REGION),
+    "POST /v2/systemsharedmemory/region/{region}/unregister": RouteCase(200),
+    "POST /v2/systemsharedmemory/unregister": RouteCase(200),
+    "GET /v2/cudasharedmemory/status": RouteCase(200),
+    "GET /v2/cudasharedmemory/region/{region}/status": RouteCase(404),
+    "POST /v2/cudasharedmemory/region/{region}/register": RouteCase(501),
+    "POST /v2/cudasharedmemory/region/{region}/unregister": RouteCase(200),
+    "POST /v2/cudasharedmemory/unregister": RouteCase(200),
     # TorchServe
-    "GET /models": Case(200),
-    "POST /models": Case(409, query="?url={model}"),
-    "GET /models/{model}": Case(200),
-    "PUT /models/{model}": Case(202, query="?min_worker=1"),
-    "DELETE /models/{model}": Case(200),
-    "GET /models/{model}/{version}": Case(200),
-    "PUT /models/{model}/{version}": Case(202, query="?min_worker=1"),
-    "DELETE /models/{model}/{version}": Case(200),
-    "PUT /models/{model}/{version}/set-default": Case(200),
-    "OPTIONS /predictions/{model}": Case(200),
-    "OPTIONS /predictions/{model}/{version}": Case(200),
-    "POST /explanations/{model}": Case(200, PREDICT),
+    "GET /models": RouteCase(200),
+    "POST /models": RouteCase(409, query="?url={model}"),
+    "GET /models/{model}": RouteCase(200),
+    "PUT /models/{model}": RouteCase(202, query="?min_worker=1"),
+    "DELETE /models/{model}": RouteCase(200),
+    "GET /models/{model}/{version}": RouteCase(200),
+    "PUT /models/{model}/{version}": RouteCase(202, query="?min_worker=1"),
+    "DELETE /models/{model}/{version}": RouteCase(200),
+    "PUT /models/{model}/{version}/set-default": RouteCase(200),
+    "OPTIONS /predictions/{model}": RouteCase(200),
+    "OPTIONS /predictions/{model}/{version}": RouteCase(200),
+    "POST /explanations/{model}": RouteCase(200, PREDICT),
     **{
-        f"{method} /predictions/{{model}}{version}": Case(200, PREDICT)
+        f"{method} /predictions/{{model}}{version}": RouteCase(200, PREDICT)
         for method in ("POST", "PUT")
         for version in ("", "/{version}")
     },
     # SageMaker
-    "POST /invocations": Case(200, OIP, headers={"x-amzn-sagemaker-target-model": "{model}"}),
-    "POST /models/{model}/invoke": Case(200, OIP),
+    "POST /invocations": RouteCase(200, OIP, headers={"x-amzn-sagemaker-target-model": "{model}"}),
+    "POST /models/{model}/invoke": RouteCase(200, OIP),
     # TensorFlow Serving and KServe
-    "GET /v1/models": Case(200),
+    "GET /v1/models": RouteCase(200),
 }
 for _version in ("", "/versions/{version}"):
     _path = f"/v2/models/{{model}}{_version}"
-    ROUTES |= {f"GET {_path}{end}": Case(200) for end in ("", "/ready", "/config", "/stats")}
-    ROUTES |= {f"POST {_path}/{end}": Case(200, OIP) for end in ("infer", "explain")}
+    ROUTES |= {f"GET {_path}{end}": RouteCase(200) for end in ("", "/ready", "/config", "/stats")}
+    ROUTES |= {f"POST {_path}/{end}": RouteCase(200, OIP) for end in ("infer", "explain")}
     ROUTES |= {
-        f"POST {_path}/{end}": Case(200, {"x": ROWS[0]}) for end in ("generate", "generate_stream")
+        f"POST {_path}/{end}": RouteCase(200, {"x": ROWS[0]})
+        for end in ("generate", "generate_stream")
     }
 for _version in ("", "/versions/{version}", "/labels/{label}"):
     _path = f"/v1/models/{{model}}{_version}"
-    ROUTES |= {f"GET {_path}{end}": Case(200) for end in ("", "/metadata")}
-    ROUTES |= {f"POST {_path}:{end}": Case(200, PREDICT) for end in ("predict", "explain")}
+    ROUTES |= {f"GET {_path}{end}": RouteCase(200) for end in ("", "/metadata")}
+    ROUTES |= {f"POST {_path}:{end}": RouteCase(200, PREDICT) for end in ("predict", "explain")}
     ROUTES |= {
-        f"POST {_path}:{end}": Case(400, {"examples": []}) for end in ("classify", "regress")
+        f"POST {_path}:{end}": RouteCase(400, {"examples": []}) for end in ("classify", "regress")
     }
 #: Routes besides those of dialects.
 VERTEX = {
-    "POST /vertex": Case(200, OIP),
-    "GET /vertex-health": Case(200),
-    "GET /prometheus": Case(200),
+    "POST /vertex": RouteCase(200, OIP),
+    "GET /vertex-health": RouteCase(200),
+    "GET /prometheus": RouteCase(200),
 }
 METRICS_PORT = {
-    "GET /metrics": Case(200),
-    "GET /monitoring/prometheus/metrics": Case(200),
-    "GET /v2/rollouts": Case(200),
-    "POST /v2/rollouts/{model}": Case(400, {}),
-    "GET /v2/rollouts/{model}": Case(404),
-    "GET /v2/rollouts/{model}/history": Case(200),
-    "GET /v2/rollouts/{model}/examples": Case(404),
-    "POST /v2/rollouts/{model}/feedback": Case(400, {}),
+    "GET /metrics": RouteCase(200),
+    "GET /monitoring/prometheus/metrics": RouteCase(200),
+    "GET /v2/rollouts": RouteCase(200),
+    "POST /v2/rollouts/{model}": RouteCase(400, {}),
+    "GET /v2/rollouts/{model}": RouteCase(404),
+    "GET /v2/rollouts/{model}/history": RouteCase(200),
+    "GET /v2/rollouts/{model}/examples": RouteCase(404),
+    "POST /v2/rollouts/{model}/feedback": RouteCase(400, {}),
     **{
-        f"POST /v2/rollouts/{{model}}/{command}": Case(404, {})
+        f"POST /v2/rollouts/{{model}}/{command}": RouteCase(404, {})
         for command in ("pause", "resume", "promote", "rollback")
     },
 }
@@ -154,13 +155,15 @@ async def gateway(tmp_path: Path) -> AsyncIterator[AccessGateway]:
         yield running
 
 
-class Caller:
+class RouteCaller:
     """Sends requests of all kinds of callers."""
 
     def __init__(self, gateway: AccessGateway, http: httpx.AsyncClient) -> None:
         self._gateway, self._http = gateway, http
 
-    async def send(self, caller: str, route: str, case: Case, model: str = MINE) -> httpx.Response:
+    async def send(
+        self, caller: str, route: str, case: RouteCase, model: str = MINE
+    ) -> httpx.Response:
         method, path = route.split(" ")
         given = {"model": model, "version": "1", "label": "stable", "region": "r"}
         text = path + case.query
@@ -185,7 +188,7 @@ def comparable(response: httpx.Response, model: str) -> tuple[int, list[tuple[st
     return response.status_code, headers, response.content.replace(model.encode(), b"NAME")
 
 
-async def check(caller: Caller, route: str, case: Case) -> None:
+async def check(caller: RouteCaller, route: str, case: RouteCase) -> None:
     path = route.split(" ")[1]
     for nobody in ("none", "wrong", "expired"):
         response = await caller.send(nobody, route, case)
@@ -226,7 +229,7 @@ async def test_every_route_has_exactly_the_expected_status_for_every_caller(
     second = version == "HTTP/2"
     async with client(gateway.http_url, http1=not second, http2=second) as http:
         for route, case in (ROUTES | VERTEX).items():
-            await check(Caller(gateway, http), route, case)
+            await check(RouteCaller(gateway, http), route, case)
 
 
 async def test_every_route_of_the_metrics_port_has_exactly_the_expected_status(
@@ -234,28 +237,28 @@ async def test_every_route_of_the_metrics_port_has_exactly_the_expected_status(
 ) -> None:
     async with client(gateway.metrics_url) as http:
         for route, case in METRICS_PORT.items():
-            await check(Caller(gateway, http), route, case)
+            await check(RouteCaller(gateway, http), route, case)
 
 
 async def test_an_encoded_or_redirected_path_is_no_way_around_the_rules(
     gateway: AccessGateway,
 ) -> None:
     aliases = {
-        "POST /v2/models/%6dine/infer": Case(404, OIP),
-        "POST /v2/models/mine/versions/01/infer": Case(404, OIP),
-        "GET /v2/models/min%65/config": Case(404),
-        "POST /V1/MODELS/mine:predict": Case(404, PREDICT),
-        "POST /v1/models/%6Dine:predict": Case(404, PREDICT),
-        "GET /models/mine/": Case(404),
-        "POST /invocations": Case(
+        "POST /v2/models/%6dine/infer": RouteCase(404, OIP),
+        "POST /v2/models/mine/versions/01/infer": RouteCase(404, OIP),
+        "GET /v2/models/min%65/config": RouteCase(404),
+        "POST /V1/MODELS/mine:predict": RouteCase(404, PREDICT),
+        "POST /v1/models/%6Dine:predict": RouteCase(404, PREDICT),
+        "GET /models/mine/": RouteCase(404),
+        "POST /invocations": RouteCase(
             404, OIP, headers={"x-amzn-sagemaker-target-model": "mine.tar.gz"}
         ),
-        "POST /vertex": Case(
+        "POST /vertex": RouteCase(
             404, OIP, headers={"x-vertex-ai-triton-redirect": "v2/models/mine/infer"}
         ),
     }
     async with client(gateway.http_url) as http:
-        caller = Caller(gateway, http)
+        caller = RouteCaller(gateway, http)
         for route, case in aliases.items():
             assert (await caller.send("other", route, case)).status_code == case.right, route
             assert (await caller.send("none", route, case)).status_code == 401, route
@@ -272,15 +275,15 @@ async def test_lists_hold_only_what_the_caller_may_see(gateway: AccessGateway) -
         "GET /prometheus": 200,
     }
     async with client(gateway.http_url) as http:
-        caller = Caller(gateway, http)
+        caller = RouteCaller(gateway, http)
         for name in ("mine", "yours"):
             infer = ROUTES["POST /v2/models/{model}/infer"]
             await caller.send("right", "POST /v2/models/{model}/infer", infer, name)
         for route, status in lists.items():
-            everything = await caller.send("right", route, Case(status))
+            everything = await caller.send("right", route, RouteCase(status))
             assert "mine" in everything.text, route
             assert "yours" in everything.text, route
-            some = await caller.send("other", route, Case(status))
+            some = await caller.send("other", route, RouteCase(status))
             assert "mine" not in some.text, route
             assert "yours" in some.text, route
 
@@ -288,14 +291,14 @@ async def test_lists_hold_only_what_the_caller_may_see(gateway: AccessGateway) -
 async def test_a_refusal_has_the_form_of_its_dialect(gateway: AccessGateway) -> None:
     message = "'idle' may not use the operation 'infer'"
     async with client(gateway.http_url) as http:
-        caller = Caller(gateway, http)
+        caller = RouteCaller(gateway, http)
         for route in ("POST /v2/models/mine/infer", "POST /v1/models/mine:predict"):
-            assert (await caller.send("idle", route, Case(403))).json() == {"error": message}
+            assert (await caller.send("idle", route, RouteCase(403))).json() == {"error": message}
         for status, name, kind in ((403, "idle", "AccessDenied"), (401, "wrong", "InvalidKey")):
-            answer = await caller.send(name, "POST /predictions/mine", Case(status))
+            answer = await caller.send(name, "POST /predictions/mine", RouteCase(status))
             document = answer.json()
             assert (document["code"], document["type"]) == (status, f"{kind}Exception")
-        wrong = await caller.send("wrong", "GET /v2", Case(401))
+        wrong = await caller.send("wrong", "GET /v2", RouteCase(401))
         assert wrong.headers["www-authenticate"].endswith('error="invalid_token"')
 
 
@@ -307,7 +310,7 @@ async def test_the_check_finds_a_gateway_whose_dialects_are_not_guarded(
     async with serving(tmp_path, RULES, *CALLERS) as gateway, client(gateway.http_url) as http:
         for route in ("POST /v2/models/{model}/infer", "GET /models/{model}", "GET /v1/models"):
             with pytest.raises(AssertionError):
-                await check(Caller(gateway, http), route, ROUTES[route])
+                await check(RouteCaller(gateway, http), route, ROUTES[route])
 
 
 def test_a_route_without_an_operation_is_not_served() -> None:

@@ -25,7 +25,7 @@ def matches(names: Sequence[str], principal: Principal) -> bool:
     return principal.name in names
 
 
-class Clock:
+class QuotaClock:
     def __init__(self) -> None:
         self.now = 1000.0
 
@@ -34,11 +34,11 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> QuotaClock:
+    return QuotaClock()
 
 
-def quotas(clock: Clock, *rows: Quota, ledger: QuotaLedger | None = None) -> Quotas:
+def quotas(clock: QuotaClock, *rows: Quota, ledger: QuotaLedger | None = None) -> Quotas:
     return Quotas(rows, ledger or QuotaLedger(), matches, clock)
 
 
@@ -57,7 +57,7 @@ def admits(found: Quotas, account: QuotaAccount, size_bytes: int = 0) -> bool:
     return True
 
 
-def test_the_burst_is_admitted_and_then_the_rate(clock: Clock) -> None:
+def test_the_burst_is_admitted_and_then_the_rate(clock: QuotaClock) -> None:
     found = quotas(clock, Quota(("ci",), requests_per_second=10, burst=5))
     account = account_of(found)
     assert [admits(found, account) for _ in range(7)] == [True] * 5 + [False] * 2
@@ -67,7 +67,7 @@ def test_the_burst_is_admitted_and_then_the_rate(clock: Clock) -> None:
     assert [admits(found, account) for _ in range(6)] == [True] * 5 + [False]
 
 
-def test_no_schedule_admits_more_than_the_rate_and_the_burst(clock: Clock) -> None:
+def test_no_schedule_admits_more_than_the_rate_and_the_burst(clock: QuotaClock) -> None:
     randomness = random.Random(1)
     for _ in range(50):
         rate, burst = randomness.uniform(0.5, 500), randomness.randint(1, 50)
@@ -81,7 +81,7 @@ def test_no_schedule_admits_more_than_the_rate_and_the_burst(clock: Clock) -> No
         assert admitted >= min(400, elapsed * rate * 0.6)
 
 
-def test_a_refusal_says_when_to_come_again(clock: Clock) -> None:
+def test_a_refusal_says_when_to_come_again(clock: QuotaClock) -> None:
     found = quotas(clock, Quota(("ci",), requests_per_second=0.5, burst=1))
     account = account_of(found)
     assert admits(found, account)
@@ -92,7 +92,7 @@ def test_a_refusal_says_when_to_come_again(clock: Clock) -> None:
     assert admits(found, account)
 
 
-def test_bytes_are_charged_after_the_request_that_brings_them(clock: Clock) -> None:
+def test_bytes_are_charged_after_the_request_that_brings_them(clock: QuotaClock) -> None:
     found = quotas(clock, Quota(("ci",), bytes_per_second=1000))
     account = account_of(found)
     assert admits(found, account, 5000)
@@ -103,7 +103,7 @@ def test_bytes_are_charged_after_the_request_that_brings_them(clock: Clock) -> N
     assert admits(found, account, 1)
 
 
-def test_requests_in_flight_are_bounded(clock: Clock) -> None:
+def test_requests_in_flight_are_bounded(clock: QuotaClock) -> None:
     found = quotas(clock, Quota(("ci",), in_flight=2))
     account = account_of(found)
     found.enter(account, 0)
@@ -114,7 +114,9 @@ def test_requests_in_flight_are_bounded(clock: Clock) -> None:
     assert admits(found, account)
 
 
-def test_the_first_quota_that_matches_holds_and_each_pair_has_its_own_bucket(clock: Clock) -> None:
+def test_the_first_quota_that_matches_holds_and_each_pair_has_its_own_bucket(
+    clock: QuotaClock,
+) -> None:
     found = quotas(
         clock,
         Quota(("ci",), ("fraud*",), requests_per_second=1, burst=1),
@@ -127,7 +129,7 @@ def test_the_first_quota_that_matches_holds_and_each_pair_has_its_own_bucket(clo
     assert found.account(Principal("alice"), "fraud") is None
 
 
-def test_replies_tell_what_is_left(clock: Clock) -> None:
+def test_replies_tell_what_is_left(clock: QuotaClock) -> None:
     quota = Quota(("ci",), requests_per_second=10, burst=20, in_flight=4, bytes_per_second=1e6)
     found = quotas(clock, quota)
     account = account_of(found)
@@ -152,7 +154,7 @@ def shared() -> Iterator[int]:
 
 
 def test_requests_in_flight_count_over_all_processes_and_not_those_of_a_killed_one(
-    clock: Clock, shared: int
+    clock: QuotaClock, shared: int
 ) -> None:
     rows = [Quota(("ci",), in_flight=3)]
     workers = [quotas(clock, *rows, ledger=QuotaLedger(4, n, shared)) for n in range(4)]
@@ -166,7 +168,7 @@ def test_requests_in_flight_count_over_all_processes_and_not_those_of_a_killed_o
 
 
 def test_a_row_that_holds_nothing_is_used_again(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: QuotaClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quota_ledger, "ROWS", 8)
     found = quotas(clock, Quota(tuple(f"p{n}" for n in range(99)), requests_per_second=1, burst=1))
@@ -189,7 +191,7 @@ def test_keys_differ_and_none_is_that_of_an_empty_row() -> None:
 def _spend(queue: Any, descriptor: int, number: int) -> None:
     """Spend what there is, while time stands still."""
     rows = [Quota(("ci",), requests_per_second=1, burst=BURST)]
-    found = Quotas(rows, QuotaLedger(4, number, descriptor), matches, Clock())
+    found = Quotas(rows, QuotaLedger(4, number, descriptor), matches, QuotaClock())
     account, admitted = account_of(found), 0
     while admits(found, account):
         admitted += 1

@@ -81,7 +81,7 @@ async def listening(app: App, **options: Any) -> AsyncIterator[int]:
         await listener.drain(Deadline.after(0))
 
 
-class Client:
+class Http1Client:
     """A connection that is read reply by reply."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,10 +110,10 @@ async def within(answer: Awaitable[bytes]) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def connected(port: int) -> AsyncIterator[Client]:
+async def connected(port: int) -> AsyncIterator[Http1Client]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        yield Client(reader, writer)
+        yield Http1Client(reader, writer)
     finally:
         writer.close()
         with contextlib.suppress(ConnectionError):
