@@ -164,8 +164,8 @@ table: $(READY) ## Export every model to every format, beside Keras ports and li
 	$(BIN)/python -m tests.export_figures
 
 sweep: $(READY) ## Export 150 architectures to every format, check each artifact, and write docs/sweep.md; goes on where it was stopped; 2 hours; SHARD=I/N
-	$(BIN)/python -m tests.sweep.peers
 	$(BIN)/python -m tests.sweep --shard $(or $(SHARD),1/1) --page docs/sweep.md
+	$(BIN)/python -m tests.sweep.peers --page docs/sweep.md
 
 tflite-runtime: $(READY) ## Run fp32 and fp16 TFLite files on tflite-runtime 2.14, in its own environment
 	$(BIN)/python -m tests.tflite_runtime

@@ -230,11 +230,15 @@ def check_real(key: str, value: Tensor, subject: str) -> None:
 
     PyTorch would take the integers of a quantised weight for its values.
     """
-    if not value.is_floating_point():
-        raise Unsupported(
-            f"{subject}: the weight '{key}' is {str(value.dtype).removeprefix('torch.')}, as in a "
-            "quantised model; export the model before its quantisation, and use --quantize"
-        )
+    if value.is_floating_point():
+        return
+    weight = f"{subject}: the weight '{key}' is {str(value.dtype).removeprefix('torch.')}"
+    if value.is_complex():
+        raise Unsupported(f"{weight}, and the model's is real; use a checkpoint of this model")
+    raise Unsupported(
+        f"{weight}, as in a quantised model; export the model before its quantisation, and use "
+        "--quantize"
+    )
 
 
 def _some(items: list[Any]) -> str:

@@ -91,13 +91,19 @@ def test_entries_with_code_are_left_out_wherever_they_are(folder: Path) -> None:
         companions.read(folder)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64])
-def test_weights_that_are_no_real_numbers_are_refused(folder: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "reason"),
+    [(torch.int8, "as in a quantised model"), (torch.complex64, "and the model's is real")],
+)
+def test_weights_that_are_no_real_numbers_are_refused(
+    folder: Path, dtype: torch.dtype, reason: str
+) -> None:
     path = folder / "model.safetensors"
     state = load_file(path)
     state["classifier.weight"] = state["classifier.weight"].to(dtype)
     save_file(state, path, {"format": "pt"})
-    expected = f"the weight 'classifier.weight' is {str(dtype).removeprefix('torch.')}"
+    name = str(dtype).removeprefix("torch.")
+    expected = f"the weight 'classifier.weight' is {name}, {reason}"
     assert expected in refused(folder, 4)
 
 

@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 
 from tests import verb
-from tests.sweep import attempts, page, peers
+from tests.sweep import attempts, page
 from tests.sweep.attempts import FORMATS, ExportVerdict
 from tests.sweep.catalogue import TENTH, catalogue
 
@@ -37,7 +37,6 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--results", type=Path, default=Path("build/sweep.jsonl"))
     parser.add_argument("--again", action="store_true", help="run what has a result, too")
-    parser.add_argument("--peers", type=Path, default=Path("build/sweep-peers.jsonl"))
     parser.add_argument("--page", type=Path, help="write the table here")
     options = parser.parse_args()
     shard, of = (int(part) for part in options.shard.split("/"))
@@ -68,9 +67,7 @@ def main() -> int:
     results = attempts.read(options.results)
     print(page.summary(results.values()))
     if options.page is not None:
-        beside = peers.read(options.peers).values()
-        table = peers.table(beside) if beside else ""
-        options.page.write_text(page.markdown(results.values(), table))
+        options.page.write_text(page.markdown(results.values()))
     return int(bad > 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -19,6 +20,8 @@ and 3 and three sizes of every axis. What is *refused* has one line with the rea
 from 2 to 5.
 """
 
+#: The heading before which the section of other exporters stands.
+EVERY = "## Every architecture\n"
 PEERS = """\
 ## Beside other exporters to ONNX
 
@@ -51,16 +54,32 @@ def summary(outcomes: Iterable[ExportOutcome]) -> str:
     return "\n".join(lines)
 
 
-def markdown(outcomes: Iterable[ExportOutcome], peers: str) -> str:
-    """The whole page; ``peers`` is the table of other exporters."""
+def markdown(outcomes: Iterable[ExportOutcome]) -> str:
+    """The whole page, without the table of other exporters."""
     places = {name: place for place, name in enumerate(catalogue())}
     rows = sorted(outcomes, key=lambda row: places.get(row.architecture, len(places)))
     ran = Counter(row.architecture for row in rows)
     whole = sum(count == len(FORMATS) for count in ran.values())
-    beside = f"{PEERS}\n{peers}\n" if peers else ""
     state = f"{whole} of {len(places)} architectures went to all formats, {len(ran)} to some.\n"
-    parts = [INTRODUCTION, state, _totals(rows), beside, _table(rows), _reasons(rows)]
-    return "\n".join(parts)
+    return "\n".join([INTRODUCTION, state, _totals(rows), _table(rows), _reasons(rows)])
+
+
+def published(page: str) -> frozenset[str]:
+    """Return the architectures that were published to ONNX, by the page."""
+    return frozenset(
+        re.findall(rf"^\| `(.+)` \| {_CELLS[ExportVerdict.PUBLISHED]} \|", page, re.MULTILINE)
+    )
+
+
+def cell(text: str) -> str:
+    """Return ``text`` as it stands in a table or list of the page."""
+    return " ".join(text.split())[:400].replace("|", "\\|").replace("<", "&lt;")
+
+
+def with_peers(page: str, table: str) -> str:
+    """Return ``page`` with the table of other exporters, in place of the one that it has."""
+    before, every, after = page.partition(EVERY)
+    return f"{before.partition(PEERS)[0]}{PEERS}\n{table}\n\n{every}{after}"
 
 
 def _totals(rows: list[ExportOutcome]) -> str:
@@ -78,7 +97,7 @@ def _totals(rows: list[ExportOutcome]) -> str:
 
 def _table(rows: list[ExportOutcome]) -> str:
     cells = {(row.architecture, row.format): _CELLS[row.verdict] for row in rows}
-    lines = ["## Every architecture\n", f"| architecture | {' | '.join(FORMATS)} |"]
+    lines = [EVERY, f"| architecture | {' | '.join(FORMATS)} |"]
     lines.append("|---" * (len(FORMATS) + 1) + "|")
     for name in dict.fromkeys(row.architecture for row in rows):
         found = (cells.get((name, each), "") for each in FORMATS)
@@ -88,8 +107,9 @@ def _table(rows: list[ExportOutcome]) -> str:
 
 def _reasons(rows: list[ExportOutcome]) -> str:
     lines = ["## Reasons\n", "| architecture | format | reason |", "|---|---|---|"]
-    for row in rows:
-        if row.verdict is not ExportVerdict.PUBLISHED:
-            text = " ".join(row.detail.split())[:400].replace("|", "\\|").replace("<", "&lt;")
-            lines.append(f"| `{row.architecture}` | {row.format} | {text} |")
+    lines += (
+        f"| `{row.architecture}` | {row.format} | {cell(row.detail)} |"
+        for row in rows
+        if row.verdict is not ExportVerdict.PUBLISHED
+    )
     return "\n".join(lines) + "\n"

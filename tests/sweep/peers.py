@@ -1,6 +1,8 @@
 """The same architectures by other exporters to ONNX, held to the same comparison.
 
-    python -m tests.sweep.peers [--results FILE] [PATTERN …]
+    python -m tests.sweep.peers [--results FILE] [--page FILE] [PATTERN …]
+
+A run goes on where an earlier one with the same results file ended.
 
 ``torch.onnx.export`` is called as its documentation does, with every axis dynamic; ``optimum-cli
 export onnx`` runs in an environment of its own, as it needs an older transformers. A file that they
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,7 +37,7 @@ from modelport.gateway.cli.errors import first_line
 from modelport.gateway.types import Array, ModelSignature
 from modelport.loadtests.system import environments
 from tests import verb
-from tests.sweep import comparison
+from tests.sweep import comparison, page
 from tests.sweep.catalogue import Architecture, catalogue
 
 OPTIMUM = ("torch==2.13.0", "optimum-onnx[onnxruntime]==0.1.0")
@@ -228,15 +230,29 @@ def read(file: Path) -> dict[tuple[str, str], PeerOutcome]:
     return {(outcome.architecture, outcome.peer): outcome for outcome in found}
 
 
-def table(outcomes: Iterable[PeerOutcome]) -> str:
-    """Counts by peer."""
+def table(outcomes: Iterable[PeerOutcome], published: Collection[str]) -> str:
+    """Counts by peer, and the files that are not right.
+
+    Args:
+        published: The architectures that modelport publishes to ONNX.
+    """
     rows = list(outcomes)
     words = (RIGHT, WRONG, FAILS, REFUSED, UNCOMPARED)
-    lines = [f"| exporter | {' | '.join(words)} |", "|---" + "|--:" * len(words) + "|"]
+    lines = [f"| exporter | models | {' | '.join(words)} | modelport, the same models: {RIGHT} |"]
+    lines.append("|---" + "|--:" * (len(words) + 2) + "|")
     for peer in PEERS:
-        counts = Counter(row.verdict for row in rows if row.peer == peer)
-        lines.append(f"| {peer} | {' | '.join(str(counts[word]) for word in words)} |")
-    return "\n".join(lines)
+        asked = [row for row in rows if row.peer == peer]
+        counts = Counter(row.verdict for row in asked)
+        ours = sum(row.architecture in published for row in asked)
+        cells = [peer, len(asked), *(counts[word] for word in words), ours]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines.append("")
+    lines += (
+        f"- `{row.architecture}` by {row.peer}: {row.verdict}: {page.cell(row.detail)}"
+        for row in rows
+        if row.verdict in (WRONG, FAILS)
+    )
+    return "\n".join(lines).rstrip()
 
 
 def main() -> int:
@@ -244,6 +260,7 @@ def main() -> int:
     parser.add_argument("patterns", nargs="*", default=["*"], metavar="PATTERN")
     parser.add_argument("--peer", dest="peers", action="append", choices=list(PEERS))
     parser.add_argument("--results", type=Path, default=Path("build/sweep-peers.jsonl"))
+    parser.add_argument("--page", type=Path, help="write the table into this page of the sweep")
     options = parser.parse_args()
     from tests.sweep.__main__ import import_libraries
 
@@ -260,7 +277,10 @@ def main() -> int:
             with options.results.open("a") as lines:
                 lines.write(json.dumps(asdict(outcome)) + "\n")
             print(f"{outcome.verdict:<22}{name:<44}{peer:<20}{outcome.detail[:200]}", flush=True)
-    print(table(read(options.results).values()))
+    if options.page is not None:
+        before = options.page.read_text()
+        counts = table(read(options.results).values(), page.published(before))
+        options.page.write_text(page.with_peers(before, counts))
     return 0
 
 
