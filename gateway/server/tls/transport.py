@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from modelport.gateway.runtime.thread_buffer import ThreadBuffer
-
 from modelport.gateway.runtime.timer_wheel import Timer
 from modelport.gateway.server import time_limits
 from modelport.gateway.server.listener import ServerState

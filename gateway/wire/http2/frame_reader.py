@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from modelport.gateway.runtime.thread_buffer import ThreadBuffer
-
 from modelport.gateway.wire.http2.frames import (
     CONTINUATION,
     DATA,
