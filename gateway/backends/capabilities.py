@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
+
+#: Computes the response to a request in the calling thread.
+BlockingInfer = Callable[[InferRequest], InferResponse]
+#: Work of a background thread, which computes by this function.
+BackgroundWork = Callable[[BlockingInfer], None]
 
 
 @runtime_checkable
@@ -63,8 +68,8 @@ class SignatureBackend(Protocol):
 class BackgroundBackend(Protocol):
     """A ``Backend`` that computes on this machine, and can do so at a lower priority."""
 
-    def in_background(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
-        """Compute with little effect on the latency of other requests.
+    def in_background(self, work: BackgroundWork) -> None:
+        """Call ``work`` in a thread of lower priority, after the work before it.
 
-        The caller enforces the deadline.
+        ``work`` must not raise. It is dropped if the backend is unloaded.
         """

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
 import structlog
 
+from modelport.gateway.backends.capabilities import BackgroundWork, BlockingInfer
 from modelport.gateway.errors import Code, Internal, ModelportError, TimedOut, Unavailable
 from modelport.gateway.inference.classification import LARGE, classify
+from modelport.gateway.inference.validation import Validator
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.rollout import request_routing
@@ -104,15 +106,28 @@ class InferenceService:
         """
         version = self._manager.acquire(request.model_name, request.model_version)
         try:
-            validator = version.validator
-            if request.signature:
-                validator = version.signatures.validator(request.signature)
-            validator.check(request)
-            response = await within(version.in_background(request, deadline), deadline)
+            validator = _checked(version, request)
+            if version.in_background is None:
+                answer = version.backend(request, deadline)
+            else:
+                answer = _in_background(version.in_background, request)
+            response = await within(answer, deadline)
             validator.restore(response)
             return response
         finally:
             version.release()
+
+    def acquire_in_background(self, name: str, number: int) -> ServedVersion | None:
+        """Acquire a version for ``answer_copy``; None if its backend has no background thread.
+
+        Raises:
+            ModelportError: the version is not served.
+        """
+        version = self._manager.acquire(name, number)
+        if version.in_background is None:
+            version.release()
+            return None
+        return version
 
     def pending(self, name: str, number: int) -> int:
         """The number of requests in progress at a version."""
@@ -295,6 +310,54 @@ class _Counted:
         elif code is Code.INTERNAL:
             log.exception("infer failed", model=version.name, request_id=_request_id(self._request))
             raise Internal("inference failed; the server's log has the reason") from error
+
+
+def answer_copy(
+    version: ServedVersion, request: InferRequest, infer: BlockingInfer
+) -> InferResponse:
+    """Answer as ``InferenceService.infer_copy``, in a thread, by ``infer`` of ``in_background``."""
+    validator = _checked(version, request)
+    response = infer(request)
+    validator.restore(response)
+    return response
+
+
+def _checked(version: ServedVersion, request: InferRequest) -> Validator:
+    """Check the request for the version; return the validator of its signature."""
+    validator = version.validator
+    if request.signature:
+        validator = version.signatures.validator(request.signature)
+    validator.check(request)
+    return validator
+
+
+async def _in_background(
+    begin: Callable[[BackgroundWork], None], request: InferRequest
+) -> InferResponse:
+    loop = asyncio.get_running_loop()
+    reply: asyncio.Future[InferResponse] = loop.create_future()
+
+    def finish(result: InferResponse | BaseException) -> None:
+        if reply.done():
+            return
+        if isinstance(result, BaseException):
+            reply.set_exception(result)
+        else:
+            reply.set_result(result)
+
+    def work(infer: BlockingInfer) -> None:
+        if reply.done():  # nobody waits any more
+            return
+        result: InferResponse | BaseException
+        try:
+            result = infer(request)
+        except BaseException as error:  # re-raised in the caller
+            result = error
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(finish, result)
+
+    begin(work)
+    return await reply
 
 
 async def within(answer: Awaitable[T], deadline: Deadline) -> T:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from modelport.gateway.backends.base import Backend
-from modelport.gateway.backends.capabilities import BackgroundBackend, LabelledBackend
+from modelport.gateway.backends.capabilities import (
+    BackgroundBackend,
+    BackgroundWork,
+    LabelledBackend,
+)
 from modelport.gateway.errors import InvalidArgument, Unavailable
 from modelport.gateway.inference import pipeline
 from modelport.gateway.inference.admission.fair_queue import FairQueue
@@ -29,7 +33,7 @@ from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import ModelEntry
 from modelport.gateway.telemetry import Statistics
-from modelport.gateway.types import Infer, ModelSignature
+from modelport.gateway.types import ModelSignature
 
 #: The reason Triton gives for a version that was unloaded on purpose.
 UNLOADED = "unloaded"
@@ -72,8 +76,8 @@ class ServedVersion:
         self.infer, self.stream, self.refuses = pipeline.build(
             self.name, number, backend, self.signatures, statistics, shared
         )
-        #: The backend alone, without the stages before it.
-        self.in_background: Infer = backend
+        #: The backend's, if it has one.
+        self.in_background: Callable[[BackgroundWork], None] | None = None
         if isinstance(backend, BackgroundBackend):
             self.in_background = backend.in_background
         #: The turns of callers; requests of the gateway itself take none.

@@ -43,7 +43,8 @@ class AnswerComparison:
     """The comparison that a plan asks for."""
 
     def __init__(self, plan: RolloutPlan) -> None:
-        self._decides = plan.comparison is ComparisonKind.DECISIONS
+        #: Whether decisions are compared.
+        self.decides = plan.comparison is ComparisonKind.DECISIONS
         self._output, self._threshold = plan.decision_output, plan.decision_threshold
         self._top_k = plan.decision_top_k
         self._atol, self._rtol = plan.limits.atol, plan.limits.rtol
@@ -68,7 +69,7 @@ class AnswerComparison:
 
     def _close(self, expected: Array, actual: Array) -> bool:
         """Whether all values are finite and within the tolerance, as most answers are."""
-        if self._decides:
+        if self.decides:
             return False
         with np.errstate(invalid="ignore"):  # infinity - infinity
             difference = np.abs(expected - actual)
@@ -77,7 +78,7 @@ class AnswerComparison:
 
     def _disagreement(self, tensor: Tensor, expected: Array, actual: Array) -> float:
         is_float = tensor.datatype in _FLOATS
-        if self._decides:
+        if self.decides:
             decided = self._chosen(tensor.name, expected), self._chosen(tensor.name, actual)
             if decided[0] is not None and decided[1] is not None:
                 differs = decided[0] != decided[1]
@@ -133,7 +134,7 @@ class AnswerComparison:
         A score is the value before the threshold, or the share of the largest class. Values that
         are not probabilities become some, by the logistic function or the softmax.
         """
-        if not self._decides:
+        if not self.decides:
             return None
         for tensor in outputs:
             values = numbers(tensor) if tensor.datatype in _FLOATS else None

@@ -90,6 +90,8 @@ class Rollouts:
 
     def counts(self) -> dict[str, dict[str, Any]]:
         """The counts of each rollout since it began in this process, by id and stage."""
+        for split in self._splits.values():
+            split.settle()
         return {
             split.plan.id: {
                 "stages": {str(index): counts.to_json() for index, counts in split.counts.items()}

@@ -3,34 +3,37 @@
 A copy never harms the requests of clients. It waits for a moment in which none is in progress, one
 copy runs at a time, and it has its own deadline. It takes no part in batching, caching, admission
 and statistics. A copy that finds no place or no moment is dropped and counted.
+
+If the other side computes on this machine, everything but the choice of the moment happens in its
+background thread, which does not wake the event loop unless more copies wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 
+from modelport.gateway.backends.capabilities import BlockingInfer
 from modelport.gateway.errors import MemoryExhausted, ModelportError, QueueFull
+from modelport.gateway.inference.service import InferenceService, answer_copy
+from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.rollout import request_routing
 from modelport.gateway.rollout.plan import RolloutSide
 from modelport.gateway.rollout.sides import StageTraffic, addressed
-from modelport.gateway.types import (
-    Deadline,
-    Infer,
-    InferRequest,
-    InferResponse,
-    Tensor,
-)
+from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
 
 log = structlog.get_logger("modelport.rollout")
+
+T = TypeVar("T")
 
 #: Most copies that wait, and their tensors.
 MAX_COPIES = 16
@@ -40,6 +43,8 @@ MAX_WAIT_SECONDS = 5.0
 PATIENCE_SECONDS = 1.0
 #: A copy's deadline: some time, and a multiple of the time that the client's answer took.
 DEADLINE_SECONDS, DEADLINE_FACTOR = 10.0, 5.0
+#: Outputs with more elements are not compared on the event loop.
+INLINE_ELEMENTS = 65_536
 
 
 @dataclass(slots=True)
@@ -62,118 +67,210 @@ class ShadowCopy:
 
 
 class CopyOutcome(Enum):
-    """The ways in which a copy ends without an answer."""
+    """The ways in which a copy ends without a comparison."""
 
     FAILED = "failed"
     DROPPED = "dropped"
 
 
-class ShadowListener(Protocol):
-    """Gets the outcome of every copy that a queue has accepted."""
+class ShadowListener(Protocol[T]):
+    """Compares answers, and gets the outcome of every copy that a queue has accepted."""
 
-    async def compared(self, copy: ShadowCopy, response: InferResponse) -> None: ...
+    def compare(self, copy: ShadowCopy, response: InferResponse) -> T:
+        """Compare the answer to a copy with the one that the client got, in any thread."""
+
+    def compared(self, copy: ShadowCopy, comparison: T) -> None: ...
 
     def ended(self, copy: ShadowCopy, outcome: CopyOutcome) -> None: ...
 
 
-class ShadowQueue:
-    """The copies of one rollout in this process. Only the event loop uses it.
+@dataclass(slots=True, eq=False)
+class _RunningCopy:
+    """A copy in progress: in the background thread of ``version``, or in ``task``."""
+
+    copy: ShadowCopy
+    #: The end of its deadline, by ``time.monotonic``.
+    latest: float
+    loop: asyncio.AbstractEventLoop
+    version: ServedVersion | None = None
+    task: asyncio.Task[None] | None = None
+    #: Whether it was counted. A thread may still compute.
+    ended: bool = False
+
+
+class ShadowQueue(Generic[T]):
+    """The copies of one rollout in this process. Only the event loop calls its public methods.
 
     Args:
-        ask: answers a copy.
         busy: whether requests of clients are in progress.
-        overloaded: whether no copy may be sent at all.
     """
 
     def __init__(
-        self,
-        ask: Infer,
-        listener: ShadowListener,
-        busy: Callable[[], bool],
-        overloaded: Callable[[], bool],
+        self, service: InferenceService, listener: ShadowListener[T], busy: Callable[[], bool]
     ) -> None:
-        self._ask, self._listener = ask, listener
-        self._busy, self._overloaded = busy, overloaded
+        self._service, self._listener, self._busy = service, listener, busy
         self._waiting: deque[ShadowCopy] = deque()
         self._bytes = 0
-        self._task: asyncio.Task[None] | None = None
-        self._moment: asyncio.Future[None] | None = None
+        self._running: _RunningCopy | None = None
+        #: The outcomes of copies in threads, which append to it.
+        self._finished: deque[tuple[_RunningCopy, T | CopyOutcome]] = deque()
+        #: Since when the first of the waiting copies waits for its moment.
+        self._free_since = 0.0
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
 
     def offer(self, copy: ShadowCopy) -> bool:
         """Queue ``copy``, or return False: there is no place, or the gateway is overloaded."""
+        self.settle()
         size = self._bytes + copy.size_bytes
-        if len(self._waiting) >= MAX_COPIES or size > MAX_BYTES or self._overloaded():
+        if len(self._waiting) >= MAX_COPIES or size > MAX_BYTES or self._service.overloaded:
             return False
         copy.queued_at = time.monotonic()
         self._bytes = size
         self._waiting.append(copy)
-        if self._task is None:
-            loop = asyncio.get_running_loop()
-            # A context of its own: copies belong to no request.
-            self._task = loop.create_task(self._run(), context=contextvars.Context())
+        self.advance()
         return True
 
     def advance(self) -> None:
         """Note that a request of a client has been answered."""
-        if self._moment is not None and not self._moment.done():
-            self._moment.set_result(None)
+        if self._waiting and not self._scheduled:
+            self._scheduled = True
+            loop = asyncio.get_running_loop()
+            # Requests that have come in the meantime are first: one iteration of the loop reads
+            # them, the next one begins them.
+            loop.call_soon(loop.call_soon, self._begin)
+
+    def settle(self) -> None:
+        """Count the copies that have ended, or exceed their deadline."""
+        while self._finished:
+            self._end(*self._finished.popleft())
+        running = self._running
+        if running is not None and time.monotonic() >= running.latest and running.task is None:
+            self._end(running, CopyOutcome.FAILED)
 
     def stop(self) -> None:
         """Drop all copies, the one in progress too."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+        self.settle()
+        running, self._running = self._running, None
+        if running is not None and running.task is not None:
+            running.task.cancel()  # it ends the copy
+        elif running is not None:
+            self._end(running, CopyOutcome.DROPPED)
         for copy in self._waiting:
             self._listener.ended(copy, CopyOutcome.DROPPED)
         self._waiting.clear()
         self._bytes = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    async def _run(self) -> None:
-        request_routing.CURRENT.set(request_routing.RequestRouting(is_copy=True))
-        while self._waiting:
-            await self._quiet_moment()
-            copy = self._waiting.popleft()
+    def _begin(self) -> None:
+        """Begin the next copy if this is a moment for it."""
+        self._scheduled = False
+        self.settle()
+        while self._waiting and self._running is None:
+            copy, now = self._waiting[0], time.monotonic()
+            since = max(copy.queued_at, self._free_since)
+            if self._busy() and now < since + PATIENCE_SECONDS:
+                break
+            self._waiting.popleft()
             self._bytes -= copy.size_bytes
-            if self._overloaded() or time.monotonic() - copy.queued_at > MAX_WAIT_SECONDS:
+            if self._service.overloaded or now - copy.queued_at > MAX_WAIT_SECONDS:
                 self._listener.ended(copy, CopyOutcome.DROPPED)
-                continue
-            try:
-                await self._answer(copy)
-            except asyncio.CancelledError:
-                self._listener.ended(copy, CopyOutcome.DROPPED)
-                raise
-            except Exception:
-                log.exception(
-                    "the answer to a shadow copy was not compared", model=copy.request.model_name
-                )
-                self._listener.ended(copy, CopyOutcome.DROPPED)
-        self._task = None
+            else:
+                self._answer(copy, now)
+        if self._timer is None and (self._waiting or self._running is not None):
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._look)
 
-    async def _answer(self, copy: ShadowCopy) -> None:
-        request = addressed(copy.request, copy.side)
-        request.classification = {}
-        seconds = DEADLINE_SECONDS + DEADLINE_FACTOR * copy.seconds
-        try:
-            response = await self._ask(request, Deadline.after(seconds))
-        except (QueueFull, MemoryExhausted):
-            self._listener.ended(copy, CopyOutcome.DROPPED)
-        except Exception as error:
-            if not isinstance(error, ModelportError):
-                log.exception("a shadow copy failed", model=copy.request.model_name)
-            self._listener.ended(copy, CopyOutcome.FAILED)
-        else:
-            await self._listener.compared(copy, response)
+    def _look(self) -> None:
+        """Look at the copies although no request of a client has been answered."""
+        self._timer = None
+        self._begin()
 
-    async def _quiet_moment(self) -> None:
-        """Wait until no request of a client is in progress, for ``PATIENCE_SECONDS`` at most."""
+    def _answer(self, copy: ShadowCopy, now: float) -> None:
         loop = asyncio.get_running_loop()
-        latest = loop.time() + PATIENCE_SECONDS
-        await asyncio.sleep(0)  # requests that have come in the meantime are first
-        while self._busy() and loop.time() < latest:
-            self._moment = moment = loop.create_future()
-            timer = loop.call_at(latest, self.advance)
-            try:
-                await moment
-            finally:
-                timer.cancel()
-            await asyncio.sleep(0)
+        latest = now + DEADLINE_SECONDS + DEADLINE_FACTOR * copy.seconds
+        self._running = running = _RunningCopy(copy, latest, loop)
+        try:
+            running.version = version = self._service.acquire_in_background(*copy.side)
+        except ModelportError as error:
+            self._end(running, _outcome_of(copy, error))
+            return
+        if version is None:
+            # A context of its own: copies belong to no request.
+            context = contextvars.Context()
+            running.task = loop.create_task(self._answer_on_loop(running), context=context)
+        else:
+            assert version.in_background is not None
+            version.in_background(lambda infer: self._answer_in_thread(running, version, infer))
+
+    def _answer_in_thread(
+        self, running: _RunningCopy, version: ServedVersion, infer: BlockingInfer
+    ) -> None:
+        if running.ended:
+            return
+        outcome: T | CopyOutcome
+        try:
+            response = answer_copy(version, _request(running.copy), infer)
+        except Exception as error:
+            outcome = _outcome_of(running.copy, error)
+        else:
+            outcome = self._compared(running.copy, response)
+        self._finished.append((running, outcome))
+        if self._waiting:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                running.loop.call_soon_threadsafe(self.advance)
+
+    async def _answer_on_loop(self, running: _RunningCopy) -> None:
+        request_routing.CURRENT.set(request_routing.RequestRouting(is_copy=True))
+        copy, deadline = running.copy, Deadline(running.latest)
+        outcome: T | CopyOutcome = CopyOutcome.DROPPED
+        try:
+            response = await self._service.infer_copy(_request(copy), deadline)
+        except Exception as error:
+            outcome = _outcome_of(copy, error)
+        else:
+            if sum(each.data.size for each in copy.answer) > INLINE_ELEMENTS:
+                outcome = await asyncio.to_thread(self._compared, copy, response)
+            else:
+                outcome = self._compared(copy, response)
+        finally:
+            self._end(running, outcome)
+        self.advance()
+
+    def _compared(self, copy: ShadowCopy, response: InferResponse) -> T | CopyOutcome:
+        try:
+            return self._listener.compare(copy, response)
+        except Exception:
+            log.exception(
+                "the answer to a shadow copy was not compared", model=copy.request.model_name
+            )
+            return CopyOutcome.DROPPED
+
+    def _end(self, running: _RunningCopy, outcome: T | CopyOutcome) -> None:
+        """Count a copy, and let the next one begin."""
+        if running.ended:
+            return
+        running.ended = True
+        if running.version is not None:
+            running.version.release()
+        if running is self._running:
+            self._running, self._free_since = None, time.monotonic()
+        if isinstance(outcome, CopyOutcome):
+            self._listener.ended(running.copy, outcome)
+        else:
+            self._listener.compared(running.copy, outcome)
+
+
+def _request(copy: ShadowCopy) -> InferRequest:
+    request = addressed(copy.request, copy.side)
+    request.classification = {}
+    return request
+
+
+def _outcome_of(copy: ShadowCopy, error: Exception) -> CopyOutcome:
+    if isinstance(error, QueueFull | MemoryExhausted):
+        return CopyOutcome.DROPPED
+    if not isinstance(error, ModelportError):
+        log.error("a shadow copy failed", model=copy.request.model_name, exc_info=error)
+    return CopyOutcome.FAILED

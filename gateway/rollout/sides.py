@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -29,6 +30,11 @@ class StageTraffic(NamedTuple):
         return self.share if self.kind is StageKind.SHADOW else 0.0
 
 
+def copies_of(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Tensors with the same data, for code that reshapes them."""
+    return [Tensor(each.name, each.datatype, each.data) for each in tensors]
+
+
 def addressed(request: InferRequest, side: RolloutSide) -> InferRequest:
     """A copy of ``request`` for ``side``, because validation reshapes a request's tensors."""
     return replace(
@@ -36,6 +42,6 @@ def addressed(request: InferRequest, side: RolloutSide) -> InferRequest:
         model_name=side.model,
         model_version=side.version,
         label=None,
-        inputs=[Tensor(each.name, each.datatype, each.data) for each in request.inputs],
+        inputs=copies_of(request.inputs),
         timing=Timing(),
     )

@@ -12,15 +12,19 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from modelport.gateway.errors import Code, ModelportError, TimedOut, Unavailable
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.rollout import examples
-from modelport.gateway.rollout.answer_comparison import AnswerComparison, count_scores
+from modelport.gateway.rollout.answer_comparison import (
+    AnswerComparison,
+    ComparedAnswers,
+    count_scores,
+)
 from modelport.gateway.rollout.assignment import RequestAssignment
 from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.feedback import AnsweredRequest, LabelledRequests, decisions_of
@@ -28,10 +32,9 @@ from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide, StageKind
 from modelport.gateway.rollout.request_events import AssignedRequest, RequestEvents
 from modelport.gateway.rollout.request_routing import CURRENT
 from modelport.gateway.rollout.shadow import CopyOutcome, ShadowCopy, ShadowQueue
-from modelport.gateway.rollout.sides import StageTraffic, addressed
+from modelport.gateway.rollout.sides import StageTraffic, addressed, copies_of
 from modelport.gateway.runtime.timer_wheel import TimeLimit
-from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
-from modelport.gateway.wire import via_header
+from modelport.gateway.types import Array, Deadline, InferRequest, InferResponse, Tensor
 
 #: Parameter of requests whose answer depends on earlier ones.
 _SEQUENCE = "sequence_id"
@@ -46,8 +49,6 @@ _NEVER_SECONDS = 1e9
 #: Ids of the rollouts whose candidate answers the current request. If that is an ensemble around
 #: the model itself, the step is not diverted again.
 _DIVERTING: ContextVar[frozenset[str]] = ContextVar("diverting", default=frozenset())
-#: Outputs with more elements are compared in a thread.
-_INLINE_ELEMENTS = 65_536
 
 
 @dataclass(slots=True)
@@ -58,16 +59,21 @@ class _DivertedRequest:
     deadline: Deadline
     step: bool
     assigned: AssignedRequest
-    #: Whether the other side gets a copy.
-    copied: bool
     #: By ``time.monotonic``.
     started: float
-    #: The request as the side that answered got it.
-    asked: InferRequest | None = None
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
+
+
+class ComparedCopy(NamedTuple):
+    """The comparison of the answers of both sides; ``scores`` are the candidate's of a copy."""
+
+    answers: ComparedAnswers
+    scores: Array | None
+    baseline: Sequence[Tensor]
+    candidate: Sequence[Tensor]
 
 
 class TrafficSplit:
@@ -83,6 +89,7 @@ class TrafficSplit:
         self.events = RequestEvents(plan)
         self._labelled = LabelledRequests(plan)
         self._learns = plan.limits.max_quality_ratio is not None
+        self._reads_decisions = self._learns or self.comparison.decides
         self._service = service
         self._assignment = RequestAssignment(plan)
         #: Whether requests without a version belong to the rollout.
@@ -93,13 +100,7 @@ class TrafficSplit:
         self._until = math.inf
         #: Limits of the requests in flight at the candidate, with their deadlines.
         self._on_candidate: dict[TimeLimit, Deadline] = {}
-        sides = (plan.baseline, plan.candidate)
-        self._copies = ShadowQueue(
-            service.infer_copy,
-            self,
-            busy=lambda: any(service.pending(*side) for side in sides),
-            overloaded=lambda: service.overloaded,
-        )
+        self._copies = ShadowQueue(service, self, self._busy)
 
     def route(self, number: int, kind: StageKind, share: float, until: float = math.inf) -> None:
         """Route requests from now on as stage ``number`` does; a share of 0 stops the candidate.
@@ -131,6 +132,15 @@ class TrafficSplit:
         if limit in self._on_candidate:
             limit.end()
 
+    def _busy(self) -> bool:
+        """Whether requests of clients are in progress."""
+        pending = self._service.pending
+        return bool(pending(*self.plan.baseline) or pending(*self.plan.candidate))
+
+    def settle(self) -> None:
+        """Count the copies that have ended."""
+        self._copies.settle()
+
     def close(self) -> None:
         """Drop all copies; requests in flight finish where they are."""
         self._copies.stop()
@@ -147,9 +157,9 @@ class TrafficSplit:
             return self._default
         return request.label is not None and request.label == self.plan.label
 
-    async def infer(
+    def infer(
         self, request: InferRequest, deadline: Deadline, step: bool = False
-    ) -> InferResponse:
+    ) -> Awaitable[InferResponse]:
         """Answer ``request``, which this split diverts, by one of the sides.
 
         If the candidate fails, the baseline answers within the same deadline. A ``step`` of an
@@ -158,51 +168,88 @@ class TrafficSplit:
         Raises:
             ModelportError: the baseline failed, or the deadline has passed.
         """
-        name, diverted = request.model_name, self._assign(request, deadline, step)
-        is_candidate = diverted.assigned.is_candidate
-        side = self.plan.candidate if is_candidate else self.plan.baseline
-        try:
-            if is_candidate:
-                response = await self._at_candidate(diverted)
-            else:
-                response = await self._of(side, diverted)
-        except asyncio.CancelledError:
-            self.events.abandoned(diverted.assigned, diverted.seconds)
-            raise
-        except ModelportError as error:
-            if not is_candidate:
-                if error.code not in _CLIENT_ERRORS:
-                    self._failed(diverted, error)
-                raise
-            side = self.plan.baseline
-            response = await self._fall_back(diverted, error)
-        else:
-            self._answered(diverted, response)
-        self._copies.advance()
-        response.model_name, response.model_version = name, side.version
-        return response
-
-    def _assign(self, request: InferRequest, deadline: Deadline, step: bool) -> _DivertedRequest:
-        stage, key, now = self._stage, self._assignment.key(request), time.monotonic()
-        is_candidate = copied = False
-        if now >= self._until:
+        stage, key, started = self._stage, self._assignment.key(request), time.monotonic()
+        assigned, copied = self._to_baseline, False
+        if started >= self._until:
             pass
         elif stage.kind is StageKind.SHADOW:
             copied = random.random() < stage.share
         elif self._assignment.candidate_serves(key, stage.share):
-            is_candidate, copied = True, self.plan.pair
-        assigned = self._to_baseline
-        if is_candidate or key:
-            assigned = AssignedRequest(stage, is_candidate, key)
-        return _DivertedRequest(request, deadline, step, assigned, copied, now)
+            assigned = AssignedRequest(stage, True, key)
+            return self._by_candidate(_DivertedRequest(request, deadline, step, assigned, started))
+        if key:
+            assigned = AssignedRequest(stage, False, key)
+        diverted = _DivertedRequest(request, deadline, step, assigned, started)
+        return self._by_baseline(diverted, copied)
 
-    async def _at_candidate(self, diverted: _DivertedRequest) -> InferResponse:
+    async def _by_baseline(self, diverted: _DivertedRequest, copied: bool) -> InferResponse:
+        """Answer by the baseline; ``copied``: send a copy to the candidate."""
+        request, assigned = diverted.request, diverted.assigned
+        name = request.model_name
+        # Validation reshapes the request's tensors.
+        inputs = copies_of(request.inputs) if copied else []
+        try:
+            response = await self._at_baseline(diverted)
+        except asyncio.CancelledError:
+            self.events.abandoned(assigned, diverted.seconds)
+            raise
+        except ModelportError as error:
+            if error.code not in _CLIENT_ERRORS:
+                self._failed(diverted, error)
+            raise
+        seconds = diverted.seconds
+        self.events.answered(assigned, seconds, seconds)
+        outputs = request.unclassified or response.outputs
+        if self._reads_decisions:
+            self._note_decisions(diverted, outputs)
+        if copied:
+            request.inputs = inputs
+            self._copy(diverted, outputs, seconds)
+        self._copies.advance()
+        response.model_name, response.model_version = name, self.plan.baseline.version
+        return response
+
+    def _at_baseline(self, diverted: _DivertedRequest) -> Awaitable[InferResponse]:
+        request, side = diverted.request, self.plan.baseline
+        self._note_side(diverted, side)
+        request.model_name, request.model_version = side
+        return self._service.infer_version(request, diverted.deadline)
+
+    async def _by_candidate(self, diverted: _DivertedRequest) -> InferResponse:
+        """Answer by the candidate, or by the baseline if it fails."""
+        request, assigned, side = diverted.request, diverted.assigned, self.plan.candidate
+        name, asked = request.model_name, addressed(request, side)
+        try:
+            response = await self._at_candidate(diverted, asked)
+        except asyncio.CancelledError:
+            self.events.abandoned(assigned, diverted.seconds)
+            raise
+        except ModelportError as error:
+            side = self.plan.baseline
+            response = await self._fall_back(diverted, error)
+        else:
+            seconds = diverted.seconds
+            self.events.answered(assigned, seconds, seconds)
+            outputs = asked.unclassified or response.outputs
+            if self._reads_decisions:
+                self._note_decisions(diverted, outputs)
+            if self.plan.pair:
+                request.via = asked.via
+                self._copy(diverted, outputs, seconds)
+        self._copies.advance()
+        response.model_name, response.model_version = name, side.version
+        return response
+
+    async def _at_candidate(
+        self, diverted: _DivertedRequest, request: InferRequest
+    ) -> InferResponse:
+        self._note_side(diverted, self.plan.candidate)
         limit = TimeLimit(_NEVER_SECONDS)
         self._on_candidate[limit] = diverted.deadline
         token = _DIVERTING.set(_DIVERTING.get() | {self.plan.id})
         try:
             with limit:
-                return await self._of(self.plan.candidate, diverted)
+                return await self._service.infer_version(request, diverted.deadline)
         except TimeoutError:
             if not limit.expired:
                 raise
@@ -220,7 +267,7 @@ class TrafficSplit:
             self._failed(diverted, error)
             raise error
         try:
-            response = await self._of(self.plan.baseline, diverted)
+            response = await self._at_baseline(diverted)
         except ModelportError as again:
             if error.code not in _CLIENT_ERRORS or again.code not in _CLIENT_ERRORS:
                 self._failed(diverted, error)
@@ -228,19 +275,12 @@ class TrafficSplit:
         self._failed(diverted, error)
         return response
 
-    def _of(self, side: RolloutSide, diverted: _DivertedRequest) -> Awaitable[InferResponse]:
-        """Ask ``side``; its pipeline changes the request, unless somebody else may need it."""
-        request, assigned = diverted.request, diverted.assigned
+    def _note_side(self, diverted: _DivertedRequest, side: RolloutSide) -> None:
+        """Note the version that answers, for the client."""
         routing = CURRENT.get()
         if routing is not None and not diverted.step:
-            own = side.model == request.model_name
+            own = side.model == self.plan.model
             routing.answered = str(side.version) if own else f"{side.model}/{side.version}"
-        if diverted.copied or assigned.is_candidate:
-            request = addressed(request, side)
-        else:
-            request.model_name, request.model_version = side
-        diverted.asked = request
-        return self._service.infer_version(request, diverted.deadline)
 
     def _failed(self, diverted: _DivertedRequest, error: ModelportError) -> None:
         if isinstance(error, TimedOut) and diverted.deadline.expired:
@@ -248,26 +288,26 @@ class TrafficSplit:
         else:
             self.events.failed(diverted.assigned)
 
-    def _answered(self, diverted: _DivertedRequest, response: InferResponse) -> None:
-        """Count the answer of the side that the request was assigned to, and copy the request."""
-        seconds, request = diverted.seconds, diverted.request
-        stage, is_candidate, _ = diverted.assigned
-        self.events.answered(diverted.assigned, seconds, seconds)
-        assert diverted.asked is not None
-        outputs = diverted.asked.unclassified or response.outputs
-        side = stage.counts.candidate if is_candidate else stage.counts.baseline
+    def _note_decisions(self, diverted: _DivertedRequest, outputs: Sequence[Tensor]) -> None:
+        """Count the scores of an answer, and remember its decisions until their labels come."""
+        request, assigned = diverted.request, diverted.assigned
+        counts = assigned.stage.counts
+        side = counts.candidate if assigned.is_candidate else counts.baseline
         count_scores(side.scores, self.comparison.scores(outputs))
         if self._learns and (request.id or request.trace):
             decisions = decisions_of(self.comparison.decided(outputs))
             if decisions:
-                answered = AnsweredRequest(diverted.assigned, decisions)
+                answered = AnsweredRequest(assigned, decisions)
                 self._labelled.remember(request.id or request.trace, answered)
-        if diverted.copied and self._stage.number == stage.number and self._stage.share:
-            request.via = via_header.CURRENT.get()
+
+    def _copy(self, diverted: _DivertedRequest, outputs: Sequence[Tensor], seconds: float) -> None:
+        """Send a copy to the side that has not answered, unless the stage has ended."""
+        stage, is_candidate, _ = diverted.assigned
+        if self._stage.number == stage.number and self._stage.share:
             other = self.plan.baseline if is_candidate else self.plan.candidate
             # Dialects reshape the outputs of a response.
-            answer = [Tensor(each.name, each.datatype, each.data) for each in outputs]
-            if not self._copies.offer(ShadowCopy(request, answer, seconds, other, stage)):
+            answer = copies_of(outputs)
+            if not self._copies.offer(ShadowCopy(diverted.request, answer, seconds, other, stage)):
                 stage.counts.dropped += 1
 
     def learn(self, row: Mapping[str, Any], complete: bool) -> bool:
@@ -298,25 +338,25 @@ class TrafficSplit:
 
     # -- copies ---------------------------------------------------------------------------------
 
-    async def compared(self, copy: ShadowCopy, response: InferResponse) -> None:
-        """Compare the answer to a copy with the one that the client got."""
-        outputs = [copy.answer, response.outputs]
+    def compare(self, copy: ShadowCopy, response: InferResponse) -> ComparedCopy:
+        """Compare the answer to a copy with the one that the client got, in any thread."""
         of_candidate = copy.side == self.plan.candidate
+        outputs = [copy.answer, response.outputs]
         baseline, candidate = outputs if of_candidate else reversed(outputs)
-        size = sum(each.data.size for each in (*baseline, *candidate))
-        if size > _INLINE_ELEMENTS:
-            result = await asyncio.to_thread(self.comparison.compare, baseline, candidate)
-        else:
-            result = self.comparison.compare(baseline, candidate)
-        counts = copy.stage.counts
+        answers = self.comparison.compare(baseline, candidate)
+        scores = self.comparison.scores(candidate) if of_candidate else None
+        return ComparedCopy(answers, scores, baseline, candidate)
+
+    def compared(self, copy: ShadowCopy, comparison: ComparedCopy) -> None:
+        """Count the comparison of a copy."""
+        counts, answers = copy.stage.counts, comparison.answers
         counts.compared += 1
-        counts.invalid += result.invalid
+        counts.invalid += answers.invalid
         # One row of a batch, drawn at random, stands for all of them.
-        counts.disagreed += random.random() < result.disagreement
-        if of_candidate:
-            count_scores(counts.candidate.scores, self.comparison.scores(candidate))
-        if result.disagreement:
-            self._keep(copy, baseline, candidate)
+        counts.disagreed += random.random() < answers.disagreement
+        count_scores(counts.candidate.scores, comparison.scores)
+        if answers.disagreement:
+            self._keep(copy, comparison.baseline, comparison.candidate)
 
     def ended(self, copy: ShadowCopy, outcome: CopyOutcome) -> None:
         """Count a copy without an answer."""

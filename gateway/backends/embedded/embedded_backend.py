@@ -10,10 +10,12 @@ import queue
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from modelport.gateway.backends.base import Artifact, Execution
+from modelport.gateway.backends.capabilities import BackgroundWork
 from modelport.gateway.backends.embedded import warmup
 from modelport.gateway.backends.embedded.instances import Instances
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
@@ -21,6 +23,7 @@ from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.runtime.background_thread import BackgroundThread
 from modelport.gateway.types import (
     NUMPY_DTYPES,
     Array,
@@ -133,6 +136,7 @@ class EmbeddedBackend:
             f"{self._name}-{self._version}",
             configuration.instance_count(config),
         )
+        self._background = BackgroundThread(f"{self._name}-{self._version}_background")
         # A run cannot be interrupted, and does not see the parameters.
         self.execution = Execution(
             batches=False, interruptible=False, parameters=False, inline=self._infer.inline,
@@ -160,8 +164,8 @@ class EmbeddedBackend:
     def __call__(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
         return self._infer(request, deadline)
 
-    def in_background(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
-        return self._infer.in_background(request, deadline)
+    def in_background(self, work: BackgroundWork) -> None:
+        self._background.do(partial(work, self._run))
 
     def warm(self, repeats: int = 1) -> InferResponse | None:
         """Warm the model as ``warmup.warm`` does; the response to the largest batch, if any."""
@@ -173,6 +177,7 @@ class EmbeddedBackend:
 
     def unload(self) -> None:
         self._infer.close()
+        self._background.close()
         if self._session is not None:
             self._session.close()
         # References to this backend must not keep the model alive.

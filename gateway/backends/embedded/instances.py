@@ -12,12 +12,11 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from modelport.gateway.errors import QueueFull, TimedOut, Unavailable
 from modelport.gateway.repository.config import DEFAULT_MAX_QUEUE_SIZE
-from modelport.gateway.runtime.thread_scheduling import lower_priority
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 Run = Callable[[InferRequest], InferResponse]
@@ -50,7 +49,6 @@ class Instances:
     """``count`` threads that call ``run``, behind a queue of at most ``max_queue_size`` requests.
 
     It has its own threads, because an executor's locks and futures cost several times as much.
-    ``prepare`` is called in each when it starts.
     """
 
     def __init__(
@@ -59,9 +57,8 @@ class Instances:
         name: str,
         count: int,
         max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE,
-        prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        self._run, self._prepare = run, prepare
+        self._run = run
         self._limit = count + max_queue_size
         self._name, self._count = name, count
         self._threads: list[threading.Thread] = []  # started by the first request that needs one
@@ -71,7 +68,6 @@ class Instances:
         self._inline_elements = NEVER
         self._slow_in_a_row = 0
         self._closed = False
-        self._background: Instances | None = None
 
     def allow_inline(self, elements: int) -> None:
         """Run requests of at most ``elements`` input elements on the event loop."""
@@ -116,13 +112,6 @@ class Instances:
                 self._pending -= 1
             raise
 
-    def in_background(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
-        """Run ``request`` in a thread of lower priority, which other requests do not wait for."""
-        if self._background is None:
-            name = f"{self._name}_background"
-            self._background = Instances(self._run, name, 1, prepare=lower_priority)
-        return self._background(request, deadline)
-
     def _begin(self) -> None:
         for number in range(self._count):
             thread = threading.Thread(
@@ -132,7 +121,6 @@ class Instances:
             self._threads.append(thread)
 
     def _serve(self) -> None:
-        self._prepare()
         while (job := self._jobs.get()) is not None:
             request = _take(job)
             if request is not None:
@@ -173,8 +161,6 @@ class Instances:
             self._jobs.put(None)
         for thread in self._threads:
             thread.join()
-        if self._background is not None:
-            self._background.close()
 
 
 def _take(job: _WaitingRequest) -> InferRequest | None:

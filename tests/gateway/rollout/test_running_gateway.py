@@ -11,6 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from modelport.gateway.backends.capabilities import BackgroundWork
 from modelport.gateway.errors import Internal
 from modelport.gateway.rollout import shadow, traffic_split
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
@@ -115,11 +116,13 @@ async def test_no_client_sees_a_shadow_that_fails_or_hangs(
     version = gateway.server.manager.get("m", 2)
     monkeypatch.setattr(shadow, "DEADLINE_SECONDS", 0.05)
 
-    async def hang(*_: Any) -> Any:
-        await asyncio.Event().wait()
+    def hang(_: BackgroundWork) -> None: ...
 
-    async def fail(*_: Any) -> Any:
-        raise MemoryError("out of memory")
+    def fail(work: BackgroundWork) -> None:
+        def infer(_: InferRequest) -> InferResponse:
+            raise MemoryError("out of memory")
+
+        work(infer)
 
     gateway.apply(1.0, "shadow")
     for number, broken in enumerate((hang, fail), 1):

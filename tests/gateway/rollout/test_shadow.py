@@ -4,20 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from modelport.gateway.backends.capabilities import BlockingInfer
 from modelport.gateway.errors import Internal, QueueFull
 from modelport.gateway.rollout import shadow
 from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.plan import ComparisonKind, RolloutLimits
+from modelport.gateway.runtime.background_thread import BackgroundThread
 from modelport.gateway.types import Datatype, InferRequest, InferResponse, Tensor
 from tests.gateway.rollout.sides import CONFIG, Sides, failing, never, sides, times
 
 ENDED = ("compared", "failed", "dropped")
+
+
+@pytest.fixture
+def thread() -> Iterator[BackgroundThread]:
+    made = BackgroundThread("copies")
+    yield made
+    made.close()
+
+
+def triple(request: InferRequest) -> InferResponse:
+    data = request.inputs[0].data * np.float32(3)
+    return InferResponse("m", 2, [Tensor("y", Datatype.FP32, data)])
+
+
+def in_thread(found: Sides, thread: BackgroundThread, infer: BlockingInfer) -> None:
+    """Have the candidate answer copies by ``infer``, in ``thread``."""
+    found.manager.get("m", 2).in_background = lambda work: thread.do(partial(work, infer))
 
 
 async def ended(found: Sides, copies: int, stage: int = 0) -> StageCounts:
@@ -67,6 +89,75 @@ async def test_private_requests_are_not_kept(tmp_path: Path) -> None:
     await found.ask()
     await ended(found, 1)
     assert found.rollouts.examples("m") == []
+
+
+async def test_a_candidate_that_computes_here_answers_and_is_compared_in_its_thread(
+    tmp_path: Path, thread: BackgroundThread
+) -> None:
+    found = await sides(tmp_path, never)
+    threads = set[int]()
+
+    def infer(request: InferRequest) -> InferResponse:
+        threads.add(threading.get_ident())
+        return triple(request)
+
+    in_thread(found, thread, infer)
+    found.apply(1.0, "shadow")
+    for _ in range(5):
+        assert (await found.ask()).model_version == 1
+    counts = await ended(found, 5)
+    assert (counts.compared, counts.disagreed, counts.baseline.requests) == (5, 5, 5)
+    assert threading.get_ident() not in threads
+    assert len(threads) == 1
+    assert found.rollouts.examples("m")[0]["candidate_outputs"][0]["data"] == [3.0, 6.0]
+    assert found.manager.get("m", 2).in_flight == 0
+
+
+async def test_a_candidate_whose_thread_hangs_fails_and_its_late_answers_do_not_count(
+    tmp_path: Path, thread: BackgroundThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shadow, "DEADLINE_SECONDS", 0.01)
+    monkeypatch.setattr(shadow, "PATIENCE_SECONDS", 0.01)
+    found, finish = await sides(tmp_path, never), threading.Event()
+
+    def hang(request: InferRequest) -> InferResponse:
+        assert finish.wait(60)
+        return triple(request)
+
+    in_thread(found, thread, hang)
+    found.apply(1.0, "shadow")
+    for _ in range(3):
+        await found.ask()
+    assert (await ended(found, 3)).failed == 3
+    assert found.manager.get("m", 2).in_flight == 0
+    monkeypatch.undo()
+    finish.set()
+    await found.ask()
+    counts = await ended(found, 4)
+    assert (counts.failed, counts.compared, counts.dropped) == (3, 1, 0)
+
+
+async def test_a_stop_drops_the_copy_that_a_thread_answers(
+    tmp_path: Path, thread: BackgroundThread
+) -> None:
+    found = await sides(tmp_path, never)
+    begun, finish = threading.Event(), threading.Event()
+
+    def hang(request: InferRequest) -> InferResponse:
+        begun.set()
+        assert finish.wait(60)
+        return triple(request)
+
+    in_thread(found, thread, hang)
+    found.apply(1.0, "shadow")
+    await found.ask()
+    assert await asyncio.to_thread(begun.wait, 60)
+    found.apply(0.0)
+    assert found.manager.get("m", 2).in_flight == 0
+    finish.set()
+    await asyncio.to_thread(thread.close)
+    counts = found.counts()
+    assert (counts.dropped, counts.compared, counts.failed) == (1, 0, 0)
 
 
 async def test_a_share_of_the_requests_is_copied(tmp_path: Path) -> None:
@@ -287,9 +378,7 @@ async def test_the_tolerance_of_the_plan_decides(tmp_path: Path) -> None:
 async def test_large_answers_are_compared_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from modelport.gateway.rollout import traffic_split
-
-    monkeypatch.setattr(traffic_split, "_INLINE_ELEMENTS", 1)
+    monkeypatch.setattr(shadow, "INLINE_ELEMENTS", 1)
     threads: list[Any] = []
     to_thread = asyncio.to_thread
 

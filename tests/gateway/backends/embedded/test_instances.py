@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import threading
 import time
 import weakref
@@ -17,7 +16,6 @@ import pytest
 from modelport.gateway.backends.embedded.instances import Instances
 from modelport.gateway.errors import Internal, TimedOut, Unavailable
 from modelport.gateway.repository.config import DEFAULT_MAX_QUEUE_SIZE
-from modelport.gateway.runtime.thread_scheduling import BACKGROUND_NICE
 from modelport.gateway.types import (
     NO_DEADLINE,
     Datatype,
@@ -427,35 +425,3 @@ async def test_a_request_after_the_end_is_refused_and_does_not_wait(
     with pytest.raises(Unavailable, match=r"^the model is unloaded$"):
         await asyncio.wait_for(one(request("after"), NO_DEADLINE), WAIT_SECONDS)
     assert runtime.computed == ["before"]
-
-
-# -- copies ---------------------------------------------------------------------------------------
-
-
-async def test_a_copy_runs_at_a_lower_priority_and_no_request_waits_for_it(
-    runtime: Runtime, instances: Make
-) -> None:
-    pool = instances()
-    runtime.hold()
-    copy = asyncio.ensure_future(pool.in_background(request("copy"), NO_DEADLINE))
-    await begun(runtime)
-    [thread] = [each for each in threading.enumerate() if each.ident in runtime.threads]
-    assert thread.native_id is not None
-    assert os.getpriority(os.PRIO_PROCESS, thread.native_id) == BACKGROUND_NICE
-    answer = ask(pool, "r")
-    await begun(runtime)  # beside the copy
-    runtime.go_on()
-    assert (await answer).id == "r"
-    assert (await copy).id == "copy"
-
-
-async def test_closing_waits_for_a_copy(runtime: Runtime, instances: Make) -> None:
-    pool = instances()
-    copy = asyncio.ensure_future(pool.in_background(request("copy"), NO_DEADLINE))
-    await begun(runtime)
-    closing = asyncio.create_task(asyncio.to_thread(pool.close))
-    await asyncio.sleep(0)
-    assert not closing.done()
-    runtime.go_on()
-    await closing
-    assert (await copy).id == "copy"
