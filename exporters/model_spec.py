@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modelport.exporters.models import registry
+from modelport.exporters.proof.tolerance import FP32
 from modelport.gateway.cli.errors import UsageError, suggestion
 from modelport.gateway.types import Array, Datatype, ModelSignature, TensorSpec
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 ATTRIBUTE = "modelport_spec"
-
-DEFAULT_RTOL = 1e-4
 
 #: Relative distance between neighbouring bfloat16 numbers; runtimes may round to either.
 BFLOAT16_STEP = 2.0**-7
@@ -95,8 +94,8 @@ class ModelSpec:
     signature: Callable[[Any, int], ModelSignature]
     infer_kwargs: Callable[[Mapping[str, Shape], Mapping[str, Any]], dict[str, Any]] | None = None
     sample: Sampler | None = None
-    atol: float = 1e-5
-    rtol: float = DEFAULT_RTOL
+    atol: float = FP32.atol
+    rtol: float = FP32.rtol
     decision: Decision | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     keras_port: str | None = None

@@ -34,7 +34,7 @@ from modelport.gateway.errors import (
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Array, Datatype, Deadline, Tensor
 from modelport.gateway.upstream import grpc
-from modelport.gateway.wire import json_data, json_text, raw_tensors, tensor_contents
+from modelport.gateway.wire import json_tensors, json_text, raw_tensors, tensor_contents
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -228,7 +228,7 @@ def _json_outputs(items: Any, blobs: memoryview) -> dict[str, tuple[Datatype, Ar
         name, datatype, shape = _announced(item["name"], item["datatype"], item["shape"])
         size = item.get("parameters", {}).get("binary_data_size")
         if size is None:
-            array = json_data.decode(name, datatype, shape, item["data"])
+            array = json_tensors.decode(name, datatype, shape, item["data"])
         else:
             array = raw_tensors.decode(name, datatype, shape, blobs[:size])
             blobs = blobs[size:]

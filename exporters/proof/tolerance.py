@@ -47,6 +47,10 @@ class Tolerance:
         return found
 
 
+#: The default in fp32; a model's specification may have another one.
+FP32 = Tolerance(atol=1e-5, rtol=1e-4)
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Limits for an artifact in a precision below fp32.
@@ -63,7 +67,7 @@ class Bounds:
 
 #: The key for a graph in fp32 that approximates a function.
 APPROXIMATE = "approximate"
-#: The defaults by precision. fp32 has a ``Tolerance`` instead.
+#: The defaults by precision below fp32.
 BOUNDS: Mapping[str, Bounds] = {
     "fp16": Bounds(agreement=0.995, relative_error=0.01),
     "bf16": Bounds(agreement=0.98, relative_error=0.05),

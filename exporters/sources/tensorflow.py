@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from modelport.exporters.loaded_model import Framework, Origin, Source, digest_of
-from modelport.exporters.model_spec import BFLOAT16_STEP, DEFAULT_RTOL, ModelSpec
+from modelport.exporters.model_spec import BFLOAT16_STEP, ModelSpec
+from modelport.exporters.proof.tolerance import FP32
 from modelport.exporters.requests import attention_masks
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
@@ -66,7 +67,7 @@ class _LoadedModule:
     inputs: Sequence[_Tensor]
     outputs: Sequence[_Tensor]
     parameter_count: int
-    rtol: float = DEFAULT_RTOL
+    rtol: float = FP32.rtol
 
 
 def load(request: SourceRequest) -> Source:

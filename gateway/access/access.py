@@ -11,7 +11,7 @@ from typing import NamedTuple
 import structlog
 from prometheus_client.core import Metric
 
-from modelport.gateway.access import credentials
+from modelport.gateway.access import credential_headers
 from modelport.gateway.access.audit import AuditLog
 from modelport.gateway.access.authentication import Authenticator, AuthenticatorChain, combined
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS, CERTIFICATES
@@ -89,8 +89,8 @@ class Access:
         self.policy = AccessPolicy(())
         self.quotas = Quotas((), ledger or QuotaLedger(), self.policy.names)
         #: Contexts without records of callers whose credentials were right a moment ago, by
-        #: ``credentials.fields``. A look-up compares hashes first, so its time says nothing about a
-        #: part of a credential.
+        #: ``credential_headers.fields``. A look-up compares hashes first, so its time says nothing
+        #: about a part of a credential.
         self.kept: dict[tuple[bytes, ...], AccessContext] = {}
         watcher.reloaded.append(self.kept.clear)
         self._watch = watcher.watch("rules", [path], self._load, self._use)
@@ -105,14 +105,14 @@ class Access:
         """Return the context of a request by its credential.
 
         Args:
-            credential: ``credentials.fields`` of the headers, if that is known.
+            credential: ``credential_headers.fields`` of the headers, if that is known.
             is_stream: Whether the request is a stream, whose context ``renew`` changes.
 
         Raises:
             Unauthenticated: The credential is wrong.
         """
         if credential is None:
-            credential = credentials.fields(headers)
+            credential = credential_headers.fields(headers)
         context = self.kept.get(credential) or self._recognise(credential, headers, connection)
         if is_stream or self.audit is not None or context.caller.has_quota:
             record = AccessRecord(headers, connection, self.audit)
@@ -139,7 +139,9 @@ class Access:
         except Unauthenticated as error:
             if self.audit is not None:
                 record = AccessRecord(headers, connection, self.audit)
-                stranger = Principal("", fingerprint=credentials.fingerprint(combined(headers)))
+                stranger = Principal(
+                    "", fingerprint=credential_headers.fingerprint(combined(headers))
+                )
                 AccessContext(PrincipalRights(_NO_RIGHTS, stranger), record).note_refusal(
                     str(error)
                 )
@@ -150,7 +152,7 @@ class Access:
             principal.method in _KEPT_METHODS
             and principal.expires - time.time() > KEPT_SECONDS
             and not self._chain.reads_more
-            and size <= credentials.MAX_CREDENTIAL_BYTES
+            and size <= credential_headers.MAX_CREDENTIAL_BYTES
         ):
             if not self.kept or len(self.kept) >= MAX_KEPT:
                 self.kept.clear()

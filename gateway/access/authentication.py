@@ -7,7 +7,7 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from modelport.gateway.access import credentials
+from modelport.gateway.access import credential_headers
 from modelport.gateway.access.principal import ANONYMOUS, ConnectionIdentity, Principal
 from modelport.gateway.errors import Unauthenticated
 
@@ -63,7 +63,7 @@ class CredentialAuthenticator(Authenticator):
     def authenticate(
         self, headers: Mapping[bytes, bytes], connection: ConnectionIdentity
     ) -> Principal | None:
-        credential = credentials.presented(headers)
+        credential = credential_headers.presented(headers)
         return None if credential is None else self.recognise(credential)
 
 
@@ -94,7 +94,7 @@ class AuthenticatorChain:
         Raises:
             Unauthenticated: The credential is wrong or unknown, or there is more than one.
         """
-        credential = credentials.presented(headers)
+        credential = credential_headers.presented(headers)
         caller: Principal | None = None
         if credential is not None:
             for recogniser in self._of_credentials:
@@ -105,7 +105,7 @@ class AuthenticatorChain:
             principal = authenticator.authenticate(headers, connection)
             if principal is not None:
                 if caller is not None:
-                    raise Unauthenticated(credentials.MORE_THAN_ONE)
+                    raise Unauthenticated(credential_headers.MORE_THAN_ONE)
                 caller = principal
         if caller is not None:
             return caller

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from modelport.gateway.access import credentials
+from modelport.gateway.access import credential_headers
 from modelport.gateway.access.authentication import Authenticator
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.principal import ConnectionIdentity, Principal
@@ -82,7 +82,11 @@ def _networks(value: Any) -> tuple[Network, ...]:
 
 def _header(value: Any) -> str:
     name = value.lower() if isinstance(value, str) else ""
-    if not name or not _HEADER_CHARACTERS.issuperset(name) or name.encode() in credentials.HEADERS:
+    if (
+        not name
+        or not _HEADER_CHARACTERS.issuperset(name)
+        or name.encode() in credential_headers.HEADERS
+    ):
         raise InvalidValue("the name of a header that carries no other credential")
     return str(name)
 
@@ -116,8 +120,8 @@ class TrustedProxy(Authenticator):
             return None
         if not self._is_trusted(connection.address):
             raise Unauthenticated(f"'{self._name}' is accepted from trusted proxies only")
-        if credentials.presented(headers) is not None:
-            raise Unauthenticated(credentials.MORE_THAN_ONE)
+        if credential_headers.presented(headers) is not None:
+            raise Unauthenticated(credential_headers.MORE_THAN_ONE)
         return Principal(f"proxy:{self._user(value)}", method="proxy")
 
     def _is_in_networks(self, address: str) -> bool:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from modelport.gateway.access.authentication import CredentialAuthenticator
-from modelport.gateway.access.credentials import token_fingerprint
+from modelport.gateway.access.credential_headers import token_fingerprint
 from modelport.gateway.access.jwks import ALGORITHMS, JwksFile, JwksUrl, KeySet
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.principal import Principal

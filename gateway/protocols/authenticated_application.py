@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from modelport.gateway.access.access import Access
 from modelport.gateway.access.context import CURRENT, AccessContext, AccessRecord
-from modelport.gateway.access.credentials import fields
+from modelport.gateway.access.credential_headers import fields
 from modelport.gateway.access.principal import ConnectionIdentity
 from modelport.gateway.errors import (
     ModelportError,

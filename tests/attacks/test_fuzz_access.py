@@ -20,7 +20,7 @@ import jwt
 import pytest
 from jwt.algorithms import OKPAlgorithm
 
-from modelport.gateway.access import api_key_file, credentials, jwks, located_toml
+from modelport.gateway.access import api_key_file, credential_headers, jwks, located_toml
 from modelport.gateway.access.api_key_authenticator import ApiKeys
 from modelport.gateway.access.authentication import Authenticator, AuthenticatorChain, combined
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
@@ -183,7 +183,7 @@ def believe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "_only", lambda found, other: other)
+    monkeypatch.setattr(credential_headers, "_only", lambda found, other: other)
 
 
 def compare_ids(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from modelport.gateway.inference.validation import Validator
 from modelport.gateway.protocols.tfserving import examples as tfserving_examples
 from modelport.gateway.protocols.tfserving import examples_json as tfserving_examples_json
 from modelport.gateway.protocols.tfserving import predict_json
-from modelport.gateway.protocols.tfserving.json_value import quoted
+from modelport.gateway.protocols.tfserving.json_errors import quoted
 from modelport.gateway.protocols.tfserving.servable_signatures import ServableVersion
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import Datatype

@@ -1,1 +1,1 @@
-"""Backends with a runtime in this process; ``runtime`` is common to all."""
+"""Backends with a runtime in this process. ``embedded_backend`` is common to all of them."""

@@ -34,7 +34,7 @@ from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Array, Datatype, Deadline, InferRequest, Tensor, TensorSpec
 from modelport.gateway.upstream import EndpointFailed, FailureKind, http
 from modelport.gateway.upstream.http import HttpReply
-from modelport.gateway.wire import json_data, json_text, raw_tensors
+from modelport.gateway.wire import json_tensors, json_text, raw_tensors
 from modelport.gateway.wire.long_array import LongArray
 from modelport.gateway.wire.proto import serving_pb2 as pb
 
@@ -171,11 +171,11 @@ def _encode(signature: str, inputs: list[Tensor]) -> bytes:
 def _decoded(name: str, datatype: Datatype, value: Any, shape: tuple[int, ...]) -> Array:
     try:
         if type(value) is LongArray and datatype is not Datatype.BYTES:
-            return json_data.decode(name, datatype, shape, value)
+            return json_tensors.decode(name, datatype, shape, value)
         flat = _flat(value, shape)
         if datatype is Datatype.BYTES:
             return raw_tensors.object_array([_bytes(item) for item in flat], shape)
-        return json_data.decode(name, datatype, shape, flat)
+        return json_tensors.decode(name, datatype, shape, flat)
     except (InvalidArgument, ValueError) as error:
         raise damaged(name) from error
 

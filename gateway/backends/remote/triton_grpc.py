@@ -50,7 +50,7 @@ _REPLY_HEAD = frozenset(
 _MAX_INT64 = 2**63 - 1
 #: Cached heads, and the size of the largest reply head to cache.
 KEPT = 1024
-MAX_HEAD_BYTES = 2048
+MAX_TEMPLATE_BYTES = 2048
 
 #: An output: name, datatype, shape, bytes.
 _Announced = tuple[str, Datatype, tuple[int, ...], int]
@@ -169,7 +169,7 @@ class TritonGrpcClient:
 
     def _plain(self, content: memoryview, request: InferRequest) -> RemoteResponse | None:
         """Decode a reply with valid raw tensors only, without parsing; None: use ``_decode``."""
-        split = protobuf.split(content, _REPLY_HEAD, _REPLY_ID, _REPLY_RAW, MAX_HEAD_BYTES)
+        split = protobuf.split(content, _REPLY_HEAD, _REPLY_ID, _REPLY_RAW, MAX_TEMPLATE_BYTES)
         if split is None:
             return None
         head, _, blobs = split

@@ -21,7 +21,7 @@ from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Array, Deadline, InferRequest, Tensor
 from modelport.gateway.upstream import EndpointFailed, FailureKind, http
 from modelport.gateway.upstream.http import HttpReply
-from modelport.gateway.wire import json_data, json_text, raw_tensors
+from modelport.gateway.wire import json_tensors, json_text, raw_tensors
 from modelport.gateway.wire.proto import model_config_pb2 as pb
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -79,7 +79,7 @@ class TritonHttpClient:
         self._binary = type(extensions) is list and BINARY_EXTENSION in extensions
         if not self._binary:
             for spec in (*agreement.signature.inputs, *agreement.signature.outputs):
-                if spec.datatype in json_data.BINARY_ONLY:
+                if spec.datatype in json_tensors.BINARY_ONLY:
                     raise Unsupported(
                         f"'{spec.name}' is {spec.datatype}, which the server does not accept over "
                         'HTTP; set protocol = "grpc" in its route'
@@ -145,7 +145,7 @@ class TritonHttpClient:
                     arrays[name] = raw_tensors.decode(name, datatype, sizes, blob)
                     offset += size
                 else:
-                    arrays[name] = json_data.decode(name, datatype, sizes, item.get("data"))
+                    arrays[name] = json_tensors.decode(name, datatype, sizes, item.get("data"))
             except InvalidArgument as error:
                 raise EndpointFailed(
                     FailureKind.DAMAGED, f"output '{name}' does not match its shape"
@@ -219,7 +219,7 @@ def _parameters(document: dict[str, Any]) -> dict[str, Any]:
 
 def _json_data(tensor: Tensor) -> Array:
     try:
-        return json_data.encode(tensor)
+        return json_tensors.encode(tensor)
     except InvalidArgument as error:
         raise InvalidArgument(
             f"input '{tensor.name}' holds bytes that are not UTF-8, and the server that runs the "

@@ -15,7 +15,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.types import InferRequest, InferResponse, Parameter, Tensor, TensorSpec
-from modelport.gateway.wire import incremental_json, json_data, json_text, json_writer
+from modelport.gateway.wire import incremental_json, json_tensors, json_text, json_writer
 from modelport.gateway.wire.raw_tensors import Buffer
 
 _ID, _PARAMETERS = "id", "parameters"
@@ -97,7 +97,7 @@ def _tensor(spec: TensorSpec, batch: tuple[int, ...], value: Any) -> Tensor:
     values = value if json_text.is_array(value) else [value]
     shape = _shape(spec, (*batch, *spec.wire_dims), len(values))
     return Tensor(
-        spec.name, spec.datatype, json_data.decode(spec.name, spec.datatype, shape, values)
+        spec.name, spec.datatype, json_tensors.decode(spec.name, spec.datatype, shape, values)
     )
 
 
@@ -135,7 +135,7 @@ def encode(response: InferResponse) -> Buffer:
         document[_ID] = response.id
     document.update(response.parameters)
     for tensor in response.outputs:
-        data = json_data.encode(tensor)
+        data = json_tensors.encode(tensor)
         if data.dtype.kind == "f":
             data = data.astype(np.float64)  # Triton writes all digits
         document[tensor.name] = data.reshape(()) if data.size == 1 else data

@@ -26,7 +26,7 @@ from modelport.gateway.wire.protobuf import tag
 
 #: Number of cached heads, and their maximum size.
 HEADS = 1024
-MAX_HEAD_BYTES = 2048
+MAX_TEMPLATE_BYTES = 2048
 _TAGS = {field: tag(pb.ModelInferRequest, field) for field in (
     "id", "raw_input_contents", "model_name", "model_version", "inputs", "outputs"
 )}  # fmt: skip
@@ -132,7 +132,7 @@ class _Head(NamedTuple):
 
 def _plain(content: bytes | memoryview) -> InferRequest | None:
     """Decode a valid request whose tensors are all raw; return None for others."""
-    parts = protobuf.split(content, _HEAD_FIELDS, _ID, _RAW, MAX_HEAD_BYTES)
+    parts = protobuf.split(content, _HEAD_FIELDS, _ID, _RAW, MAX_TEMPLATE_BYTES)
     if parts is None:
         return None
     head_bytes, id_text, blobs = parts

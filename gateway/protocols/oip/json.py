@@ -21,7 +21,7 @@ from modelport.gateway.types import (
     Tensor,
     TensorSpec,
 )
-from modelport.gateway.wire import json_data, json_text, json_writer, raw_tensors
+from modelport.gateway.wire import json_tensors, json_text, json_writer, raw_tensors
 from modelport.gateway.wire.json_writer import PIECE
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -154,7 +154,7 @@ def _input(
             + ("both" if size is not None else "neither")
         )
     if data is not None:
-        return Tensor(name, datatype, json_data.decode(name, datatype, shape, data)), offset
+        return Tensor(name, datatype, json_tensors.decode(name, datatype, shape, data)), offset
     assert type(size) is int
     if size > len(body) - offset:
         raise InvalidArgument(
@@ -208,10 +208,10 @@ def encode(response: InferResponse, form: ResponseFormat) -> tuple[Buffer, list[
             blobs.append(blob)
             outputs.append(b'%b,"parameters":{"binary_data_size":%d}}' % (head, len(blob)))
         elif not _is_large(tensor):
-            outputs.append(b'%b,"data":%b}' % (head, _values(json_data.encode(tensor))))
+            outputs.append(b'%b,"data":%b}' % (head, _values(json_tensors.encode(tensor))))
         else:
             large = True
-            parts = json_writer.parts(json_data.encode(tensor))
+            parts = json_writer.parts(json_tensors.encode(tensor))
             outputs.append(json_writer.join((head, b',"data":', *parts, b"}")))
     head = _reply_head(response.model_name, response.model_version)
     if response.id:

@@ -18,11 +18,11 @@ from modelport.gateway.protocols.oip import json as oip_json
 from modelport.gateway.protocols.oip.json import ResponseFormat
 from modelport.gateway.protocols.oip.shared_memory import NO_SHARED_MEMORY
 from modelport.gateway.types import Datatype, InferRequest, Parameter, Tensor
-from modelport.gateway.wire import json_data, json_text, raw_tensors
+from modelport.gateway.wire import json_tensors, json_text, raw_tensors
 
 #: Number of cached templates, and the maximum size of each part.
 TEMPLATES = 1024
-MAX_HEAD_BYTES = 2048
+MAX_TEMPLATE_BYTES = 2048
 #: Parsing longer data takes so long that a template saves nothing.
 MAX_DATA_BYTES = 65536
 _MAX_DEPTH = 8
@@ -68,7 +68,7 @@ def decode(
     """
     if header_length != len(body):
         return _binary_request(body, header_length, model_name, model_version)
-    at = body.find(_DATA, 0, MAX_HEAD_BYTES)
+    at = body.find(_DATA, 0, MAX_TEMPLATE_BYTES)
     if at < 0:
         return None
     start = at + len(_DATA)
@@ -78,7 +78,7 @@ def decode(
     while depth <= _MAX_DEPTH and body[start + depth : start + depth + 1] == b"[":
         depth += 1
     end = body.find(b"]" * depth, start, start + MAX_DATA_BYTES) + depth
-    if not 0 < depth <= _MAX_DEPTH or end < start or header_length - end > MAX_HEAD_BYTES:
+    if not 0 < depth <= _MAX_DEPTH or end < start or header_length - end > MAX_TEMPLATE_BYTES:
         return None
     before, after = body[:start], body[end:]
     if before.find(_ID) >= 0 or after.find(_ID) >= 0:  # ``in`` is slower
@@ -91,7 +91,7 @@ def decode(
     except orjson.JSONDecodeError:
         return None
     name, datatype, shape, _ = head.inputs[0]
-    tensor = Tensor(name, datatype, json_data.decode(name, datatype, shape, data))
+    tensor = Tensor(name, datatype, json_tensors.decode(name, datatype, shape, data))
     return head.request(model_name, model_version, [tensor])
 
 
@@ -99,7 +99,7 @@ def glance(
     body: bytes, header_length: int, model_name: str, model_version: int
 ) -> tuple[InferRequest, ResponseFormat] | None:
     """Decode a large binary request whose tensors are views of ``body``, or return None."""
-    head = _binary_template(body[:header_length]) if header_length <= MAX_HEAD_BYTES else None
+    head = _binary_template(body[:header_length]) if header_length <= MAX_TEMPLATE_BYTES else None
     if head is None or any(datatype in _CHECKED for _, datatype, *_ in head.inputs):
         return None
     return _binary_request(body, header_length, model_name, model_version)
@@ -108,7 +108,7 @@ def glance(
 def _binary_request(
     body: bytes, header_length: int, model_name: str, model_version: int
 ) -> tuple[InferRequest, ResponseFormat] | None:
-    if header_length > MAX_HEAD_BYTES:
+    if header_length > MAX_TEMPLATE_BYTES:
         return None
     text = body[:header_length]
     head = _binary_template(text) if text.find(_ID) < 0 else None

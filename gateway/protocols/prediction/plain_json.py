@@ -33,7 +33,7 @@ from modelport.gateway.types import (
     Tensor,
     TensorSpec,
 )
-from modelport.gateway.wire import json_data, json_writer, raw_tensors
+from modelport.gateway.wire import json_tensors, json_writer, raw_tensors
 from modelport.gateway.wire.long_array import LongArray
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -159,17 +159,17 @@ def _array(spec: TensorSpec, value: Any, decoders: Mapping[str, Decoder], most: 
         if any(map(_is_base64, flat)):
             items = [_bytes(spec.name, x) if _is_base64(x) else _text(spec.name, x) for x in flat]
             return raw_tensors.object_array(items, shape)
-    elif spec.datatype is Datatype.FP16:  # not supported by ``json_data``
+    elif spec.datatype is Datatype.FP16:  # not supported by ``json_tensors``
         with np.errstate(over="ignore"):
-            wide = json_data.decode(spec.name, Datatype.FP32, shape, flat)
+            wide = json_tensors.decode(spec.name, Datatype.FP32, shape, flat)
             return wide.astype(np.float16)
-    return json_data.decode(spec.name, spec.datatype, shape, flat)
+    return json_tensors.decode(spec.name, spec.datatype, shape, flat)
 
 
 def _long(spec: TensorSpec, value: LongArray) -> Array:
     shape = raw_tensors.parse_shape(spec.name, value.shape)
     datatype = Datatype.FP32 if spec.datatype is Datatype.FP16 else spec.datatype
-    data = json_data.decode(spec.name, datatype, shape, value)
+    data = json_tensors.decode(spec.name, datatype, shape, value)
     with np.errstate(over="ignore"):
         return data.astype(NUMPY_DTYPES[spec.datatype], copy=False)
 

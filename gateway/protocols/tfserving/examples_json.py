@@ -10,7 +10,7 @@ from typing import Any
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols.tfserving import predict_json
-from modelport.gateway.protocols.tfserving.json_value import is_base64, json_name, unescape, wrong
+from modelport.gateway.protocols.tfserving.json_errors import is_base64, json_name, unescape, wrong
 from modelport.gateway.runtime import offload
 from modelport.gateway.wire import json_text
 from modelport.gateway.wire.long_array import LongArray

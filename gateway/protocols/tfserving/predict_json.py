@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from modelport.gateway.errors import InvalidArgument, Unsupported
-from modelport.gateway.protocols.tfserving.json_value import (
+from modelport.gateway.protocols.tfserving.json_errors import (
     B64,
     TYPES,
     WHOLE,

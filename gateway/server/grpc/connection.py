@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from modelport.gateway.access import credentials
+from modelport.gateway.access import credential_headers
 from modelport.gateway.access.context import AccessContext, Fields
 from modelport.gateway.server.connection_identity import identity_of
 from modelport.gateway.server.grpc.authenticated_service import AuthenticatedService
@@ -63,7 +63,7 @@ def read_head(service: Service, section: FieldSection) -> GrpcHead:
         http_status = 415
     target = service.target(section.pseudo[b":path"], headers)
     length, fields = section.content_length, section.regular
-    credential = credentials.fields(fields)
+    credential = credential_headers.fields(fields)
     return GrpcHead(target, False, False, length, http_status, fields, credential)
 
 

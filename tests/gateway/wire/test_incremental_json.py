@@ -14,7 +14,7 @@ import pytest
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.types import Datatype
-from modelport.gateway.wire import incremental_json, json_data, json_text, json_window
+from modelport.gateway.wire import incremental_json, json_tensors, json_text, json_window
 from modelport.gateway.wire.long_array import LongArray
 from tests import processor
 
@@ -145,7 +145,7 @@ def test_long_arrays_take_a_fraction_of_the_memory_of_lists(what: str) -> None:
 )
 def test_a_value_that_does_not_fit_is_found_among_many(datatype: Datatype, text: bytes) -> None:
     with pytest.raises(InvalidArgument, match=f"does not fit {datatype}|mixes negative integers"):
-        json_data.decode("x", datatype, (200_001,), json_text.loads(text))
+        json_tensors.decode("x", datatype, (200_001,), json_text.loads(text))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_value_that_does_not_fit_is_found_among_many(datatype: Datatype, text:
 )
 def test_an_error_in_many_values_is_reported(datatype: Datatype, text: bytes, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        json_data.decode("x", datatype, (200_001,), json_text.loads(text))
+        json_tensors.decode("x", datatype, (200_001,), json_text.loads(text))
 
 
 def test_every_bit_is_the_one_that_the_short_way_gives() -> None:
@@ -168,8 +168,8 @@ def test_every_bit_is_the_one_that_the_short_way_gives() -> None:
     values = [*chance.standard_normal(100000).tolist(), 1e39, -1e39, 5e-324, 2**53 + 1, -0.0]
     text = orjson.dumps(values)
     for datatype in (Datatype.FP32, Datatype.FP64):
-        long = json_data.decode("x", datatype, (len(values),), json_text.loads(text))
-        short = json_data.decode("x", datatype, (len(values),), orjson.loads(text))
+        long = json_tensors.decode("x", datatype, (len(values),), json_text.loads(text))
+        short = json_tensors.decode("x", datatype, (len(values),), orjson.loads(text))
         assert long.tobytes() == short.tobytes()
 
 

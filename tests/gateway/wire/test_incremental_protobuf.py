@@ -156,7 +156,7 @@ def test_a_head_without_end_is_left_before_it_is_read(monkeypatch: pytest.Monkey
 
     content = b"\x0a\x00" * 2_000_000
     assert seconds(content) < 0.01
-    monkeypatch.setattr(grpc_request, "MAX_HEAD_BYTES", len(content))
+    monkeypatch.setattr(grpc_request, "MAX_TEMPLATE_BYTES", len(content))
     assert seconds(content) > 0.05, "the known-bad variant is caught"
 
 

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from modelport.gateway.access.authentication import AuthenticatorChain, combined
-from modelport.gateway.access.credentials import MAX_CREDENTIAL_BYTES, fingerprint, presented
+from modelport.gateway.access.credential_headers import MAX_CREDENTIAL_BYTES, fingerprint, presented
 from modelport.gateway.access.principal import ANONYMOUS, UNKNOWN_CONNECTION
 from modelport.gateway.errors import Unauthenticated
 
