@@ -97,7 +97,8 @@ def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def cli_page() -> str:
-    context = click.Context(cli.modelport, info_name="modelport")
+    settings = cli.modelport.context_settings
+    context = click.Context(cli.modelport, info_name="modelport", **settings)
     parts = [
         "# Command line",
         "Generated from the commands' `--help`. Every option can also be set in the environment or "
