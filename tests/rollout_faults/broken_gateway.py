@@ -19,11 +19,13 @@ from modelport.gateway.rollout import (
     controller,
     participant,
     replicated_rollout,
+    request_events,
     request_routing,
     rollouts,
     state_store,
     traffic_split,
 )
+from modelport.gateway.types import Deadline
 
 Patch = Callable[[], None]
 
@@ -42,8 +44,8 @@ def ignores_the_stop() -> None:
 
 def lets_one_through() -> None:
     """One request goes to the candidate a moment after a stop, when that has been confirmed."""
-    original_assign, original_route = (
-        traffic_split.TrafficSplit._assign,
+    original_infer, original_route = (
+        traffic_split.TrafficSplit.infer,
         traffic_split.TrafficSplit.route,
     )
     stops: dict[str, float] = {}
@@ -52,15 +54,18 @@ def lets_one_through() -> None:
         original_route(self, number, kind, share, *rest)
         stops[self.plan.id] = math.inf if share else time.monotonic()
 
-    def assign(self: Any, request: Any, deadline: Any, step: bool) -> Any:
-        diverted = original_assign(self, request, deadline, step)
-        if time.monotonic() > stops.get(self.plan.id, math.inf) + 0.1:
-            stops[self.plan.id] = math.inf
-            diverted.assigned = diverted.assigned._replace(is_candidate=True)
-        return diverted
+    def infer(self: Any, request: Any, deadline: Deadline, step: bool = False) -> Any:
+        if time.monotonic() <= stops.get(self.plan.id, math.inf) + 0.4:
+            return original_infer(self, request, deadline, step)
+        stops[self.plan.id] = math.inf
+        assigned = request_events.AssignedRequest(self._stage, True, "")
+        diverted = traffic_split._DivertedRequest(
+            request, deadline, step, assigned, time.monotonic()
+        )
+        return self._by_candidate(diverted)
 
     traffic_split.TrafficSplit.route = route  # type: ignore[method-assign]
-    traffic_split.TrafficSplit._assign = assign  # type: ignore[method-assign]
+    traffic_split.TrafficSplit.infer = infer  # type: ignore[method-assign]
     rollouts.Rollouts.remove = lambda self, model: None  # type: ignore[method-assign]
 
 
@@ -132,17 +137,17 @@ def leaves_failures_to_the_client() -> None:
 
 def names_the_baseline() -> None:
     """The candidate's answers are said to be the baseline's."""
-    original = traffic_split.TrafficSplit._of
+    original = traffic_split.TrafficSplit._by_candidate
 
-    async def of(self: Any, side: Any, diverted: Any) -> Any:
-        response = await original(self, side, diverted)
+    async def by_candidate(self: Any, diverted: Any) -> Any:
+        response = await original(self, diverted)
         response.model_version = self.plan.baseline.version
         routing = request_routing.CURRENT.get()
         if routing is not None:
             routing.answered = str(self.plan.baseline.version)
         return response
 
-    traffic_split.TrafficSplit._of = of  # type: ignore[method-assign]
+    traffic_split.TrafficSplit._by_candidate = by_candidate  # type: ignore[method-assign]
 
 
 def diverts_named_versions() -> None:

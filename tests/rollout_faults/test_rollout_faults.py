@@ -1,4 +1,4 @@
-"""Three of the rollouts of ``make rollout-faults``, and one gateway that must be caught."""
+"""Some of the rollouts of ``make rollout-faults``, and one gateway that must be caught."""
 
 from __future__ import annotations
 
