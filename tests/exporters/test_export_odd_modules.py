@@ -42,7 +42,7 @@ REFUSED = {
     "lstm_whole": (2, "output 'output_1.0' has shape [1, 2, 3]"),
     "empty": (2, "output 'output' is empty"),
     "not_a_number": (3, "the model's values are not finite"),
-    "noise": (4, "draws random numbers (aten.randn_like in the forward() of Calls)"),
+    "noise": (4, "draws random numbers (aten.randn_like in the forward() of LinearWithFunction)"),
     "random_part": (4, "(aten.bernoulli_ in module 'body.1' (Drops))"),
     "python_noise": (4, "draws numbers outside torch"),
     "keeps_state": (4, "forward() keeps state"),

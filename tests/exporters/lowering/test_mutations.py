@@ -19,6 +19,7 @@ def is_tried(wrong: WrongLowering) -> bool:
     return chosen and name not in EQUIVALENT and not name.startswith(ENDING)
 
 
+@pytest.mark.timeout(1200)
 def test_two_hundred_wrong_lowerings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = [wrong for wrong in wrong_lowerings() if is_tried(wrong)]
     assert len(tried) >= 200
