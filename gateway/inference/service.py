@@ -19,7 +19,7 @@ from modelport.gateway.inference.validation import Validator
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.rollout import request_routing
-from modelport.gateway.runtime import offload
+from modelport.gateway.runtime import offload, thread_reply
 from modelport.gateway.runtime.timer_wheel import TimeLimit
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
 from modelport.gateway.wire import via_header
@@ -337,14 +337,6 @@ async def _in_background(
     loop = asyncio.get_running_loop()
     reply: asyncio.Future[InferResponse] = loop.create_future()
 
-    def finish(result: InferResponse | BaseException) -> None:
-        if reply.done():
-            return
-        if isinstance(result, BaseException):
-            reply.set_exception(result)
-        else:
-            reply.set_result(result)
-
     def work(infer: BlockingInfer) -> None:
         if reply.done():  # nobody waits any more
             return
@@ -354,7 +346,7 @@ async def _in_background(
         except BaseException as error:  # re-raised in the caller
             result = error
         with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(finish, result)
+            loop.call_soon_threadsafe(thread_reply.settle, reply, result)
 
     begin(work)
     return await reply

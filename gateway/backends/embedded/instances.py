@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from modelport.gateway.errors import QueueFull, TimedOut, Unavailable
 from modelport.gateway.repository.config import DEFAULT_MAX_QUEUE_SIZE
+from modelport.gateway.runtime import thread_reply
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 Run = Callable[[InferRequest], InferResponse]
@@ -144,12 +145,7 @@ class Instances:
         self, reply: asyncio.Future[InferResponse], result: InferResponse | BaseException
     ) -> None:
         self._pending -= 1
-        if reply.done():
-            return
-        if isinstance(result, BaseException):
-            reply.set_exception(result)
-        else:
-            reply.set_result(result)
+        thread_reply.settle(reply, result)
 
     def close(self) -> None:
         """Drop queued requests and wait for running ones."""
