@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import ssl
 import threading
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 import structlog
 
 from modelport.gateway.cli.errors import UsageError, first_line
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("modelport.access")
 
-#: Parsing holds Python's lock: a millisecond for this size.
-MAX_DOCUMENT_BYTES: Final = 128 * 1024
+#: Parsing holds Python's lock: half a millisecond for this size.
+MAX_DOCUMENT_BYTES: Final = 64 * 1024
 MAX_KEYS: Final = 100
 MIN_RSA_BITS: Final = 2048
 MAX_RSA_BITS: Final = 8192  # larger keys take milliseconds to verify with
@@ -70,15 +70,19 @@ def parse(content: bytes, algorithms: Sequence[str]) -> KeySet:
         ValueError: It is not a key set, or has no key for ``algorithms``, or a private key.
     """
     try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        document = orjson.loads(content)
+    except ValueError as error:
         raise ValueError(f"not JSON: {first_line(error)}") from None
     rows = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(rows, list):
         raise ValueError('not a JSON Web Key Set: it has no list "keys"')
     if len(rows) > MAX_KEYS:
         raise ValueError(f"more than {MAX_KEYS} keys")
-    keys = [pair for row in rows if isinstance(row, dict) for pair in _keys(row, algorithms)]
+    keys = []
+    for row in rows:
+        if isinstance(row, dict):
+            keys += _keys(row, algorithms)
+            time.sleep(0)  # pass Python's lock to the event loop, which may wait for it
     if not keys:
         raise ValueError(f"no key for {', '.join(algorithms)}")
     return KeySet(keys)
