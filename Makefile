@@ -9,12 +9,12 @@ INSTALL := $(PIP) install --constraint constraints.txt
 # One environment, filled in two steps: what the demo needs, and what the other targets need.
 DEMO := $(VENV)/.demo
 READY := $(VENV)/.dev
-# Many tests wait for servers of their own, so one more runs than two cores would take. A file stays
+# Many tests wait for servers of their own, so two more run than two cores would take. A file stays
 # together, because its tests share what they export and start; tests/conftest.py has the order.
-PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve help package run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
+.PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
 	managed matrix mutations package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
@@ -45,6 +45,9 @@ serve: $(DEMO) ## Keep the demo's gateway running: HTTP 8000, gRPC 8001, metrics
 test: $(READY) ## Run the whole default test suite
 	$(BIN)/python -m pytest $(PARALLEL)
 
+test-thorough: $(READY) ## Run the tests that take longest, which `make test` leaves out
+	$(BIN)/python -m pytest $(PARALLEL) -m thorough
+
 lint: $(READY) ## Check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -60,8 +63,8 @@ docs: $(READY) ## Build the documentation into build/site; a broken link or refe
 docs-serve: $(READY) ## Serve the documentation on port 8010, and rebuild it when a page changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr localhost:8010
 
-coverage: $(READY) ## Run the default test suite, and hold its branch coverage against the floor
-	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report term:skip-covered
+coverage: $(READY) ## Run both test suites, and hold their branch coverage against the floor
+	$(BIN)/python -m pytest $(PARALLEL) -m "" --cov --cov-report term:skip-covered
 
 audit: ## Look the pinned versions up in a database of known vulnerabilities
 	$(PYTHON) -m venv $(VENV)/audit

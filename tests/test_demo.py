@@ -23,7 +23,7 @@ from modelport.gateway.repository import manifest
 from tests.conformance.clients import CALLERS, Ask
 from tests.server import Gateway, serving
 
-pytestmark = pytest.mark.timeout(900)  # it trains
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]  # it trains
 MODELPORT = (sys.executable, "-m", "modelport")
 #: ``modelport demo`` with less to learn, by smaller models: `make run` does what a newcomer does.
 SHORT_DEMO = """

@@ -14,6 +14,8 @@ from tests.matrix.backends import BackendRow
 from tests.matrix.dialects import Asked, DialectColumn, Refused
 from tests.torchserve.server import sources
 
+pytestmark = pytest.mark.thorough
+
 SOURCE = {"vit": sources()["vit"]}
 ROW = BackendRow("a backend", {"vit": "vit-somewhere"})
 

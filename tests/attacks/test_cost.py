@@ -40,6 +40,7 @@ def test_a_sample_of_every_route_and_method_keeps_the_rule(repository: Path) -> 
     assert found == []
 
 
+@pytest.mark.thorough
 def test_a_decoder_that_parses_at_once_is_caught(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +175,7 @@ def test_large_replies_are_written_off_the_event_loop(wide: Path) -> None:
         assert written_on_the_loop(gateway) == {}
 
 
+@pytest.mark.thorough
 def test_a_reply_that_is_written_on_the_event_loop_is_caught(
     wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,8 @@ from tests.docs.pages import ROOT, CodeBlock
 from tests.exporters.conftest import FRAUD_KWARGS, VIT_KWARGS
 from tests.server import Gateway
 
+pytestmark = pytest.mark.thorough
+
 #: What a page may leave out of a run: fewer inputs to compare, and models that are hardly trained.
 ENVIRONMENT = {
     "MODELPORT_EXPORT_SAMPLES": "20",

@@ -316,6 +316,7 @@ def test_every_registered_name_leads_to_a_declared_model() -> None:
         assert declared.name == name
 
 
+@pytest.mark.thorough
 def test_the_command_exports_both_to_torchscript_and_to_tensorflow(
     resnet: nn.Module, tmp_path: Path
 ) -> None:

@@ -25,6 +25,8 @@ from modelport.gateway.repository import config
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from tests.exporters import odd_modules
 
+pytestmark = pytest.mark.thorough
+
 FACTORY = "tests.exporters.odd_modules:build"
 
 #: The exit codes and messages of modules that no format takes; all others are published.

@@ -89,6 +89,7 @@ class LastState(nn.Module):
         return x * last.sum(-1, keepdim=True)
 
 
+@pytest.mark.thorough
 def test_the_last_of_any_number_of_steps_is_the_last(tmp_path: Path) -> None:
     convert(LastState(), "onnx", tmp_path)  # leaves nothing behind
     for format_name in ("pt2", "savedmodel", "tflite"):

@@ -477,6 +477,7 @@ def test_a_model_that_does_not_tolerate_int4_is_refused(invoke: Invoke, tmp_path
     assert "below 90.00%" in said
 
 
+@pytest.mark.thorough
 def test_large_weights_stay_in_a_file_beside_the_optimised_graph(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

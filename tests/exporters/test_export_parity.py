@@ -75,6 +75,7 @@ def test_a_faithful_copy_passes(request: pytest.FixtureRequest, name: str) -> No
         assert {1, 6, 12} <= report.axis_sizes["sequence"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fraud", "vit"])
 def test_a_change_in_any_weight_is_caught(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str

@@ -109,7 +109,10 @@ def test_held_out_rows_are_far_from_the_threshold(fraud: nn.Module, held_out: Pa
     assert np.abs(odds).min() > 5
 
 
-@pytest.mark.parametrize("arguments", [("--dtype", "fp16"), ("--quantize", "int8")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--dtype", "fp16"), pytest.param(("--quantize", "int8"), marks=pytest.mark.thorough)],
+)
 def test_a_lower_precision_is_published_with_its_error_size_and_what_it_kept(
     invoke: Invoke, fraud_checkpoint: Path, held_out: Path, tmp_path: Path, arguments: Any
 ) -> None:

@@ -261,6 +261,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, Path]:
     return model, path
 
 
+@pytest.mark.thorough
 def test_a_compiled_model_agrees_and_holds_nothing_of_this_machine(
     compiled: tuple[Source, Path],
 ) -> None:
@@ -272,6 +273,7 @@ def test_a_compiled_model_agrees_and_holds_nothing_of_this_machine(
     assert not Archive(path).below("data/", ".cpp")
 
 
+@pytest.mark.thorough
 def test_a_compiled_model_is_not_opened_on_another_kind_of_machine(
     compiled: tuple[Source, Path],
 ) -> None:
@@ -284,6 +286,7 @@ def test_a_compiled_model_is_not_opened_on_another_kind_of_machine(
         aoti.open_session(rewritten(compiled[1], {record: None}), trusted=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("built", "here", "opens"),
     [("AVX512 AMX_TILE", "AVX2", False), ("AVX2", "AVX512", True), ("ASIMD", "DEFAULT", True)],

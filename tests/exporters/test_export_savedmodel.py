@@ -121,6 +121,7 @@ def test_vit_agrees_with_eager_at_every_batch(vit_source: Source, vit_path: Path
     assert worst_error(vit_source, session, (0,)) < 1e-5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_half_precision_is_inside_only_and_halves_the_file(
     fraud_source: Source, fraud_path: Path, tmp_path: Path, dtype: str

@@ -263,6 +263,7 @@ for row in (torchscript, pt2):
 """
 
 
+@pytest.mark.thorough
 def test_a_full_disk_is_an_error_and_does_not_end_the_process(
     python: Callable[..., CompletedProcess[str]],
 ) -> None:

@@ -128,6 +128,7 @@ def test_1_the_mean_over_padding_depends_on_the_path_a_runtime_takes(
     assert ours < 1e-6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FOUR)
 def test_2_a_length_of_zero_is_nan_here_and_a_number_there(
     naive: nn.Module, fraud: nn.Module, name: str, artifacts: Any
@@ -168,6 +169,7 @@ def test_4_the_fast_path_is_baked_into_a_naive_trace(fraud: nn.Module, tmp_path:
         assert fused not in str(torch.jit.load(tmp_path / "model.pt").inlined_graph)
 
 
+@pytest.mark.thorough
 def test_5_keras_own_export_renames_outputs_and_writes_variables_twice(
     vit: nn.Module, tmp_path: Path
 ) -> None:

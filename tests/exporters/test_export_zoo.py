@@ -97,6 +97,7 @@ def test_digits_are_scaled_and_always_split_the_same() -> None:
     assert not any(image.tobytes() in seen for image in held_out.images)
 
 
+@pytest.mark.thorough
 def test_training_learns_and_its_checkpoint_says_everything_an_export_needs(
     tmp_path: Path,
 ) -> None:

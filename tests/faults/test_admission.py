@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from modelport.loadtests.benchmarks.open_loop import OpenLoopClient, Outcomes
@@ -72,6 +73,7 @@ def test_without_a_queue_policy_the_same_holds_once_it_is_known_to_be_an_overloa
     assert sorted(outcomes.failed)[len(outcomes.failed) // 2] < 0.25
 
 
+@pytest.mark.thorough
 def test_the_check_sees_a_gateway_without_admission(repository: ChangingRepository) -> None:
     capacity, outcomes = flooded(repository, OFF, CONTROL_SECONDS)
     assert not holds(capacity, outcomes, CONTROL_SECONDS)

@@ -102,6 +102,7 @@ def test_memory_after_many_reloads_is_what_it_was_after_the_first(
     assert models_kept(repository, sizes) < 0.5
 
 
+@pytest.mark.thorough
 def test_the_check_sees_a_backend_that_keeps_what_it_loads(
     repository: ChangingRepository, tmp_path: Path
 ) -> None:

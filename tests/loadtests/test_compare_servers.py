@@ -81,6 +81,7 @@ def ranked(result: Comparison, concern: str) -> list[str]:
     return [name for name, _, _ in verdict.ranking]
 
 
+@pytest.mark.thorough
 def test_the_slow_one_is_ranked_last_and_the_wrong_one_not_at_all(tmp_path: Path) -> None:
     plain = contender("plain", tmp_path)
     slow = contender("slow", tmp_path, Behind(MeasuredGateway(published()), delay_ms=DELAY_MS))
@@ -104,6 +105,7 @@ def test_the_slow_one_is_ranked_last_and_the_wrong_one_not_at_all(tmp_path: Path
         assert found[name].cpu_seconds_per_request[0] > 0
 
 
+@pytest.mark.thorough
 def test_a_few_wrong_answers_under_load_disqualify(tmp_path: Path) -> None:
     """More seldom than there are requests before the load: only the load meets one."""
     seldom = contender("seldom", tmp_path, Behind(MeasuredGateway(published()), wrong_every=40))

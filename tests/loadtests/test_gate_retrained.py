@@ -32,6 +32,8 @@ from modelport.loadtests.serving.server import MeasuredServerLaunch
 from tests.loadtests import oip_server
 from tests.loadtests.gating.models import published, version
 
+pytestmark = pytest.mark.thorough
+
 #: What time decides is switched off: one round settles the rest on any machine.
 SLO = """
 [limits]

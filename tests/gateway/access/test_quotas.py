@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import random
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -210,3 +212,29 @@ def test_processes_that_compete_admit_the_quota_within_a_tenth(shared: int) -> N
     for child in children:
         child.join()
     assert BURST <= sum(admitted) <= 1.1 * BURST
+
+
+def _hold(pipe: Any, descriptor: int) -> None:
+    """Hold the locks of all rows until the end of this process."""
+    fcntl.lockf(descriptor, fcntl.LOCK_EX)
+    pipe.send(True)
+    signal.pause()
+
+
+def test_a_process_that_is_stopped_or_killed_with_its_locks_stops_nobody(shared: int) -> None:
+    context = multiprocessing.get_context("fork")
+    pipe, theirs = context.Pipe()
+    child = context.Process(target=_hold, args=(theirs, shared))
+    child.start()
+    assert pipe.recv()
+    with pytest.raises(BlockingIOError):
+        fcntl.lockf(shared, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    rows = [Quota(("ci",), requests_per_second=1, burst=2)]
+    found = Quotas(rows, QuotaLedger(4, 0, shared), matches, QuotaClock())
+    account = account_of(found)
+    assert [admits(found, account) for _ in range(3)] == [True, True, False]
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    fcntl.lockf(shared, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert not admits(found, account)

@@ -34,7 +34,7 @@ from tests.gateway.rollout.simulation import (
     run,
 )
 
-SEEDS = 1000 if os.environ.get("MODELPORT_SLOW_TESTS") else 25
+SEEDS = 1000 if os.environ.get("MODELPORT_SLOW_TESTS") else 10
 #: Seeds within which every broken variant is caught.
 BROKEN_SEEDS = 500
 MODEL = "fraud"
@@ -352,22 +352,27 @@ class AppliesStagesFirst(RolloutController):
         return new
 
 
+@pytest.mark.thorough
 def test_the_last_writer_winning_is_caught() -> None:
     assert caught(5, network=LastWriterWins)
 
 
+@pytest.mark.thorough
 def test_a_rollback_that_is_recorded_before_it_is_applied_is_caught() -> None:
     assert caught(kind=RecordsRollbacksFirst) == {"a rollback was recorded before it was applied"}
 
 
+@pytest.mark.thorough
 def test_a_stage_that_is_applied_before_it_is_recorded_is_caught() -> None:
     assert caught(31, kind=AppliesStagesFirst)
 
 
+@pytest.mark.thorough
 def test_a_lease_by_the_wall_clock_is_caught() -> None:
     assert caught(24, lease_by_wall_clock=True)
 
 
+@pytest.mark.thorough
 def test_a_gateway_that_goes_on_without_the_store_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -63,6 +63,7 @@ async def until(condition: Callable[[], bool], gateways: list[RealGateway]) -> N
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["folder", "s3"])
 async def test_each_leader_is_killed_and_the_rollout_is_promoted_stage_by_stage(
     kind: str, tmp_path: Path, moto: Moto, monkeypatch: pytest.MonkeyPatch

@@ -193,6 +193,7 @@ def race(where: str, rounds: int, code: str = RACE) -> list[int]:
     return sorted(won)
 
 
+@pytest.mark.thorough
 def test_of_processes_that_race_for_a_revision_at_most_one_wins(
     repository: Path | Location,
 ) -> None:

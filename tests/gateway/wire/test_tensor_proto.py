@@ -275,6 +275,7 @@ print("both")
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", ["modelport.gateway.wire.proto.serving_pb2", "tensorflow"])
 def test_ours_and_tensorflows_messages_live_in_one_process(first: str) -> None:
     pytest.importorskip("tensorflow")

@@ -172,6 +172,7 @@ def test_instances_in_several_places_are_refused(groups: str, tmp_path: Path) ->
 # -- all of them in one gateway -------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_every_runtime_serves_in_one_process_at_once(
     repository: Path, sources: dict[str, Source], cases: dict[str, list[RuntimeCase]]
 ) -> None:
