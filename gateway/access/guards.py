@@ -89,12 +89,12 @@ class GuardedService:
             return await self._charged(request, deadline)
 
     async def _charged(self, request: InferRequest, deadline: Deadline) -> InferResponse:
-        account = self._charge(request)
+        row = self._charge(request)
         try:
             return await self._service.infer(request, deadline)
         finally:
-            if account is not None:
-                self._quotas.leave(account)
+            if row is not None:
+                self._quotas.leave(row)
 
     async def stream(
         self, request: InferRequest, deadline: Deadline
@@ -104,14 +104,14 @@ class GuardedService:
         A stream of a decoupled model takes no turn: its client decides how long it lasts.
         """
         with self._restrict(request).stated():
-            account = self._charge(request)
+            row = self._charge(request)
             try:
                 async with aclosing(self._service.stream(request, deadline)) as responses:
                     async for response in responses:
                         yield response
             finally:
-                if account is not None:
-                    self._quotas.leave(account)
+                if row is not None:
+                    self._quotas.leave(row)
 
     def _restrict(self, request: InferRequest) -> AllowedTarget:
         """Set the caller, and the version of one that may not use all, so that no rollout does."""
@@ -123,8 +123,8 @@ class GuardedService:
             request.label = None
         return target
 
-    def _charge(self, request: InferRequest) -> QuotaAccount | None:
-        """Charge a request to its caller; return the account that it leaves at its end.
+    def _charge(self, request: InferRequest) -> int | None:
+        """Charge a request to its caller; return the row that it leaves at its end, if any.
 
         Raises:
             QuotaExceeded: The quota is used up.
@@ -134,9 +134,7 @@ class GuardedService:
         if context is None or version is None:
             return None  # the service has the error
         account = self._quotas.account(context.principal, version.name)
-        if account is not None:
-            _charge(self._quotas, account, context, request)
-        return account
+        return None if account is None else _charge(self._quotas, account, context, request)
 
     def refuses(self, name: str, number: int) -> bool:
         target = self._guarded.target(name, number)
@@ -145,11 +143,11 @@ class GuardedService:
 
 def _charge(
     quotas: Quotas, account: QuotaAccount, context: AccessContext, request: InferRequest
-) -> None:
+) -> int:
     counted = account.quota.bytes_per_second is not None
     size = sum(tensor.size_bytes for tensor in request.inputs) if counted else 0
     try:
-        quotas.enter(account, size)
+        return quotas.enter(account, size)
     except QuotaExceeded as error:
         version = str(request.model_version or "")
         context.note_refusal(str(error), "", request.model_name, version)

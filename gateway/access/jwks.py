@@ -117,8 +117,9 @@ def _keys(row: Mapping[str, Any], algorithms: Sequence[str]) -> list[tuple[str |
 
 
 def _is_small(row: Mapping[str, Any]) -> bool:
-    """Whether no number of the key takes long to read."""
-    return all(len(str(row.get(name, ""))) <= _MAX_NUMBER_TEXT for name in ("n", "e", "x", "y"))
+    """Whether all numbers of the key are texts, and none takes long to read."""
+    texts = [row.get(name, "") for name in ("n", "e", "x", "y")]
+    return all(isinstance(text, str) and len(text) <= _MAX_NUMBER_TEXT for text in texts)
 
 
 def _is_sound_rsa(key: PyJWK) -> bool:
@@ -268,10 +269,14 @@ class JwksUrl:
             if content != self._content:  # the same keys keep the cache of verified tokens
                 self.keys = parse(content, self._algorithms)
                 self._content = content
-        except (ModelportError, ValueError) as error:
+        except Exception as error:  # else nothing would ever be fetched again
             self.failures += 1
             kept = "no keys" if self.keys is None else "the old keys"
-            log.warning("jwks not refreshed", url=self._url, reason=first_line(error), kept=kept)
+            unexpected = None if isinstance(error, ModelportError | ValueError) else error
+            reason = first_line(error)
+            log.warning(
+                "jwks not refreshed", url=self._url, reason=reason, kept=kept, exc_info=unexpected
+            )
             return False
         self._fetched_at = time.monotonic()
         return True

@@ -2,7 +2,8 @@
 
 A row belongs to one principal and one model. Times are those of ``time.monotonic``, which the
 processes of a machine share. Each process counts its requests in flight in a cell of its own; a row
-is locked while its clocks change.
+is locked while its clocks or its owner change. Nobody can choose names that share a row: the places
+of rows depend on random bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _CLOCKS, _IN_FLIGHT = 2, 4
 _CELL_BYTES: Final = 8
 #: Tries to lock a row, which another process holds for microseconds, or while it waits for a
 #: processor. Then it is stopped, and the row is changed without the lock.
-_LOCK_TRIES: Final = 2000
+_LOCK_TRIES: Final = 200
+#: Bytes after the last row on which the places of rows depend.
+_SALT_BYTES: Final = 16
 
 
 class QuotaLedger:
@@ -40,7 +43,10 @@ class QuotaLedger:
     def __init__(self, processes: int = 1, number: int = 0, descriptor: int | None = None) -> None:
         self._width = _IN_FLIGHT + processes
         size = ROWS * self._width * _CELL_BYTES
-        memory = mmap.mmap(-1 if descriptor is None else descriptor, size)
+        memory = mmap.mmap(-1 if descriptor is None else descriptor, size + _SALT_BYTES)
+        if descriptor is None:
+            memory[size:] = os.urandom(_SALT_BYTES)
+        self._salt = memory[size:]
         self._clocks = memoryview(memory).cast("d")
         self._counts = memoryview(memory).cast("Q")
         self._own = _IN_FLIGHT + number
@@ -52,8 +58,15 @@ class QuotaLedger:
     def share(processes: int) -> int:
         """Make the file for ``processes``, and return its descriptor."""
         descriptor = os.memfd_create("modelport-quotas")
-        os.ftruncate(descriptor, ROWS * (_IN_FLIGHT + processes) * _CELL_BYTES)
+        size = ROWS * (_IN_FLIGHT + processes) * _CELL_BYTES
+        os.pwrite(descriptor, os.urandom(_SALT_BYTES), size)
         return descriptor
+
+    def key(self, principal: str, model: str) -> tuple[int, int]:
+        """The key of a principal and a model; never (0, 0), which empty rows have."""
+        text = f"{principal}\0{model}".encode()
+        digest = hashlib.blake2b(text, digest_size=16, key=self._salt).digest()
+        return int.from_bytes(digest[:8], "big") | 1, int.from_bytes(digest[8:], "big")
 
     @contextmanager
     def locked(self, row: int) -> Iterator[None]:
@@ -76,7 +89,10 @@ class QuotaLedger:
             fcntl.lockf(descriptor, fcntl.LOCK_UN, _CELL_BYTES, at)
 
     def row(self, key: tuple[int, int], now: float) -> int | None:
-        """Find the row of ``key``, or take one that holds nothing; None if there is no place."""
+        """Find the row of ``key``, or take one that holds nothing; None if there is no place.
+
+        Until the row is locked and charged, another process may take it.
+        """
         counts, width = self._counts, self._width
         free = None
         for step in range(_SEARCHED):
@@ -86,8 +102,10 @@ class QuotaLedger:
             if free is None and self._is_idle(row, now):
                 free = row
         if free is not None:
-            self._clocks[free + _CLOCKS] = self._clocks[free + _CLOCKS + 1] = 0.0
-            counts[free], counts[free + 1] = key
+            with self.locked(free):
+                if self._is_idle(free, now):
+                    self._clocks[free + _CLOCKS] = self._clocks[free + _CLOCKS + 1] = 0.0
+                    counts[free], counts[free + 1] = key
         return free
 
     def belongs(self, row: int, key: tuple[int, int]) -> bool:
@@ -105,16 +123,10 @@ class QuotaLedger:
         """The number of requests in flight in all processes."""
         return sum(self._counts[row + _IN_FLIGHT : row + self._width])
 
-    def set_in_flight(self, row: int, count: int) -> None:
-        """Publish the number of requests in flight in this process."""
-        self._counts[row + self._own] = count
+    def count_in_flight(self, row: int, change: int) -> None:
+        """Add to the number of requests in flight in this process."""
+        self._counts[row + self._own] = max(0, self._counts[row + self._own] + change)
 
     def _is_idle(self, row: int, now: float) -> bool:
         clocks = self._clocks[row + _CLOCKS : row + _IN_FLIGHT]
         return max(clocks) <= now and not self.in_flight(row)
-
-
-def key_of(principal: str, model: str) -> tuple[int, int]:
-    """The key of a principal and a model; never (0, 0), which empty rows have."""
-    digest = hashlib.blake2b(f"{principal}\0{model}".encode(), digest_size=16).digest()
-    return int.from_bytes(digest[:8], "big") | 1, int.from_bytes(digest[8:], "big")

@@ -14,13 +14,16 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from modelport.gateway.access.principal import Principal
-from modelport.gateway.access.quota_ledger import QuotaLedger, key_of
+from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.errors import QuotaExceeded
 from modelport.gateway.toml_tables import count, names, number, read_by
 
 _REQUESTS, _BYTES = 0, 1
 #: Pairs of principal and model whose quota is remembered.
 _REMEMBERED = 4096
+#: Tries to charge a row before another process takes it.
+_TRIES = 8
+TOO_MANY_CALLERS = "too many callers with a quota are active"
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -67,14 +70,14 @@ class Quota:
 
 @dataclass(slots=True)
 class QuotaAccount:
-    """The requests of one principal for one model in this process."""
+    """The quota of a caller for one model, and its row of the ledger.
+
+    All credentials of a principal share the row.
+    """
 
     quota: Quota
-    principal: Principal
-    model: str
     key: tuple[int, int]
     row: int | None = None
-    in_flight: int = 0
 
 
 class Quotas:
@@ -102,14 +105,7 @@ class Quotas:
     ) -> None:
         """Use other quotas from now on; requests in flight still count."""
         self._quotas, self._matches = quotas, matches
-        self._accounts = self._busy()
-        for account in self._accounts.values():
-            found = None if account is None else self._find(account.principal, account.model)
-            if account is not None and found is not None:
-                account.quota = found.quota
-
-    def _busy(self) -> dict[tuple[str, str, str], QuotaAccount | None]:
-        return {key: one for key, one in self._accounts.items() if one and one.in_flight}
+        self._accounts.clear()
 
     def account(self, principal: Principal, model: str) -> QuotaAccount | None:
         """The account of a principal for a model; None: no quota limits it."""
@@ -121,7 +117,7 @@ class Quotas:
         except KeyError:
             pass
         if len(self._accounts) >= _REMEMBERED:  # clients choose both names
-            self._accounts = self._busy()
+            self._accounts.clear()
         account = self._accounts[key] = self._find(principal, model)
         return account
 
@@ -129,20 +125,23 @@ class Quotas:
         for quota in self._quotas:
             named = any(fnmatchcase(model, glob) for glob in quota.models)
             if named and self._matches(quota.principals, principal):
-                return QuotaAccount(quota, principal, model, key_of(principal.name, model))
+                return QuotaAccount(quota, self._ledger.key(principal.name, model))
         return None
 
-    def enter(self, account: QuotaAccount, size_bytes: int) -> None:
-        """Charge a request of ``size_bytes``; ``leave`` ends it.
+    def enter(self, account: QuotaAccount, size_bytes: int) -> int:
+        """Charge a request of ``size_bytes``; return its row, for ``leave``.
 
         Raises:
             QuotaExceeded: It may come later; nothing was charged.
         """
-        row = self._row(account, self._clock())
-        with self._ledger.locked(row):
-            self._spend(account.quota, row, size_bytes)
-            account.in_flight += 1
-            self._ledger.set_in_flight(row, account.in_flight)
+        for _ in range(_TRIES):
+            row = self._row(account, self._clock())
+            with self._ledger.locked(row):
+                if self._ledger.belongs(row, account.key):  # no other process has just taken it
+                    self._spend(account.quota, row, size_bytes)
+                    self._ledger.count_in_flight(row, 1)
+                    return row
+        raise QuotaExceeded(1.0, TOO_MANY_CALLERS)
 
     def _spend(self, quota: Quota, row: int, size_bytes: int) -> None:
         ledger, now = self._ledger, self._clock()
@@ -162,11 +161,9 @@ class Quotas:
         if requests is not None:
             self._charge(row, _REQUESTS, now, 1.0 / requests)
 
-    def leave(self, account: QuotaAccount) -> None:
-        """End a request that ``enter`` admitted."""
-        account.in_flight -= 1
-        if account.row is not None and self._ledger.belongs(account.row, account.key):
-            self._ledger.set_in_flight(account.row, account.in_flight)
+    def leave(self, row: int) -> None:
+        """End a request that ``enter`` admitted; until then, the row stays its caller's."""
+        self._ledger.count_in_flight(row, -1)
 
     def headers(self, account: QuotaAccount) -> Headers:
         """``RateLimit-Policy`` and ``RateLimit``: what is left, and when the buckets are full."""
@@ -184,7 +181,7 @@ class Quotas:
         if row is None or not self._ledger.belongs(row, account.key):
             row = account.row = self._ledger.row(account.key, now)
             if row is None:
-                raise QuotaExceeded(1.0, "too many callers with a quota are active")
+                raise QuotaExceeded(1.0, TOO_MANY_CALLERS)
         return row
 
     def _charge(self, row: int, which: int, now: float, seconds: float) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import httptools
 
+from modelport.gateway.errors import MemoryExhausted
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.runtime.timer_wheel import MovableTimer
 from modelport.gateway.server import time_limits
@@ -153,9 +154,13 @@ class HttpConnection(asyncio.Protocol):
         if self._closing or self._error is not None:
             return
         cycle = RequestResponseCycle(self, repeated.scope(), True, False)
-        cycle.add(data[len(repeated.head) :])
         self._begin(cycle)
-        self._complete(cycle)
+        try:
+            cycle.add(data[len(repeated.head) :])
+        except MemoryExhausted:
+            self._reject(error_response.SCARCE)
+        else:
+            self._complete(cycle)
 
     def _become_http2(self, data: bytes) -> None:
         """Hand the connection over, to a client with prior knowledge (RFC 9113, 3.3) or ALPN."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import json
 import ssl
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from modelport.gateway.access import jwks
 from modelport.gateway.access.authentication import AuthenticatorChain
@@ -97,6 +100,30 @@ def test_keys_that_are_unfit_are_left_out(issuer: Issuer) -> None:
 def test_a_document_that_is_no_key_set_is_refused(content: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(content, RS)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(["kty", "kid", "alg", "use", "key_ops", "crv", "n", "e", "x", "y", "d", "k"]),
+    JSON_VALUES,
+    st.integers(0, 1000),
+)
+def test_a_key_with_any_value_at_all_is_left_out_or_refused(
+    issuer: Issuer, name: str, value: Any, depth: int
+) -> None:
+    text = json.dumps(issuer.jwk() | {name: "here"})
+    nested = "[" * depth + json.dumps(value) + "]" * depth
+    for rows in (text, f"{text}, {json.dumps(issuer.jwk(kid='good'))}"):
+        content = f'{{"keys": [{rows.replace(json.dumps("here"), nested, 1)}]}}'
+        with contextlib.suppress(ValueError):
+            parse(content.encode(), tuple(jwks.ALGORITHMS))
 
 
 def test_a_private_key_is_refused(issuer: Issuer) -> None:
@@ -208,6 +235,7 @@ def test_old_keys_serve_through_an_outage_of_any_kind(
         reply(b'{"keys": []}'),
         reply(b"<html>"),
         reply(b"[" * 50_000),
+        reply(b'{"keys": [{"kty": "RSA", "n": ' + b"[" * 1000 + b"]" * 1000 + b"}]}"),
         reply(b" " * (jwks.MAX_DOCUMENT_BYTES + 1)),
         reply(gzip.compress(key_set(evil)), headers="Content-Encoding: gzip\r\n"),
         lambda peer: peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n{"),
@@ -273,3 +301,16 @@ def test_equal_keys_keep_the_verified_tokens(
     tokens.source.miss()
     server.wait(3)  # the second answer was used before the third request
     assert ask(tokens, token) is caller
+
+
+def test_an_error_that_nobody_foresaw_ends_no_fetching(
+    tokens: JwtAuthenticator, server: KeyServer, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answer = reply(key_set(issuer))
+    with monkeypatch.context() as patched:
+        patched.setattr(jwks, "parse", lambda *_: {}["nobody foresaw this"])
+        tokens.start()
+        until(lambda: tokens.source.failures)
+    tokens.source.miss()
+    until(lambda: tokens.source.keys)
+    assert ask(tokens, issuer.token()).name == "jwt:alice"

@@ -14,7 +14,7 @@ import pytest
 
 from modelport.gateway.access import quota_ledger
 from modelport.gateway.access.principal import Principal
-from modelport.gateway.access.quota_ledger import QuotaLedger, key_of
+from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.access.quotas import Quota, QuotaAccount, Quotas
 from modelport.gateway.errors import QuotaExceeded
 
@@ -52,10 +52,10 @@ def account_of(found: Quotas, principal: Principal = CI, model: str = "fraud") -
 
 def admits(found: Quotas, account: QuotaAccount, size_bytes: int = 0) -> bool:
     try:
-        found.enter(account, size_bytes)
+        row = found.enter(account, size_bytes)
     except QuotaExceeded:
         return False
-    found.leave(account)
+    found.leave(row)
     return True
 
 
@@ -108,12 +108,38 @@ def test_bytes_are_charged_after_the_request_that_brings_them(clock: QuotaClock)
 def test_requests_in_flight_are_bounded(clock: QuotaClock) -> None:
     found = quotas(clock, Quota(("ci",), in_flight=2))
     account = account_of(found)
-    found.enter(account, 0)
-    found.enter(account, 0)
+    rows = [found.enter(account, 0), found.enter(account, 0)]
     with pytest.raises(QuotaExceeded, match="more than 2 requests in flight"):
         found.enter(account, 0)
-    found.leave(account)
+    found.leave(rows[0])
     assert admits(found, account)
+
+
+def test_all_credentials_of_a_caller_share_its_quota(clock: QuotaClock) -> None:
+    found = quotas(clock, Quota(("ci",), requests_per_second=1, burst=5, in_flight=2))
+    accounts = [account_of(found, Principal("ci", fingerprint=f"{n}")) for n in range(9)]
+    assert len({id(account) for account in accounts}) == 9
+    rows = [found.enter(account, 0) for account in accounts[:2]]
+    for account in accounts:
+        with pytest.raises(QuotaExceeded, match="more than 2 requests in flight"):
+            found.enter(account, 0)
+    for row in rows:
+        found.leave(row)
+    assert [admits(found, account) for account in accounts].count(True) == 3
+
+
+def test_other_quotas_hold_at_once_while_requests_in_flight_count(clock: QuotaClock) -> None:
+    found = quotas(clock, Quota(("ci",), in_flight=1))
+    row = found.enter(account_of(found), 0)
+    found.replace([Quota(("ci",), in_flight=2)], matches)
+    other = found.enter(account_of(found), 0)
+    assert not admits(found, account_of(found))
+    found.replace([Quota(("batch",), in_flight=1)], matches)
+    assert found.account(CI, "fraud") is None
+    found.leave(row)
+    found.leave(other)
+    found.replace([Quota(("ci",), in_flight=1)], matches)
+    assert admits(found, account_of(found))
 
 
 def test_the_first_quota_that_matches_holds_and_each_pair_has_its_own_bucket(
@@ -161,11 +187,11 @@ def test_requests_in_flight_count_over_all_processes_and_not_those_of_a_killed_o
     rows = [Quota(("ci",), in_flight=3)]
     workers = [quotas(clock, *rows, ledger=QuotaLedger(4, n, shared)) for n in range(4)]
     for worker in workers[:3]:
-        worker.enter(account_of(worker), 0)
+        row = worker.enter(account_of(worker), 0)
     assert not admits(workers[3], account_of(workers[3]))
     replacement = quotas(clock, *rows, ledger=QuotaLedger(4, 1, shared))
     assert admits(replacement, account_of(replacement))
-    workers[0].leave(account_of(workers[0]))
+    workers[0].leave(row)
     assert admits(workers[3], account_of(workers[3]))
 
 
@@ -184,10 +210,49 @@ def test_a_row_that_holds_nothing_is_used_again(
 
 
 def test_keys_differ_and_none_is_that_of_an_empty_row() -> None:
-    keys = {key_of(f"p{n}", f"m{n % 7}") for n in range(1000)}
+    ledger = QuotaLedger()
+    keys = {ledger.key(f"p{n}", f"m{n % 7}") for n in range(1000)}
     assert len(keys) == 1000
-    assert key_of("a", "b") != key_of("ab", "")
+    assert ledger.key("a", "b") != ledger.key("ab", "")
     assert all(first for first, _ in keys)
+
+
+def test_the_places_of_rows_differ_between_gateways_and_not_between_their_processes(
+    shared: int,
+) -> None:
+    first, second, other = QuotaLedger(4, 0, shared), QuotaLedger(4, 1, shared), QuotaLedger()
+    assert first.key("ci", "fraud") == second.key("ci", "fraud") != other.key("ci", "fraud")
+
+
+def test_a_row_that_another_process_takes_before_it_is_locked_is_not_charged(
+    clock: QuotaClock, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota_ledger, "ROWS", 8)
+    rows = [Quota(("ci", "batch"), in_flight=1)]
+    ours, theirs = (quotas(clock, *rows, ledger=QuotaLedger(4, n, shared)) for n in range(2))
+    account, find = account_of(ours), ours._ledger.row
+    taken_rows: list[int] = []
+
+    def taken(key: tuple[int, int], now: float) -> int | None:
+        """Find a row, which the other process then takes for another caller."""
+        monkeypatch.setattr(ours._ledger, "row", find)
+        row = find(key, now)
+        assert row is not None
+        other = account_of(theirs, BATCH)
+        theirs._ledger._counts[row], theirs._ledger._counts[row + 1] = other.key
+        other.row = row
+        taken_rows.append(theirs.enter(other, 0))
+        return row
+
+    monkeypatch.setattr(ours._ledger, "row", taken)
+    row = ours.enter(account, 0)
+    assert ours._ledger.belongs(row, account.key)
+    assert row not in taken_rows
+    assert not admits(theirs, account_of(theirs))
+    ours.leave(row)
+    theirs.leave(taken_rows[0])
+    assert admits(theirs, account_of(theirs))
+    assert admits(theirs, account_of(theirs, BATCH))
 
 
 def _spend(queue: Any, descriptor: int, number: int) -> None:

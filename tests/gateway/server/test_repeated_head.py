@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
-from modelport.gateway.server.http1 import head, protocol, repeated_head
+from modelport.gateway.runtime.request_memory import PROCESS
+from modelport.gateway.server.http1 import error_response, head, protocol, repeated_head
 from modelport.gateway.server.http1.protocol import HttpConnection
+from modelport.gateway.server.http1.request_cycle import RequestResponseCycle
 from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.listening_socket import ConnectionLimit
 
@@ -54,6 +56,9 @@ class RecordingTransport(asyncio.Transport):
         self.closed = True
 
     def write_eof(self) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def pause_reading(self) -> None: ...
 
@@ -178,3 +183,25 @@ def test_a_head_whose_end_is_uncertain_is_not_kept() -> None:
     data = post(b"\r\n\r\n", end=b"\n")
     scope = {"method": "POST", "headers": [(b"content-length", b"4")]}
     assert repeated_head.repeated_head(data, data, scope) is None
+
+
+@pytest.mark.parametrize("exchanged", [exchange, parsed])
+def test_a_request_for_which_there_is_no_memory_is_answered(
+    exchanged: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = post(bytes(4036))
+    assert len(message) <= repeated_head.MAX_MESSAGE_BYTES
+    begin, begun = HttpConnection._begin, list[RequestResponseCycle]()
+    errors = list[error_response.ErrorResponse]()
+
+    def the_third_finds_no_memory(self: HttpConnection, cycle: RequestResponseCycle) -> None:
+        begun.append(cycle)
+        if len(begun) == 3:
+            monkeypatch.setattr(PROCESS, "limit_bytes", 0)
+        begin(self, cycle)
+
+    monkeypatch.setattr(HttpConnection, "_begin", the_third_finds_no_memory)
+    monkeypatch.setattr(HttpConnection, "_send_error", lambda self, error: errors.append(error))
+    requests, ended = exchanged([message] * 3)
+    assert (len(requests), len(begun), ended) == (2, 3, True)
+    assert errors == [error_response.SCARCE]
