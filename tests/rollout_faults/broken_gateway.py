@@ -43,7 +43,7 @@ def ignores_the_stop() -> None:
 
 
 def lets_one_through() -> None:
-    """One request goes to the candidate a moment after a stop, when that has been confirmed."""
+    """One request in each 20 ms goes to the candidate after a stop."""
     original_infer, original_route = (
         traffic_split.TrafficSplit.infer,
         traffic_split.TrafficSplit.route,
@@ -52,12 +52,13 @@ def lets_one_through() -> None:
 
     def route(self: Any, number: int, kind: Any, share: float, *rest: Any) -> None:
         original_route(self, number, kind, share, *rest)
-        stops[self.plan.id] = math.inf if share else time.monotonic()
+        if share or stops.get(self.plan.id, math.inf) == math.inf:  # routes are applied repeatedly
+            stops[self.plan.id] = math.inf if share else time.monotonic()
 
     def infer(self: Any, request: Any, deadline: Deadline, step: bool = False) -> Any:
-        if time.monotonic() <= stops.get(self.plan.id, math.inf) + 0.4:
+        if time.monotonic() <= stops.get(self.plan.id, math.inf) + 0.02:
             return original_infer(self, request, deadline, step)
-        stops[self.plan.id] = math.inf
+        stops[self.plan.id] = time.monotonic()
         assigned = request_events.AssignedRequest(self._stage, True, "")
         diverted = traffic_split._DivertedRequest(
             request, deadline, step, assigned, time.monotonic()
