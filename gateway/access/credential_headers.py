@@ -48,14 +48,14 @@ def presented(headers: Mapping[bytes, bytes]) -> bytes | None:
     """
     authorization = headers.get(b"authorization")
     found = None if authorization is None else _token(authorization)
-    for name in _KEY_HEADERS:
-        key = headers.get(name)
-        if key is not None:
-            found = _only(found, key.strip(_WHITESPACE))
-    attributes = headers.get(_SAGEMAKER_ATTRIBUTES)
-    if attributes is not None:
-        for key in _SAGEMAKER_KEY.findall(attributes):
-            found = _only(found, key)
+    keys = [headers[name].strip(_WHITESPACE) for name in _KEY_HEADERS if name in headers]
+    keys += _SAGEMAKER_KEY.findall(headers.get(_SAGEMAKER_ATTRIBUTES, b""))
+    if keys and authorization is not None and authorization.lower().startswith(_AWS_SIGNATURE):
+        found = None
+    for key in keys:
+        if found is not None and found != key:
+            raise Unauthenticated(MORE_THAN_ONE)
+        found = key
     if found is not None and len(found) > MAX_CREDENTIAL_BYTES:
         raise Unauthenticated(f"the credential is longer than {MAX_CREDENTIAL_BYTES} bytes")
     return found
@@ -86,9 +86,3 @@ def _token(authorization: bytes) -> bytes:
     """The token of ``Bearer``; the whole value of any other scheme."""
     scheme, _, token = authorization.partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else authorization
-
-
-def _only(found: bytes | None, other: bytes) -> bytes:
-    if found is None or found == other or found[: len(_AWS_SIGNATURE)].lower() == _AWS_SIGNATURE:
-        return other
-    raise Unauthenticated(MORE_THAN_ONE)

@@ -69,9 +69,9 @@ def rollout_target(name: str) -> AllowedTarget:
     return whole_target(Operation.ROLLOUT, name)
 
 
-def may_see(name: str) -> bool:
-    """Whether the current request's caller may see a model; everyone may without ``--access``."""
-    return CURRENT.get() is None or required().versions[name] is not None
+def may_see_rollouts(name: str) -> bool:
+    """Whether the caller may see the rollouts of a model, as of all its versions."""
+    return CURRENT.get() is None or required(Operation.ROLLOUT).versions[name] is ALL_VERSIONS
 
 
 class GuardedModels:

@@ -28,11 +28,12 @@ from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import ALL_VERSIONS
 from modelport.gateway.access.principal import ANONYMOUS_NAME
 from modelport.gateway.access.quotas import QuotaAccount, Quotas
-from modelport.gateway.errors import QuotaExceeded
+from modelport.gateway.errors import InvalidArgument, QuotaExceeded
 from modelport.gateway.inference.service import SupportsInference
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.models.model_view import ModelView
+from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 #: A look-up of an enum's member calls a function.
@@ -158,6 +159,36 @@ def _charge(
         context.add_fields(*quotas.headers(account))
 
 
+def _require_steps(override: str) -> None:
+    """Check the rights to the models that a new configuration makes steps of an ensemble.
+
+    Loading the ensemble loads them, too, and its callers call them.
+
+    Raises:
+        PermissionDenied: The caller may not use one of them, which need not exist.
+    """
+    context = CURRENT.get()
+    try:
+        steps = configuration.parse_json(override).ensemble_scheduling.step
+    except InvalidArgument:
+        return  # the control has the error
+    for step in steps:
+        for operation in (Operation.INFER, Operation.CONTROL):
+            rights = None if context is None else context.caller.of(operation)
+            if rights is None or rights.versions[step.model_name] is not ALL_VERSIONS:
+                raise denied(
+                    f"a step of an ensemble needs the operation '{operation}' on all versions of "
+                    f"its model, '{step.model_name}'",
+                    step.model_name,
+                )
+
+
+def _require_all(reason: str) -> None:
+    if not required(Operation.CONTROL).unrestricted:
+        message = f"{reason}, which needs the operation '{Operation.CONTROL}' on all models"
+        raise denied(message)
+
+
 class GuardedControl:
     """The control of models, for what the caller may see and change.
 
@@ -204,10 +235,14 @@ class GuardedControl:
     async def load(self, name: str, override: str | None = None) -> None:
         target = whole_target(Operation.CONTROL, name)
         with audited("load", name), target.stated():
+            if override is not None:
+                _require_steps(override)
             await self._control.load(target.name, override)
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         target = whole_target(Operation.CONTROL, name)
+        if dependents:
+            _require_all("unloading the models of an ensemble's steps may concern any model")
         with audited("unload", name), target.stated():
             await self._control.unload(target.name, dependents)
 
@@ -218,18 +253,13 @@ class GuardedControl:
             await self._control.unload_version(target.name, target.number)
 
     async def set_default(self, name: str, number: int) -> None:
-        required(Operation.CONTROL)
-        target = self._models.target(name, number)
+        target = whole_target(Operation.CONTROL, name)
         with audited("set default", name, str(number)), target.stated():
-            await self._control.set_default(target.name, target.number)
+            await self._control.set_default(target.name, number)
 
     async def reload(self, wanted: Mapping[str, VersionSettings]) -> None:
         """Replace the models that are served; that takes the right to all of them."""
-        if not required(Operation.CONTROL).unrestricted:
-            raise denied(
-                "a new configuration replaces all served models, which needs the "
-                f"operation '{Operation.CONTROL}' on all models"
-            )
+        _require_all("a new configuration replaces all served models")
         with audited("reload", " ".join(wanted)):
             await self._control.reload(wanted)
 

@@ -261,7 +261,8 @@ def _decoded(segment: bytes) -> bytes | None:
         decoded = base64.urlsafe_b64decode(segment + b"=" * (-len(segment) % 4))
     except ValueError:
         return None
-    return decoded
+    # Other spellings of a token would be kept as other tokens.
+    return decoded if base64.urlsafe_b64encode(decoded).rstrip(b"=") == segment else None
 
 
 def _header(segment: bytes) -> dict[str, Any] | None:

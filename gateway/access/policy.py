@@ -19,7 +19,7 @@ from modelport.gateway.access.principal import ANONYMOUS_NAME, Grant, Principal
 AUTHENTICATED = "authenticated"
 GROUP = "group:"
 #: Principals, and models of each operation of one, whose rights are kept: clients choose the names.
-KEPT_PRINCIPALS, KEPT_MODELS = 1024, 256
+KEPT_PRINCIPALS, KEPT_MODELS = 1024, 32
 #: No model has a longer name.
 MAX_KEPT_NAME = 128
 #: The versions of a rule that names none.

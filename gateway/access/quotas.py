@@ -97,8 +97,7 @@ class Quotas:
     ) -> None:
         self._quotas, self._ledger, self._matches = quotas, ledger, matches
         self._clock = clock
-        #: By the caller's name, its credential's fingerprint, and the model.
-        self._accounts: dict[tuple[str, str, str], QuotaAccount | None] = {}
+        self._accounts: dict[tuple[Principal, str], QuotaAccount | None] = {}
 
     def replace(
         self, quotas: Sequence[Quota], matches: Callable[[Sequence[str], Principal], bool]
@@ -111,7 +110,7 @@ class Quotas:
         """The account of a principal for a model; None: no quota limits it."""
         if not self._quotas:
             return None
-        key = principal.name, principal.fingerprint, model
+        key = principal, model
         try:
             return self._accounts[key]
         except KeyError:

@@ -24,7 +24,7 @@ _SUFFIX = re.compile(
 )
 #: The label of a sample that names its model; names need no escapes.
 _MODEL = re.compile(rb'[{,]model(?:_name)?="([^"]*)"')
-_VERSION = re.compile(rb'[{,]version="([^"]*)"')
+_VERSION = re.compile(rb'[{,](?:model_)?version="([^"]*)"')
 #: Content type and body.
 Text = tuple[str, bytes]
 #: Connection limit; these may use the reserved file descriptors.

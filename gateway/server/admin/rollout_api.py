@@ -20,7 +20,11 @@ import orjson
 import structlog
 
 from modelport.gateway.access.context import audited, enter
-from modelport.gateway.access.guarded_models import AllowedTarget, may_see, rollout_target
+from modelport.gateway.access.guarded_models import (
+    AllowedTarget,
+    may_see_rollouts,
+    rollout_target,
+)
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Code, Internal, ModelportError, NotFound
 from modelport.gateway.protocols import request_body
@@ -122,7 +126,7 @@ class RolloutApi:
 
     def _statuses(self) -> list[dict[str, Any]]:
         statuses = self._service.statuses()
-        return [status for status in statuses if may_see(status["plan"]["model"])]
+        return [status for status in statuses if may_see_rollouts(status["plan"]["model"])]
 
     def _answer(
         self, method: str, model: str, action: str

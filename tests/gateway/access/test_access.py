@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -86,6 +87,10 @@ async def test_metrics_are_of_the_models_and_versions_that_the_caller_may_see(
                 found = re.findall(r'model="(\w+)",version="(\d)"', text)
                 seen[caller] = set(found)
                 assert "# HELP nv_inference_request_success" in text
+                samples = [line for line in text.splitlines() if not line.startswith("#")]
+                shown = [line for line in samples if 'version="1"' in line or '"yours"' in line]
+                assert bool(shown) == (caller == "root")
+                assert "ts_inference_requests_total{" in text
     assert seen["root"] == {("mine", "1"), ("mine", "2"), ("yours", "1"), ("yours", "2")}
     assert seen["ci"] == {("mine", "2")}
 
@@ -160,9 +165,54 @@ async def test_a_whole_model_is_changed_only_with_the_right_to_all_its_versions(
             answer = await http.post(f"/v2/repository/models/mine/{change}")
             assert answer.status_code == 403
             assert "some versions of 'mine' only" in answer.text
-        assert (await http.put("/models/mine/1/set-default")).status_code == 200
+        assert (await http.put("/models/mine/1/set-default")).status_code == 403
         assert (await http.put("/models/mine/2/set-default")).status_code == 404
         assert (await http.delete("/models/mine/2")).status_code == 404
+
+
+def ensemble(step: str) -> str:
+    tensor = {"data_type": "TYPE_FP32", "dims": [4]}
+    maps = {"input_map": {"x": "x"}, "output_map": {"y": "y"}}
+    steps = [{"model_name": step, "model_version": -1, **maps}]
+    config = {"platform": "ensemble", "max_batch_size": 8, "ensemble_scheduling": {"step": steps}}
+    return json.dumps(
+        config | {"input": [{"name": "x", **tensor}], "output": [{"name": "y", **tensor}]}
+    )
+
+
+@pytest.mark.parametrize("lacking", ["infer", "control"])
+async def test_an_ensemble_has_no_step_that_its_maker_may_not_use(
+    tmp_path: Path, lacking: str
+) -> None:
+    rules = limited('"*"', 'models = ["mine"]')
+    rules += limited(json.dumps(sorted({"infer", "control"} - {lacking})), 'models = ["yours"]')
+    rules += ALL
+    async with (
+        serving(tmp_path, rules, "ci", "root") as gateway,
+        client(gateway.http_url) as http,
+    ):
+        texts = set()
+        for step in ("yours", "nope"):
+            body = {"parameters": {"config": ensemble(step)}}
+            answer = await http.post(
+                "/v2/repository/models/mine/load", json=body, headers=gateway.headers("ci")
+            )
+            assert answer.status_code == 403
+            texts.add(answer.json()["error"].replace(step, "MODEL"))
+        assert len(texts) == 1 or lacking == "control"
+        assert await infer(http, gateway, "ci", "mine") != 403
+        done = await http.post(
+            "/v2/repository/models/mine/load",
+            json={"parameters": {"config": ensemble("yours")}},
+            headers=gateway.headers("root"),
+        )
+        assert done.status_code == 200, done.text
+        body = {"parameters": {"unload_dependents": True}}
+        path = "/v2/repository/models/mine/unload"
+        answer = await http.post(path, json=body, headers=gateway.headers("ci"))
+        assert answer.status_code == 403
+        assert "on all models" in answer.text
+        assert await infer(http, gateway, "root", "yours") == 2.0
 
 
 async def test_shared_memory_is_off_for_a_caller_without_the_operation(tmp_path: Path) -> None:

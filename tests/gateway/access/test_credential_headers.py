@@ -38,6 +38,9 @@ def test_a_credential_is_found_in_the_headers_of_every_dialect(headers: dict[byt
     "headers",
     [
         {b"authorization": b"Bearer key", b"x-api-key": b"other"},
+        {b"authorization": b"Bearer " + SIGNED, b"x-api-key": b"key"},
+        {b"x-api-key": SIGNED, b"x-goog-api-key": b"key"},
+        {b"x-api-key": b"key", b"x-goog-api-key": b"other", b"authorization": SIGNED},
         {b"authorization": b"Basic key", b"x-api-key": b"key"},
         {b"authorization": b"Bearer ", b"x-api-key": b"key"},
         {b"x-api-key": b"key", b"x-goog-api-key": b""},

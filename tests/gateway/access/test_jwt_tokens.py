@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import math
+import string
 import sys
 import time
 from collections.abc import Callable
@@ -247,6 +248,17 @@ def test_headers_that_are_wrong_are_refused(tmp_path: Path, issuer: Issuer, othe
         assert caller(tokens, signed(issuer, good | unread, payload))
         with pytest.raises(Unauthenticated, match="signature is wrong"):
             caller(tokens, signed(other, good | unread, payload))
+
+
+def test_a_token_has_one_spelling(tokens: JwtAuthenticator, issuer: Issuer) -> None:
+    alphabet = string.ascii_letters + string.digits + "-_"
+    token = issuer.token()
+    assert caller(tokens, token)
+    for end in set(alphabet.encode()) - {token[-1]}:
+        with pytest.raises(Unauthenticated):
+            caller(tokens, token[:-1] + bytes([end]))
+    with pytest.raises(Unauthenticated):
+        caller(tokens, token[:-9] + b"!" + token[-9:])
 
 
 def test_no_token_is_verified_with_a_public_key_as_a_shared_secret(

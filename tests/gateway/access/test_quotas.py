@@ -128,6 +128,18 @@ def test_all_credentials_of_a_caller_share_its_quota(clock: QuotaClock) -> None:
     assert [admits(found, account) for account in accounts].count(True) == 3
 
 
+def test_callers_of_one_name_have_the_quotas_of_their_own_groups(clock: QuotaClock) -> None:
+    def by_group(names: Sequence[str], principal: Principal) -> bool:
+        return bool(principal.groups.intersection(names))
+
+    rows = [Quota(("slow",), in_flight=1), Quota(("fast",), in_flight=9)]
+    found = Quotas(rows, QuotaLedger(), by_group, clock)
+    for _ in range(2):
+        for group, quota in (("slow", rows[0]), ("fast", rows[1])):
+            account = account_of(found, Principal("ci", groups=frozenset({group})))
+            assert account.quota is quota
+
+
 def test_other_quotas_hold_at_once_while_requests_in_flight_count(clock: QuotaClock) -> None:
     found = quotas(clock, Quota(("ci",), in_flight=1))
     row = found.enter(account_of(found), 0)
