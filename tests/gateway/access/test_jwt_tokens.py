@@ -250,8 +250,8 @@ def test_headers_that_are_wrong_are_refused(tmp_path: Path, issuer: Issuer, othe
             caller(tokens, signed(other, good | unread, payload))
 
 
-def test_a_token_has_one_spelling(tokens: JwtAuthenticator, issuer: Issuer) -> None:
-    alphabet = string.ascii_letters + string.digits + "-_"
+def test_a_token_has_one_spelling(tmp_path: Path, issuer: Issuer) -> None:
+    tokens, alphabet = make(tmp_path, issuer), string.ascii_letters + string.digits + "-_"
     token = issuer.token()
     assert caller(tokens, token)
     for end in set(alphabet.encode()) - {token[-1]}:
