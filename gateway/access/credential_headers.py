@@ -53,9 +53,7 @@ def presented(headers: Mapping[bytes, bytes]) -> bytes | None:
     if keys and authorization is not None and authorization.lower().startswith(_AWS_SIGNATURE):
         found = None
     for key in keys:
-        if found is not None and found != key:
-            raise Unauthenticated(MORE_THAN_ONE)
-        found = key
+        found = _only(found, key)
     if found is not None and len(found) > MAX_CREDENTIAL_BYTES:
         raise Unauthenticated(f"the credential is longer than {MAX_CREDENTIAL_BYTES} bytes")
     return found
@@ -86,3 +84,9 @@ def _token(authorization: bytes) -> bytes:
     """The token of ``Bearer``; the whole value of any other scheme."""
     scheme, _, token = authorization.partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else authorization
+
+
+def _only(found: bytes | None, other: bytes) -> bytes:
+    if found is None or found == other:
+        return other
+    raise Unauthenticated(MORE_THAN_ONE)

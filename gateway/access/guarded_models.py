@@ -69,6 +69,26 @@ def rollout_target(name: str) -> AllowedTarget:
     return whole_target(Operation.ROLLOUT, name)
 
 
+def candidate_target(name: str, model: str) -> AllowedTarget:
+    """Return the model to look up for a candidate in a rollout of ``model``.
+
+    The callers of ``model`` get answers of another model, and the one who starts the rollout, too.
+
+    Raises:
+        PermissionDenied: The caller may not use that model, which need not exist.
+    """
+    context = CURRENT.get()
+    if context is None or name == model:
+        return rollout_target(name)
+    if context.caller.of(Operation.INFER).versions[name] is not ALL_VERSIONS:
+        raise denied(
+            f"another model as the candidate needs the operation '{Operation.INFER}' on all "
+            f"versions of it, '{name}'",
+            name,
+        )
+    return rollout_target(name)
+
+
 def may_see_rollouts(name: str) -> bool:
     """Whether the caller may see the rollouts of a model, as of all its versions."""
     return CURRENT.get() is None or required(Operation.ROLLOUT).versions[name] is ALL_VERSIONS

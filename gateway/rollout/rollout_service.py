@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from modelport.gateway.access.context import principal_name
-from modelport.gateway.access.guarded_models import rollout_target
+from modelport.gateway.access.guarded_models import candidate_target
 from modelport.gateway.errors import ModelportError, NotFound, Unavailable
 from modelport.gateway.rollout import checked_json, rollout_request
 from modelport.gateway.rollout.controller import RolloutController
@@ -71,7 +71,7 @@ class RolloutService:
             await self._rollouts.over(model)
             described = await self._processes.describe_model(model)
             name, version = rollout_request.candidate_of(request, described)
-            target = rollout_target(name)
+            target = candidate_target(name, model)
             with target.stated():
                 if not version:
                     version = (await self._processes.describe_model(target.name)).default

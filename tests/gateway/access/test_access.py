@@ -153,6 +153,15 @@ async def test_a_candidate_that_the_caller_may_not_see_is_an_unknown_one(tmp_pat
             assert status >= 400
 
 
+async def test_a_rollout_to_a_model_takes_the_right_to_call_it(tmp_path: Path) -> None:
+    rules = limited('["rollout"]') + limited('["infer"]', 'models = ["mine"]')
+    async with serving(tmp_path, rules, "ci") as gateway, client(gateway.metrics_url) as http:
+        path, headers = "/v2/rollouts/mine", gateway.headers("ci")
+        answer = await http.post(path, json={"candidate": "yours"}, headers=headers)
+        assert answer.status_code == 403
+        assert "needs the operation 'infer'" in answer.text
+
+
 async def test_a_whole_model_is_changed_only_with_the_right_to_all_its_versions(
     tmp_path: Path,
 ) -> None:
