@@ -14,12 +14,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 from click import Option
 
 import modelport
 from modelport.gateway.cli import serve as command
 from modelport.server import PROCESS_OPTIONS, ServeOptions
 from tests import models
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unconfigured() -> None:
+    """Forget what earlier tests that captured logs have configured."""
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")
