@@ -11,10 +11,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from modelport.gateway.access.context import CURRENT, required
+from modelport.gateway.access.context import CURRENT, NO_CREDENTIAL, required
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import ALL_VERSIONS, allowed_numbers
-from modelport.gateway.errors import ModelportError, NotFound, PermissionDenied, Unavailable
+from modelport.gateway.errors import (
+    ModelportError,
+    NotFound,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.models.model_view import ModelView
 
@@ -77,16 +83,26 @@ def candidate_target(name: str, model: str) -> AllowedTarget:
     Raises:
         PermissionDenied: The caller may not use that model, which need not exist.
     """
-    context = CURRENT.get()
-    if context is None or name == model:
-        return rollout_target(name)
-    if context.caller.of(Operation.INFER).versions[name] is not ALL_VERSIONS:
-        raise denied(
-            f"another model as the candidate needs the operation '{Operation.INFER}' on all "
-            f"versions of it, '{name}'",
-            name,
-        )
+    if CURRENT.get() is not None and name != model:
+        require_use(Operation.INFER, name, "another model as the candidate")
     return rollout_target(name)
+
+
+def require_use(operation: Operation, name: str, use: str) -> None:
+    """Check the right to a model that a request for another one uses.
+
+    Args:
+        use: What the request makes of the model, for the error.
+
+    Raises:
+        Unauthenticated: No request is being answered.
+        PermissionDenied: The caller may not use all versions of it; it need not exist.
+    """
+    context = CURRENT.get()
+    if context is None:
+        raise Unauthenticated(NO_CREDENTIAL)
+    if context.caller.of(operation).versions[name] is not ALL_VERSIONS:
+        raise denied(f"{use} needs the operation '{operation}' on all versions of '{name}'", name)
 
 
 def may_see_rollouts(name: str) -> bool:

@@ -22,6 +22,7 @@ from modelport.gateway.access.guarded_models import (
     AllowedTarget,
     GuardedModels,
     denied,
+    require_use,
     whole_target,
 )
 from modelport.gateway.access.operations import Operation
@@ -167,20 +168,13 @@ def _require_steps(override: str) -> None:
     Raises:
         PermissionDenied: The caller may not use one of them, which need not exist.
     """
-    context = CURRENT.get()
     try:
         steps = configuration.parse_json(override).ensemble_scheduling.step
     except InvalidArgument:
         return  # the control has the error
     for step in steps:
         for operation in (Operation.INFER, Operation.CONTROL):
-            rights = None if context is None else context.caller.of(operation)
-            if rights is None or rights.versions[step.model_name] is not ALL_VERSIONS:
-                raise denied(
-                    f"a step of an ensemble needs the operation '{operation}' on all versions of "
-                    f"its model, '{step.model_name}'",
-                    step.model_name,
-                )
+            require_use(operation, step.model_name, "a step of an ensemble")
 
 
 def _require_all(reason: str) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import multiprocessing
 import ssl
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -54,6 +55,11 @@ class TokenDecisions:
     fetches: int = 0
     wrong: list[str] = field(default_factory=list)
     longest_pauses: list[float] = field(default_factory=list)
+
+    @property
+    def longest_pause(self) -> float:
+        """The median of the parts."""
+        return statistics.median(self.longest_pauses)
 
 
 def faults(issuer: Issuer, rotated: Issuer) -> list[Callable[[ssl.SSLSocket], Any]]:

@@ -22,7 +22,7 @@ _GOOD = FaultScenario(0, RolloutFault.NONE, 1, "2", commanded=False, stage=1, de
 _COMMANDED = replace(_GOOD, commanded=True)
 KNOWN_BAD: dict[str, tuple[FaultScenario, str]] = {
     "ignores_the_stop": (_COMMANDED, "after the rollback"),
-    "lets_one_through": (replace(_COMMANDED, keep=True), "after the rollback"),
+    "lets_some_through": (replace(_COMMANDED, keep=True), "after the rollback"),
     "forgets_the_key": (replace(_COMMANDED, sticky=True, delay=1.0), "changed sides"),
     "diverts_no_label": (replace(_COMMANDED, label=True, delay=1.0), "for the label"),
     "begins_again": (replace(_COMMANDED, fault=RolloutFault.KILL_GATEWAY), "after it"),

@@ -42,7 +42,7 @@ def ignores_the_stop() -> None:
     rollouts.Rollouts.remove = lambda self, model: None  # type: ignore[method-assign]
 
 
-def lets_one_through() -> None:
+def lets_some_through() -> None:
     """One request in each 20 ms goes to the candidate after a stop."""
     original_infer, original_route = (
         traffic_split.TrafficSplit.infer,
@@ -164,7 +164,7 @@ def diverts_named_versions() -> None:
 VARIANTS: dict[str, Patch] = {
     patch.__name__: patch
     for patch in (
-        ignores_the_stop, lets_one_through, forgets_the_key, diverts_no_label,
+        ignores_the_stop, lets_some_through, forgets_the_key, diverts_no_label,
         has_no_lease, begins_again, forgets_counts, forgets_the_verdict,
         leaves_failures_to_the_client, names_the_baseline, diverts_named_versions,
     )
