@@ -11,7 +11,7 @@ from typing import Any, Final
 from modelport.gateway.access import credential_headers
 from modelport.gateway.access.authentication import Authenticator
 from modelport.gateway.access.located_toml import TomlTable
-from modelport.gateway.access.principal import ConnectionIdentity, Principal
+from modelport.gateway.access.principal import CERTIFICATE, ConnectionIdentity, Principal
 from modelport.gateway.errors import Unauthenticated
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.toml_tables import InvalidValue, one_of, read_by
@@ -51,7 +51,7 @@ class CertificateAuthenticator(Authenticator):
 
 @functools.lru_cache(maxsize=4096)
 def _certified(names: tuple[str, ...]) -> Principal:
-    first, *others = [f"cert:{name}" for name in names]
+    first, *others = [f"{CERTIFICATE}{name}" for name in names]
     return Principal(first, method="certificate", aliases=tuple(others))
 
 

@@ -13,7 +13,7 @@ from fnmatch import translate
 from typing import NamedTuple
 
 from modelport.gateway.access.operations import Operation
-from modelport.gateway.access.principal import ANONYMOUS_NAME, Grant, Principal
+from modelport.gateway.access.principal import ANONYMOUS_NAME, CERTIFICATE, Grant, Principal
 
 #: Every principal except ``anonymous``.
 AUTHENTICATED = "authenticated"
@@ -22,6 +22,7 @@ GROUP = "group:"
 KEPT_PRINCIPALS, KEPT_MODELS = 1024, 32
 #: No model has a longer name.
 MAX_KEPT_NAME = 128
+_KIND = re.compile(rf"{CERTIFICATE}[^:]*:|[^:]*:")
 #: The versions of a rule that names none.
 ALL_VERSIONS: frozenset[str] = frozenset()
 
@@ -197,8 +198,13 @@ def _is(wanted: str, principal: Principal) -> bool:
 
 
 def _kind(name: str) -> str:
-    """The prefix of a name, which globs do not match (``c*``: not ``cert:``); empty for a key."""
-    return name[: name.find(":") + 1]
+    """The prefix of a name, which globs do not match (``c*``: not ``cert:``); empty for a key.
+
+    The names of certificates have two: ``cert:dns:*.com`` must not match the URI
+    ``spiffe://other/x.com``, which another part of an organisation may choose.
+    """
+    found = _KIND.match(name)
+    return found[0] if found else ""
 
 
 def granted(principal: Principal, grant: Grant) -> Rule:

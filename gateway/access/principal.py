@@ -14,8 +14,8 @@ class ConnectionIdentity:
 
     Attributes:
         address: IP address of the peer; empty for a UNIX domain socket.
-        certificate_names: Subject alternative names of the verified client certificate; None if
-            they cannot be read.
+        certificate_names: Subject alternative names of the verified client certificate, each with
+            its kind: ``dns:ci.example.com``. None if they cannot be read.
         user: User name of the peer of a UNIX domain socket; empty for any other.
     """
 
@@ -45,7 +45,7 @@ class Principal:
     """An authenticated caller.
 
     The name of an API key has no colon. Every other kind of name has a prefix: ``jwt:SUBJECT``,
-    ``cert:SAN``, ``unix:USER``, ``proxy:USER``; so no issuer or proxy can claim the rights of
+    ``cert:KIND:NAME``, ``unix:USER``, ``proxy:USER``; so no issuer or proxy can claim the rights of
     another kind.
 
     Attributes:
@@ -72,5 +72,9 @@ class Principal:
 
 
 ANONYMOUS_NAME = "anonymous"
+#: Prefix of the names of client certificates, followed by the kind of name: ``cert:dns:NAME``.
+CERTIFICATE = "cert:"
+#: The kinds of names, by Python's names for them. Rules can name a client by these.
+CERTIFICATE_KINDS = {"DNS": "dns", "URI": "uri", "email": "email", "IP Address": "ip"}
 #: The caller of a request without any credential.
 ANONYMOUS = Principal(ANONYMOUS_NAME)

@@ -1,7 +1,7 @@
 """``access.toml``: groups, rules, and the tables of authenticators.
 
 [groups]
-data-science = ["alice", "ci", "cert:*.ds.example.com"]
+data-science = ["alice", "ci", "cert:dns:*.ds.example.com"]
 
 [[rules]]                        # a request is allowed if any rule allows it
 principals = ["ci", "group:data-science"]
@@ -31,6 +31,7 @@ from modelport.gateway.access.authenticators import AUTHENTICATORS
 from modelport.gateway.access.located_toml import TomlFile, TomlTable, parse_file
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import ALL_VERSIONS, GROUP, AccessPolicy, Rule
+from modelport.gateway.access.principal import CERTIFICATE, CERTIFICATE_KINDS
 from modelport.gateway.access.quotas import Quota
 from modelport.gateway.errors import closest
 from modelport.gateway.runtime import gateway_files
@@ -42,6 +43,7 @@ EVERY = "*"
 _RULES, _GROUPS, _HEALTH, _QUOTAS = "rules", "groups", "health", "quotas"
 #: Prefix of the groups that tokens state: ``group:jwt:NAME``.
 _STATED = "jwt:"
+_CERTIFICATE_KINDS = tuple(CERTIFICATE_KINDS.values())
 
 
 @dataclass(frozen=True)
@@ -150,18 +152,19 @@ def _read_groups(table: TomlTable | None) -> dict[str, tuple[str, ...]]:
             raise table.error(f"group '{name}' must be {error}", name) from None
         if any(member.startswith(GROUP) for member in groups[name]):
             raise table.error(f"group '{name}' may not contain a group; list its members", name)
+        _check_certificates(table, groups[name], name)
     return groups
 
 
 def _read_rule(table: TomlTable, groups: dict[str, tuple[str, ...]]) -> Rule:
     rule = table.read(_RuleTable)
-    _check_groups(table, rule.principals, groups)
+    _check_principals(table, rule.principals, groups)
     return Rule(rule.principals, rule.operations, rule.models, rule.versions, table.line)
 
 
 def _read_quota(table: TomlTable, groups: dict[str, tuple[str, ...]]) -> Quota:
     quota = table.read(Quota)
-    _check_groups(table, quota.principals, groups)
+    _check_principals(table, quota.principals, groups)
     if quota.requests_per_second is quota.bytes_per_second is quota.in_flight is None:
         raise table.error("a quota needs requests_per_second, bytes_per_second or in_flight")
     if quota.burst is not None and quota.requests_per_second is None:
@@ -169,12 +172,24 @@ def _read_quota(table: TomlTable, groups: dict[str, tuple[str, ...]]) -> Quota:
     return quota
 
 
-def _check_groups(
+def _check_principals(
     table: TomlTable, principals: Sequence[str], groups: dict[str, tuple[str, ...]]
 ) -> None:
+    _check_certificates(table, principals, "principals")
     for principal in principals:
         group = principal.removeprefix(GROUP)
         if group != principal and group not in groups and not group.startswith(_STATED):
             near = closest(group, groups)
             hint = f"did you mean 'group:{near}'?" if near else "define it in [groups]"
             raise table.error(f"there is no group '{group}'; {hint}", "principals")
+
+
+def _check_certificates(table: TomlTable, principals: Sequence[str], key: str) -> None:
+    for principal in principals:
+        kind, separator, _ = principal.removeprefix(CERTIFICATE).partition(":")
+        if principal.startswith(CERTIFICATE) and not (separator and kind in _CERTIFICATE_KINDS):
+            raise table.error(
+                f"'{principal}' does not say which kind of name it is; use "
+                f"{', '.join(f'{CERTIFICATE}{kind}:NAME' for kind in _CERTIFICATE_KINDS)}",
+                key,
+            )

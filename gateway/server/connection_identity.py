@@ -7,15 +7,16 @@ import functools
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Iterable
 from typing import Any
 
-from modelport.gateway.access.principal import ConnectionIdentity
+from modelport.gateway.access.principal import CERTIFICATE_KINDS, ConnectionIdentity
 
 #: Process, user and group (unix(7), SO_PEERCRED).
 _CREDENTIALS = struct.Struct("3i")
-#: The kinds of names by which rules can name a client.
-_NAMES = ("DNS", "URI", "email", "IP Address")
+#: A user may be renamed, or looked up at a slow server.
+_USER_NAME_SECONDS = 60
 
 
 def identity_of(transport: asyncio.BaseTransport) -> ConnectionIdentity:
@@ -31,26 +32,29 @@ def identity_of(transport: asyncio.BaseTransport) -> ConnectionIdentity:
 def _names(tls: ssl.SSLObject | None) -> tuple[str, ...] | None:
     """Return the subject alternative names of a client certificate, which has been verified.
 
-    None if they cannot be read: Python expects UTF-8, and an authority may sign anything.
+    Each has its kind: ``dns:ci.example.com``. The result is None if they cannot be read: Python
+    expects UTF-8, and an authority may sign anything.
     """
     try:
         certificate = tls.getpeercert() if tls is not None else None
     except (ValueError, ssl.SSLError):
         return None
     rows: Iterable[Any] = (certificate or {}).get("subjectAltName", ())
-    return tuple(name for kind, name in rows if kind in _NAMES)
+    return tuple(
+        f"{CERTIFICATE_KINDS[kind]}:{name}" for kind, name in rows if kind in CERTIFICATE_KINDS
+    )
 
 
 def _user(peer: socket.socket) -> str:
     if not hasattr(socket, "SO_PEERCRED"):  # Linux has it
         return ""
     content = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _user_name(_CREDENTIALS.unpack(content)[1])
+    return _user_name(_CREDENTIALS.unpack(content)[1], int(time.monotonic() / _USER_NAME_SECONDS))
 
 
 @functools.lru_cache(1024)
-def _user_name(number: int) -> str:
-    """Return the name of a user, or the number of one without a name."""
+def _user_name(number: int, period: int) -> str:
+    """Return the name of a user, or the number of one without a name; look it up each period."""
     import pwd
 
     try:

@@ -42,6 +42,7 @@ _STATUSES = {
     502: "UNAVAILABLE",
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
+    508: "FAILED_PRECONDITION",  # the request's Via
 }
 
 

@@ -299,7 +299,7 @@ def test_tables_make_authenticators_or_are_refused_with_their_line(tmp_path: Pat
 
 RULES = b"""\
 [groups]
-ds = ["alice", "ci", "cert:*.ds.example.com"]
+ds = ["alice", "ci", "cert:dns:*.ds.example.com"]
 
 [[rules]]
 principals = ["ci", "group:ds", "group:jwt:ops", "authenticated"]
@@ -318,7 +318,7 @@ CALLERS = (
     ANONYMOUS,
     Principal("ci"),
     Principal("jwt:x", frozenset({"jwt:ops"})),
-    Principal("cert:a", aliases=("cert:b.ds.example.com",)),
+    Principal("cert:dns:a", aliases=("cert:dns:b.ds.example.com",)),
 )
 
 

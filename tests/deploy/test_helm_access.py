@@ -172,7 +172,7 @@ def test_a_gateway_with_the_mounted_files_answers_probes_and_known_callers_alone
 
         refusals = [json.loads(line) for line in wait_for_lines(tmp_path / "audit", 5)]
         assert {entry["outcome"] for entry in refusals} == {"refused"}
-        assert {"ci", "cert:api.payments.svc"} <= {entry.get("principal") for entry in refusals}
+        assert {"ci", "cert:dns:api.payments.svc"} <= {entry.get("principal") for entry in refusals}
         assert files.keys["ci"] not in (tmp_path / "audit").read_text()
 
         files.mount_rules("second", files.rules.replace("fraud*", "*"))

@@ -87,3 +87,20 @@ def test_proxies_before_it_are_no_loop(via: str, tmp_path: Path) -> None:
     with serving(tmp_path) as gateway, wire.stub(gateway.grpc) as stub:
         assert httpx.post(url(gateway), json=BODY, headers={"via": via}).status_code == 200
         assert stub.ModelInfer(REQUEST, metadata=[("via", via)], timeout=60).outputs
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_client_that_claims_many_gateways_does_no_harm_to_the_server_behind(
+    protocol: str, tmp_path: Path
+) -> None:
+    claimed = ", ".join(f"1.1 modelport-{number:016x}" for number in range(via_header.MAX_HOPS - 1))
+    models.repository(tmp_path / "repository")
+    with serving(tmp_path / "repository") as upstream:
+        address = upstream.grpc if protocol == "grpc" else upstream.http
+        routes = table("x2", [address], protocol=protocol)
+        with fronting(tmp_path / "front", routes) as gateway:
+            for _ in range(10):
+                refused = httpx.post(url(gateway), json=BODY, headers={"via": claimed}, timeout=30)
+                assert refused.status_code == 400, "the request is wrong, not the server"
+                assert MESSAGE in refused.json()["error"]
+                assert httpx.post(url(gateway), json=BODY, timeout=30).status_code == 200

@@ -65,7 +65,7 @@ class Joiner:
             return tuple(shapes)
         others = {k: v for k, v in request.parameters.items() if k not in _OWN_PARAMETERS}
         # 1, 1.0 and True are equal, but a backend may treat them differently.
-        return (*shapes, *sorted((k, type(v).__name__, v) for k, v in others.items()))
+        return (request.via, *shapes, *sorted((k, type(v).__name__, v) for k, v in others.items()))
 
     def join(self, requests: Sequence[InferRequest]) -> InferRequest:
         """One request with the rows of all, in order, and the outputs that any of them asks for.
@@ -90,7 +90,7 @@ class Joiner:
             first.model_version,
             parameters=first.parameters if self._parameters else {},
             signature=first.signature,
-            via=max((request.via for request in requests), key=len),
+            via=first.via,
         )
 
     def split(

@@ -34,10 +34,12 @@ def proxy(tmp_path: Path) -> TrustedProxy:
 
 def test_a_certificate_is_its_first_name_and_has_the_others_as_aliases(tmp_path: Path) -> None:
     certificates = CertificateAuthenticator(table(tmp_path, "[certificates]"), FileWatcher())
-    names = ("ci.example.com", "spiffe://example.com/ci")
+    names = ("dns:ci.example.com", "uri:spiffe://example.com/ci")
     caller = certificates.authenticate({}, ConnectionIdentity("::1", names))
     assert caller == Principal(
-        "cert:ci.example.com", method="certificate", aliases=("cert:spiffe://example.com/ci",)
+        "cert:dns:ci.example.com",
+        method="certificate",
+        aliases=("cert:uri:spiffe://example.com/ci",),
     )
     assert certificates.authenticate({}, UNKNOWN_CONNECTION) is None
 

@@ -155,7 +155,7 @@ async def test_a_client_certificate_is_recognised(tmp_path: Path) -> None:
     server = authority.write(tmp_path, "server")
     (tmp_path / "ca.crt").write_bytes(authority.pem)
     rules = (
-        '[[rules]]\nprincipals = ["cert:spiffe://example.com/*"]\noperations = ["infer"]\n'
+        '[[rules]]\nprincipals = ["cert:uri:spiffe://example.com/*"]\noperations = ["infer"]\n'
         "[certificates]\n"
     )
     tls = TlsFiles(*server, tmp_path / "ca.crt", False)

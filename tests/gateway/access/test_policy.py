@@ -57,18 +57,23 @@ def test_what_no_rule_allows_is_denied() -> None:
         ("anonymous", ANONYMOUS, True),
         ("anonymous", Principal("ci"), False),
         ("group:team", Principal("alice"), True),
-        ("group:team", Principal("cert:x.ds.example.com"), True),
-        ("group:team", Principal("cert:x.example.com"), False),
+        ("group:team", Principal("cert:dns:x.ds.example.com"), True),
+        ("group:team", Principal("cert:dns:x.example.com"), False),
         ("group:team", Principal("bob", groups=frozenset({"jwt:team"})), False),
         ("group:jwt:team", Principal("jwt:bob", groups=frozenset({"jwt:team"})), True),
         ("group:jwt:team", Principal("jwt:bob"), False),
-        ("cert:b", Principal("cert:a", aliases=("cert:b",)), True),
+        ("group:team", Principal("cert:uri:spiffe://other/x.ds.example.com"), False),
+        ("group:team", Principal("cert:email:me@x.ds.example.com"), False),
+        ("cert:*:x", Principal("cert:dns:x"), False),
+        ("cert:?ns:x", Principal("cert:dns:x"), False),
+        ("cert:uri:spiffe://a/*", Principal("cert:uri:spiffe://a/b"), True),
+        ("cert:dns:b", Principal("cert:dns:a", aliases=("cert:dns:b",)), True),
     ],
 )
 def test_a_rule_names_principals_globs_and_groups(
     wanted: str, caller: Principal, applies: bool
 ) -> None:
-    groups = {"team": ("alice", "cert:*.ds.example.com")}
+    groups = {"team": ("alice", "cert:dns:*.ds.example.com")}
     policy = AccessPolicy([rule(wanted)], groups)
     assert (versions(policy, caller) is not None) is applies
 

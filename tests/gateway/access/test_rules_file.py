@@ -13,7 +13,7 @@ from modelport.gateway.cli.errors import UsageError
 
 WHOLE = """
 [groups]
-team = ["alice", "cert:*.example.com"]
+team = ["alice", "cert:dns:*.example.com"]
 
 [[rules]]
 principals = ["ci", "group:team", "group:jwt:staff"]
@@ -82,6 +82,15 @@ RULE = '[[rules]]\nprincipals = ["ci"]\noperations = ["infer"]\n'
         ),
         ("[groups]\nteam = 'a'", "access.toml:2: group 'team' must be a list of names"),
         ("[groups]\na = ['b']\nteam = ['group:a']", "access.toml:3: group 'team' may not contain"),
+        (
+            "[groups]\nteam = ['cert:*.example.com']",
+            "access.toml:2: 'cert:*.example.com' does not say which kind of name it is; use "
+            "cert:dns:NAME, cert:uri:NAME, cert:email:NAME, cert:ip:NAME",
+        ),
+        (
+            "[[rules]]\nprincipals = ['cert:spiffe://a']\noperations = '*'",
+            "access.toml:2: 'cert:spiffe://a' does not say which kind of name it is",
+        ),
         ("[health]\nopen = 'no'", "access.toml:2: health.open = 'no' must be true or false"),
         ("[health]\n[[rules]", "access.toml:2: not TOML"),
     ],

@@ -96,7 +96,7 @@ async def test_a_route_shows_its_certificate_and_its_token(
     async with server.running():
         await call(server.route())  # type: ignore[operator]
         await call(server.route(token_file=None))  # type: ignore[operator]
-    names = ("gateway.example.com",)
+    names = ("dns:gateway.example.com",)
     assert server.calls == [("Bearer first", names), ("", names)]
 
 
@@ -145,8 +145,8 @@ async def test_a_client_certificate_that_is_replaced_is_shown_on_new_connections
         await grpc.exchange(method, b"", Deadline.after(10))
         await channel.close()
     assert [names for _, names in server.calls] == [
-        ("gateway.example.com",),
-        ("renewed.example.com",),
+        ("dns:gateway.example.com",),
+        ("dns:renewed.example.com",),
     ]
 
 
@@ -218,4 +218,4 @@ async def test_workers_use_the_credentials_that_their_parent_has_accepted(
         file_watcher.FILES.receive(watcher.rows())
         for call in (call_http, call_grpc):
             await call(route)
-    assert server.calls == [("Bearer first", ("gateway.example.com",))] * 2
+    assert server.calls == [("Bearer first", ("dns:gateway.example.com",))] * 2

@@ -100,6 +100,15 @@ async def test_other_parameters_part_requests_only_where_the_model_sees_them(
     assert model.requests[1].parameters == ({"a": 1} if reads else {})
 
 
+async def test_requests_that_passed_through_other_gateways_keep_their_header() -> None:
+    infer, model, _ = make(parameters=True)
+    asked = [request(number) for number in (1, 2, 3, 4)]
+    asked[1].via = asked[3].via = "1.1 other"
+    await gathered(infer, model, *asked)
+    assert model.batches == [[1, 3], [2, 4]]
+    assert [joined.via for joined in model.requests[1:]] == ["", "1.1 other"]
+
+
 TWO = CONFIG + (
     'input { name: "z" data_type: TYPE_FP32 dims: -1 }\n'
     'output { name: "w" data_type: TYPE_FP32 dims: -1 }\n'

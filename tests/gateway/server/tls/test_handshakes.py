@@ -249,7 +249,9 @@ async def test_the_names_of_a_client_certificate_identify_the_connection(
     with_certificate(client, authority, tmp_path)
     async with listening(served) as listener:
         answer = await get(listener.port, client)
-    assert answer.endswith(b"\r\n\r\nhttps 127.0.0.1 ci.example.com spiffe://example.com/ci")
+    assert answer.endswith(
+        b"\r\n\r\nhttps 127.0.0.1 dns:ci.example.com uri:spiffe://example.com/ci"
+    )
 
 
 async def test_a_client_without_a_certificate_is_refused_where_one_is_required(
