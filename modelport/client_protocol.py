@@ -118,7 +118,10 @@ class HttpTransport:
         self, method: str, path: str, body: bytes | None = None, headers: Any = None
     ) -> tuple[int, Mapping[str, str], bytes]:
         url = URL(self._url + path, encoded=True)
-        request = self._session.request(method, url, data=body, headers=headers)
+        # Following a redirect would show keys and tensors to a server that nobody named.
+        request = self._session.request(
+            method, url, data=body, headers=headers, allow_redirects=False
+        )
         async with request as response:
             return response.status, response.headers, await response.read()
 
@@ -190,6 +193,8 @@ def _parsed(status: int, answer: bytes) -> Any:
     if status == 200:
         with valid_answer():
             return json_text.loads(answer, _MAX_KEYS)
+    if 300 <= status < 400:
+        raise error_of(status, "the server redirects the request; give the other server's URL")
     try:
         message = str(json_text.loads(answer, _MAX_KEYS)["error"])
     except (InvalidArgument, KeyError, TypeError):

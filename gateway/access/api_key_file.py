@@ -311,21 +311,22 @@ def locked(path: Path) -> Iterator[Callable[[Entries], None]]:
         UsageError: The folder cannot be written.
     """
     path = Path(os.path.realpath(path))
+    # A file of its own, because the other one is replaced. Whoever can open it can hold its lock.
+    flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        # The folder, because the file itself is replaced.
-        lock = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        lock = os.open(path.with_name(f".{path.name}.lock"), flags, 0o640)
     except OSError as error:
         raise UsageError(f"--file '{path}' cannot be written: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield lambda entries: _replace(path, serialize(entries), lock)
+        yield lambda entries: _replace(path, serialize(entries))
     except OSError as error:
         raise UsageError(f"--file '{path}' cannot be written: {error.strerror}") from error
     finally:
         os.close(lock)
 
 
-def _replace(path: Path, content: bytes, folder: int) -> None:
+def _replace(path: Path, content: bytes) -> None:
     if len(content) > MAX_FILE_BYTES:
         raise UsageError(f"--file '{path}' would be larger than {MAX_FILE_BYTES} bytes")
     descriptor, written = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
@@ -341,7 +342,11 @@ def _replace(path: Path, content: bytes, folder: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(written)
         raise
-    os.fsync(folder)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _keep_owner(descriptor: int, path: Path) -> None:

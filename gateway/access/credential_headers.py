@@ -23,8 +23,10 @@ _SAGEMAKER_ATTRIBUTES = b"x-amzn-sagemaker-custom-attributes"
 _SAGEMAKER_KEY = re.compile(rb"(?:^|[;,])\s*x-api-key=([^;,\s]*)", re.IGNORECASE)
 #: Headers that may have a credential.
 HEADERS = frozenset({b"authorization", *_KEY_HEADERS, _SAGEMAKER_ATTRIBUTES})
-#: AWS clients sign each request, which says nothing to anyone but AWS.
-_AWS_SIGNATURE = b"aws4-"
+#: AWS clients sign each request, which says nothing to anyone but AWS. Nothing else may follow it.
+_AWS_SIGNATURE = re.compile(
+    rb"aws4-[a-z0-9-]+(?:[ ,]+(?:credential|signedheaders|signature)=[^ ,]+){1,3}", re.IGNORECASE
+)
 #: Around the value of a field, and no part of it (RFC 9110, 5.5).
 _WHITESPACE = b" \t"
 #: The part of an API key that is no secret.
@@ -50,7 +52,7 @@ def presented(headers: Mapping[bytes, bytes]) -> bytes | None:
     found = None if authorization is None else _token(authorization)
     keys = [headers[name].strip(_WHITESPACE) for name in _KEY_HEADERS if name in headers]
     keys += _SAGEMAKER_KEY.findall(headers.get(_SAGEMAKER_ATTRIBUTES, b""))
-    if keys and authorization is not None and authorization.lower().startswith(_AWS_SIGNATURE):
+    if keys and authorization is not None and _AWS_SIGNATURE.fullmatch(authorization):
         found = None
     for key in keys:
         found = _only(found, key)

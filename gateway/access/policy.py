@@ -182,7 +182,9 @@ def allowed_numbers(
         for number in served
         if not versions
         or str(number) in versions
-        or any(labels[label] == number for label in labels if label in versions)
+        or any(
+            labels[label] == number for label in versions if label in labels and not label.isdigit()
+        )
     ]
 
 

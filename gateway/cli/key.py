@@ -26,6 +26,7 @@ DEFAULT_OVERLAP = "24h"
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _DURATION = re.compile(r"(\d{1,6})([smhdw])")
 _NEVER = "never"
+_LONGEST = timedelta(days=100_000)
 
 file_option: Callable[[F], F] = click.option(
     "--file", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
@@ -78,8 +79,9 @@ def create(
         name, expires=read_expiry(expires, now), operations=allowed, models=globs
     )
     with api_key_file.locked(file) as replace:
-        replace(api_key_file.add(_entries(file), entry, now))
-    _show_new(text, entry, file)
+        entries = api_key_file.add(_entries(file), entry, now)
+        _show_new(text, entry, file)  # before it is valid: it cannot be shown later
+        replace(entries)
 
 
 @key.command()
@@ -100,8 +102,8 @@ def rotate(name: str, overlap: str, expires: str | None, file: Path) -> None:
         entries = _entries(file)
         end = _end_like(entries, name, now) if expires is None else read_expiry(expires, now)
         text, entries = api_key_file.rotate(entries, name, end, length, now)
+        _show_new(text, entries[-1], file)
         replace(entries)
-    _show_new(text, entries[-1], file)
     click.echo(f"the old key is valid for another {overlap} at most", err=True)
 
 
@@ -150,7 +152,13 @@ def read_duration(text: str, option: str) -> timedelta:
     found = _DURATION.fullmatch(text)
     if found is None:
         raise UsageError(f"{option} '{text}' is not a duration, such as 30m, 12h or 90d")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+    try:
+        length = timedelta(**{_UNITS[found[2]]: int(found[1])})
+    except OverflowError:
+        length = timedelta.max
+    if length > _LONGEST:
+        raise UsageError(f"{option} '{text}' is too long; use 100000d at most")
+    return length
 
 
 def read_expiry(text: str | None, now: datetime) -> datetime | None:

@@ -82,9 +82,10 @@ class FolderFiles:
     def read(self, key: str, most: int) -> bytes:
         with _translated(), self._place(key) as (folder, name):
             # Opening a pipe without O_NONBLOCK would wait for its writer.
-            descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _OPEN, dir_fd=folder)
-            with os.fdopen(descriptor, "rb") as file:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            flags = os.O_RDONLY | os.O_NONBLOCK | _OPEN
+            opener = lambda name, _: os.open(name, flags, dir_fd=folder)  # noqa: E731
+            with open(name, "rb", opener=opener) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise InvalidArgument("it is not a regular file")
                 return file.read(most)
 

@@ -57,7 +57,7 @@ def read(path: Path, wait: bool = False) -> FileContent:
     """Read a file; if it is a pipe, only with ``wait`` for its writer."""
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | (0 if wait else os.O_NONBLOCK)
-        with os.fdopen(os.open(path, flags), "rb") as file:
+        with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
             mode = os.fstat(file.fileno()).st_mode
             content = file.read(MAX_FILE_BYTES + 1) or b""
     except OSError as error:

@@ -174,6 +174,33 @@ def test_a_damaged_answer_is_the_servers_fault(headers: dict[str, str], body: by
         fake.shutdown()
 
 
+def test_a_redirect_is_not_followed() -> None:
+    asked: list[str] = []
+
+    class Other(Misbehaving):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+
+        do_POST = do_GET  # noqa: N815
+
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), Misbehaving) as fake,
+        ThreadingHTTPServer(("127.0.0.1", 0), Other) as other,
+    ):
+        for server in (fake, other):
+            threading.Thread(target=server.serve_forever).start()
+        there = {"Location": f"http://127.0.0.1:{other.server_port}/v2/models/m"}
+        Misbehaving.answers = {"/v2/models/m": (307, there, b"")}
+        with (
+            modelport.Client(f"http://127.0.0.1:{fake.server_port}") as client,
+            pytest.raises(modelport.ModelportError, match="give the other server's URL"),
+        ):
+            client.metadata("m")
+        fake.shutdown()
+        other.shutdown()
+    assert asked == []
+
+
 def test_statuses_become_errors_of_their_kind() -> None:
     Misbehaving.answers = {
         f"/v2/models/{status}": (status, {}, body)

@@ -81,7 +81,10 @@ async def _answer_metrics(send: Send, scrape: Scrape) -> None:
 
 
 def _visible(content: bytes) -> bytes:
-    """Remove the samples of models and versions that the caller may not see."""
+    """Remove the samples of models and versions that the caller may not see.
+
+    A sample of a whole model is for those who may see all of its versions.
+    """
     context = CURRENT.get()
     if context is None or context.rights.unrestricted:
         return content
@@ -97,7 +100,7 @@ def _shows(line: bytes, allowed: AllowedVersions) -> bool:
     if not versions:
         return versions is not None
     version = _VERSION.search(line)
-    return version is None or version[1].decode() in versions
+    return version is not None and version[1].decode() in versions
 
 
 async def _answer(send: Send, status: int, content_type: str, body: bytes) -> None:

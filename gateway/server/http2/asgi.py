@@ -210,7 +210,7 @@ class AsgiConnection(ServerConnection[AsgiHead, AsgiStream]):
         pseudo = section.pseudo
         hosts = {value for name, value in section.regular if name == b"host"}
         authority = pseudo.get(b":authority")
-        agree = authority is None or hosts <= {authority}
+        agree = len(hosts | {authority} - {None}) <= 1
         target = pseudo.get(b":path", b"")
         if not section.valid_request or not agree or not _TARGET.match(target):
             return AsgiHead(True, section.valid_trailers, {})

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -90,6 +91,9 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             return
         except ssl.SSLError as error:
             self._refuse(error.reason)
+            return
+        if self._tls.session_reused and _is_expired(self._tls):
+            self.transport.abort()
             return
         self._send()
         self._established = True
@@ -333,3 +337,14 @@ def over_tls(
     Each handshake asks for its ``context``, so that a new certificate needs no new listener.
     """
     return lambda: TlsTransport(state, context(), make())
+
+
+def _is_expired(tls: ssl.SSLObject) -> bool:
+    """Return whether the client's certificate has expired, which OpenSSL does not ask again when a
+    session of TLS 1.2 is resumed.
+    """
+    try:
+        end = (tls.getpeercert() or {}).get("notAfter")
+    except ValueError:
+        return True
+    return isinstance(end, str) and ssl.cert_time_to_seconds(end) < time.time()

@@ -90,6 +90,7 @@ def test_a_label_allows_the_version_that_it_names_now() -> None:
     assert allowed_numbers(wanted, {"stable": 1, "canary": 2}, [1, 2, 3]) == [1]
     assert allowed_numbers(wanted, {"stable": 2}, [1, 2, 7]) == [2, 7]
     assert allowed_numbers(ALL_VERSIONS, {}, [1, 2]) == [1, 2]
+    assert allowed_numbers(wanted, {"7": 1}, [1, 2, 7]) == [7], "a number is no label"
 
 
 def test_only_a_rule_for_all_models_and_versions_is_unrestricted() -> None:

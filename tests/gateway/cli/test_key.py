@@ -89,11 +89,12 @@ def test_list_shows_names_and_rights() -> None:
         (("create", "--name", "x", "--models", "a" * 300), "models must be a non-empty list"),
         (("create", "--name", "x", "--expires", "soon"), "--expires 'soon' is not a time"),
         (("create", "--name", "x", "--expires", "2020-01-01"), "is in the past"),
-        (("create", "--name", "x", "--expires", "999999w"), "is not a time"),
+        (("create", "--name", "x", "--expires", "999999w"), "is too long; use 100000d at most"),
         (("create", "--name", "ci"), "modelport key rotate ci"),
         (("create", "--name", "x", "--file", "no/keys.toml"), "cannot be written: No such file"),
         (("rotate", "c"), "'c' has no valid key; did you mean 'ci'"),
         (("rotate", "ci", "--overlap", "1"), "--overlap '1' is not a duration"),
+        (("rotate", "ci", "--overlap", "999999w"), "--overlap '999999w' is too long"),
         (("revoke", "bob"), "'bob' has no key; see: modelport key list"),
         (("list", "--file", "no.toml"), "--file 'no.toml' cannot be read"),
     ],
@@ -137,4 +138,25 @@ def test_keys_made_by_many_processes_at_once_are_all_kept(folder: Path) -> None:
     assert {hashlib.sha256(text.encode()).hexdigest() for text in texts} == {
         each.sha256 for each in entries()
     }
-    assert [path.name for path in folder.iterdir()] == ["keys.toml"]
+    assert sorted(path.name for path in folder.iterdir()) == [".keys.toml.lock", "keys.toml"]
+
+
+def test_a_key_that_cannot_be_shown_is_not_made() -> None:
+    key("create", "--name", "ci")
+    before = Path("keys.toml").read_bytes()
+    for arguments in (("create", "--name", "x"), ("rotate", "ci")):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "modelport", "key", *arguments],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                check=False,
+            )
+        assert done.returncode != 0
+        assert Path("keys.toml").read_bytes() == before
+
+
+def test_nobody_else_can_open_what_is_locked() -> None:
+    key("create", "--name", "ci")
+    [lock] = Path().glob(".*.lock")
+    assert not stat.S_IMODE(lock.stat().st_mode) & stat.S_IRWXO

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
+from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
 from modelport.gateway.repository import scan
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.storage.mirror import Mirror
@@ -399,3 +399,12 @@ async def test_a_mirror_neither_takes_the_states_for_a_model_nor_loads_nor_delet
     assert asked == []
     assert list((tmp_path / "cache").rglob("*.json")) == []
     assert moto.keys(f"{prefix}/{FOLDER}") == ["state/fraud/0000000001.json"]
+
+
+def test_a_folder_in_place_of_the_state_takes_no_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    files, before = FolderFiles(tmp_path), len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        with pytest.raises(ModelportError):
+            files.read("state", 100)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -205,3 +206,10 @@ def test_content_at_a_path_is_on_no_disk_and_gone_afterwards() -> None:
         assert Path(path).read_bytes() == Path(path).read_bytes() == b"secret"
         assert os.readlink(path).startswith("/memfd:")
     assert not os.path.exists(path)
+
+
+def test_a_folder_in_place_of_a_file_takes_no_descriptor(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        assert gateway_files.read(tmp_path).error == errno.EISDIR
+    assert len(os.listdir("/proc/self/fd")) == before

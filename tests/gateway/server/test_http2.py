@@ -281,8 +281,19 @@ async def test_the_rest_of_a_body_that_was_answered_early_is_not_asked_for() -> 
     ],
 )
 async def test_a_malformed_request_is_reset(changes: dict[str, str]) -> None:
+    await expect_reset(request(1, **changes))
+
+
+async def test_two_hosts_are_reset() -> None:
+    rows = [row for row in ROWS.items() if row[0] != ":authority"]
+    await expect_reset(
+        frame(HEADERS, END_HEADERS, 1, block([*rows, ("host", "probe"), ("host", "other")]))
+    )
+
+
+async def expect_reset(malformed: bytes) -> None:
     async with speaking(echo) as peer:
-        peer.send(request(1, **changes))
+        peer.send(malformed)
         assert await peer.code(RST_STREAM) == ErrorCode.PROTOCOL_ERROR
         peer.send(request(3))
         assert (await response(peer, 3))[1] == b"POST /a False body"

@@ -14,7 +14,11 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from modelport.gateway.access.operations import Operation
+from modelport.gateway.access.policy import AccessPolicy, Rule
+from modelport.gateway.access.principal import Principal
 from modelport.gateway.errors import Code
+from modelport.gateway.server.admin import metrics_port
 from modelport.gateway.telemetry import FAILURE_REASONS, Statistics
 from modelport.gateway.types import Timing
 from tests import models
@@ -261,6 +265,23 @@ def test_a_failure_is_counted_with_its_reason(
 
 def test_the_processs_memory_is_there_to_watch(gateway: Gateway) -> None:
     assert value(families(gateway), "process_resident_memory_bytes") > 1e6
+
+
+def test_who_may_see_some_versions_sees_their_samples_only() -> None:
+    allowed = (
+        AccessPolicy([Rule(("ci",), frozenset({Operation.METRICS}), ("m",), frozenset({"1"}), 1)])
+        .rights(Principal("ci"))
+        .of(Operation.METRICS)
+        .versions
+    )
+    shown = {
+        b'a{model="m",version="1"} 1.0': True,
+        b'a{model="m",version="2"} 1.0': False,
+        b'modelport_rollout_phase{model="m",phase="running"} 1.0': False,
+        b'a{model="other",version="1"} 1.0': False,
+        b"process_cpu_seconds_total 1.0": True,
+    }
+    assert {line: metrics_port._shows(line, allowed) for line in shown} == shown
 
 
 def test_the_metrics_port_serves_metrics_and_nothing_else(gateway: Gateway) -> None:

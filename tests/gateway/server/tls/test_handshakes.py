@@ -7,8 +7,10 @@ import contextlib
 import shutil
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.server.http1.head import CONNECTION
 from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.tls import transport
 from modelport.gateway.server.tls.certificate import TlsContexts
 from modelport.gateway.settings import TlsFiles
 from modelport.gateway.types import Deadline
@@ -342,3 +345,35 @@ async def test_new_keys_are_agreed_on_within_a_connection(contexts: TlsContexts)
         _, output = await s_client(listener.port, "-tls1_3", "-crlf", command=b"K\n")
     assert "KEYUPDATE" in output
     assert "HTTP/1.1 200" in output
+
+
+@pytest.mark.parametrize("expired", [False, True])
+async def test_a_session_is_not_resumed_with_an_expired_certificate(
+    expired: bool,
+    mutual: TlsFiles,
+    client: ssl.SSLContext,
+    authority: TestAuthority,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_certificate(client, authority, tmp_path)
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    def connect(port: int, session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool]:
+        with (
+            socket.create_connection(("localhost", port), PATIENCE_SECONDS) as plain,
+            client.wrap_socket(plain, server_hostname="localhost", session=session) as connection,
+        ):
+            connection.sendall(GET)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+            return connection.session, bool(connection.session_reused)
+
+    async with listening(server_contexts(mutual).http) as listener:
+        session, _ = await asyncio.to_thread(connect, listener.port, None)
+        if expired:
+            future = time.time() + 30 * 86400
+            monkeypatch.setattr(transport, "time", SimpleNamespace(time=lambda: future))
+            with pytest.raises((ssl.SSLError, OSError, AssertionError)):
+                await asyncio.to_thread(connect, listener.port, session)
+        else:
+            assert (await asyncio.to_thread(connect, listener.port, session))[1]
