@@ -202,7 +202,7 @@ async def test_a_candidate_that_breaks_the_contract_does_not_end_the_comparison(
 async def test_a_candidate_that_hangs_harms_nobody_and_copies_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shadow, "DEADLINE_SECONDS", 0.2)
+    monkeypatch.setattr(shadow, "DEADLINE_SECONDS", 2.0)
     found = await sides(tmp_path, never)
     found.apply(1.0, "shadow")
     for _ in range(100):
