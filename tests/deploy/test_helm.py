@@ -225,7 +225,7 @@ def test_a_packaged_chart_holds_what_its_links_lead_to(tmp_path: Path) -> None:
         ("workers=0", "workers: Must be greater than or equal to 1"),
         ("image.tga=x", "image: Additional property tga is not allowed"),
         ("modelRepository.path=models", "'models' is neither an absolute path nor s3://"),
-        ("modelRepository.path=s3://KEY:MARKED@bucket/x", "give them in envFrom"),
+        ("modelRepository.path=s3://KEY:MARKED@bucket/x", "set them in envFrom"),
         ("modelRepository.volume=null", "set modelRepository.volume to the volume"),
         ("autoscaling.enabled=true,autoscaling.minReplicas=11", "autoscaling.minReplicas 11 is"),
         ("service.grpcPort=8000", "service.grpcPort and service.metricsPort are [8000 8000"),
