@@ -7,10 +7,12 @@ import gc
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from modelport.exporters.runtime import progress
 from modelport.gateway.repository.artifact_checks import trial_load
@@ -101,6 +103,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 #: Each trial is a process that imports torch, and most tests are not about it.
 _run = trial_load.run
 pytest.MonkeyPatch().setattr(trial_load, "run", lambda *_, **__: None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unconfigured_logs() -> None:
+    """Forget how another file's tests configured logs, which loggers keep from first use on."""
+    structlog.reset_defaults()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("modelport."):
+            vars(getattr(module, "log", SimpleNamespace())).pop("bind", None)
 
 
 @pytest.fixture(scope="session")

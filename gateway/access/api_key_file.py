@@ -311,7 +311,7 @@ def locked(path: Path) -> Iterator[Callable[[Entries], None]]:
         UsageError: The folder cannot be written.
     """
     path = Path(os.path.realpath(path))
-    # A file of its own, because the other one is replaced. Whoever can open it can hold its lock.
+    # A file of its own, because the other one is replaced. Only those who can open it can lock it.
     flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         lock = os.open(path.with_name(f".{path.name}.lock"), flags, 0o640)

@@ -11,26 +11,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import structlog
 from click import Option
 
 import modelport
 from modelport.gateway.cli import serve as command
 from modelport.server import PROCESS_OPTIONS, ServeOptions
 from tests import models
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _unconfigured() -> None:
-    """Forget what earlier tests have configured; a gateway's loggers keep it from first use on."""
-    structlog.reset_defaults()
-    for name, module in list(sys.modules.items()):
-        if name.startswith("modelport."):
-            vars(getattr(module, "log", SimpleNamespace())).pop("bind", None)
 
 
 @pytest.fixture(scope="module")
