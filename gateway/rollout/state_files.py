@@ -83,8 +83,7 @@ class FolderFiles:
         with _translated(), self._place(key) as (folder, name):
             # Opening a pipe without O_NONBLOCK would wait for its writer.
             flags = os.O_RDONLY | os.O_NONBLOCK | _OPEN
-            opener = lambda name, _: os.open(name, flags, dir_fd=folder)  # noqa: E731
-            with open(name, "rb", opener=opener) as file:
+            with open(name, "rb", opener=lambda n, _: os.open(n, flags, dir_fd=folder)) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise InvalidArgument("it is not a regular file")
                 return file.read(most)
