@@ -6,6 +6,7 @@ Any server of the protocol will do, such as Triton or KServe.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import threading
 import weakref
@@ -38,6 +39,9 @@ _TRANSPORTS: Mapping[str, tuple[type[HttpTransport | GrpcTransport], bool]] = {
     "grpc": (GrpcTransport, False),
     "grpcs": (GrpcTransport, True),
 }
+#: Names and values of header fields (RFC 9110, 5.1 and 5.5).
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\t -~\x80-\U0010ffff]*")
 
 
 class AsyncClient:
@@ -72,6 +76,11 @@ class AsyncClient:
             complete = bool(target.hostname) and (target.port or scheme in ("http", "https"))
         except ValueError:
             complete = False
+        if complete and target.username is not None:
+            raise InvalidArgument(
+                f"the URL of {scheme}://{target.hostname} has a user name; give the credential "
+                "as token or headers"
+            )
         if not complete:
             raise InvalidArgument(f"'{url}' is not {scheme}://HOST:PORT")
         if not timeout_seconds > 0:
@@ -80,6 +89,12 @@ class AsyncClient:
         self._headers = dict(headers or {})
         if token:
             self._headers["authorization"] = f"Bearer {token}"
+        for name, value in self._headers.items():
+            if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
+                raise InvalidArgument(  # without the value, which may be secret
+                    f"the header {name!a} is not one of HTTP; remove its line breaks and "
+                    "control characters"
+                )
         if tls is not None and not _TRANSPORTS[scheme][1]:
             raise InvalidArgument(f"'{url}' is clear text; with tls, use https:// or grpcs://")
         self._tls = tls
@@ -222,7 +237,7 @@ class Client:
                 authorities.
 
         Raises:
-            InvalidArgument: the URL is not one of these.
+            InvalidArgument: the URL is not one of these, or a header is not one of HTTP.
         """
         self._client = AsyncClient(
             url, headers=headers, timeout_seconds=timeout_seconds, token=token, tls=tls

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -30,7 +29,7 @@ from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, NotFound, closest
-from modelport.gateway.runtime import gateway_files
+from modelport.gateway.runtime import file_lock, gateway_files
 from modelport.gateway.runtime.gateway_files import FileContent
 from modelport.gateway.toml_tables import InvalidValue, digest, read_by
 
@@ -311,19 +310,11 @@ def locked(path: Path) -> Iterator[Callable[[Entries], None]]:
         UsageError: The folder cannot be written.
     """
     path = Path(os.path.realpath(path))
-    # A file of its own, because the other one is replaced. Only those who can open it can lock it.
-    flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        lock = os.open(path.with_name(f".{path.name}.lock"), flags, 0o640)
+        with file_lock.locked(path):
+            yield lambda entries: _replace(path, serialize(entries))
     except OSError as error:
         raise UsageError(f"--file '{path}' cannot be written: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield lambda entries: _replace(path, serialize(entries))
-    except OSError as error:
-        raise UsageError(f"--file '{path}' cannot be written: {error.strerror}") from error
-    finally:
-        os.close(lock)
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -44,11 +44,13 @@ class AdminClient:
     def __init__(self, url: str) -> None:
         given = server_credentials.current()
         scheme = "https" if given.needs_tls else "http"
-        parts = urllib.parse.urlsplit(url if "//" in url else f"{scheme}://{url}")
+        if "@" in url:
+            raise InvalidArgument(server_credentials.USER_IN_URL)
         try:
+            parts = urllib.parse.urlsplit(url if "//" in url else f"{scheme}://{url}")
             valid = parts.scheme in ("http", "https") and bool(parts.hostname)
             self._address = parts.hostname or "", parts.port
-        except ValueError:  # a port out of range
+        except ValueError:  # a port out of range, or unbalanced brackets
             valid = False
         if not valid:
             raise InvalidArgument(f"--url '{url}' is not http://HOST:PORT")

@@ -50,6 +50,8 @@ def connect(protocol: str, url: str | None) -> Client:
         InvalidArgument: the URL is not HOST:PORT, or a file of the credentials cannot be used.
     """
     target = (url or DEFAULT_URLS[protocol]).removeprefix("http://")
+    if "@" in target:
+        raise InvalidArgument(server_credentials.USER_IN_URL)
     given = server_credentials.current()
     scheme, separator, rest = target.partition("://")
     if separator and scheme in ("https", "grpcs"):

@@ -18,6 +18,8 @@ from modelport.gateway.runtime import gateway_files
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 TOKEN_VARIABLE = "MODELPORT_TOKEN"
+#: The error for a URL with a user name and a password, which the message does not repeat.
+USER_IN_URL = "--url has a user name; give the credential with --token-file"
 _META = "modelport.server_credentials"
 #: Help of each option; the order is that of ``ServerCredentials``.
 CREDENTIAL_HELP = {
@@ -48,12 +50,15 @@ class ServerCredentials(NamedTuple):
         """Return the token of the file or the environment, or an empty string.
 
         Raises:
-            InvalidArgument: The file cannot be read, or holds no token.
+            InvalidArgument: The file cannot be read, or either holds something else.
         """
-        if self.token_file is None:
-            return os.environ.get(TOKEN_VARIABLE, "").strip()
+        given = os.environ.get(TOKEN_VARIABLE, "").strip()
+        if self.token_file is None and not given:
+            return ""
         from modelport.gateway.upstream import credentials
 
+        if self.token_file is None:
+            return credentials.checked_token(os.fsencode(given), f"${TOKEN_VARIABLE}")
         return credentials.read_token(self.token_file)
 
     def context(self) -> ssl.SSLContext:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from modelport.gateway.errors import Unavailable
+from modelport.gateway.runtime import file_lock
 from modelport.gateway.server.listening_socket import BACKLOG
 from modelport.gateway.settings import Settings
 
@@ -48,13 +49,15 @@ def listen(place: Path | int | None, flag: str, mode: int) -> UnixSocket | None:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     bound.setblocking(False)
     try:
-        _remove_stale(place)
-        umask = os.umask(0o777 & ~mode)
-        try:
-            bound.bind(os.fspath(place))
-        finally:
-            os.umask(umask)
-        bound.listen(BACKLOG)
+        # Another process may find the same stale file, and would remove the socket of this one.
+        with file_lock.locked(place):
+            _remove_stale(place)
+            umask = os.umask(0o777 & ~mode)
+            try:
+                bound.bind(os.fspath(place))
+            finally:
+                os.umask(umask)
+            bound.listen(BACKLOG)
         return UnixSocket(bound, partial(_remove, place, _inode(place)))
     except (OSError, _PathInUse) as error:
         bound.close()

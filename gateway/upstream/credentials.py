@@ -46,14 +46,26 @@ def read_token(path: Path) -> str:
 
 def _token(file: FileContent) -> str:
     try:
-        content = file.read()[:MAX_TOKEN_BYTES].strip()
+        content = file.read()
     except OSError as error:
         raise InvalidArgument(
             f"the token file {file.path} cannot be read: {error.strerror}"
         ) from error
-    if not _TOKEN.match(content):
-        raise InvalidArgument(f"the token file {file.path} must hold one token, and nothing else")
-    return content.decode("ascii")
+    return checked_token(content, f"the token file {file.path}")
+
+
+def checked_token(content: bytes, origin: str) -> str:
+    """Return the token in ``content``, without white space around it.
+
+    Raises:
+        InvalidArgument: There is none, or something else; the message names ``origin``.
+    """
+    token = content.strip()
+    if len(token) > MAX_TOKEN_BYTES:
+        raise InvalidArgument(f"{origin} holds more than {MAX_TOKEN_BYTES} bytes; give one token")
+    if not _TOKEN.match(token):
+        raise InvalidArgument(f"{origin} must hold one token, and nothing else")
+    return token.decode("ascii")
 
 
 def client_context(

@@ -161,3 +161,51 @@ def test_a_context_for_clear_text_is_refused(folder: Path) -> None:
     context = credentials.client_context(gateway_files.read(folder / "ca.crt"))
     with pytest.raises(InvalidArgument, match="is clear text; with tls, use https:// or grpcs://"):
         api.Client("http://localhost:1", tls=context)
+
+
+@pytest.mark.parametrize("command", [("models",), ("rollout", "status")])
+def test_a_secret_in_a_url_or_a_damaged_token_is_refused_and_not_shown(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = modelport(*command, "-u", "http://ci:s3cret@localhost:1")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "modelport: error: --url has a user name; give the credential with --token-file\n"
+    )
+    (tmp_path / "long").write_text("s3cret" * 20_000)
+    done = modelport(*command, "--token-file", str(tmp_path / "long"))
+    assert "long holds more than 65536 bytes; give one token" in done.stderr
+    monkeypatch.setenv("MODELPORT_TOKEN", "s3cret\nx: y")
+    done = modelport(*command)
+    assert done.returncode == 2
+    assert (
+        done.stderr == "modelport: error: $MODELPORT_TOKEN must hold one token, and nothing else\n"
+    )
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://[::1", "localhost:99999", "http://:80"])
+@pytest.mark.parametrize("command", [("models",), ("rollout", "status")])
+def test_an_address_that_is_none_is_named(command: tuple[str, ...], url: str) -> None:
+    done = modelport(*command, "-u", url)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "is not " in done.stderr
+    assert "HOST:PORT" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("x\r\ny", "1"), ("x", "1\n2"), ("", "1"), ("x", "s3cret\0")]
+)
+def test_a_header_that_is_none_of_http_is_refused_and_its_value_not_shown(
+    name: str, value: str
+) -> None:
+    with pytest.raises(
+        InvalidArgument, match="is not one of HTTP; remove its line breaks"
+    ) as caught:
+        api.Client(headers={name: value})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_user_name_in_the_clients_url_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="has a user name; give the credential as token") as e:
+        api.Client("http://ci:s3cret@localhost:8000")
+    assert "s3cret" not in str(e.value)

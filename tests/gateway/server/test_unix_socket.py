@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,41 @@ def test_a_file_that_was_left_behind_is_replaced_and_one_in_use_is_not(tmp_path:
     with pytest.raises(Unavailable, match=r"http\.sock: another process listens on it; choose"):
         unix_socket.listen(path, FLAG, 0o600)
     listening.close()
+
+
+def test_of_two_processes_that_find_the_same_stale_file_one_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "http.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    found_stale, listened = threading.Event(), threading.Event()
+    outcomes = list[unix_socket.UnixSocket | None]()
+    slow = threading.Thread(target=lambda: outcomes.append(_listening(path)))
+    unlink = Path.unlink
+
+    def unlink_late(self: Path, missing_ok: bool = False) -> None:
+        """Hold up the slow one until the other listens, or waits for it."""
+        if threading.current_thread() is slow:
+            found_stale.set()
+            listened.wait(0.2)
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink_late)
+    slow.start()
+    found_stale.wait()
+    outcomes.append(_listening(path))
+    listened.set()
+    slow.join()
+    [listening] = filter(None, outcomes)
+    listening.close()
+
+
+def _listening(path: Path) -> unix_socket.UnixSocket | None:
+    try:
+        return unix_socket.listen(path, FLAG, 0o600)
+    except Unavailable:
+        return None
 
 
 def test_what_is_no_socket_is_kept(tmp_path: Path) -> None:
