@@ -31,11 +31,11 @@ _PROGRAM = """#!/bin/sh
 exec env -u PYTHONPATH PYTHONPATH="{root}" "{python}" "{script}" "$@"
 """
 NOT_APPLICABLE = {
-    f"{_CLASS}::testBadModelConfig": "the words of its own flag's parser",
+    f"{_CLASS}::testBadModelConfig": "the texts of its own flag parser",
     f"{_CLASS}::testPredictUDS": "its own flag: a Unix domain socket for gRPC",
     f"{_CLASS}::test_profiler_service_with_valid_trace_request": "TensorFlow's profiler",
     f"{_CLASS}::test_tf_text": "operators of TensorFlow Text, native code that is not loaded",
-    f"{_CLASS}::test_session": "TensorFlow's helper, no test",
+    f"{_CLASS}::test_session": "a helper of TensorFlow's, not a test",
 }
 
 EXPECTED_FAILURES = {

@@ -51,7 +51,7 @@ NOT_APPLICABLE = {
 EXPECTED_FAILURES = {
     f"{_FILE}::57": "the method 'post' is refused: methods are in capitals (RFC 9110, 9.1)",
     f"{_FILE}::68": f"{_WORKERS}, and not to 0 of a model that serves",
-    f"{_FILE}::69": "what a client does wrong is 400 here, not 500",
+    f"{_FILE}::69": "an error of the client is 400 here, not 500",
 }
 
 

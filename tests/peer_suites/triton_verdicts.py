@@ -36,7 +36,7 @@ _TENSORRT = "TensorRT"
 _GPU = "GPU"
 _CODE = "its model is code of one of Triton's backends"
 _PYTHON = "its model is Python code"
-_LOG = "reads the words of Triton's own log"
+_LOG = "reads the texts of Triton's own log"
 
 NOT_APPLICABLE = {
     f"{_SIZE}::test_no_leak": "reads the memory of Triton's own process",
@@ -173,12 +173,12 @@ NOT_SUPPORTED = {
     "a configuration is served by the one that its file has",
 }
 
-_UNKNOWN = "no record is kept of what has gone from the disk: it is 'not found'"
+_UNKNOWN = "models deleted from the disk are not remembered: they are 'not found'"
 _UNCACHED = "an ensemble is not cached: its answers would outlive the models of its steps"
-_MIX = "a request of other inputs or shapes ends no batch that waits: it waits for its own kind"
+_MIX = "requests of other inputs or shapes do not end a batch that waits: each kind waits alone"
 _STRINGS = "TorchScript has no strings"
-_ENDED = "what is on its way when the signal comes is still answered, or refused in words"
-_WAITING = "counts the requests that execute, too"
+_ENDED = "requests on their way when the signal comes are answered, or refused with a message"
+_WAITING = "also counts the requests that are executing"
 EXPECTED_FAILURES = {
     f"{_LIFE}::test_dynamic_model_load_unload": _UNKNOWN,
     f"{_LIFE}::test_dynamic_version_load_unload": _UNKNOWN,
@@ -224,7 +224,7 @@ EXPECTED_FAILURES = {
     f"{_SHM}::SharedMemoryTest::test_register_reserved_names": "names that only Triton's Python "
     "backend reserves",
     f"{_SHM}::SharedMemoryTest::test_large_shm": "its model is one of TensorRT or OpenVINO",
-    f"{_HTTP}::test_negative_dimensions": "wants 500 for what the client does wrong; it is 400",
+    f"{_HTTP}::test_negative_dimensions": "wants 500 for an error of the client; it is 400",
     f"{_HTTP}::test_repository_index_deeply_nested_json": "the nesting is refused before 'ready' "
     "is looked at",
     f"{_HTTP}::test_content_encoding_chunked_manually": "has both Content-Length and "

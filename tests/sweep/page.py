@@ -60,7 +60,10 @@ def markdown(outcomes: Iterable[ExportOutcome]) -> str:
     rows = sorted(outcomes, key=lambda row: places.get(row.architecture, len(places)))
     ran = Counter(row.architecture for row in rows)
     whole = sum(count == len(FORMATS) for count in ran.values())
-    state = f"{whole} of {len(places)} architectures went to all formats, {len(ran)} to some.\n"
+    state = (
+        f"{whole} of {len(places)} architectures were tried in every format, {len(ran)} in at "
+        "least one.\n"
+    )
     return "\n".join([INTRODUCTION, state, _totals(rows), _table(rows), _reasons(rows)])
 
 
