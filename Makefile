@@ -63,7 +63,7 @@ docs: $(READY) ## Build the documentation into build/site; a broken link or refe
 docs-serve: $(READY) ## Serve the documentation on port 8010, and rebuild it when a page changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr localhost:8010
 
-coverage: $(READY) ## Run both test suites, and hold their branch coverage against the floor
+coverage: $(READY) ## Run both test suites, and check the minimum branch coverage
 	$(BIN)/python -m pytest $(PARALLEL) -m "" --cov --cov-report term:skip-covered
 
 audit: ## Look the pinned versions up in a database of known vulnerabilities
@@ -71,10 +71,10 @@ audit: ## Look the pinned versions up in a database of known vulnerabilities
 	$(VENV)/audit/bin/python -m pip install pip-audit
 	$(VENV)/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
 
-access: $(READY) ## Replace certificates 100 times under load, and other proofs of access that take minutes
+access: $(READY) ## Replace certificates 100 times under load, and other tests of access that take minutes
 	$(BIN)/python -m tests.access
 
-long-streams: $(READY) ## Keep gRPC streams of real clients up for a million messages; 20 minutes
+long-streams: $(READY) ## Keep gRPC streams of real clients open for a million messages; 20 minutes
 	$(BIN)/python -m tests.long_streams
 
 constraints: ## Resolve every extra again and pin the versions in constraints.txt; Python 3.11
@@ -95,33 +95,33 @@ bench: $(READY) ## Measure beside every peer, and write its page of the document
 bench-access: $(READY) ## Measure what TLS costs, beside clear text and nginx
 	$(BIN)/python -m modelport.loadtests.benchmarks.access
 
-bench-startup: $(READY) ## How long until READY, against loading by hand and Triton; and every batch size's first request
+bench-startup: $(READY) ## Measure the time to READY, beside loading by hand and Triton, and each batch size's first request
 	$(BIN)/python -m modelport.loadtests.benchmarks.startup
 
 compare: $(READY) ## Compare every format and backend on the demo's fraud model; under 10 minutes, needs Java 17
 	@test -f checkpoints/fraud.pt || $(BIN)/modelport demo
 	$(BIN)/modelport compare checkpoints/fraud.pt --output comparison.html --json comparison.json
 
-compare-faults: $(READY) ## Compare with a slow and a wrong backend among them, which must be found
+compare-faults: $(READY) ## Compare backends, one of them slow and one wrong, which must be detected
 	$(BIN)/python -m tests.loadtests.comparing
 
 bench-quick: $(READY) ## The 4-float model on modelport, a bare handler, Triton and MLServer
 	$(BIN)/python -m modelport.loadtests.peers --models x2 --protocols json grpc --servers \
 		modelport bare triton mlserver
 
-loadtest-agreement: $(READY) ## Hold our percentiles against wrk's, h2load's and perf_analyzer's
+loadtest-agreement: $(READY) ## Compare the load test's percentiles with those of wrk, h2load and perf_analyzer
 	$(BIN)/python -m modelport.loadtests.benchmarks.client_agreement
 
 bench-hop: $(READY) ## Measure what the gateway adds in front of a real Triton and a TensorFlow Serving server
 	$(BIN)/python -m modelport.loadtests.benchmarks.hop
 
-loadtest-backends: $(READY) ## Put a load on the gateway, TorchServe, Triton and what it manages in every dialect; needs Java 17
+loadtest-backends: $(READY) ## Load-test the gateway, TorchServe, Triton and managed servers in every protocol; needs Java 17
 	$(BIN)/python -m tests.loadtests.backends
 
 report-browser: $(READY) ## Open the reports in headless Chromium: light, dark, narrow, hostile names
 	$(BIN)/python -m tests.loadtests.report_browser
 
-bench-overload: $(READY) ## Send ten times what the gateway can do, and watch what becomes of it
+bench-overload: $(READY) ## Send ten times what the gateway can serve; check goodput, latency and recovery
 	$(BIN)/python -m modelport.loadtests.benchmarks.overload
 
 bench-shadow: $(READY) ## Measure the demo's fraud model while a rollout copies 10 % of its requests
@@ -134,13 +134,13 @@ rollout-faults: $(READY) ## Kill workers, gateways and candidates during 50 roll
 chaos: $(READY) ## Break one of two endpoints in every way, for every kind of route; 12 minutes
 	$(BIN)/python -m tests.faults.chaos
 
-profile: $(READY) ## What a request costs on fraud 128, layer by layer, beside ONNX Runtime by hand (perf, py-spy)
+profile: $(READY) ## Measure what a request costs on fraud 128, layer by layer, beside ONNX Runtime by hand (perf, py-spy)
 	$(BIN)/python -m modelport.loadtests.benchmarks.profile
 
-gate-statistics: $(READY) ## How often the gate is wrong, on thousands of simulated releases
+gate-statistics: $(READY) ## Measure how often the gate is wrong, on thousands of simulated releases
 	$(BIN)/python -m tests.loadtests.gating
 
-rollout-statistics: $(READY) ## How often a rollout is wrong, and how soon right, on thousands of simulated ones; 10 minutes
+rollout-statistics: $(READY) ## Measure how often rollouts are wrong, and how soon right, on thousands of simulated ones; 10 minutes
 	$(INSTALL) --no-deps ville==0.1.0 # an independent implementation of the confidence sequences
 	$(BIN)/python -m tests.rollout_statistics
 
@@ -152,7 +152,7 @@ gate-real: $(READY) ## Gate the demo's fraud model against itself, a slower, a w
 		tests/loadtests/test_gate_retrained.py
 	MODELPORT_DEPLOY_TESTS=1 $(BIN)/python -m pytest tests/deploy/test_pipelines.py -k trained_again
 
-bench-memory: $(READY) ## Send 10^6 requests of every kind; a gateway that leaks must be seen
+bench-memory: $(READY) ## Send 10^6 requests of every kind; a gateway that leaks must be detected
 	$(BIN)/python -m modelport.loadtests.benchmarks.memory
 	$(BIN)/python -m modelport.loadtests.benchmarks.memory --control --requests 100000 --rounds 10
 
@@ -166,7 +166,7 @@ workers: $(READY) ## Run the conformance and shutdown suites with two workers
 table: $(READY) ## Export every model to every format, beside Keras ports and litert-torch, and write the page
 	$(BIN)/python -m tests.export_figures
 
-sweep: $(READY) ## Export 150 architectures to every format, check each artifact, and write docs/sweep.md; goes on where it was stopped; 2 hours; SHARD=I/N
+sweep: $(READY) ## Export 150 architectures to every format, check each artifact, and write docs/sweep.md; continues where it was stopped; 2 hours; SHARD=I/N
 	$(BIN)/python -m tests.sweep --shard $(or $(SHARD),1/1) --page docs/sweep.md
 	$(BIN)/python -m tests.sweep.peers --page docs/sweep.md
 
@@ -182,7 +182,7 @@ package: $(READY) ## Build the wheel, install it without extras into an empty en
 runtimes: $(READY) ## Serve compiled archives; measure what 50 reloads leave in every runtime
 	$(BIN)/python -m tests.runtimes
 
-torchserve: $(READY) ## Prove TorchServe archives in a real TorchServe; needs Java 17
+torchserve: $(READY) ## Test TorchServe archives in a real TorchServe; needs Java 17
 	$(BIN)/python -m tests.torchserve
 	$(BIN)/python -m tests.torchserve.routed
 
@@ -204,7 +204,7 @@ storage: $(READY) ## Kill publishers to S3, race and cut off gateways; Azure's a
 		tests/gateway/repository/storage/test_killed_publishers.py tests/gateway/repository/storage/test_emulators.py \
 		tests/gateway/repository/storage/test_served_during_attacks.py tests/gateway/repository/storage/test_served.py
 
-triton-package: $(READY) ## Prove Triton packages and warm-up samples in a real Triton
+triton-package: $(READY) ## Test Triton packages and warm-up samples in a real Triton
 	$(BIN)/python -m tests.triton_package
 
 upstream: $(READY) ## Run the conformance suite through a second gateway, over both protocols
