@@ -26,7 +26,10 @@ def parse_tensors(
 ) -> tuple[list[TensorSpec], list[TensorSpec], dict[str, Axis]]:
     """Parse the values of ``--input`` and ``--output``, and the axes of all of them.
 
-    Any one of the tensors that have an axis may declare its bounds.
+    A value is ``NAME:DATATYPE[DIM,...]``, and ``=LOW..HIGH`` for the range of its values. Dims
+    exclude the batch dimension. A dim is a size or the name of a dynamic axis, which may have
+    bounds: ``tokens:INT64[sequence=1..64]=0..511``; any one of the tensors that have an axis may
+    declare them. Without dims the tensor is one scalar per batch element, ``[1]`` on the wire.
 
     Raises:
         UsageError: a value has another form, a name occurs twice, two values give an axis different
@@ -48,19 +51,6 @@ def parse_tensors(
                 f"{suggestion(spec.maximum, axes.written) or 'name an axis of a tensor'}"
             )
     return sides[0], sides[1], axes.bounded()
-
-
-def parse_tensor(text: str, flag: str = "--input") -> TensorSpec:
-    """Parse one value: ``NAME:DATATYPE[DIM,...]``, and ``=LOW..HIGH`` for the range of its values.
-
-    Dims exclude the batch dimension. A dim is a size or the name of a dynamic axis, which may have
-    bounds: ``tokens:INT64[sequence=1..64]=0..511``. Without dims the tensor is one scalar per batch
-    element, ``[1]`` on the wire.
-
-    Raises:
-        UsageError: the text has another form.
-    """
-    return _tensor(_Value(flag, text), _Axes())
 
 
 class _Value(NamedTuple):

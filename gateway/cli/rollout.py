@@ -201,7 +201,7 @@ def start(model: str, url: str, wait: bool, as_json: bool, **options: Any) -> No
 
 def _request(slo_file: Path | None, gate_report: Path | None, **options: Any) -> dict[str, Any]:
     """The request of the command's options, and of its files."""
-    settings = {} if slo_file is None else _settings(slo.read(slo_file))
+    settings = {} if slo_file is None else settings_of(slo.read(slo_file))
     limits: dict[str, float | None] = settings.pop("limits", {})
     if gate_report is not None:
         allowed = gate_reports.max_disagreement(gate_report)
@@ -211,8 +211,8 @@ def _request(slo_file: Path | None, gate_report: Path | None, **options: Any) ->
     return {**settings, **given, "limits": limits, "by": _user()}
 
 
-def _settings(limits: slo.Slo) -> dict[str, Any]:
-    """The settings of a rollout, as fields of a request."""
+def settings_of(limits: slo.Slo) -> dict[str, Any]:
+    """The settings of a rollout that ``slo.toml`` states, as fields of a request."""
     found: dict[str, Any] = {"limits": {}}
     for key in limits.said:
         table, _, name = key.partition(".")

@@ -24,11 +24,6 @@ class StageTraffic(NamedTuple):
         """The share of requests that the candidate answers."""
         return self.share if self.kind is StageKind.CANARY else 0.0
 
-    @property
-    def shadow_share(self) -> float:
-        """The share of requests that are copied to the candidate."""
-        return self.share if self.kind is StageKind.SHADOW else 0.0
-
 
 def copies_of(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Tensors with the same data, for code that reshapes them."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from modelport.exporters.sources import SourceRequest, signature_inference
-from modelport.exporters.sources.tensor_flags import DEFAULT_LONGEST, parse_tensor, parse_tensors
+from modelport.exporters.sources.tensor_flags import DEFAULT_LONGEST, parse_tensors
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.repository import config
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
@@ -98,7 +98,7 @@ def test_example_inputs_on_the_module_are_used(attribute: str) -> None:
 )
 def test_an_input_in_another_form_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=r"write NAME:DATATYPE\[DIMS\], such as"):
-        parse_tensor(text)
+        parse_tensors([text])
 
 
 AXES = {"sequence": (1, 64), "height": (8, 8), "width": (2, 300)}

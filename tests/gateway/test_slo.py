@@ -11,9 +11,9 @@ import pytest
 
 from modelport.gateway import slo
 from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.cli.rollout import settings_of
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.rollout.plan import RolloutLimits, RolloutPlan
-from modelport.gateway.rollout.slo_limits import limits_of, stage_conditions
 from modelport.loadtests.load.target import LoadTestProtocol
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "slo.toml"
@@ -107,8 +107,8 @@ def test_gate_and_rollout_read_the_same_file(tmp_path: Path) -> None:
         min_requests = 5
         """
     )
-    found = slo.read(path)
-    assert limits_of(found) == RolloutLimits(
+    found = settings_of(slo.read(path))
+    assert RolloutLimits(**found.pop("limits")) == RolloutLimits(
         confidence=0.99,
         p99_ms=25,
         max_error_share=0.01,
@@ -117,13 +117,13 @@ def test_gate_and_rollout_read_the_same_file(tmp_path: Path) -> None:
         max_disagreement=0.05,
         atol=1e-4,
     )
-    assert stage_conditions(found)["min_requests"] == 5
+    assert found == {"min_requests": 5}
 
 
 def test_without_a_file_a_rollout_has_its_own_defaults() -> None:
-    assert limits_of(slo.Slo()) == RolloutLimits()
+    assert settings_of(slo.Slo()) == {"limits": {}}
     known = {each.name: each.default for each in dataclasses.fields(RolloutPlan)}
-    for key, value in stage_conditions(slo.Slo()).items():
+    for key, value in dataclasses.asdict(slo.RolloutSettings()).items():
         assert known[key] == value, key
 
 
@@ -139,7 +139,7 @@ def test_every_limit_of_a_rollout_is_a_key_of_the_file_with_the_same_default() -
 
 def test_a_limit_that_no_rollout_can_test_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="max_error_share is a share"):
-        limits_of(slo.parse({"limits": {"max_error_share": 1}}))
+        RolloutLimits(**settings_of(slo.parse({"limits": {"max_error_share": 1}}))["limits"])
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
