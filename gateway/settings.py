@@ -1,4 +1,4 @@
-"""Settings of the gateway, parsed once by ``gateway.cli.serve``."""
+"""Settings of the gateway and their defaults; ``gateway.cli.serve`` has an option for each."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from modelport.gateway.cli.serve_settings import (
 from modelport.gateway.repository.storage.location import Repository
 from modelport.gateway.settings import AspiredVersionPolicy, LogFormat, ModelControlMode, Settings
 
+DEFAULTS = Settings(model_repositories=())
 #: More processes than any machine needs.
 MAX_WORKERS = 256
 
@@ -64,7 +65,7 @@ class Serve(click.Command):
 @click.option(
     "--model-control-mode",
     type=click.Choice([mode.value for mode in ModelControlMode]),
-    default=ModelControlMode.NONE.value,
+    default=DEFAULTS.model_control_mode.value,
     help="none: load all models at start; poll: poll the repository; explicit: load on request.",
 )
 @click.option(
@@ -77,33 +78,33 @@ class Serve(click.Command):
     "--repository-poll-secs",
     "repository_poll_seconds",
     type=FiniteSeconds(min=0, min_open=True),
-    default=15.0,
+    default=DEFAULTS.repository_poll_seconds,
     help="Seconds between polls of the repository with poll control.",
 )
 @click.option(
     "--aspired-version-policy",
     type=click.Choice([policy.value for policy in AspiredVersionPolicy]),
-    default=AspiredVersionPolicy.AVAILABILITY_PRESERVING.value,
+    default=DEFAULTS.aspired_version_policy.value,
     help="Load new versions before unloading old ones, or unload old ones first.",
 )
 @click.option(
     "--model-load-retry-count",
     type=click.IntRange(min=0),
-    default=0,
+    default=DEFAULTS.model_load_retry_count,
     help="Retries of a failed load. Loads waiting for an unavailable server retry indefinitely.",
 )
 @click.option(
     "--load-retry-interval-secs",
     "load_retry_interval_seconds",
     type=FiniteSeconds(min=0),
-    default=1.0,
+    default=DEFAULTS.load_retry_interval_seconds,
     help="Seconds between retries of a load.",
 )
 @click.option(
     "--model-load-timeout-secs",
     "model_load_timeout_seconds",
     type=FiniteSeconds(min=0, min_open=True),
-    default=1200.0,
+    default=DEFAULTS.model_load_timeout_seconds,
     help="Time limit of a load, in seconds.",
 )
 @click.option("--require-manifest", is_flag=True, help="Serve only versions with a manifest.")
@@ -123,28 +124,28 @@ class Serve(click.Command):
 @click.option(
     "--strict-readiness",
     type=bool,
-    default=True,
+    default=DEFAULTS.strict_readiness,
     help="Report ready only while every model has a version that serves.",
 )
 @click.option(
     "--exit-on-error",
     type=bool,
-    default=False,
+    default=DEFAULTS.exit_on_error,
     help="Exit with status 1 if a model does not load at start.",
 )
-@click.option("--http-address", default="127.0.0.1", help="Address to serve HTTP on.")
+@click.option("--http-address", default=DEFAULTS.http_address, help="Address to serve HTTP on.")
 @click.option(
     "--http-port",
     type=click.IntRange(0, 65535),
-    default=lambda: os.environ.get("AIP_HTTP_PORT", 8000) if on_vertex_ai() else 8000,
-    show_default="8000; on Vertex AI, AIP_HTTP_PORT",
+    default=lambda: (on_vertex_ai() and os.environ.get("AIP_HTTP_PORT")) or DEFAULTS.http_port,
+    show_default=f"{DEFAULTS.http_port}; on Vertex AI, AIP_HTTP_PORT",
     help="Port to serve HTTP on.",
 )
 @click.option(
     "--http-max-input-size",
     "http_max_input_bytes",
     type=click.IntRange(min=1),
-    default=64 * 1024 * 1024,
+    default=DEFAULTS.http_max_input_bytes,
     help="Largest HTTP request body or gRPC message in bytes, after decompression.",
 )
 @click.option(
@@ -171,7 +172,7 @@ class Serve(click.Command):
 @click.option(
     "--allow-sagemaker",
     type=bool,
-    default=True,
+    default=DEFAULTS.allow_sagemaker,
     help="Serve SageMaker's /invocations (SAGEMAKER_TRITON_DEFAULT_MODEL_NAME).",
 )
 @click.option(
@@ -188,19 +189,23 @@ class Serve(click.Command):
     show_default="the only one",
     help="The model that answers Vertex AI requests.",
 )
-@click.option("--grpc-address", default="127.0.0.1", help="Address to serve gRPC on.")
+@click.option("--grpc-address", default=DEFAULTS.grpc_address, help="Address to serve gRPC on.")
 @click.option(
     "--grpc-port",
     type=click.IntRange(0, 65535),
-    default=8001,
+    default=DEFAULTS.grpc_port,
     help="Port to serve gRPC on.",
 )
-@click.option("--metrics-address", default="127.0.0.1", help="Address of metrics and console.")
+@click.option(
+    "--metrics-address",
+    default=DEFAULTS.metrics_address,
+    help="Address to serve metrics and rollouts on.",
+)
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
-    default=8002,
-    help="Port of metrics, rollouts and console.",
+    default=DEFAULTS.metrics_port,
+    help="Port to serve metrics and rollouts on.",
 )
 @click.option(
     "--http-socket",
@@ -217,7 +222,7 @@ class Serve(click.Command):
 @click.option(
     "--socket-mode",
     metavar="MODE",
-    default="660",
+    default=f"{DEFAULTS.socket_mode:o}",
     callback=file_mode,
     help="Permissions of the socket files, in octal digits as for chmod.",
 )
@@ -287,7 +292,7 @@ class Serve(click.Command):
 @click.option(
     "--workers",
     type=click.IntRange(1, MAX_WORKERS),
-    default=1,
+    default=DEFAULTS.workers,
     help="Processes that share the ports, each serving every model; at most one per core.",
 )
 @click.option(
@@ -307,33 +312,32 @@ class Serve(click.Command):
 @click.option(
     "--allow-client-shm",
     type=bool,
-    default=False,
+    default=DEFAULTS.allow_client_shm,
     help="Let clients on this machine pass tensors in system shared memory.",
 )
 @click.option(
     "--max-request-timeout-secs",
     "max_request_timeout_seconds",
     type=FiniteSeconds(min=0, min_open=True),
-    default=None,
     help="Upper limit of every request's deadline, in seconds.  [default: no limit]",
 )
 @click.option(
     "--exit-timeout-secs",
     "exit_timeout_seconds",
     type=FiniteSeconds(min=0),
-    default=30.0,
+    default=DEFAULTS.exit_timeout_seconds,
     help="Seconds for requests in flight to finish after SIGTERM.",
 )
 @click.option(
     "--log-format",
     type=click.Choice([form.value for form in LogFormat]),
-    default=LogFormat.DEFAULT.value,
+    default=DEFAULTS.log_format.value,
     help="Format of the log on standard error.",
 )
 @click.option(
     "--log-verbose",
     type=click.IntRange(min=0),
-    default=0,
+    default=DEFAULTS.log_verbose,
     help="1: log every request with its id.",
 )
 @click.pass_context
