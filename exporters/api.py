@@ -179,7 +179,7 @@ def certify(artifact: Path | str, against: Path | str, **options: Any) -> list[E
     Args:
         artifact: the ONNX file; its weights may lie beside it.
         against: the checkpoint it was exported from, or an ``.npz`` file with each input and
-            output by name, one row a sample.
+            output by name, one row per sample.
         options: of ``export``, but for those of the conversion.
 
     Returns:
@@ -238,7 +238,7 @@ def verify(
         InvalidArgument: no version is at ``path``, or something that the proof needs is missing.
         IntegrityError: the files are not as published, or the signature does not fit.
         ParityError: the artifact does not compute what the checkpoint computes.
-        Unsupported: the artifact is native code that nobody vouches for.
+        Unsupported: the artifact is native code, neither signed nor trusted.
     """
     given: dict[str, Any] = {
         "checkpoint": path_of(checkpoint),

@@ -33,7 +33,7 @@ _OF_CONVERSION = frozenset(
     required=True,
     metavar="CHECKPOINT|FILE.npz",
     help="The checkpoint that the file was exported from, as for 'export' (with --model, --input "
-    "...); or recorded inputs and outputs by name, one row a sample.",
+    "...); or recorded inputs and outputs by name, one row per sample.",
 )
 def certify(artifact: Path, against: Path, **options: Any) -> None:
     """Prove that the ONNX file ARTIFACT computes what a checkpoint or recorded answers say, and

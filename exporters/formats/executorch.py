@@ -77,7 +77,7 @@ def open_session(path: Path, trusted: bool = False) -> ExecutorchParitySession:
     """Open a program; an instruction may address any memory, so it has to be trusted.
 
     Raises:
-        Unsupported: nobody vouches for it.
+        Unsupported: it is not trusted.
         IntegrityError: it is damaged.
     """
     if not trusted:

@@ -1,4 +1,4 @@
-"""Recorded answers of a model, ``.npz``: each input and output by name, one row a sample."""
+"""Recorded answers of a model, ``.npz``: each input and output by name, one row per sample."""
 
 from __future__ import annotations
 

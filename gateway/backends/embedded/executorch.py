@@ -1,4 +1,4 @@
-"""Embedded ExecuTorch: one method per instance, for artifacts that someone vouches for.
+"""Embedded ExecuTorch: one method per instance, for artifacts that are signed or allowed as native.
 
 Its runtime checks a program's structure, but not the memory that each instruction addresses.
 """
@@ -32,7 +32,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     """Load and warm one method for each instance (blocking).
 
     Raises:
-        Unsupported: nobody vouches for the file; or a GPU is requested.
+        Unsupported: native code is not allowed for the file; or a GPU is requested.
         InvalidArgument: the file is not a valid program, or contradicts its configuration.
     """
     path = embedded_backend.artifact_file(artifact)

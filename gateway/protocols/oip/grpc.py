@@ -1,4 +1,4 @@
-"""OIP over gRPC: the methods of ``grpc_service.proto``, with ``tritonclient``'s messages."""
+"""OIP over gRPC: the methods of ``grpc_service.proto``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators that an unsigned model may use: one name a line in this folder's text files."""
+"""The operators that an unsigned model may use: one name per line in this folder's text files."""
 
 from __future__ import annotations
 
