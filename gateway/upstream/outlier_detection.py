@@ -201,12 +201,9 @@ def is_stalled(
 
 
 def may_eject(
-    endpoint: Endpoint,
-    failure: FailureKind,
-    endpoints: Sequence[Endpoint],
-    settings: OutlierDetection,
+    failure: FailureKind, endpoints: Sequence[Endpoint], settings: OutlierDetection
 ) -> bool:
-    """Whether enough endpoints remain without ``endpoint``.
+    """Whether enough of ``endpoints`` remain if one more is ejected.
 
     An unreachable endpoint is always ejected. For any other failure one endpoint stays, and at most
     ``max_ejection_percent`` are ejected, but always one may be.

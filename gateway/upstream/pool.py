@@ -265,7 +265,7 @@ class EndpointPool:
     def _may_eject(self, endpoint: Endpoint, failure: FailureKind) -> bool:
         if endpoint.ejected or not (self._settings.enabled or failure in UNREACHABLE):
             return False
-        return may_eject(endpoint, failure, self.endpoints, self._settings)
+        return may_eject(failure, self.endpoints, self._settings)
 
     def _suspect(self, endpoint: Endpoint, seconds: float) -> None:
         if not endpoint.suspected and self._settings.enabled:

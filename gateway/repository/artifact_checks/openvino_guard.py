@@ -63,7 +63,7 @@ def check(path: Path) -> None:
     Raises:
         IntegrityError: naming the operation or the constant; or it is no OpenVINO IR.
     """
-    available = _size(path.with_suffix(".bin"), path.parent)
+    available = _size(path.with_suffix(".bin"))
     total = 0
     for layer in layers(path):
         if not _OPSET.fullmatch(layer.opset):
@@ -94,7 +94,7 @@ def damaged(path: Path, reason: str) -> IntegrityError:
     )
 
 
-def _size(weights: Path, folder: Path) -> int:
+def _size(weights: Path) -> int:
     """The size of the file with constants; 0 if there is none."""
     try:
         found = weights.lstat()

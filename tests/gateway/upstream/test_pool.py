@@ -91,7 +91,7 @@ def ejects(failure: FailureKind, failures: int, of: int = 2, ejected: tuple[int,
     some[0].failures = failures
     others = [each for each in some[1:] if not each.ejected]
     outlier = is_outlier(some[0], failure, others, DEFAULT)
-    return outlier and may_eject(some[0], failure, some, DEFAULT)
+    return outlier and may_eject(failure, some, DEFAULT)
 
 
 @pytest.mark.parametrize("failure", [FailureKind.REFUSED, FailureKind.SILENT])
