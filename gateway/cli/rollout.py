@@ -37,6 +37,7 @@ _ANSWERS = frozenset({"retrained", "decision_output", "decision_threshold", "dec
 #: Most rows of feedback in one request.
 FEEDBACK_ROWS = 10_000
 _LIMITS = frozenset(field.name for field in dataclasses.fields(RolloutLimits))
+_STAGE = slo.RolloutSettings()
 
 
 class Share(click.ParamType[float]):
@@ -126,7 +127,13 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="Reason, for
     metavar="SHARE,...",
     help="The candidate's share of the requests in each stage. One step of 100% is blue/green.",
 )
-@click.option("--slo", "slo_file", type=click.Path(path_type=Path), help="Limits: slo.toml.")
+@click.option(
+    "--slo",
+    "slo_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File with the limits (slo.toml).",
+)
 @click.option(
     "--gate-report",
     type=click.Path(path_type=Path),
@@ -134,13 +141,20 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="Reason, for
     "may change.",
 )
 @click.option(
-    "--min-requests", type=click.IntRange(1, MAX_REQUESTS), help="Minimum requests of a stage."
+    "--min-requests",
+    type=click.IntRange(1, MAX_REQUESTS),
+    help=f"Minimum requests of a stage.  [default: slo.toml's, or {_STAGE.min_requests}]",
 )
-@click.option("--min-seconds", type=click.FloatRange(min=0), help="Minimum duration of a stage.")
+@click.option(
+    "--min-seconds",
+    type=click.FloatRange(min=0),
+    help=f"Minimum duration of a stage.  [default: slo.toml's, or {_STAGE.min_seconds:g}]",
+)
 @click.option(
     "--max-seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Maximum duration of a stage; then the rollout pauses.",
+    help="Maximum duration of a stage; then the rollout pauses.  [default: slo.toml's, or "
+    f"{_STAGE.max_seconds:g}]",
 )
 @click.option(
     "--sticky",
