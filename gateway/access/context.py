@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from modelport.gateway.access.audit import AuditEvent, AuditLog
+from modelport.gateway.access.audit import MAX_TEXT, AuditEvent, AuditLog
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import OperationRights, PrincipalRights
 from modelport.gateway.access.principal import ConnectionIdentity, Principal
@@ -61,8 +61,8 @@ class AccessRecord:
             source = self.connection.address or self.connection.user
             self._audit.write(
                 AuditEvent(
-                    caller.name, caller.fingerprint, source, operation, action, model, version,
-                    outcome, reason, self._request_id(),
+                    caller.name, caller.fingerprint, source, operation, action, model[:MAX_TEXT],
+                    version, outcome, reason, self._request_id(),
                 )
             )  # fmt: skip
 
@@ -170,6 +170,13 @@ class AccessContext:
 
 
 CURRENT: ContextVar[AccessContext | None] = ContextVar("access", default=None)
+
+
+def note_refusal(reason: str) -> None:
+    """Write to the audit log that the current request is refused, as ``AccessContext`` does."""
+    context = CURRENT.get()
+    if context is not None:
+        context.note_refusal(reason)
 
 
 def principal_name() -> str:

@@ -15,6 +15,7 @@ from modelport.gateway.access.context import CURRENT, NO_CREDENTIAL, required
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import ALL_VERSIONS, allowed_numbers
 from modelport.gateway.errors import (
+    MAX_MESSAGE,
     ModelportError,
     NotFound,
     PermissionDenied,
@@ -43,10 +44,11 @@ class AllowedTarget(NamedTuple):
             yield
         except ModelportError as error:
             if (self.name, self.number) != (self.stated_name, self.stated_number):
-                message = str(error).replace(UNKNOWN_MODEL, self.stated_name)
+                message = str(error).replace(UNKNOWN_MODEL, self.stated_name[:MAX_MESSAGE])
                 if not self.stated_number:  # the request names no version
                     message = message.replace(f" version {UNKNOWN_VERSION}", "")
-                error.args = (message.replace(str(UNKNOWN_VERSION), str(self.stated_number)),)
+                message = message.replace(str(UNKNOWN_VERSION), str(self.stated_number))
+                error.args = ModelportError(message).args  # as long as others are
             raise
 
 

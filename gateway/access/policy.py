@@ -57,7 +57,9 @@ class AllowedVersions(dict[str, frozenset[str] | None]):
         self._rules = [(_any_of(rule.models), rule.versions) for rule in rules]
 
     def __missing__(self, model: str) -> frozenset[str] | None:
-        found = [versions for matches, versions in self._rules if matches(model)]
+        # No model has a longer name: the beginning of such a name is enough to refuse it.
+        beginning = model[: MAX_KEPT_NAME + 1]
+        found = [versions for matches, versions in self._rules if matches(beginning)]
         allowed = None
         if found:
             allowed = ALL_VERSIONS if ALL_VERSIONS in found else frozenset().union(*found)

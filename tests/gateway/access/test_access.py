@@ -8,6 +8,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 from structlog.testing import capture_logs
@@ -16,14 +17,22 @@ from modelport.gateway.access import access, api_key_file
 from modelport.gateway.access.access_metrics import ERRORS
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION
 from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import Unauthenticated
+from modelport.gateway.errors import MAX_MESSAGE, Unauthenticated
 from modelport.gateway.protocols.oip.http import OipHttp
 from modelport.gateway.runtime import file_watcher
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.settings import Settings, TlsFiles
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from tests.certificates import TestAuthority
-from tests.gateway.access.gateway import KEYS, AccessGateway, client, repository, serving
+from tests.gateway.access.gateway import (
+    KEYS,
+    AccessGateway,
+    channel,
+    client,
+    repository,
+    serving,
+)
 from tests.gateway.access.test_every_route import OIP
 
 ALL = '[[rules]]\nprincipals = ["root"]\noperations = "*"\n'
@@ -70,6 +79,31 @@ async def test_a_model_without_an_allowed_version_is_an_unknown_one(tmp_path: Pa
         answer = await http.post("/v2/models/mine/infer", json=OIP)
         assert answer.status_code == 404
         assert answer.json()["error"] == "Request for unknown model: 'mine' is not found"
+
+
+async def test_an_error_about_a_forbidden_model_is_no_longer_than_others(tmp_path: Path) -> None:
+    name = "é" * MAX_MESSAGE
+    async with (
+        serving(
+            tmp_path, ALL + limited('["infer", "control"]', 'models = ["mine"]'), "ci", "root"
+        ) as gateway,
+        client(gateway.http_url) as http,
+        channel(gateway) as connection,
+    ):
+        call = connection.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelInferResponse.FromString,
+        )
+        for caller in ("root", "ci"):
+            answer = await http.post(f"/v2/models/{name}/infer", headers=gateway.headers(caller))
+            assert answer.status_code == 404
+            assert len(answer.json()["error"]) == MAX_MESSAGE + len("...")
+            request = pb.ModelInferRequest(model_name="e" * 20 * MAX_MESSAGE)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(request, metadata=tuple(gateway.headers(caller).items()))
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+            assert len(refused.value.details() or "") == MAX_MESSAGE + len("...")
 
 
 async def test_metrics_are_of_the_models_and_versions_that_the_caller_may_see(
