@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
 from modelport import __version__
-from modelport.gateway.access.context import CURRENT, AccessContext
+from modelport.gateway.access.context import CURRENT, AccessContext, note_refusal
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Internal, ModelportError
 from modelport.gateway.protocols import api_pages, http_operations, rollout_headers
@@ -168,7 +168,10 @@ class HttpApplication:
         if b"%" in scope["raw_path"] and not _plain_segments(scope["raw_path"]):
             return dialect.refusal(404, "Not Found")
         objection = self._origins.objection(scope)
-        return dialect.refusal(403, objection) if objection else None
+        if not objection:
+            return None
+        note_refusal(objection)
+        return dialect.refusal(403, objection)
 
     @property
     def routes(self) -> Sequence[BaseRoute]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
-from modelport.gateway.access.context import enter
+from modelport.gateway.access.context import enter, note_refusal
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.protocols import rollout_headers
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
@@ -27,6 +27,7 @@ from modelport.gateway.settings import VertexAi
 MEDIA_TYPE = b"application/vnd.vertex-ai-triton"
 DEFAULT_MODEL_FLAG = "--vertex-ai-default-model"
 _REDIRECT = b"x-vertex-ai-triton-redirect"
+_NOT_ALLOWED = "the redirect is not allowed"
 _MODEL = r"v2/models/[^/]+(?:/versions/[0-9]+)?"
 #: Allowed redirects and their methods.
 _REDIRECTS = (
@@ -85,7 +86,8 @@ class VertexApplication:
                 }
                 await self._app(inner, receive, send)
                 return
-        await reply(send, 403, b'{"error":"the redirect is not allowed"}', JSON)
+        note_refusal(_NOT_ALLOWED)
+        await reply(send, 403, b'{"error":"%b"}' % _NOT_ALLOWED.encode(), JSON)
 
     def _find(self, _: RequestHeaders) -> PredictionTarget:
         default = self._settings.default_model

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 import structlog
 
-from modelport.gateway.access.context import audited, enter
+from modelport.gateway.access.context import audited, enter, note_refusal
 from modelport.gateway.access.guarded_models import (
     AllowedTarget,
     may_see_rollouts,
@@ -94,6 +94,7 @@ class RolloutApi:
         """The reason why a request may change nothing: a web page may have sent it."""
         objection = self._origins.objection(scope)
         if objection:
+            note_refusal(objection)
             return 403, objection
         kind = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != b"application/json":

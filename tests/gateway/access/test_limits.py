@@ -154,6 +154,29 @@ async def test_refusals_and_control_operations_are_lines_of_the_audit_log(tmp_pa
         assert key[-20:] not in text, name
 
 
+async def test_web_pages_and_redirects_that_are_refused_are_lines_of_the_audit_log(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "audit.log"
+    page, redirect = {"origin": "https://evil.example"}, "v2/repository/models/mine/unload"
+    async with serving(tmp_path, RULES, "ci", audit_log=str(log)) as gateway:
+        headers = gateway.headers("ci")
+        async with client(gateway.http_url, headers=headers) as http:
+            for path, more in (
+                ("/v2/repository/models/mine/unload", page),
+                ("/vertex", {"x-vertex-ai-triton-redirect": redirect}),
+            ):
+                assert (await http.post(path, headers=more)).status_code == 403
+        async with client(gateway.metrics_url, headers=headers) as http:
+            answer = await http.post("/v2/rollouts/mine/promote", json={}, headers=page)
+            assert answer.status_code == 403
+    found = lines(log)
+    assert [(one["principal"], one["outcome"]) for one in found] == [("ci", "refused")] * 3
+    assert [one["reason"].partition(" '")[0] for one in found] == [
+        "a page of origin", "the redirect is not allowed", "a page of origin",
+    ]  # fmt: skip
+
+
 def test_workers_share_a_quota_and_the_audit_log_and_sigusr1_ends_nothing(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "access", "ci", "ops")
     path, log = tmp_path / "access" / "access.toml", tmp_path / "audit.log"
