@@ -163,7 +163,7 @@ class AccessPolicy:
                 objection = f"it allows {', '.join(sorted(rule.operations))}"
             elif model and not _any_of(rule.models)(model):
                 objection = f"it is for the models {', '.join(rule.models)}"
-            elif version and rule.versions and version not in rule.versions:
+            elif rule.versions and not _is_within(rule.versions, operation, model, version):
                 objection = f"it is for the versions {', '.join(sorted(rule.versions))}"
             yield RuleVerdict(rule, objection)
 
@@ -209,6 +209,12 @@ def _kind(name: str) -> str:
     """
     found = _KIND.match(name)
     return found[0] if found else ""
+
+
+def _is_within(versions: Collection[str], operation: Operation, model: str, version: str) -> bool:
+    """Whether a request may be for some versions only; a rollout and a load of a model may not."""
+    whole = operation is Operation.ROLLOUT or (operation is Operation.CONTROL and not version)
+    return not (model and whole) and (not version or version in versions)
 
 
 def granted(principal: Principal, grant: Grant) -> Rule:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import random
+from contextvars import Context
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from modelport.gateway.access import policy as policies
+from modelport.gateway.access.context import CURRENT, AccessContext
+from modelport.gateway.access.guarded_models import (
+    UNKNOWN_VERSION,
+    GuardedModels,
+    whole_target,
+)
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import (
     ALL_VERSIONS,
@@ -13,6 +24,7 @@ from modelport.gateway.access.policy import (
     allowed_numbers,
 )
 from modelport.gateway.access.principal import ANONYMOUS, Grant, Principal
+from modelport.gateway.errors import PermissionDenied, Unauthenticated
 
 INFER, METADATA, HEALTH = Operation.INFER, Operation.METADATA, Operation.HEALTH
 
@@ -148,3 +160,57 @@ def test_a_denial_is_explained_rule_by_rule() -> None:
     ]
     [*_, (_, last)] = policy.explain(Principal("ci"), INFER, "m", "2")
     assert last == ""
+
+
+class ThreeVersions:
+    """Every model is served in versions 1 to 3, and the default is 3."""
+
+    def find(self, name: str, number: int = 0) -> SimpleNamespace:
+        return SimpleNamespace(number=number or 3)
+
+    def versions(self, name: str) -> list[int]:
+        return [1, 2, 3]
+
+    def labels(self, name: str) -> dict[str, int]:
+        return {}
+
+
+def gateway_allows(
+    policy: AccessPolicy, caller: Principal, operation: Operation, model: str, version: str
+) -> bool:
+    """Whether a gateway allows what ``access check`` is asked about."""
+    context = AccessContext(policy.rights(caller))
+    try:
+        CURRENT.set(context.entering(operation))
+        if operation is Operation.ROLLOUT or (operation is Operation.CONTROL and not version):
+            return whole_target(operation, model).name == model
+        target = GuardedModels(cast(Any, ThreeVersions())).target(model, int(version or 0))
+    except (PermissionDenied, Unauthenticated):
+        return False
+    return target.name == model and target.number != UNKNOWN_VERSION
+
+
+def test_a_decision_that_is_explained_is_the_gateways() -> None:
+    chance = random.Random(17)
+    operations = (INFER, METADATA, HEALTH, Operation.CONTROL, Operation.ROLLOUT)
+    decisions = set()
+    for _ in range(2000):
+        rules = [
+            Rule(
+                tuple(chance.sample(("ci", "b*", "group:team", "anonymous", "authenticated"), 2)),
+                frozenset(chance.sample(operations, 2)),
+                tuple(chance.sample(("*", "m", "fraud*", "*d", "f?aud"), 2)),
+                frozenset(chance.sample(("1", "2", "3"), chance.randint(0, 2))),
+            )
+            for _ in range(chance.randint(0, 4))
+        ]
+        policy = AccessPolicy(rules, {"team": ("alice",)}, chance.random() < 0.5)
+        caller = chance.choice((Principal("ci"), Principal("bob"), Principal("alice"), ANONYMOUS))
+        operation, model = chance.choice(operations), chance.choice(("m", "fraud", "other"))
+        version = chance.choice(("", "1", "2"))
+        verdicts = policy.explain(caller, operation, model, version)
+        allowed = any(not objection for _, objection in verdicts)
+        found = Context().run(gateway_allows, policy, caller, operation, model, version)
+        assert allowed is found, (rules, caller, operation, model, version)
+        decisions.add((operation, bool(version), found))
+    assert len(decisions) == 4 * len(operations)
