@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, exposition
 from modelport.gateway.access.context import CURRENT, enter
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import AllowedVersions
-from modelport.gateway.errors import ModelportError, Unauthenticated
+from modelport.gateway.errors import Code, ModelportError
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 
 #: The client library appends ``_total`` to counters; the names of other servers do not have it.
@@ -32,6 +32,7 @@ CONNECTIONS = 64
 TFSERVING_PATH = "/monitoring/prometheus/metrics"
 _PATHS = ("/metrics", TFSERVING_PATH)
 Scrape = Callable[[], Awaitable[Text]]
+_REFUSALS = {Code.UNAUTHENTICATED: 401, Code.PERMISSION_DENIED: 403, Code.UNAVAILABLE: 503}
 
 
 def text(registry: CollectorRegistry) -> Text:
@@ -68,8 +69,8 @@ def mount(app: App, path: str, scrape: Scrape) -> App:
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, error: ModelportError) -> None:
-    """Answer a request to the port that is not allowed."""
-    status = 401 if isinstance(error, Unauthenticated) else 403
+    """Answer a request to the port that is not allowed, or whose token cannot be verified yet."""
+    status = _REFUSALS[error.code]
     body = json.dumps({"error": str(error)}).encode()
     await _answer(send, status, "application/json", body)
 

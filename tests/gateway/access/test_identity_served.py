@@ -209,6 +209,7 @@ async def test_before_the_issuer_has_answered_tokens_are_unavailable(
         code = await grpc_status(gateway.grpc_target, list(headers.items()))
         assert code is grpc.StatusCode.UNAVAILABLE
         async with client(gateway.metrics_url) as metrics:
+            assert (await metrics.get("/metrics", headers=headers)).status_code == 503
             key = {"x-api-key": gateway.keys["ci"]}
 
             async def failures() -> bool:
