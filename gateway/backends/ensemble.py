@@ -195,6 +195,7 @@ class EnsembleBackend:
             id=request.id,
             parameters=request.parameters,
             trace=request.trace,
+            caller=request.caller,
         )
 
     async def _run(

@@ -86,16 +86,18 @@ class InferenceService:
             split = self.splits.get(request.model_name)
             if split is not None and split.diverts(request):
                 return split.infer(request, deadline.earliest(self._max_seconds), step)
-        return self.infer_version(request, deadline)
+        return self.infer_version(request, deadline, step)
 
-    async def infer_version(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+    async def infer_version(
+        self, request: InferRequest, deadline: Deadline, step: bool = False
+    ) -> InferResponse:
         """Run the version that ``request`` names, without a traffic split; raises as ``infer``."""
         started = time.perf_counter_ns()
         version = self._manager.acquire(request.model_name, request.model_version)
         request.via = via_header.CURRENT.get()
         with _Counted(version, request, started, self._verbose):
             if request.caller and version.statistics.pending > version.turns.free:
-                return await self._run_in_turn(version, request, deadline, started)
+                return await self._run_in_turn(version, request, deadline, started, step)
             return await self._run(version, request, deadline, started)
 
     async def infer_copy(self, request: InferRequest, deadline: Deadline) -> InferResponse:
@@ -219,11 +221,16 @@ class InferenceService:
         statistics.succeeded(batch, time.perf_counter_ns() - started, timing, streamed=True)
 
     async def _run_in_turn(
-        self, version: ServedVersion, request: InferRequest, deadline: Deadline, started: int
+        self,
+        version: ServedVersion,
+        request: InferRequest,
+        deadline: Deadline,
+        started: int,
+        step: bool,
     ) -> InferResponse:
         """Run the version when it is the turn of the request's caller."""
         turns, caller = version.turns, request.caller
-        await turns.enter(caller, deadline.earliest(self._max_seconds))
+        await turns.enter(caller, deadline.earliest(self._max_seconds), refuses=not step)
         try:
             waited = time.perf_counter_ns() - started
             request.timing.queue_ns += waited

@@ -213,7 +213,7 @@ class TrafficSplit:
         request, side = diverted.request, self.plan.baseline
         self._note_side(diverted, side)
         request.model_name, request.model_version = side
-        return self._service.infer_version(request, diverted.deadline)
+        return self._service.infer_version(request, diverted.deadline, diverted.step)
 
     async def _by_candidate(self, diverted: _DivertedRequest) -> InferResponse:
         """Answer by the candidate, or by the baseline if it fails."""
@@ -249,7 +249,7 @@ class TrafficSplit:
         token = _DIVERTING.set(_DIVERTING.get() | {self.plan.id})
         try:
             with limit:
-                return await self._service.infer_version(request, diverted.deadline)
+                return await self._service.infer_version(request, diverted.deadline, diverted.step)
         except TimeoutError:
             if not limit.expired:
                 raise

@@ -40,11 +40,11 @@ class FairQueue:
         #: Waiting requests by caller; the first caller is the next in turn.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
-    async def enter(self, caller: str, deadline: Deadline) -> None:
+    async def enter(self, caller: str, deadline: Deadline, refuses: bool = True) -> None:
         """Wait for the caller's turn; ``leave`` ends it.
 
         Raises:
-            QueueFull: Too many requests of the caller wait.
+            QueueFull: Too many requests of the caller wait, and the queue ``refuses`` this one.
             TimedOut: The deadline came first.
         """
         inside, own = self._inside, self._of.get(caller, 0)
@@ -52,7 +52,7 @@ class FairQueue:
             self._inside, self._of[caller] = inside + 1, own + 1
             return
         queue = self._waiting.setdefault(caller, deque())
-        if len(queue) >= self.room:
+        if refuses and len(queue) >= self.room:
             raise QueueFull
         turn = asyncio.get_running_loop().create_future()
         queue.append(turn)

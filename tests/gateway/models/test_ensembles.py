@@ -69,9 +69,9 @@ class EnsembleGateway:
             labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),
         )
 
-    async def ask(self, model: str = "all") -> InferResponse:
+    async def ask(self, model: str = "all", caller: str = "") -> InferResponse:
         data = np.arange(4, dtype=np.float32).reshape(2, 2)
-        request = InferRequest(model, [Tensor("x", Datatype.FP32, data)])
+        request = InferRequest(model, [Tensor("x", Datatype.FP32, data)], caller=caller)
         return await self.service.infer(request, Deadline.after(10))
 
     def counts(self) -> dict[str, tuple[int, int]]:
@@ -354,3 +354,35 @@ async def test_the_same_repository_given_twice_is_one(root: Path, tmp_path: Path
         states = [state for _, state, _ in manager.states("first")]
         assert (states == [VersionState.READY]) is served
         await manager.stop()
+
+
+async def test_another_caller_of_a_step_waits_for_no_flood_of_its_ensemble(root: Path) -> None:
+    (root / "first" / "config.pbtxt").write_text(STEP)
+    gateway = EnsembleGateway(root, ModelControlMode.NONE)
+    await gateway.manager.start()
+    step = gateway.manager.get("first")
+    infer, turns = step.infer, step.turns
+    callers: list[str] = []
+    going: list[asyncio.Event] = []
+
+    async def held(request: InferRequest, deadline: Deadline) -> InferResponse:
+        callers.append(request.caller)
+        going.append(gate := asyncio.Event())
+        await gate.wait()
+        return await infer(request, deadline)
+
+    step.infer = held
+    flood = [
+        asyncio.create_task(gateway.ask(caller="flood")) for _ in range(turns.free + turns.room)
+    ]
+    await until(lambda: len(going) == len(flood))
+    waiting = [asyncio.create_task(gateway.ask("first", "other"))]
+    waiting += [asyncio.create_task(gateway.ask(caller="flood")) for _ in range(turns.room + 5)]
+    await until(lambda: step.statistics.pending == len(flood) + len(waiting))
+    assert len(going) == len(flood), "they take turns"
+    for number in range(len(flood) + len(waiting)):
+        await until(lambda number=number: len(going) > number)  # type: ignore[misc]
+        going[number].set()
+    await asyncio.gather(*flood, *waiting)  # no step is refused
+    assert callers[len(flood)] == "other"
+    await gateway.manager.stop()
