@@ -21,6 +21,7 @@ import structlog
 
 from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.gateway.errors import ModelportError
+from modelport.gateway.runtime.gateway_files import FILES
 from modelport.gateway.upstream.document_download import download
 
 if TYPE_CHECKING:
@@ -195,6 +196,7 @@ class JwksUrl:
         self.keys: KeySet | None = None
         self.failures = 0
         self._url, self._tls, self._algorithms = url, tls, algorithms
+        self._name = f"jwks {url}"
         self._forget_authorities: Callable[[], None] = lambda: None
         self._refresh_seconds = refresh_seconds
         self._content = b""
@@ -213,7 +215,12 @@ class JwksUrl:
         self._tls = tls
 
     def start(self) -> None:
-        """Begin to fetch."""
+        """Begin to fetch; until then, a worker uses the keys that its parent has."""
+        content = FILES.passed_on(self._name)
+        if content is not None:
+            with contextlib.suppress(ValueError):  # the table may be a new one
+                self.keys = parse(content, self._algorithms)
+        FILES.pass_on(self._name, None)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._run, args=(self._loop,), name="jwks", daemon=True).start()
 
@@ -269,6 +276,7 @@ class JwksUrl:
             if content != self._content:  # the same keys keep the cache of verified tokens
                 self.keys = parse(content, self._algorithms)
                 self._content = content
+                FILES.pass_on(self._name, content)
         except Exception as error:  # else nothing would ever be fetched again
             self.failures += 1
             kept = "no keys" if self.keys is None else "the old keys"

@@ -107,6 +107,19 @@ class GatewayFiles:
         self._kept[key] = (file,)
         return file
 
+    def pass_on(self, name: str, content: bytes | None) -> None:
+        """Pass a downloaded document to workers that start later; None withdraws it."""
+        key: FilesKey = name, (Path(),)
+        if content is None:
+            self._kept.pop(key, None)
+        else:
+            self._kept[key] = (FileContent(Path(), content),)
+
+    def passed_on(self, name: str) -> bytes | None:
+        """Return the document that the parent has passed on, or None."""
+        accepted = self._accepted((name, (Path(),)))
+        return None if accepted is None else accepted[0].content
+
     def _accepted(self, key: FilesKey) -> Contents | None:
         """Return what the parent has accepted; None in the parent, and for files it does not watch.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
@@ -18,7 +19,11 @@ from modelport.cli import modelport
 from modelport.gateway.access import api_key_file
 from modelport.gateway.cli.errors import UsageError
 from modelport.server import Server
+from tests.certificates import TestAuthority
+from tests.faults.probes import eventually
 from tests.gateway.access.gateway import KEYS, repository, write_keys
+from tests.gateway.access.identities import AUDIENCE, ISSUER, Issuer, key_set
+from tests.gateway.access.key_server import KeyServer, reply
 from tests.gateway.access.test_every_route import OIP
 from tests.gateway.server.workers.processes import workers
 from tests.server import Gateway
@@ -206,3 +211,35 @@ def test_a_check_without_a_file_names_the_option(tmp_path: Path) -> None:
     result = CliRunner().invoke(modelport, command)
     assert result.exit_code == 2
     assert "--access" in result.output
+
+
+def test_a_worker_that_is_started_during_an_outage_of_the_issuer_has_its_keys(
+    tmp_path: Path,
+) -> None:
+    issuer, authority = Issuer("EdDSA"), TestAuthority()
+    certificate, key = authority.write(tmp_path, "server")
+    (tmp_path / "ca.pem").write_bytes(authority.pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    path = tmp_path / "access.toml"
+    token = {"authorization": f"Bearer {issuer.token().decode()}"}
+    flags = ("--access", str(path), "--workers", str(WORKERS))
+    with closing(KeyServer(context)) as server:
+        server.answer = reply(key_set(issuer))
+        path.write_text(
+            f'[jwt]\nissuer = "{ISSUER}"\naudience = "{AUDIENCE}"\nalgorithms = ["EdDSA"]\n'
+            f'jwks = "https://localhost:{server.port}/jwks"\njwks_ca = "ca.pem"\n'
+            '[[rules]]\nprincipals = ["jwt:alice"]\noperations = ["infer", "metrics"]\n'
+        )
+        with closing(Gateway(repository(tmp_path / "models"), *flags)) as gateway:
+            eventually(lambda: statuses(gateway, token) == {200}, "all workers have the keys")
+            eventually(
+                lambda: httpx.get(gateway.metrics, headers=token).status_code == 200,
+                "the parent has the keys",
+            )
+            server.answer = reply(b"", "503 Service Unavailable")
+            for process in workers(gateway).values():
+                before = len(gateway.logs)
+                os.kill(process, signal.SIGKILL)
+                gateway.wait_for("worker restarted", after=before)
+            assert statuses(gateway, token) == {200}
