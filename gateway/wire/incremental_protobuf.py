@@ -33,6 +33,8 @@ _KEY = 1
 _MAX_VARINT = 10
 #: Limit of the messages in a request: each takes dozens of times the memory of its two bytes.
 MAX_MESSAGES = 100_000
+#: Longer than the name and version of any model. A text of megabytes takes long to look up.
+MAX_NAME_BYTES = 4096
 #: Limits of the values of a repeated field, which are held in 8 bytes and in 16. Large tensors are
 #: read by ``repeated_values`` instead.
 MAX_NUMBERS, MAX_STRINGS = 1 << 21, 1 << 20
@@ -105,10 +107,18 @@ def fields(content: Buffer) -> Iterator[ProtobufField]:
 
 
 def first(content: Buffer, tag: int, most: int = 16) -> bytes | None:
-    """Return the value of the first field with this tag, if it is among the first ``most``."""
+    """Return the name in the first field with this tag, if it is among the first ``most``.
+
+    Raises:
+        InvalidArgument: It is longer than any name.
+    """
     try:
         for index, field in enumerate(fields(content)):
             if field.tag == tag:
+                if field.end - field.start > MAX_NAME_BYTES:
+                    raise InvalidArgument(
+                        f"the name or version of the model is longer than {MAX_NAME_BYTES} bytes"
+                    )
                 return bytes(content[field.start : field.end])
             if index == most:
                 break

@@ -153,7 +153,7 @@ def _plain(content: bytes | memoryview) -> InferRequest | None:
 def model_of(content: bytes | memoryview) -> tuple[str, int]:
     """Read the model and version of a ``ModelInferRequest``, which are its first fields.
 
-    The name is empty if they are missing or in another order.
+    The name is empty if they are missing, in another order, or too long to be any.
     """
     found, offset = {_NAME: "", _VERSION: ""}, 0
     try:
@@ -161,6 +161,8 @@ def model_of(content: bytes | memoryview) -> tuple[str, int]:
             if offset < len(content) and content[offset] == field:
                 length, start = protobuf.read_varint(content, offset + 1)
                 offset = start + length
+                if length > incremental_protobuf.MAX_NAME_BYTES:
+                    return "", 0
                 found[field] = str(content[start:offset], "utf-8")
         return found[_NAME], metadata.parse_version(found[_VERSION])
     except (IndexError, UnicodeDecodeError, ModelportError):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from google.protobuf import empty_pb2
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.models.model import VersionState
 from modelport.gateway.protocols.grpc_method import Method
 from modelport.gateway.protocols.oip.grpc import SERVICE as OIP
@@ -279,6 +280,21 @@ async def test_a_call_without_a_right_ends_before_its_message_comes(
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
             assert caught.value.code() is status
+
+
+async def test_a_name_of_a_megabyte_is_refused_before_it_is_looked_up(
+    gateway: AccessGateway,
+) -> None:
+    name = "m" * 2**20
+    async with channel(gateway) as connected:
+        peer = MethodCaller(gateway, connected)
+        for path, method in peer._methods.items():
+            if method.operation is not Operation.INFER or method.request_streams:
+                continue
+            for caller in ("right", "other"):
+                answer = await peer.call(caller, path, CALLS[path].message(name))
+                assert answer.status is INVALID, (path, caller)
+                assert len(answer.details) < 200, (path, caller)
 
 
 async def test_a_connection_is_not_trusted_because_an_earlier_call_was(
