@@ -52,7 +52,7 @@ class ModelportError(Exception):
 
     def __init__(self, message: str = "") -> None:
         # A message may quote a name that is not valid Unicode, or very long.
-        message = message.encode("utf-8", "backslashreplace").decode()
+        message = message[: MAX_MESSAGE + 1].encode("utf-8", "backslashreplace").decode()
         super().__init__(message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "...")
 
     @property
