@@ -136,7 +136,7 @@ class TrustedProxy(Authenticator):
     def _user(self, value: bytes) -> str:
         """The user in the header's value. A comma separates the users of a repeated header."""
         try:
-            user = value.decode()
+            user = value.strip(credential_headers.WHITESPACE).decode()
         except UnicodeDecodeError:
             user = ""
         if not user or len(value) > MAX_USER_BYTES or not user.isprintable() or "," in user:

@@ -28,7 +28,7 @@ _AWS_SIGNATURE = re.compile(
     rb"aws4-[a-z0-9-]+(?:[ ,]+(?:credential|signedheaders|signature)=[^ ,]+){1,3}", re.IGNORECASE
 )
 #: Around the value of a field, and no part of it (RFC 9110, 5.5).
-_WHITESPACE = b" \t"
+WHITESPACE = b" \t"
 #: The part of an API key that is no secret.
 _KEY_ID = re.compile(rb"(%b[A-Za-z0-9]{%d})_" % (PREFIX.encode(), ID_LENGTH))
 
@@ -50,7 +50,7 @@ def presented(headers: Mapping[bytes, bytes]) -> bytes | None:
     """
     authorization = headers.get(b"authorization")
     found = None if authorization is None else _token(authorization)
-    keys = [headers[name].strip(_WHITESPACE) for name in _KEY_HEADERS if name in headers]
+    keys = [headers[name].strip(WHITESPACE) for name in _KEY_HEADERS if name in headers]
     keys += _SAGEMAKER_KEY.findall(headers.get(_SAGEMAKER_ATTRIBUTES, b""))
     if keys and authorization is not None and _AWS_SIGNATURE.fullmatch(authorization):
         found = None

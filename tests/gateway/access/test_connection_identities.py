@@ -57,6 +57,11 @@ def test_a_trusted_proxy_names_the_user(proxy: TrustedProxy, address: str) -> No
     assert proxy.authenticate({}, ConnectionIdentity(address)) is None
 
 
+def test_blanks_around_the_name_of_a_proxys_user_are_no_part_of_it(proxy: TrustedProxy) -> None:
+    caller = proxy.authenticate({HEADER: b"\talice \t"}, ConnectionIdentity("10.0.0.1"))
+    assert caller == Principal("proxy:alice", method="proxy")
+
+
 @pytest.mark.parametrize(
     "address", ["11.1.2.3", "127.0.0.1", "::1", "::ffff:11.0.0.1", "", "10.0.0", "fe80::1%10.0.0.1"]
 )
