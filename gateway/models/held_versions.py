@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import chain
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
 from modelport.gateway.models.model import ModelRecord
@@ -34,22 +35,29 @@ class HeldVersions:
         self._models = models
         self._reconciler = reconciler
         self._scan = scan
-        #: Models may be held before they are found.
-        self._holds: dict[str, VersionHold] = {}
+        #: By model, then by rollout: two may have one model as their candidate. Models may be held
+        #: before they are found.
+        self._holds: dict[str, dict[str, VersionHold]] = {}
 
     def of(self, name: str) -> VersionHold:
-        return self._holds.get(name, NO_HOLD)
+        """The hold of all rollouts; the default is that of the first which has one."""
+        holds = self._holds.get(name, {}).values()
+        if not holds:
+            return NO_HOLD
+        versions = dict.fromkeys(chain.from_iterable(each.versions for each in holds))
+        default = next((each.default for each in holds if each.default), 0)
+        return VersionHold(tuple(versions), default, all(each.kept for each in holds))
 
     def names(self) -> list[str]:
         return list(self._holds)
 
-    def expect(self, name: str, hold: VersionHold) -> None:
+    def expect(self, name: str, hold: VersionHold, rollout: str = "") -> None:
         """Hold versions of a model from its next reconciliation on; before the models load."""
-        self._holds[name] = hold
-        if name in self._models:
-            self._models[name].hold = hold
+        others = {key: each for key, each in self._holds.get(name, {}).items() if not each.kept}
+        self._holds[name] = {**others, rollout: hold}
+        self._apply(name)
 
-    async def hold(self, name: str, hold: VersionHold) -> None:
+    async def hold(self, name: str, hold: VersionHold, rollout: str = "") -> None:
         """Find and load the versions of ``hold``, and keep them served until ``release``.
 
         Raises:
@@ -57,10 +65,10 @@ class HeldVersions:
             InvalidArgument: a version does not load.
             Unavailable: a dependency of a version is missing.
         """
-        await asyncio.shield(self._reconciler.in_background(self._hold(name, hold)))
+        await asyncio.shield(self._reconciler.in_background(self._hold(name, hold, rollout)))
 
-    async def _hold(self, name: str, hold: VersionHold) -> None:
-        self.expect(name, hold)
+    async def _hold(self, name: str, hold: VersionHold, rollout: str) -> None:
+        self.expect(name, hold, rollout)
         model = self._models.get(name)
         if model is not None and all(number in model.served for number in hold.versions):
             model.select()
@@ -78,9 +86,16 @@ class HeldVersions:
             raise _reason(model, missing[0])
 
     async def release(
-        self, name: str, version: int = 0, other: int = 0, label: str = "", default: bool = False
+        self,
+        name: str,
+        version: int = 0,
+        other: int = 0,
+        label: str = "",
+        default: bool = False,
+        *,
+        rollout: str = "",
     ) -> None:
-        """Drop the hold; if a rollout ends, ``version`` is served in place of ``other``.
+        """Drop the hold of a rollout; if it ends, ``version`` is served in place of ``other``.
 
         The configuration in the repository says so already. What requests have set in memory
         (a default version, a version policy, labels) is changed accordingly.
@@ -90,22 +105,21 @@ class HeldVersions:
             label: the label that names ``version`` now; empty: none has moved.
             default: whether requests without a version get ``version``.
         """
-        await asyncio.shield(
-            self._reconciler.in_background(self._release(name, version, other, label, default))
-        )
+        release = self._release(name, version, other, label, default, rollout)
+        await asyncio.shield(self._reconciler.in_background(release))
 
     async def _release(
-        self, name: str, version: int, other: int, label: str, default: bool
+        self, name: str, version: int, other: int, label: str, default: bool, rollout: str
     ) -> None:
         with contextlib.suppress(ModelportError):  # without it, the memory is changed instead
             await self._scan(name)
-        self._holds.pop(name, None)
+        self._drop(name, rollout)
         model = self._models.get(name)
         if model is None:
             return
         if version:
             self._choose(model, version, other, label, default)
-        model.hold = NO_HOLD
+        self._apply(name)
         await self._reconciler.reconcile(model)
         if model.pinned == max(model.served, default=0):  # newer versions may replace it
             model.pinned = 0
@@ -141,12 +155,23 @@ class HeldVersions:
         for name in names:
             hold = self.of(name)
             if hold.kept:
-                self.expect(name, NO_HOLD)
+                del self._holds[name]
+                self._apply(name)
             elif hold.versions:
                 raise Unavailable(
                     f"model '{name}' is part of a rollout that is running; end that first: "
                     "modelport rollout rollback"
                 )
+
+    def _drop(self, name: str, rollout: str) -> None:
+        holds = self._holds.get(name, {})
+        holds.pop(rollout, None)
+        if not holds:
+            self._holds.pop(name, None)
+
+    def _apply(self, name: str) -> None:
+        if name in self._models:
+            self._models[name].hold = self.of(name)
 
 
 def _reason(model: ModelRecord, number: int) -> Exception:

@@ -110,6 +110,10 @@ class ModelRegistry:
             raise NotFound(f"Unrecognized servable version label: {label}")
         return labels[label]
 
+    def has(self, name: str, number: int) -> bool:
+        """Whether the version is in the repository, or on its server, as far as is known."""
+        return name in self._models and number in self._models[name].entry.versions
+
     def folder(self, name: str, number: int) -> Path | None:
         """The folder of a version; None if another server has it.
 

@@ -100,13 +100,14 @@ def _chosen(snapshot: VersionSnapshot) -> list[int]:
 def next_action(snapshot: VersionSnapshot) -> LoadVersion | UnloadVersion | None:
     """The next action towards the wanted versions, or None when nothing is left to do.
 
-    The last served version is never unloaded, except to make room for one that may load. So a
-    model whose wanted versions all fail, or whose versions have vanished from disk, is still
-    served. If no version is served, displaced ones are loaded again, wanted or not.
+    The last served version is never unloaded, except to make room for one that may load, nor is a
+    version in a rollout. So a model whose wanted versions all fail, or whose versions have vanished
+    from disk, is still served. If no version is served, displaced ones are loaded again, wanted or
+    not.
     """
     targets, serving = wanted(snapshot), snapshot.serving
     missing = [v for v in targets if not _current(snapshot, v) and not _failed(snapshot, v)]
-    unwanted = sorted(v for v in serving if v not in targets)
+    unwanted = sorted(v for v in serving if v not in targets and v not in snapshot.held)
     if missing:
         version = missing[0]
         if snapshot.resource_preserving and (unwanted or version in serving):

@@ -30,9 +30,9 @@ Arguments = Mapping[str, Any]
 Document = dict[str, Any]
 
 
-def holds_of(plan: RolloutPlan) -> dict[str, VersionHold]:
+def holds_of(plan: RolloutPlan, default: int) -> dict[str, VersionHold]:
     """The versions that a rollout keeps served, by model; the default version loads first."""
-    versions = [plan.default_version or plan.baseline.version, plan.baseline.version]
+    versions = [default, plan.baseline.version]
     holds = {}
     if plan.candidate.model == plan.model:
         versions.append(plan.candidate.version)
@@ -78,18 +78,22 @@ class RolloutParticipant:
         )  # fmt: skip
 
     async def hold(self, arguments: Arguments) -> None:
-        """Load both sides of a plan, and keep them served.
+        """Load both sides of a plan, and keep them served. The default version stays.
 
         Raises:
             ModelportError: as ``HeldVersions.hold``.
         """
-        holds = holds_of(RolloutPlan.from_json(arguments["plan"]))
+        plan = RolloutPlan.from_json(arguments["plan"])
+        await self._hold(plan, self._manager.get(plan.model).number)
+
+    async def _hold(self, plan: RolloutPlan, default: int) -> None:
+        holds = holds_of(plan, default)
         if not self._manager.started:
             for name, hold in holds.items():
-                self._manager.held.expect(name, hold)
+                self._manager.held.expect(name, hold, plan.id)
             return
         for name, hold in holds.items():
-            await self._manager.held.hold(name, hold)
+            await self._manager.held.hold(name, hold, plan.id)
 
     async def apply(self, arguments: Arguments) -> None:
         """Route requests as the routing says, at once."""
@@ -147,23 +151,30 @@ class RolloutParticipant:
         """
         plan = RolloutPlan.from_json(arguments["plan"])
         won = arguments["winner"] and RolloutSide(*arguments["winner"])
-        held, holds = self._manager.held, holds_of(plan)
+        held, holds = self._manager.held, holds_of(plan, _default(plan))
         diverted = plan.default_version in (0, plan.baseline.version)
         own = plan.candidate.model == plan.model
         if not won:
             for name in holds:
-                await held.release(name)
+                await held.release(name, rollout=plan.id)
         elif won == plan.candidate and own:
-            await held.release(plan.model, won.version, plan.baseline.version, plan.label, diverted)
+            await held.release(
+                plan.model, won.version, plan.baseline.version, plan.label, diverted,
+                rollout=plan.id,
+            )  # fmt: skip
         elif plan.keep:
             for name, hold in holds.items():
-                await held.hold(name, hold._replace(kept=True))
+                await held.hold(name, hold._replace(kept=True), plan.id)
         else:
             other = plan.candidate.version if own else 0
-            await held.release(plan.model, plan.baseline.version, other, "", diverted)
+            await held.release(
+                plan.model, plan.baseline.version, other, "", diverted, rollout=plan.id
+            )
             if not own:
-                await held.release(plan.candidate.model)
-        self._forget(plan.model)
+                await held.release(plan.candidate.model, rollout=plan.id)
+        routing = self._routings.get(plan.model)
+        if routing is not None and routing["plan"]["id"] == plan.id:
+            self._forget(plan.model)
 
     def _forget(self, model: str) -> None:
         self._examples[model] = self._rollouts.examples(model)
@@ -183,8 +194,9 @@ class RolloutParticipant:
 
     def _problem(self, side: RolloutSide) -> str:
         served = self._manager.find(*side)
+        gone = f"model '{side.model}' no longer has version {side.version}"
         if served is not None:
-            return served.backend.problem
+            return served.backend.problem or ("" if self._manager.has(*side) else gone)
         if self._manager.is_retried(*side):
             return ""
         try:
@@ -194,7 +206,7 @@ class RolloutParticipant:
         for number, state, reason in states:
             if number == side.version:
                 return "" if state is VersionState.LOADING else reason or f"it is {state}"
-        return f"model '{side.model}' no longer has version {side.version}"
+        return gone
 
     async def restore(self, routings: Iterable[Document]) -> None:
         """Begin with the routings of the other workers, and drop all others."""
@@ -209,16 +221,18 @@ class RolloutParticipant:
             await self._hold_or_log(routing)
 
     async def _hold_or_log(self, routing: Document) -> None:
+        plan = RolloutPlan.from_json(routing["plan"])
         try:
-            await self.hold(routing)
+            await self._hold(plan, _default(plan))
         except ModelportError as error:  # ``problem`` tells the controller
-            model = routing["model"]
-            log.error("a version of a rollout is not served", model=model, reason=str(error))
+            log.error("a version of a rollout is not served", model=plan.model, reason=str(error))
 
     async def examples(self, arguments: Arguments) -> list[Any]:
         """The kept requests with disagreeing answers, also after the rollout's end."""
         model = arguments["model"]
-        return self._rollouts.examples(model) or self._examples.get(model, [])
+        if model in self._routings:
+            return self._rollouts.examples(model)
+        return self._examples.get(model, [])
 
     async def feedback(self, arguments: Arguments) -> dict[str, Any] | None:
         """Count labels that came later; complete rows only in the process that is named."""
@@ -227,6 +241,11 @@ class RolloutParticipant:
             return None
         model, rows = arguments["model"], arguments["rows"]
         return {"process": self.id, **self._rollouts.feedback(model, rows, bool(process))}
+
+
+def _default(plan: RolloutPlan) -> int:
+    """The version for requests without one while the rollout of ``plan`` runs."""
+    return plan.default_version or plan.baseline.version
 
 
 def _json(description: Any) -> Document:

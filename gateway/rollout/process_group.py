@@ -171,8 +171,10 @@ class ProcessGroup:
                 raise answer
 
     async def release(self, plan: RolloutPlan) -> None:
-        """Undo ``hold``."""
-        await self._remove(plan, None)
+        """Undo ``hold``, unless the rollout has begun."""
+        routing = self._routings.get(plan.model)
+        if routing is None or routing["plan"]["id"] != plan.id:
+            await self._remove(plan, None)
 
     async def examples(self, model: str) -> list[Any]:
         """The kept requests with disagreeing answers, of all processes."""

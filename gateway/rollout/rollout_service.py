@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from modelport.gateway.access.context import principal_name
 from modelport.gateway.access.guarded_models import candidate_target
-from modelport.gateway.errors import ModelportError, NotFound, Unavailable
+from modelport.gateway.errors import NotFound, Unavailable
 from modelport.gateway.rollout import checked_json, rollout_request
 from modelport.gateway.rollout.controller import RolloutController
 from modelport.gateway.rollout.plan import STRICT, RolloutPlan, RolloutSide
@@ -89,7 +89,7 @@ class RolloutService:
             ]
             plan = rollout_request.completed(plan, request, *sides)
             state = await self._rollouts.start(plan, by=principal_name() or request.by)
-        except ModelportError:
+        except BaseException:  # also if the client has left
             await self._processes.release(plan)
             raise
         return state.to_json()

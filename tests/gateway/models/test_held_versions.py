@@ -62,6 +62,12 @@ def test_held_versions_are_wanted_besides_the_newest_and_the_first_one_loads_fir
     assert next_action(snapshot._replace(serving=served, held=())) == UnloadVersion(1)
 
 
+def test_a_held_version_whose_files_vanish_stays_served() -> None:
+    snapshot = VersionSnapshot(VersionPolicy(), {2: "b"}, {1: "a", 2: "b"}, held=(1, 2))
+    assert next_action(snapshot) is None
+    assert next_action(snapshot._replace(held=())) == UnloadVersion(1)
+
+
 # -- hold -----------------------------------------------------------------------------------------
 
 
@@ -166,6 +172,24 @@ async def test_the_default_stays_while_its_successor_in_a_rollout_loads(world: W
     world.gate.set()
     await task
     assert default(manager) == 1
+    await manager.stop()
+
+
+async def test_each_rollout_releases_its_own_versions(world: World) -> None:
+    """Two models may be replaced by one, and one model may have a rollout that fails to start."""
+    world.publish(1, 2, 3)
+    manager = await world.serve(ModelControlMode.NONE)
+    hold = manager.held.hold
+    await hold("m", VersionHold((1,)), "one")
+    await hold("m", VersionHold((1, 2), 2), "two")
+    await hold("m", VersionHold((3,), 3), "three")
+    assert (manager.versions("m"), default(manager)) == ([1, 2, 3], 2)
+    await manager.held.release("m", rollout="three")
+    assert (manager.versions("m"), default(manager)) == ([1, 2, 3], 2)
+    await manager.held.release("m", rollout="two")
+    assert (manager.versions("m"), default(manager)) == ([1, 3], 3)
+    await manager.held.release("m", rollout="one")
+    assert (manager.versions("m"), default(manager)) == ([3], 3)
     await manager.stop()
 
 

@@ -1,0 +1,65 @@
+"""One serving process in the rollouts of its gateway."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from modelport.gateway.rollout import transitions
+from modelport.gateway.rollout.participant import RolloutParticipant
+from modelport.gateway.rollout.plan import RolloutPlan, StageKind
+from modelport.gateway.rollout.process_group import ProcessGroup, ThisProcess
+from modelport.gateway.rollout.state import RolloutRouting
+from modelport.gateway.rollout.transitions import Change
+from tests.gateway.rollout.sides import PLAN, Sides, sides, times
+
+RUNNING, REFUSED = (replace(PLAN, id=digit * 32) for digit in "12")
+NOW = Change(1e9)
+
+
+async def processes(folder: Path) -> tuple[Sides, ProcessGroup]:
+    found = await sides(folder, times(3))
+    return found, ProcessGroup(ThisProcess(RolloutParticipant(found.manager, found.rollouts)), [])
+
+
+def to_the_candidate(plan: RolloutPlan) -> RolloutRouting:
+    return RolloutRouting(plan, 0, StageKind.CANARY, 1.0, 1)
+
+
+async def test_a_start_that_fails_leaves_the_rollout_of_another_gateway_alone(
+    tmp_path: Path,
+) -> None:
+    """The other one was faster, while this gateway loaded the versions of its own plan."""
+    found, group = await processes(tmp_path)
+    await group.hold(REFUSED)
+    await group.apply(to_the_candidate(RUNNING))
+    await group.release(REFUSED)
+    assert (await found.ask()).model_version == 2
+    assert found.manager.held.of("m").versions == (1, 2)
+    await group.release(RUNNING)  # its client has left
+    assert (await found.ask()).model_version == 2
+    assert found.manager.held.of("m").versions == (1, 2)
+
+
+async def test_kept_requests_are_those_of_the_latest_rollout_that_has_begun(tmp_path: Path) -> None:
+    found, group = await processes(tmp_path)
+    await group.apply(to_the_candidate(RUNNING))
+    found.service.splits["m"].examples.append({"stage": 0})  # type: ignore[attr-defined]
+    began = transitions.started(RUNNING, None, "", NOW)
+    await group.remove(transitions.rolled_back(began, "", NOW))
+    await group.hold(REFUSED)
+    await group.release(REFUSED)
+    assert await group.examples("m") == [{"stage": 0}]
+    await group.apply(to_the_candidate(replace(PLAN, id="3" * 32)))
+    assert await group.examples("m") == []
+
+
+async def test_a_candidate_whose_files_vanish_answers_until_its_rollback(tmp_path: Path) -> None:
+    found, group = await processes(tmp_path)
+    await group.apply(to_the_candidate(RUNNING))
+    assert await group.candidate_problem(RUNNING) == ""
+    shutil.rmtree(tmp_path / "m" / "2")
+    await found.manager.refresh()
+    assert await group.candidate_problem(RUNNING) == "model 'm' no longer has version 2"
+    assert (await found.ask()).model_version == 2
