@@ -227,11 +227,10 @@ def _over_limit(name: str, beyond: float) -> Callable[[_Stage], TrialCounts]:
 
 def _wrong(name: str, ratio: float) -> Callable[[_Stage], TrialCounts]:
     def trials(stage: _Stage) -> TrialCounts:
+        if stage.plan.kind is not StageKind.CANARY:  # only the baseline's answers get labels
+            return _NOTHING
         wrong = stage.counts.wrong.get(name, Attribution())
-        # The label of a pair judges both answers, so half of the wrong ones may be the candidate's.
-        # Pairs in which both are wrong count once for each, which makes the test conservative.
-        share = stage.new_share if stage.plan.kind is StageKind.CANARY else 0.5
-        return _attributed(wrong, share, ratio)
+        return _attributed(wrong, stage.new_share, ratio)
 
     return trials
 

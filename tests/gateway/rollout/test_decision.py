@@ -215,12 +215,16 @@ def test_a_canary_counts_the_failure_of_a_pair_once() -> None:
     assert evidence(decision, "errors").events == 2
 
 
-def test_labels_of_pairs_judge_both_answers() -> None:
-    """In shadow the candidate is expected to be wrong as often as the baseline, not a tenth."""
-    counts = StageCounts(compared=1000, wrong={"accuracy": Attribution(100, 200)})
-    assert decide(PLAN, SHADOW, [counts], 60).verdict is RolloutVerdict.ADVANCE
-    counts = StageCounts(compared=1000, wrong={"accuracy": Attribution(150, 200)})
-    assert decide(PLAN, SHADOW, [counts], 60).verdict is RolloutVerdict.ROLLBACK
+def test_labels_of_a_shadow_stage_say_nothing_about_the_candidate() -> None:
+    """They are those of the baseline's answers, and a canary's are of either side."""
+    wrong = {"accuracy": Attribution(0, 500)}
+    before = StageCounts(compared=1000, wrong=wrong)
+    found = evidence(decide(PLAN, SHADOW, [before], 60), "accuracy")
+    assert (found.log_e_value, found.status) == (0.0, CriterionStatus.OPEN)
+    counts = canary(wrong={"accuracy": Attribution(30, 300)})
+    decision = decide(PLAN, ONE_PERCENT, [before, counts], 60)
+    assert decision.verdict is RolloutVerdict.ROLLBACK
+    assert decision.reason.startswith("accuracy: ")
 
 
 def test_a_suspect_candidate_gets_no_larger_share() -> None:
