@@ -214,13 +214,15 @@ class RolloutController:
         """
         change = Change(self._clock(), transitions.short(reason), transitions.short(by))
         await self._stop_at_once(model, command, change)
+        before: RolloutState | None = None
         for _ in range(ATTEMPTS):
             began = self._now()
             await self._states.refresh(model)
             rollout = self._states.require(model)
             if rollout.confirmed < began:
                 raise Unavailable("the repository no longer has the state of the rollout")
-            if transitions.made(rollout.state, change):
+            before = before or rollout.state
+            if transitions.done(command, change, before, rollout.state):
                 break
             if rollout.ending and command is RolloutCommand.ROLLBACK:
                 await self.over(model)  # whether a promotion can be undone is not known before

@@ -134,7 +134,7 @@ class StageCounts:
 
     @classmethod
     def _from_json(cls, document: Mapping[str, Any]) -> StageCounts:
-        return cls(
+        found = cls(
             _side(document["baseline"]),
             _side(document["candidate"]),
             compared=_count(document["compared"]),
@@ -144,9 +144,12 @@ class StageCounts:
             dropped=_count(document["dropped"]),
             slow=_attributions(document["slow"]),
             wrong=_attributions(document["wrong"]),
-            errors=Attribution(*document["errors"]),
-            sources=int(document["sources"]),
+            errors=_attribution(document["errors"]),
+            sources=_count(document["sources"]),
         )
+        if max(found.disagreed, found.invalid) > found.compared:
+            raise ValueError("more disagreements than compared answers")
+        return found
 
 
 def _count(value: Any) -> int:
@@ -162,8 +165,12 @@ def _keyed(document: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _attributions(document: Mapping[str, Any]) -> dict[str, Attribution]:
-    found = {key: Attribution(*map(_count, pair)) for key, pair in _keyed(document)}
-    if any(each.candidate > each.total for each in found.values()):
+    return {key: _attribution(pair) for key, pair in _keyed(document)}
+
+
+def _attribution(pair: Iterable[Any]) -> Attribution:
+    found = Attribution(*map(_count, pair))
+    if found.candidate > found.total:
         raise ValueError("more events of the candidate than of both sides")
     return found
 
@@ -186,10 +193,13 @@ def _side_json(side: SideCounts) -> dict[str, Any]:
 
 
 def _side(document: Mapping[str, Any]) -> SideCounts:
-    return SideCounts(
+    found = SideCounts(
         _count(document["requests"]),
         _count(document["errors"]),
         {key: _count(value) for key, value in _keyed(document["over_limit"])},
         {int(key): _count(value) for key, value in _keyed(document["latency"])},
         {int(key): _count(value) for key, value in _keyed(document["scores"])},
     )
+    if max((found.errors, *found.over_limit.values())) > found.requests:
+        raise ValueError("more errors or slow requests than requests")
+    return found

@@ -31,6 +31,8 @@ MAX_REQUESTS = 10**12
 MAX_TEXT = 1000
 #: Unknown fields and non-finite numbers are errors; read by ``checked_json``.
 STRICT = {"extra": "forbid", "allow_inf_nan": False}
+#: Largest ratio to the baseline that can be allowed.
+MAX_RATIO = 1000.0
 ROLLOUT_ID = re.compile(r"[0-9a-f]{32}\Z")
 #: Header, and gRPC metadata, with the key of a sticky assignment.
 ROUTE_KEY = "x-modelport-route-key"
@@ -127,6 +129,9 @@ class RolloutLimits:
         for name in ("max_disagreement", "max_invalid", "max_error_share"):
             if not 0 <= (getattr(self, name) or 0) < 1:
                 raise InvalidArgument(f"{name} is a share; it must be less than 1")
+        for name in ("max_error_ratio", "max_quality_ratio"):
+            if (getattr(self, name) or 0) > MAX_RATIO:
+                raise InvalidArgument(f"{name} must not exceed {MAX_RATIO:g}")
 
 
 @dataclass(frozen=True, slots=True)

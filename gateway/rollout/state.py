@@ -12,6 +12,8 @@ import orjson
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.rollout import checked_json
+from modelport.gateway.rollout.counts import StageCounts
+from modelport.gateway.rollout.criteria import CriterionStatus
 from modelport.gateway.rollout.plan import STRICT, RolloutPlan, StageKind
 
 MAX_REVISION = 10**10 - 1
@@ -19,6 +21,8 @@ MAX_STATE_BYTES = 4 * 1024 * 1024
 #: Most events of a rollout that are kept; the first one always is.
 MAX_EVENTS = 1000
 MAX_REASON = 1000
+#: The end of the year 9999; tools for people know no later time.
+MAX_TIME = 253_402_300_799.0
 REPLICA = re.compile(r"[0-9a-f]{32}\Z")
 
 
@@ -60,6 +64,34 @@ class RolloutEvent:
     reason: str = ""
     by: str = ""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.time <= MAX_TIME:
+            raise InvalidArgument("the time of an event is out of range")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCriterion:
+    """The evidence about a criterion at the end, as ``CriterionEvidence.to_json`` has it."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    name: str
+    relative: bool
+    limit: float
+    status: CriterionStatus
+    events: int
+    trials: int
+    alpha: float
+    log_e_value: float
+    log_e_value_kept: float
+    estimate: float | None
+    lower: float | None
+    upper: float | None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < 1:
+            raise InvalidArgument("alpha must be between 0 and 1")
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutState:
@@ -88,14 +120,17 @@ class RolloutState:
     hold_reason: str = ""
     events: tuple[RolloutEvent, ...] = ()
     #: The criteria at the end, and the counts of each stage, for people.
-    evidence: tuple[dict[str, Any], ...] = ()
+    evidence: tuple[RecordedCriterion, ...] = ()
     counts: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.revision <= MAX_REVISION:
             raise InvalidArgument("the revision is out of range")
-        if not 0 <= self.stage < len(self.plan.stages):
-            raise InvalidArgument(f"the plan has no stage {self.stage}")
+        for stage in (self.stage, *(event.stage for event in self.events)):
+            if not 0 <= stage < len(self.plan.stages):
+                raise InvalidArgument(f"the plan has no stage {stage}")
+        for counts in self.counts:
+            StageCounts.from_json(counts)
         if self.seconds < 0:
             raise InvalidArgument("seconds must not be negative")
         if self.leader and not REPLICA.match(self.leader):
@@ -124,7 +159,7 @@ class RolloutState:
             starts = event.kind in (RolloutEventKind.STARTED, RolloutEventKind.ADVANCED)
             if found and (starts or event.kind in _ENDS):
                 found[-1].setdefault("ended", event.time)
-            if starts and event.stage < len(self.plan.stages):
+            if starts:
                 stage = self.plan.stages[event.stage]
                 found.append({**stage._asdict(), "began": event.time})
         return found

@@ -18,6 +18,7 @@ from modelport.gateway.rollout.plan import RolloutPlan
 from modelport.gateway.rollout.state import (
     MAX_EVENTS,
     MAX_REASON,
+    RecordedCriterion,
     RolloutEvent,
     RolloutEventKind,
     RolloutPhase,
@@ -160,16 +161,27 @@ def _remedy(state: RolloutState) -> str:
     )
 
 
-def made(state: RolloutState, change: Change) -> bool:
-    """Whether ``change`` is in ``state`` already: the answer to its write may have been lost."""
-    return any((each.time, each.reason, each.by) == change for each in state.events)
+def done(
+    command: RolloutCommand, change: Change, before: RolloutState, state: RolloutState
+) -> bool:
+    """Whether a command that came in ``before`` needs nothing more in ``state``.
+
+    ``change`` may be in it, and only the answer to its write was lost. Or the next stage has begun
+    in the meantime, by itself or by another ``promote``: then none is skipped.
+    """
+    if any((each.time, each.reason, each.by) == change for each in state.events):
+        return True
+    stages = [(each.stage, each.phase is RolloutPhase.PROMOTED) for each in (before, state)]
+    same = state.plan.id == before.plan.id and state.phase is not RolloutPhase.ROLLED_BACK
+    return command is RolloutCommand.PROMOTE and same and stages[1] > stages[0]
 
 
 def with_evidence(
     state: RolloutState, criteria: Iterable[dict[str, Any]], counts: Sequence[StageCounts]
 ) -> RolloutState:
     """``state`` of a rollout that has ended, with the evidence at its end."""
-    return replace(state, evidence=tuple(criteria), counts=tuple(each.to_json() for each in counts))
+    evidence = tuple(RecordedCriterion(**each) for each in criteria)
+    return replace(state, evidence=evidence, counts=tuple(each.to_json() for each in counts))
 
 
 _PHASES = {

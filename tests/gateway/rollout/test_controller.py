@@ -150,6 +150,32 @@ async def test_of_two_starters_one_wins_and_the_other_is_told() -> None:
 
 
 @virtual
+async def test_of_two_who_promote_at_once_none_skips_a_stage() -> None:
+    storage, ready = Storage(), asyncio.Barrier(2)
+    gateways = [SimulatedGateway(storage, seed) for seed in range(2)]
+    await gateways[0].controller.start(plan(steps=(0.1, 0.2, 0.3), min_requests=10**9))
+    for gateway in gateways:
+        create, waited = gateway.network.create, list[str]()
+
+        async def together(
+            key: str, content: bytes, create: Any = create, waited: list[str] = waited
+        ) -> bool:
+            if b"advanced" in content and not waited:
+                waited.append(key)
+                await ready.wait()
+            return bool(await create(key, content))
+
+        gateway.network.create = together  # type: ignore[method-assign]
+    commands = (each.controller.command("fraud", RolloutCommand.PROMOTE) for each in gateways)
+    assert [each.stage for each in await asyncio.gather(*commands)] == [1, 1]
+    assert storage.state().stage == 1
+    state = await gateways[0].controller.command("fraud", RolloutCommand.PROMOTE)
+    assert state.stage == 2
+    for gateway in gateways:
+        gateway.kill()
+
+
+@virtual
 async def test_any_gateway_takes_commands() -> None:
     storage = Storage()
     one, two = SimulatedGateway(storage, 1), SimulatedGateway(storage, 2)
@@ -334,7 +360,7 @@ async def test_a_command_whose_answer_was_lost_is_carried_out_once() -> None:
 
 @virtual
 async def test_a_command_that_is_repeated_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transitions, "made", lambda state, change: False)
+    monkeypatch.setattr(transitions, "done", lambda *_: False)
     assert await promoted_by_a_late_write() > 1
 
 

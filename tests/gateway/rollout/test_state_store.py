@@ -21,7 +21,13 @@ from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.storage.mirror import Mirror
 from modelport.gateway.rollout import checked_json, transitions
 from modelport.gateway.rollout.counts import SideCounts, StageCounts
-from modelport.gateway.rollout.state import MAX_STATE_BYTES, RolloutPhase, RolloutState
+from modelport.gateway.rollout.criteria import CriterionStatus
+from modelport.gateway.rollout.state import (
+    MAX_STATE_BYTES,
+    RecordedCriterion,
+    RolloutPhase,
+    RolloutState,
+)
 from modelport.gateway.rollout.state_files import FOLDER, FolderFiles, RolloutFiles, rollout_files
 from modelport.gateway.rollout.state_store import (
     KEPT_REVISIONS,
@@ -37,6 +43,12 @@ from tests.gateway.rollout.plans import plan
 pytestmark = pytest.mark.usefixtures("storage_environment")
 ME, OTHER = "a" * 32, "b" * 32
 COUNTS = StageCounts(candidate=SideCounts(requests=7))
+SIDE = COUNTS.to_json()["candidate"]
+EVIDENCE: dict[str, Any] = {
+    "name": "p99", "relative": True, "limit": 1.0, "status": CriterionStatus.OPEN, "events": 3,
+    "trials": 5, "alpha": 0.02, "log_e_value": 1.5, "log_e_value_kept": -2.5, "estimate": 1.25,
+    "lower": 0.5, "upper": None,
+}  # fmt: skip
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -69,7 +81,7 @@ def put(repository: Path, key: str, content: bytes) -> Path:
 async def test_a_revision_is_written_once_and_read_again(files: RolloutFiles) -> None:
     store = RolloutStore(files)
     assert await store.look() == {}
-    first = state(evidence=({"name": "p99", "limit": None},), counts=(COUNTS.to_json(),))
+    first = state(evidence=(RecordedCriterion(**EVIDENCE),), counts=(COUNTS.to_json(),))
     assert await store.write(first)
     assert await store.write(first)  # repeated, because its answer was lost
     assert not await store.write(state())  # of another gateway
@@ -242,6 +254,11 @@ HOSTILE = {
     "a plan that shrinks": hostile(plan={**plan().to_json(), "steps": [1.0, 0.5]}),
     "events of another kind": hostile(events=[{"time": 1, "kind": "bribed", "stage": 0}]),
     "many events": hostile(events={}),
+    "an event of no stage": hostile(events=[{"time": 1, "kind": "started", "stage": -1}]),
+    "an event at no time": hostile(events=[{"time": 1e300, "kind": "started", "stage": 0}]),
+    "evidence of nothing": hostile(evidence=[{}]),
+    "evidence without an error": hostile(evidence=[{**EVIDENCE, "alpha": 0.0}]),
+    "counts of nothing": hostile(counts=[{}]),
 }
 
 
@@ -331,6 +348,17 @@ async def test_hostile_counts_are_ignored(tmp_path: Path) -> None:
             b'{"stages": {"x": {}}}',
             b'{"stages": {"0": {"compared": -1}}}',
             json.dumps({"stages": {"101": COUNTS.to_json()}}).encode(),
+            *(
+                json.dumps({"stages": {"0": COUNTS.to_json() | wrong}}).encode()
+                for wrong in (
+                    {"errors": ["a", 1]},
+                    {"errors": [5, 3]},
+                    {"sources": "many"},
+                    {"disagreed": 2, "compared": 1},
+                    {"baseline": {**SIDE, "errors": 8}},
+                    {"baseline": {**SIDE, "over_limit": {"p99_ms": 8}}},
+                )
+            ),
             b" " * (MAX_COUNTS_BYTES + 1),
         )
     ):

@@ -64,13 +64,14 @@ def test_a_rollout_goes_through_its_stages_and_is_promoted() -> None:
     ],
 )
 def test_each_phase_has_its_commands(phase: RolloutPhase, allowed: set[str]) -> None:
+    before = started(phase=phase)
     for command in RolloutCommand:
         if command in allowed:
-            after = transitions.commanded(started(phase=phase), command, ME, NOW)
-            assert transitions.made(after, NOW)
+            after = transitions.commanded(before, command, ME, NOW)
+            assert transitions.done(command, NOW, before, after)
         else:
             with pytest.raises(InvalidArgument, match=f"is {phase}"):
-                transitions.commanded(started(phase=phase), command, ME, NOW)
+                transitions.commanded(before, command, ME, NOW)
 
 
 @pytest.mark.parametrize(
