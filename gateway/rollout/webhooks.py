@@ -131,8 +131,9 @@ class RolloutWebhooks:
         if not permission.given:
             permission.ask(self._body(new, PRE_STAGE))
             await permission.answered()
-        if permission.problem:
-            raise Unavailable(f"{permission.problem}; nothing has changed, try again later")
+        if not permission.given:  # the calls may have been given up
+            problem = permission.problem or "the webhooks have not answered"
+            raise Unavailable(f"{problem}; nothing has changed, try again later")
 
     def permit(self, new: RolloutState) -> bool:
         """Whether the stage of ``new`` may begin; if that is unknown, ask in the background."""

@@ -212,6 +212,30 @@ async def test_a_person_rolls_back_while_a_hook_hangs(
             await promoting
 
 
+async def test_a_gateway_that_stops_while_a_hook_hangs_begins_no_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with hooked(tmp_path, monkeypatch) as gateway:
+        await gateway.start(manual=True, min_requests=10**9)
+        hanging = asyncio.Event()
+
+        async def hang(call: dict[str, Any]) -> web.Response:
+            hanging.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        gateway.receiver.answer = hang
+        controller = gateway.controller
+        promoting = asyncio.create_task(controller.command("fraud", RolloutCommand.PROMOTE))
+        await gateway.until(hanging.is_set)
+        await controller.stop()
+        with pytest.raises(Unavailable, match="have not answered; nothing has changed"):
+            await promoting
+        other = HookedGateway(tmp_path, gateway.receiver, gateway.url).controller
+        await other.follow()
+        assert other.status("fraud")["stage"] == 0
+
+
 async def test_nothing_starts_that_a_hook_does_not_permit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
