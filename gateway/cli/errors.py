@@ -174,12 +174,16 @@ def one_line(text: str) -> str:
 
 
 class Failure(click.ClickException):
-    """Any error as click shows it: one line on stderr, never a traceback."""
+    """Any error as click shows it: one line on stderr, never a traceback.
 
-    def __init__(self, error: BaseException) -> None:
+    ``code``: the exit code, if it is not that of the kind of error.
+    """
+
+    def __init__(self, error: BaseException, code: int | None = None) -> None:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
         super().__init__(one_line(text + _origin(error)) or type(error).__name__)
-        self.exit_code = exit_code(error)  # type: ignore[misc]  # click: per class or instance
+        # click: per class or instance
+        self.exit_code = exit_code(error) if code is None else code  # type: ignore[misc]
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"modelport: error: {self.message}", file=file, err=True)

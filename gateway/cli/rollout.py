@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import getpass
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -15,18 +16,18 @@ import click
 from modelport.gateway import slo
 from modelport.gateway.cli import rollout_display
 from modelport.gateway.cli.admin_client import DEFAULT_URL, AdminClient
-from modelport.gateway.cli.errors import OneLineGroup, UsageError
+from modelport.gateway.cli.errors import Failure, OneLineGroup, UsageError
 from modelport.gateway.cli.server_credentials import CommandT, credential_options
 from modelport.gateway.cli.tables import printable
-from modelport.gateway.errors import Unavailable
+from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.rollout import gate_report as gate_reports
 from modelport.gateway.rollout.plan import MAX_REQUESTS, RolloutLimits, RolloutPlan
 from modelport.gateway.rollout.state import RolloutPhase
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Exit codes of ``start --wait``.
-PROMOTED, ROLLED_BACK, UNDECIDED = 0, 1, 3
+#: Exit codes of ``start``; the others are those of ``--wait``.
+PROMOTED, ROLLED_BACK, NOT_STARTED, UNDECIDED = 0, 1, 2, 3
 #: Time between two looks at the status.
 LOOK_SECONDS = 0.5
 #: Time for a gateway to be started again while a command waits.
@@ -197,10 +198,12 @@ def start(model: str, url: str, wait: bool, as_json: bool, **options: Any) -> No
     """Start to replace the served version of MODEL by a candidate.
 
     With --wait, the exit code is 0 if the candidate is promoted, 1 if it is rolled back, and 3 if
-    the rollout pauses undecided.
+    the rollout pauses undecided, or if its outcome is not known. It is 2 if the rollout does not
+    start.
     """
-    client = AdminClient(url)
-    state = client.post(f"{_PATH}/{_checked(model)}", _request(**options))
+    with _failing(NOT_STARTED):
+        client = AdminClient(url)
+        state = client.post(f"{_PATH}/{_checked(model)}", _request(**options))
     plan = RolloutPlan.from_json(state["plan"])
     if not as_json:
         click.echo(
@@ -208,9 +211,19 @@ def start(model: str, url: str, wait: bool, as_json: bool, **options: Any) -> No
             f"in place of version {plan.baseline.version}."
         )
     if wait:
-        _wait(client, model, plan.id, as_json=as_json)
+        with _failing(UNDECIDED):
+            _wait(client, model, plan.id, as_json=as_json)
     if as_json:
         click.echo(json.dumps(state, indent=2))
+
+
+@contextlib.contextmanager
+def _failing(code: int) -> Iterator[None]:
+    """Give an error this exit code, so that none means an outcome."""
+    try:
+        yield
+    except ModelportError as error:
+        raise Failure(error, code) from error
 
 
 def _request(slo_file: Path | None, gate_report: Path | None, **options: Any) -> dict[str, Any]:

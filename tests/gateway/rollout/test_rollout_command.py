@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from modelport import cli
 from modelport.gateway.cli import rollout as rollout_cli
+from modelport.gateway.errors import Unavailable
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.version_choice import VersionChoice
 from modelport.gateway.rollout import transitions
@@ -260,7 +262,7 @@ def test_a_bad_request_is_one_line_and_changes_nothing(
     assert output.startswith("modelport: error: ")
     assert output.count("\n") == 1
     assert "had no rollout" in told(run(idle, "status", "x2"), 2)
-    assert {row["version"] for row in index(idle) if row.get("state") == "READY"} == {"1"}
+    assert ready(idle) == {"1"}
 
 
 def test_a_decision_in_slo_toml_that_no_answer_leads_to_is_refused(
@@ -304,6 +306,53 @@ def test_waiting_shows_each_event_and_what_a_stage_waits_for_once(
         "waiting: the webhook http://hook answered 503",
         "paused, stage 1 of 5 (shadow 10 %), undecided",
     ]
+
+
+def test_no_error_of_a_start_looks_like_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LostGateway:
+        def __init__(self, url: str) -> None: ...
+
+        def post(self, path: str, document: Any) -> Any:
+            return transitions.started(plan(), None, "", Change(1e9)).to_json()
+
+        def get(self, path: str) -> Any:
+            raise Unavailable("no gateway responds")
+
+    arguments = ["rollout", "start", "fraud", "--candidate", "3", "--wait"]
+    result = CliRunner().invoke(cli.modelport, [*arguments, "--url", "http://127.0.0.1:1"])
+    assert "no gateway responds" in told(result, rollout_cli.NOT_STARTED)
+    monkeypatch.setattr(rollout_cli, "AdminClient", LostGateway)
+    monkeypatch.setattr(rollout_cli, "RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(rollout_cli, "LOOK_SECONDS", 0.0)
+    output = told(CliRunner().invoke(cli.modelport, arguments), rollout_cli.UNDECIDED)
+    assert output.endswith("modelport: error: no gateway responds\n")
+
+
+def ready(gateway: Gateway) -> set[str]:
+    return {row["version"] for row in index(gateway) if row.get("state") == "READY"}
+
+
+def test_nothing_changes_before_a_rollout_starts_or_if_its_client_leaves(root: Path) -> None:
+    """A webhook hangs, while both versions are loaded already."""
+    secret = root.with_name("secret")
+    secret.write_text("a secret")
+    webhook = ("--rollout-webhook-secret", str(secret))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as hook,
+        serving(root, *WORKERS, *webhook) as gateway,
+        traffic(gateway) as asked,
+    ):
+        url = f"http://127.0.0.1:{hook.getsockname()[1]}/"
+        request = {"candidate": "3", "baseline": 2, "webhooks": [url]}
+        with closing(http.client.HTTPConnection("127.0.0.1", gateway.metrics_port)) as client:
+            headers = {"content-type": "application/json"}
+            client.request("POST", "/v2/rollouts/x2", json.dumps(request), headers)
+            with closing(hook.accept()[0]):
+                assert ready(gateway) == {"1", "2", "3"}
+                assert set(asked.more()) == {1}
+        eventually(lambda: ready(gateway) == {"1"})
+        assert set(asked.more()) == {1}
+        assert "had no rollout" in told(run(gateway, "status", "x2"), 2)
 
 
 def test_a_second_rollout_of_a_model_is_refused(root: Path, slo: Path) -> None:
