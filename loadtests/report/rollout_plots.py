@@ -56,10 +56,10 @@ def _shares(state: Document) -> Callable[[Axes], None]:
                 end = (stage.get("ended", last) - began) / 60
                 times += [(stage["began"] - began) / 60] * 2 + [end]
                 shares += [shares[-1], 100 * stage["share"], 100 * stage["share"]]
-                if kind == "shadow" or state["phase"] == "rolled back":
-                    times.append(end)
-                    shares.append(0.0)
             if len(times) > 1:
+                if kind == "shadow" or state["phase"] == "rolled back":
+                    times.append(times[-1])
+                    shares.append(0.0)
                 gid = svg.mark(CANDIDATE, "curve")
                 colour = colours.series(CANDIDATE)
                 axes.plot(times, shares, style, color=colour, linewidth=2, gid=gid)
