@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from modelport.exporters.cli.export import export
 from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources.huggingface import companions
 from modelport.exporters.sources.reader_selection import load
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
@@ -196,6 +199,38 @@ def test_the_tokenizer_travels_with_the_artifact_and_code_does_not(
     assert not [path for path in version.iterdir() if path.suffix in (".py", ".jinja", ".md")]
     certificate = json.loads((version / "certificate.json").read_text())
     assert {"vocab.txt", "tokenizer.json", "config.json"} <= certificate["artifact"]["files"].keys()
+
+
+def test_the_tokenizer_travels_from_the_transformers_own_folder(
+    folder: Path, tmp_path: Path
+) -> None:
+    whole = tmp_path / "snapshots" / "0123"
+    whole.mkdir(parents=True)
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "digest").write_text("[PAD]\n")
+    listed = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").unlink()
+    (folder / "1_Pooling").rename(whole / "1_Pooling")
+    folder.rename(whole / "0_Transformer")
+    (whole / "0_Transformer" / "vocab.txt").symlink_to("../../../blobs/digest")
+    listed[0]["path"] = "0_Transformer"
+    (whole / "modules.json").write_text(json.dumps(listed))
+    found = load(SourceRequest(whole)).companions
+    assert found["vocab.txt"] == b"[PAD]\n"
+    (whole / "0_Transformer" / "merges.txt").symlink_to(tmp_path / "secret")
+    (tmp_path / "secret").write_text("key")
+    assert "is a link out of its folder" in str(refusal(whole))
+
+
+def test_every_file_of_a_tokenizer_travels() -> None:
+    models = Path(transformers.__file__).parent / "models"
+    named = re.compile(r"^VOCAB_FILES_NAMES = (\{.*?\})", re.MULTILINE | re.DOTALL)
+    texts = [path.read_text() for path in models.glob("*/tokenization_*.py")]
+    files = {
+        name for text in texts for name in re.findall(r'": "([^"]+)"', "".join(named.findall(text)))
+    }
+    assert "spm.model" in files, "of DeBERTa"
+    assert files <= {*companions.JSON, *companions.TEXT, *companions.BINARY}
 
 
 def test_no_file_outside_the_folder_is_published(folder: Path, tmp_path: Path) -> None:

@@ -47,22 +47,24 @@ def load(request: SourceRequest) -> Source:
         Unsupported: models of this type cannot be exported, or a library is missing.
         IntegrityError: a file is damaged, or wants to run code.
     """
-    found = _load(request)
-    return replace(found, companions=companions.read(request.checkpoint))
+    tasks.check(request.task)
+    path = place = request.checkpoint
+    embeds = request.model is None and request.task in sentence.OUTPUTS
+    if embeds and sentence.is_sentence_model(path):
+        _check_undeclared(request)
+        found, place = sentence.load(path, request)
+    else:
+        found = _load(request)
+    return replace(found, companions=companions.read(place, path))
 
 
 def _load(request: SourceRequest) -> Source:
-    tasks.check(request.task)
-    if request.model is None and request.task in sentence.OUTPUTS:
-        if sentence.is_sentence_model(request.checkpoint):
-            _check_undeclared(request)
-            return sentence.load(request.checkpoint, request)
-        if request.task == tasks.SENTENCE_SIMILARITY:
-            raise UsageError(
-                f"--task {request.task} needs the pooling of a sentence_transformers folder "
-                f"({sentence.MODULES}), which '{request.checkpoint}' lacks; use --task "
-                "feature-extraction"
-            )
+    if request.model is None and request.task == tasks.SENTENCE_SIMILARITY:
+        raise UsageError(
+            f"--task {request.task} needs the pooling of a sentence_transformers folder "
+            f"({sentence.MODULES}), which '{request.checkpoint}' lacks; use --task "
+            "feature-extraction"
+        )
     folder = open_model(request.checkpoint)
     if "architecture" in folder.config and "model_type" not in folder.config:
         return _load_timm(folder, request)

@@ -23,34 +23,52 @@ JSON = (
     CONFIG,
     PREPROCESSOR,
     "added_tokens.json",
+    "byte_maps.json",
+    "emoji.json",
+    "entity_vocab.json",
     "generation_config.json",
+    "normalizer.json",
     "processor_config.json",
     "special_tokens_map.json",
+    "target_vocab.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "vocab-src.json",
+    "vocab-tgt.json",
     "vocab.json",
+    "word_pronunciation.json",
+    "word_shape.json",
 )
-TEXT = ("merges.txt", "vocab.txt")
+TEXT = ("bpe.codes", "dict.txt", "merges.txt", "prophetnet.tokenizer", "vocab.txt")
 #: SentencePiece's protocol buffers.
-BINARY = ("sentencepiece.bpe.model", "source.spm", "spiece.model", "target.spm", "tokenizer.model")
+BINARY = (
+    *("sentencepiece.bpe.model", "sentencepiece.model", "source.spm", "spiece.model"),
+    *("spm.model", "spm_char.model", "target.spm", "tokenizer.model"),
+)
 
 LEFT_OUT = frozenset({"auto_map", "chat_template", "custom_pipelines"})
 
 
-def read(folder: Path) -> dict[str, bytes]:
+def read(folder: Path, model: Path | None = None) -> dict[str, bytes]:
     """The files of ``folder`` that travel, by name.
+
+    Args:
+        model: the folder that ``folder`` lies in; None: it is the whole model.
 
     Raises:
         IntegrityError: a file is no JSON, no text, too large, or a link to somewhere else.
         UsageError: a file cannot be read.
     """
-    return {path.name: _content(path) for path in _present(folder)}
+    return {path.name: _content(path) for path in _present(folder, model or folder)}
 
 
-def _present(folder: Path) -> Iterator[Path]:
-    inside = folder.resolve()
+def _present(folder: Path, model: Path) -> Iterator[Path]:
+    whole = model.resolve()
     # In the cache of huggingface_hub, snapshots/COMMIT/FILE links to blobs/DIGEST.
-    allowed = (inside, *(parent / "blobs" for parent in inside.parents[1:2]))
+    allowed = (
+        whole / folder.relative_to(model),
+        *(parent / "blobs" for parent in whole.parents[1:2]),
+    )
     for name in (*JSON, *TEXT, *BINARY):
         path = folder / name
         if not path.is_file():

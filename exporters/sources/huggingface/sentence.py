@@ -60,8 +60,11 @@ def is_sentence_model(path: Path) -> bool:
     return (path / MODULES).is_file()
 
 
-def load(path: Path, request: SourceRequest) -> Source:
+def load(path: Path, request: SourceRequest) -> tuple[Source, Path]:
     """Load the transformer in ``path`` with its pooling and the modules after it.
+
+    Returns:
+        The model, and the folder of its transformer, which has the tokenizer.
 
     Raises:
         UsageError: the folder lacks something.
@@ -94,7 +97,8 @@ def load(path: Path, request: SourceRequest) -> Source:
         make,
         Origin(path.resolve().name, digest_of(path, [*files, *lengths])),
     )
-    return replace(found, spec=replace(found.spec, name=transformer.model_name(path, "sentence")))
+    spec = replace(found.spec, name=transformer.model_name(path, "sentence"))
+    return replace(found, spec=spec), first.path
 
 
 def _modules(path: Path) -> list[SentenceModule]:
