@@ -201,7 +201,7 @@ def certify(artifact: Path | str, against: Path | str, **options: Any) -> list[E
     found = inspection.inspect(artifact)
     options.setdefault("name", None)
     options["name"] = options["name"] or re.sub(r"[^A-Za-z0-9._-]", "_", artifact.stem)
-    if against.suffix == ".npz" and not options.get("output_names"):
+    if against.suffix.lower() == ".npz" and not options.get("output_names"):
         options["output_names"] = [output.name for output in found.outputs]
     return export(against, opset=found.opset, artifact=artifact, **options)
 

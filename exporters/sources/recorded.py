@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -95,7 +96,10 @@ class _Answers:
     def __init__(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         self._inputs, self._outputs = inputs, outputs
         self.rows = len(next(iter(inputs.values())))
-        self._numbers = {self._key(inputs, row): row for row in range(self.rows)}
+        #: The rows of equal inputs take turns, since each has an answer of its own.
+        self._numbers: defaultdict[bytes, deque[int]] = defaultdict(deque)
+        for row in range(self.rows):
+            self._numbers[self._key(inputs, row)].append(row)
         self._next = itertools.cycle(range(self.rows))
 
     @staticmethod
@@ -113,7 +117,12 @@ class _Answers:
         rows = [next(self._next) for _ in range(batch or 1)]
         return {name: array[rows] for name, array in self._inputs.items()}
 
+    def _next_of(self, key: bytes) -> int:
+        numbers = self._numbers[key]
+        numbers.rotate(-1)
+        return numbers[-1]
+
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         count = len(next(iter(inputs.values())))
-        rows = [self._numbers[self._key(inputs, row)] for row in range(count)]
+        rows = [self._next_of(self._key(inputs, row)) for row in range(count)]
         return {name: array[rows] for name, array in self._outputs.items()}

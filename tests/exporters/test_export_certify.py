@@ -97,6 +97,18 @@ def test_a_file_is_certified_against_its_checkpoint(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "repository").iterdir()] == ["right"]
 
 
+def test_every_answer_of_equal_inputs_is_compared(tmp_path: Path) -> None:
+    features = np.ones((30, 4), np.float32)
+    scores = features @ WEIGHT
+    scores[3] += 1
+    for name, code in (("SAMPLES.NPZ", 3), ("samples.npz", 3)):
+        with (tmp_path / name).open("wb") as file:
+            np.savez(file, features=features, scores=scores)
+        place = ("--repository", tmp_path / "repository")
+        done = invoke(certify, write(tmp_path), "--against", tmp_path / name, *place)
+        assert (done.exit_code, "'scores' differs" in done.output) == (code, True), done.output
+
+
 def test_what_is_wrong_is_not_certified(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     artifact, samples = write(tmp_path), record(tmp_path)
