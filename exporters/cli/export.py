@@ -330,11 +330,13 @@ def _print(results: Sequence[ExportResult]) -> None:
             f"{report.samples + report.edge_samples} samples)",
             "agreement": agreement,
         }
-        for name, one in report.conditioning.items():
-            rows["sensitive"] = (
-                f"output '{name}': rounding alone moves it by {one.worst:.3g} times the tolerance; "
-                f"up to {one.tolerance:.3g} times are accepted"
-            )
+        sensitive = [
+            f"output '{name}': rounding alone moves it by {one.worst:.3g} times the tolerance; "
+            f"up to {one.tolerance:.3g} times are accepted"
+            for name, one in report.conditioning.items()
+        ]
+        if sensitive:
+            rows["sensitive"] = "; ".join(sensitive)
         if found is not None:
             rows["held out"] = _evaluated(found)
         if result.proof.optimization is not None:
