@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters.sources.torch_eager import as_tensors
+from modelport.exporters.sources.torch_eager import as_array, as_tensors
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive, arguments
 from modelport.gateway.types import Array, ModelSignature
@@ -54,7 +54,7 @@ class TorchParitySession:
         tensors = [torch.tensor(inputs[name]) for name in self.inputs]
         with torch.no_grad():
             results = as_tensors(self._run(*tensors))
-        return {name: x.numpy() for name, x in zip(self.outputs, results, strict=True)}
+        return {name: as_array(x) for name, x in zip(self.outputs, results, strict=True)}
 
 
 def by_position(run: Callable[..., Mapping[str, Tensor]], signature: ModelSignature) -> Any:

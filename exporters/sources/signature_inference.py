@@ -80,8 +80,13 @@ def _inputs(module: nn.Module, request: SourceRequest) -> Declared:
         inputs, _, axes = parse_tensors(request.inputs)
         return inputs, axes
     for attribute in EXAMPLE_ATTRIBUTES:
-        example = getattr(module, attribute, None)
-        if isinstance(example, Tensor | Mapping | Sequence) and len(example):
+        try:
+            example: Any = getattr(module, attribute, None)
+        except Exception:  # a property may fail
+            continue
+        if isinstance(example, Tensor):
+            example = (example,)
+        if isinstance(example, Mapping | Sequence) and len(example):
             return _from_example(module, example, attribute)
     return _from_first_layer(module, request)
 
@@ -95,12 +100,10 @@ def _arguments(module: nn.Module) -> list[inspect.Parameter]:
 
 def _from_example(module: nn.Module, example: Any, attribute: str) -> Declared:
     names = list(inspect.signature(module.forward).parameters)
-    if isinstance(example, Tensor):
-        example = (example,)
     pairs = example.items() if isinstance(example, Mapping) else zip(names, example, strict=False)
     specs = []
     for name, value in pairs:
-        if not isinstance(value, Tensor) or value.dim() == 0:
+        if not isinstance(value, Tensor) or value.dim() == 0 or not value.numel():
             raise UsageError(f"'{attribute}' of the model holds no batch for '{name}'; add --input")
         dims = tuple(value.shape[1:])
         datatype = datatype_of(name, value)
@@ -116,7 +119,7 @@ def _from_example(module: nn.Module, example: Any, attribute: str) -> Declared:
 
 def _largest_id(module: nn.Module, name: str, example: Tensor) -> int:
     """The largest id of the first embedding that the example fits, or the example's own."""
-    largest = int(example.max())
+    largest = int(example.long().max())  # not every integer has a maximum of its own
     if largest <= 1 and attention_masks.has_mask_name(name):
         return 1
     tables = (m.num_embeddings - 1 for m in module.modules() if isinstance(m, nn.Embedding))
@@ -165,7 +168,11 @@ def _outputs(
         varied[name] = _run(module, taken, masks, batch, other, names) if other != base else first
     specs = []
     for name, key in _named(names, list(first)).items():
-        value = first[key]
+        value, datatype = first[key], datatype_of(name, first[key])
+        if not name or not name.isprintable():
+            raise UsageError(
+                f"the model names an output {name!r}; name its outputs by --output-name"
+            )
         dims: list[int | str] = list(value.shape[1:] if batch else value.shape)
         if batch and (not value.dim() or value.shape[0] != batch):
             raise UsageError(
@@ -179,16 +186,27 @@ def _outputs(
                 "other outputs with --output-name, or larger inputs with --input"
             )
         for axis_name, values in varied.items():
-            for position, size in enumerate(values[key].shape[1 if batch else 0 :]):
+            longest = _of_same_rank(name, value, values.get(key), axis_name)
+            for position, size in enumerate(longest.shape[1 if batch else 0 :]):
                 if dims[position] != size and not isinstance(dims[position], str):
                     follows = size == sizes_of(taken.axes[axis_name])[-1]
                     same = dims[position] == base[axis_name]
                     dims[position] = axis_name if follows and same else -1
         reshape = None if dims else ()
-        specs.append(
-            TensorSpec(name, datatype_of(name, value), tuple(dims or [1]), reshape=reshape)
-        )
+        specs.append(TensorSpec(name, datatype, tuple(dims or [1]), reshape=reshape))
     return tuple(specs)
+
+
+def _of_same_rank(name: str, shortest: Tensor, longest: Tensor | None, axis: str) -> Tensor:
+    """``longest``, which the model gives at the longest ``axis``, if it has the dims of
+    ``shortest``."""
+    if longest is None or longest.dim() != shortest.dim():
+        ends = list(shortest.shape), "absent" if longest is None else list(longest.shape)
+        raise UsageError(
+            f"output '{name}' is {ends[0]} at the shortest '{axis}' and {ends[1]} at the longest; "
+            f"choose other outputs with --output-name, or one size of '{axis}' with --input"
+        )
+    return longest
 
 
 def _named(wanted: Sequence[str], found: Sequence[str]) -> dict[str, str]:
@@ -196,6 +214,10 @@ def _named(wanted: Sequence[str], found: Sequence[str]) -> dict[str, str]:
     model's own names, or renames all outputs."""
     if not wanted:
         return {name: name for name in found}
+    if wrong := [name for name in wanted if not name or wanted.count(name) > 1]:
+        raise UsageError(
+            f"--output-name '{wrong[0]}' is empty or given twice; name each output once"
+        )
     if set(wanted) <= set(found):
         return {name: name for name in wanted}
     if len(wanted) != len(found):

@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from modelport.gateway.cli.errors import UsageError, suggestion
-from modelport.gateway.types import Axis, Datatype, TensorSpec
+from modelport.gateway.types import NUMPY_DTYPES, Axis, Datatype, TensorSpec
 
 #: Longest size of a dynamic axis without declared bounds.
 DEFAULT_LONGEST = 128
@@ -97,7 +99,7 @@ def _tensor(value: _Value, axes: _Axes) -> TensorSpec:
             raise ValueError(f"the name {name!r} is not printable")
         texts = [dim.strip() for dim in match["dims"].split(",") if dim.strip()]
         dims = tuple(_dim(dim, axes, value) for dim in texts)
-        low, high = _bound(match["low"]), _bound(match["high"])
+        low, high = (_held(_bound(match[end]), datatype) for end in ("low", "high"))
         if isinstance(low, str):
             raise ValueError(f"a range begins with a number, not '{low}'")
         if low is not None and isinstance(high, int | float) and not low <= high:
@@ -145,3 +147,19 @@ def _bound(text: str | None) -> float | str | None:
     if text[0].isalpha() or text[0] == "_":
         return text
     return float(text) if any(c in text for c in ".e") else int(text)
+
+
+def _held(bound: float | str | None, datatype: Datatype) -> float | str | None:
+    """``bound`` as a value of ``datatype``; raise ``ValueError`` if it has no such value."""
+    if bound is None or isinstance(bound, str) or datatype in (Datatype.BF16, Datatype.BYTES):
+        return bound
+    dtype = NUMPY_DTYPES[datatype]
+    if dtype.kind == "f":
+        least, most = float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    elif dtype.kind == "b":
+        least, most = 0, 1
+    else:
+        least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    if not least <= bound <= most or (dtype.kind != "f" and bound % 1):
+        raise ValueError(f"{bound} is not a value of {datatype}")
+    return bound if dtype.kind == "f" else int(bound)

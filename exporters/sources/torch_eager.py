@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.masked import is_masked_tensor
 
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.cli.errors import UsageError
@@ -71,7 +72,7 @@ class TorchEager:
             )
         for name, value in zip(self._outputs, results, strict=True):
             datatype_of(name, value)
-        return {name: x.numpy() for name, x in zip(self._outputs, results, strict=True)}
+        return {name: as_array(x) for name, x in zip(self._outputs, results, strict=True)}
 
 
 class Adapted(nn.Module):
@@ -152,13 +153,21 @@ def datatype_of(name: str, value: Tensor) -> Datatype:
     Raises:
         Unsupported: no protocol has it.
     """
-    if value.dtype not in DATATYPES or value.layout is not torch.strided:
-        kind = value.dtype if value.layout is torch.strided else value.layout
+    kind: object = value.dtype if value.layout is torch.strided else value.layout
+    if value.is_nested or is_masked_tensor(value):
+        kind = type(value).__name__ if is_masked_tensor(value) else "a nested tensor"
+    if kind not in DATATYPES:
         raise Unsupported(
             f"output '{name}' is {kind}, which no protocol supports; return dense tensors of "
             "floats, integers or booleans"
         )
     return DATATYPES[value.dtype]
+
+
+def as_array(value: Tensor) -> Array:
+    """The values of a result, which may be a weight, or a view that negates."""
+    array: Array = value.detach().resolve_neg().numpy()
+    return array
 
 
 def as_tensors(result: object) -> Sequence[Tensor]:

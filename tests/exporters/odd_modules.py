@@ -241,6 +241,10 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor], Any]] = {
     "number": lambda m, x: {"y": m.fc(x), "count": 3},
     "nothing": lambda m, x: None,
     "text": lambda m, x: "hello",
+    "no_name": lambda m, x: {"": m.fc(x)},
+    "unprintable_name": lambda m, x: {"\ud800": m.fc(x)},
+    "masked": lambda m, x: torch.masked.masked_tensor(m.fc(x), x > 0),
+    "ragged": lambda m, x: torch.nested.nested_tensor([m.fc(x[0]), m.fc(x)[0]]),
     "input_name": lambda m, x: {"x": m.fc(x)},
     "deep": lambda m, x: functools.reduce(lambda inner, _: [inner], range(2000), m.fc(x)),
     "holds_itself": lambda m, x: _holding_itself(m.fc(x)),
@@ -256,6 +260,8 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor], Any]] = {
     "not_a_number": lambda m, x: torch.log(m.fc(x)),
     "noise": lambda m, x: m.fc(x) + torch.randn_like(x),
     "python_noise": lambda m, x: m.fc(x) * random.random(),
+    "negated_view": lambda m, x: torch.fft.rfft(m.fc(x)).conj().imag,
+    "weight_too": lambda m, x: {"logits": m.fc(x), "scale": m.fc.weight},
     "in_place": lambda m, x: m.fc(x.add_(1)),
     "input_as_output": lambda m, x: (x, m.fc(x)),
     "same_twice": lambda m, x: [m.fc(x)] * 2,
@@ -273,6 +279,7 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor], Any]] = {
 #: Modules by name, with their inputs and further options.
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], dict[str, Any]]] = {
     **{name: (lambda name=name: function(name), (POINTS,), {}) for name in FUNCTIONS},  # type: ignore[misc]
+    "weight_too": (lambda: function("weight_too"), ("x:FP32[3,4]",), {"max_batch_size": 0}),
     "keyword_only": (Keywords, ("y:FP32[4]", "x:FP32[4]"), {}),
     "skipped_argument": (Skips, (POINTS,), {}),
     "tied": (Tied, (TOKENS,), {}),

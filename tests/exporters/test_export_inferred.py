@@ -174,6 +174,12 @@ def test_contradictory_bounds_are_an_error_that_names_both(
         ),
         (("x:fp32[3]",), "'fp32' is not a datatype; did you mean 'FP32'?"),
         (("x:INT64[3]=9..3",), "the range 9..3 is empty"),
+        (("x:UINT8[3]=-5..5",), "-5 is not a value of UINT8"),
+        (("x:INT8[3]=0..128",), "128 is not a value of INT8"),
+        (("x:INT64[3]=0.5..2",), "0.5 is not a value of INT64"),
+        (("x:BOOL[3]=0..2",), "2 is not a value of BOOL"),
+        (("x:FP32[3]=0..1e39",), "1e+39 is not a value of FP32"),
+        (("x:FP64[3]=0..1e999",), "inf is not a value of FP64"),
     ],
 )
 def test_a_declaration_that_makes_no_sense_is_named(inputs: tuple[str, ...], said: str) -> None:
@@ -193,6 +199,41 @@ def test_a_wrong_number_of_output_names_is_refused() -> None:
         infer(LayerStack(nn.Linear(5, 2)), names=("a", "b", "c"))
 
 
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "")])
+def test_names_of_outputs_are_distinct(names: tuple[str, ...]) -> None:
+    class Twice(LayerStack):
+        def forward(self, x: Tensor) -> Any:
+            return self.body(x), x
+
+    with pytest.raises(UsageError, match=f"--output-name '{names[1]}' is empty or given twice"):
+        infer(Twice(nn.Linear(5, 2)), "x:FP32[5]", names=names)
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        (torch.tensor(1.0), "holds no batch for 'x'"),
+        (torch.zeros(0, 5), "holds no batch for 'x'"),
+        ("text", "holds no batch for 'x'"),
+    ],
+    ids=["a number", "no row", "text"],
+)
+def test_an_example_without_a_batch_is_refused(example: Any, said: str) -> None:
+    module = LayerStack(nn.Linear(5, 2))
+    module.example_inputs = example
+    with pytest.raises(UsageError, match=said):
+        infer(module)
+
+
+def test_a_property_that_fails_is_no_example() -> None:
+    class Failing(LayerStack):
+        @property
+        def dummy_inputs(self) -> Any:
+            raise RuntimeError("no data")
+
+    assert infer(Failing(nn.Linear(5, 2))).inputs == (TensorSpec("x", Datatype.FP32, (5,)),)
+
+
 def test_an_output_without_a_batch_is_refused() -> None:
     class BatchTotal(LayerStack):
         def forward(self, x: Tensor) -> Tensor:
@@ -200,6 +241,19 @@ def test_an_output_without_a_batch_is_refused() -> None:
 
     with pytest.raises(UsageError, match="its first dimension is not the batch"):
         infer(BatchTotal(nn.Linear(5, 2)))
+
+
+@pytest.mark.parametrize("found", ["absent", r"\[2, 5\]"])
+def test_an_output_that_only_some_sizes_have_is_named(found: str) -> None:
+    class Changing(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            if x.shape[1] == 1:
+                return {"whole": x, "first": x}
+            return {"whole": x} if found == "absent" else {"whole": x, "first": x[:, 0]}
+
+    expected = rf"output 'first' is \[2, 1, 5\] at the shortest 'n' and {found} at the longest"
+    with pytest.raises(UsageError, match=expected):
+        infer(Changing(), "x:FP32[n=1..9,5]")
 
 
 def test_any_module_is_exported_from_the_command_line(

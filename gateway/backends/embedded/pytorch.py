@@ -388,7 +388,7 @@ def _array(name: str, datatype: Datatype, tensor: Any) -> Array:
         raise Contradiction(
             f"output '{name}' is declared {datatype}, but the model returns {given}"
         )
-    tensor = tensor.detach().contiguous().cpu()
+    tensor = tensor.detach().resolve_neg().contiguous().cpu()
     if datatype is Datatype.BF16:
         tensor = tensor.view(torch.int16)
     array: Array = tensor.numpy()
