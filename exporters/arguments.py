@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.repository.storage import location
 from modelport.gateway.repository.storage.location import Location
+
+#: The largest values that a certificate may have, so that its proof can be repeated.
+MOST: Mapping[str, int] = {"samples": 1_000_000, "seed": 2**64 - 1}
 
 
 def check_bounds(**values: float | None) -> None:
@@ -20,6 +26,21 @@ def check_bounds(**values: float | None) -> None:
             raise UsageError(f"--{name.replace('_', '-')} must be a finite number")
         if value < least:
             raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
+        if value > MOST.get(name, value):
+            raise UsageError(
+                f"--{name.replace('_', '-')} must be at most {MOST[name]}, not {value}"
+            )
+
+
+def check_plain(kwargs: Mapping[str, Any], where: str) -> None:
+    """Refuse hyper-parameters that a certificate cannot store."""
+    try:
+        json.dumps(kwargs, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{where} holds more than plain values ({error}); give numbers, strings, "
+            "lists and dicts"
+        ) from error
 
 
 def path_of(value: Path | str | None) -> Path | None:

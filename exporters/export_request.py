@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters.arguments import check_bounds, path_of, place_of
+from modelport.exporters.arguments import check_bounds, check_plain, path_of, place_of
 from modelport.exporters.artifact_destination import Destination
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.optimization.options import OptimizationOptions
@@ -53,6 +53,7 @@ def source(
 ) -> SourceRequest:
     """The checkpoint, and the model to load it into."""
     check_bounds(max_batch_size=max_batch_size)
+    check_plain(model_kwargs or {}, "--model-kwargs")
     return SourceRequest(
         checkpoint=Path(checkpoint),
         model=model,

@@ -24,7 +24,9 @@ import numpy as np
 
 from modelport.exporters.models import registry
 from modelport.exporters.proof.tolerance import FP32
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.cli.errors import UsageError, suggestion
+from modelport.gateway.errors import ModelportError
 from modelport.gateway.types import Array, Datatype, ModelSignature, TensorSpec
 
 if TYPE_CHECKING:
@@ -119,11 +121,13 @@ def count_blocks(shapes: Mapping[str, Shape], prefix: str) -> int:
     """Count the numbered blocks ``<prefix>N.`` of a state dict.
 
     Raises:
-        KeyError: there are none.
+        KeyError: there are none, or more than tensors.
     """
     numbers = {int(k.removeprefix(prefix).split(".")[0]) for k in shapes if k.startswith(prefix)}
     if not numbers:
         raise KeyError(prefix)
+    if max(numbers) >= len(shapes):
+        raise KeyError(f"{prefix}{max(numbers)}.")
     return max(numbers) + 1
 
 
@@ -175,13 +179,17 @@ def build(
     factory = find_factory(model)
     declared = getattr(factory, ATTRIBUTE, None)
     kwargs = dict(known)
-    if isinstance(declared, ModelSpec) and declared.infer_kwargs and not _accepts(factory, kwargs):
-        kwargs = {**declared.infer_kwargs(shapes, known), **known}
     try:
+        infer = declared.infer_kwargs if isinstance(declared, ModelSpec) else None
+        if infer is not None and not _accepts(factory, kwargs):
+            kwargs = {**infer(shapes, known), **known}
         module = factory(**kwargs)
-    except Exception as error:
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = f"it exits ({error})" if isinstance(error, SystemExit) else error
         raise UsageError(
-            f"--model '{model}' cannot be built with {kwargs or 'no arguments'}: {error}; "
+            f"--model '{model}' cannot be built with {kwargs or 'no arguments'}: {reason}; "
             "correct --model-kwargs"
         ) from error
     if not callable(getattr(module, "state_dict", None)):
@@ -195,6 +203,51 @@ def build(
             "modelport.exporters.model_spec.ModelSpec"
         )
     return module, spec, kwargs
+
+
+def check_sizes(
+    model: str,
+    shapes: Mapping[str, Shape],
+    stored: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> None:
+    """Raise ``UsageError`` if the hyper-parameters ``stored`` with weights contradict their shapes.
+
+    A file could ask for a model of any size; what the user has ``given`` is not questioned.
+    """
+    declared = getattr(find_factory(model), ATTRIBUTE, None)
+    if not stored or not isinstance(declared, ModelSpec) or declared.infer_kwargs is None:
+        return
+    for name, value in declared.infer_kwargs(shapes, {**stored, **given}).items():
+        if name in stored and name not in given and stored[name] != value:
+            raise UsageError(
+                f"checkpoint: {name} is {stored[name]!r} in model_kwargs, and {value!r} in the "
+                "weights; save both from one model"
+            )
+
+
+def signature_of(spec: ModelSpec, module: Any, max_batch_size: int) -> ModelSignature:
+    """The signature that ``spec`` declares for ``module``.
+
+    Raises:
+        UsageError: its function fails, or returns something else.
+    """
+    try:
+        with quiet():
+            found: Any = spec.signature(module, max_batch_size)
+    except ModelportError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the signature of model '{spec.name}' fails ({type(error).__name__}: {error}); "
+            "correct its ModelSpec"
+        ) from error
+    if not isinstance(found, ModelSignature):
+        raise UsageError(
+            f"the signature of model '{spec.name}' is a {type(found).__name__}; return a "
+            "ModelSignature"
+        )
+    return found
 
 
 def _accepts(factory: Factory, kwargs: Mapping[str, Any]) -> bool:

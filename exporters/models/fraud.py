@@ -39,7 +39,7 @@ def _infer_kwargs(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict
             "dim_feedforward": shapes["encoder.layers.0.linear1.weight"][0],
             "max_positions": shapes["positions.weight"][0],
         }
-    except (KeyError, ValueError) as error:
+    except (LookupError, ValueError) as error:
         raise UsageError(
             f"the checkpoint is not a fraud transformer's (no usable {error}); "
             "check --model, or give every hyper-parameter with --model-kwargs"

@@ -32,7 +32,7 @@ def _infer_kwargs(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict
             "width": width,
             "layers": [count_blocks(shapes, f"layer{i}.") for i in range(1, STAGES + 1)],
         }
-    except (KeyError, ValueError) as error:
+    except (LookupError, ValueError) as error:
         raise UsageError(
             f"the checkpoint is not a ResNet-50's, -101's or -152's (no usable {error}); "
             "check --model, or give every hyper-parameter with --model-kwargs"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from modelport.exporters.arguments import MOST
 from modelport.exporters.formats.base import ExportTarget, ParitySession
 from modelport.exporters.formats.registry import Format, find_format
 from modelport.exporters.loaded_model import Origin, Source
@@ -35,8 +36,8 @@ from modelport.gateway.repository.signing_keys import PublicKey
 
 #: Folders searched for the checkpoint named in the certificate.
 CHECKPOINT_FOLDERS = (Path(), Path("checkpoints"))
-#: More than any proof uses, and few enough to finish.
-MAX_SAMPLES = 1_000_000
+#: The last batch of a proof may have more samples than are left.
+MAX_SAMPLES = 2 * MOST["samples"]
 MAX_NAME_BYTES = 255
 
 
@@ -250,7 +251,7 @@ def _checks(proven: Mapping[str, Any], found: Evaluation | None) -> Checks:
     tolerance, bounds = proven["tolerance"], proven["bounds"]
     return Checks(
         samples=_count(proven["samples"], 1, MAX_SAMPLES),
-        seed=_count(proven["seed"], 0, 2**64 - 1),
+        seed=_count(proven["seed"], 0, MOST["seed"]),
         atol=_limit(tolerance["atol"]),
         rtol=_limit(tolerance["rtol"]),
         agreement=bounds and _limit(bounds["agreement"]),

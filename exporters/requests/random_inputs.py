@@ -8,6 +8,8 @@ Arrays have the shapes of the model itself (``reshape`` applied), batch dimensio
 from __future__ import annotations
 
 import functools
+import math
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -15,7 +17,9 @@ from enum import Enum
 import numpy as np
 
 from modelport.exporters.model_spec import AttentionMask, ModelSpec, Sampler
-from modelport.gateway.errors import Unsupported
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import ModelportError, Unsupported
 from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, Datatype, ModelSignature, TensorSpec
 
 DEFAULT_LONGEST = 64  # maximum of a dynamic axis without one, counted from its minimum
@@ -24,6 +28,9 @@ THREE_SIGMA = 3.0  # corners of a float input without a range, which is standard
 
 #: The quietest sound of 16-bit samples, and the loudest of standardised ones.
 FAINT, LOUD = 2.0**-15, 3.0
+
+#: Share of the machine's memory that the inputs of one batch may take; a model needs some, too.
+MOST_OF_MEMORY = 0.25
 
 WHOLE_ROWS = 0.25  # share of a random mask's rows without padding
 
@@ -98,8 +105,10 @@ def draw(
 
     Raises:
         Unsupported: an input's datatype cannot be drawn.
+        UsageError: the inputs are too large for this machine.
     """
     leading = (batch,) if signature.max_batch_size else ()
+    _check_memory(signature, leading, sizes)
     inputs = {}
     by_input = {mask.input: mask for mask in masks}
     for spec in signature.inputs:
@@ -124,6 +133,26 @@ def draw(
             positions = _positions(mask.padding, leading + dims, rng, fill)
             inputs[spec.name] = positions.astype(NUMPY_DTYPES[spec.datatype])
     return inputs
+
+
+def _check_memory(
+    signature: ModelSignature, leading: tuple[int, ...], sizes: Mapping[str, int]
+) -> None:
+    shapes = {
+        spec.name: [*leading, *(sizes[d] if isinstance(d, str) else d for d in model_dims(spec))]
+        for spec in signature.inputs
+    }
+    needed = sum(
+        math.prod(shapes[spec.name]) * NUMPY_DTYPES[spec.datatype].itemsize
+        for spec in signature.inputs
+    )
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > MOST_OF_MEMORY * memory:
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise UsageError(
+            f"the inputs of one batch ({listed}) take {needed / 1e9:.1f} GB, too much of this "
+            "machine's memory; lower --max-batch-size, or the sizes of the inputs"
+        )
 
 
 def counts_positions(spec: TensorSpec) -> bool:
@@ -159,7 +188,30 @@ def _sound(shape: tuple[int, ...], rng: np.random.Generator, fill: Fill) -> Arra
 
 def sampler(spec: ModelSpec) -> Sampler:
     """The generator of a model's random inputs."""
-    return spec.sample or functools.partial(draw, masks=spec.masks)
+    if spec.sample is None:
+        return functools.partial(draw, masks=spec.masks)
+    return functools.partial(_sampled, spec.name, spec.sample)
+
+
+def _sampled(
+    model: str,
+    sample: Sampler,
+    signature: ModelSignature,
+    batch: int,
+    sizes: Mapping[str, int],
+    rng: np.random.Generator,
+) -> dict[str, Array]:
+    """The inputs that a model's own function generates."""
+    try:
+        with quiet():
+            return sample(signature, batch, sizes, rng)
+    except ModelportError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the random inputs of model '{model}' fail for a batch of {batch} "
+            f"({type(error).__name__}: {error}); correct 'sample' of its ModelSpec"
+        ) from error
 
 
 def unpadded_sampler(spec: ModelSpec) -> Sampler:

@@ -18,7 +18,9 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from modelport.exporters.arguments import check_plain
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import safetensors_header
 from modelport.gateway.cli.errors import UsageError, first_line
@@ -39,6 +41,9 @@ WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 
 #: A counter that inference does not read; checkpoints older than PyTorch 0.4.1 lack it.
 UNUSED_SUFFIX = ".num_batches_tracked"
+
+#: Values of a tensor beyond those that the file holds, as one expanded from a number has.
+MOST_REPEATED = 1 << 22
 
 KEYS_NAMED = 3  # how many offending keys a message lists before it only counts
 
@@ -77,7 +82,28 @@ def read(path: Path) -> Checkpoint:
     except OSError as error:
         raise UsageError(f"checkpoint '{path}' cannot be read: {error.strerror}") from error
     state, kwargs = _read_pickled(path) if path.suffix in PICKLED else _read_safetensors(path)
+    for key, value in state.items():
+        _check_held(key, value, path)
     return Checkpoint(path.name, digest, _unwrap(state), kwargs)
+
+
+def _check_held(key: str, value: Tensor, path: Path) -> None:
+    """Refuse a tensor without values, or with far more of them than the file holds."""
+    if value.is_meta:
+        raise IntegrityError(
+            f"checkpoint '{path}': '{key}' has a shape and no values; save it from a model that is "
+            "not on the device 'meta'"
+        )
+    if value.is_nested:
+        raise IntegrityError(f"checkpoint '{path}': '{key}' is a nested tensor; save dense ones")
+    if value.layout is not torch.strided:
+        return
+    held = value.untyped_storage().nbytes() // value.element_size()
+    if value.numel() > held + MOST_REPEATED:
+        raise IntegrityError(
+            f"checkpoint '{path}': '{key}' claims {value.numel()} values, and the file holds "
+            f"{held}; save it again"
+        )
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -150,13 +176,7 @@ def _kwargs_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise IntegrityError(
             f"checkpoint '{path}': '{MODEL_KWARGS_KEY}' is not a dict of the model's arguments"
         )
-    try:
-        json.dumps(kwargs, allow_nan=False)  # the certificate stores them
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"checkpoint '{path}': '{MODEL_KWARGS_KEY}' holds more than plain values ({error}); "
-            "save numbers, strings, lists and dicts"
-        ) from error
+    check_plain(kwargs, f"checkpoint '{path}': '{MODEL_KWARGS_KEY}'")
     return dict(kwargs)
 
 
@@ -205,6 +225,14 @@ def load_into(module: nn.Module, checkpoint: Checkpoint) -> None:
         parts = [("missing", missing), ("unexpected", unexpected)]
         listed = "; ".join(f"{len(k)} {kind} keys: {_some(k)}" for kind, k in parts if k)
         raise UsageError(f"{where}: {listed}; check --model and --model-kwargs")
+    for key, value in checkpoint.state.items():
+        if value.layout is not torch.strided and value.layout is not expected[key].layout:
+            raise UsageError(f"{where}: {key} is {value.layout}, the model's is dense; save it so")
+    if lazy := [key for key, value in expected.items() if is_lazy(value)]:
+        raise UsageError(
+            f"the model has weights without a shape: {_some(lazy)}; run its lazy modules once in "
+            "the factory"
+        )
     wrong = [
         f"{key} is {list(value.shape)}, but the model expects {list(expected[key].shape)}"
         for key, value in checkpoint.state.items()
@@ -218,7 +246,7 @@ def load_into(module: nn.Module, checkpoint: Checkpoint) -> None:
     for key, value in checkpoint.state.items():
         if key in learned and expected[key].is_floating_point():
             check_real(key, value, f"checkpoint '{checkpoint.filename}'")
-        if value.is_floating_point() and bool(torch.isnan(value).any()):
+        if has_nan(value):
             raise IntegrityError(
                 f"checkpoint '{checkpoint.filename}': '{key}' contains NaN; use an earlier one"
             )
@@ -228,9 +256,10 @@ def load_into(module: nn.Module, checkpoint: Checkpoint) -> None:
 def check_real(key: str, value: Tensor, subject: str) -> None:
     """Raise ``Unsupported`` unless the weight is of real numbers.
 
-    PyTorch would take the integers of a quantised weight for its values.
+    PyTorch would take the integers of a quantised weight for its values, and so numbers of eight
+    bits, which have their scale elsewhere.
     """
-    if value.is_floating_point():
+    if _is_real(value):
         return
     weight = f"{subject}: the weight '{key}' is {str(value.dtype).removeprefix('torch.')}"
     if value.is_complex():
@@ -239,6 +268,16 @@ def check_real(key: str, value: Tensor, subject: str) -> None:
         f"{weight}, as in a quantised model; export the model before its quantisation, and use "
         "--quantize"
     )
+
+
+def has_nan(value: Tensor) -> bool:
+    """Whether a weight is no number; narrower ones than of 16 bits are taken as they are."""
+    dense = value.layout is torch.strided
+    return dense and _is_real(value) and bool(torch.isnan(value).any())
+
+
+def _is_real(value: Tensor) -> bool:
+    return value.is_floating_point() and value.element_size() > 1
 
 
 def _some(items: list[Any]) -> str:

@@ -60,6 +60,7 @@ def load(request: SourceRequest) -> Source:
     read = checkpoint.read(request.checkpoint)
     known = {**read.model_kwargs, **request.model_kwargs}
     with quiet():
+        spec.check_sizes(request.model, read.shapes, read.model_kwargs, request.model_kwargs)
         module, declared, kwargs = spec.build(request.model, read.shapes, known)
         module = module_preparation.uncompiled(module)
         module_preparation.check_not_quantised(module)
@@ -76,8 +77,8 @@ def load(request: SourceRequest) -> Source:
         if found is None or request.inputs:
             found = signature_inference.spec(module, request, declared)
         if not request.inputs:
-            check_batch(found.signature(module, 1), request)
-        signature = found.signature(module, request.max_batch_size)
+            check_batch(spec.signature_of(found, module, 1), request)
+        signature = spec.signature_of(found, module, request.max_batch_size)
         return source(module, found, signature, origins, kwargs)
 
     return _at_full_precision(module, declared, request, described)
@@ -105,7 +106,7 @@ def _at_full_precision(
     stored = Counter({str(p.dtype).removeprefix("torch."): p.numel() for p in module.parameters()})
     dtypes: tuple[torch.dtype, ...] = HALVES
     if declared is not None and not request.inputs:
-        signature = declared.signature(module, request.max_batch_size)
+        signature = spec.signature_of(declared, module, request.max_batch_size)
         if any(x.datatype is Datatype.FP16 for x in (*signature.inputs, *signature.outputs)):
             dtypes = (torch.bfloat16,)
     former = widen_weights(module, *dtypes)

@@ -54,6 +54,9 @@ def raising():
 
 def nothing():
     return None
+
+def exiting():
+    raise SystemExit
 """
 
 
@@ -213,6 +216,16 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
         2,
         "cannot be built with no arguments: two lines; correct --model-kwargs",
     ),
+    "a factory that exits": (
+        ("--model", "bad_inputs_net:exiting"),
+        2,
+        "cannot be built with no arguments: it exits (); correct --model-kwargs",
+    ),
+    "arguments that are no JSON": (
+        ("--model-kwargs", '{"a": NaN}'),
+        2,
+        "--model-kwargs holds more than plain values (Out of range float values",
+    ),
     "a factory of nothing": (
         ("--model", "bad_inputs_net:nothing"),
         2,
@@ -305,6 +318,21 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
         "but got Long and Float; declare each with --input",
     ),
     "an input in two lines": (("--input", "x\ny:FP32[3]"), 2, "is not printable; write NAME"),
+    "a huge batch": (
+        ("--max-batch-size", "2147483647"),
+        2,
+        "the inputs of one batch (x [2147483647, 3]) take 25.8 GB",
+    ),
+    "more samples than a proof has": (
+        ("--samples", "1000001"),
+        2,
+        "--samples must be at most 1000000, not 1000001",
+    ),
+    "a seed that no certificate has": (
+        ("--seed", "18446744073709551616"),
+        2,
+        "--seed must be at most 18446744073709551615",
+    ),
     "a huge bound": (
         ("--input", "x:FP32[n=1..99999999999]"),
         2,

@@ -23,6 +23,7 @@ from modelport.exporters.sources import SourceRequest, checkpoint, pytorch
 from modelport.gateway.cli.errors import UsageError, exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
 from tests import processor
+from tests.exporters.conftest import FRAUD_KWARGS
 from tests.pickle_bomb import PickleBomb
 
 
@@ -99,6 +100,60 @@ def test_a_weight_of_integers_is_not_taken_for_numbers(fraud: nn.Module, tmp_pat
     state = fraud.state_dict() | {"head.weight": fraud.state_dict()["head.weight"].char()}
     with pytest.raises(Unsupported, match=r"'head.weight' is int8, as in a quantised model"):
         checkpoint.load_into(fraud, checkpoint.read(saved(state, tmp_path / "a.pt")))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e8m0fnu])
+def test_a_weight_of_eight_bits_is_not_taken_for_numbers(
+    fraud: nn.Module, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    state = fraud.state_dict() | {"head.weight": fraud.state_dict()["head.weight"].to(dtype)}
+    with pytest.raises(Unsupported, match=r"'head.weight' is float8_\w+, as in a quantised model"):
+        checkpoint.load_into(fraud, checkpoint.read(saved(state, tmp_path / "a.pt")))
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (torch.ones(1).expand(1 << 20, 1 << 20), "claims 1099511627776 values, and the file holds"),
+        (torch.ones(1, 16, device="meta"), "has a shape and no values"),
+    ],
+    ids=["repeated", "meta"],
+)
+def test_a_tensor_without_its_values_is_refused(
+    tmp_path: Path, value: torch.Tensor, reason: str
+) -> None:
+    with pytest.raises(IntegrityError, match=f"'head.weight' {reason}"):
+        checkpoint.read(saved({"head.weight": value}, tmp_path / "a.pt"))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_weight_of_a_dense_model_is_named(
+    fraud: nn.Module, tmp_path: Path, layout: torch.layout
+) -> None:
+    weight = fraud.state_dict()["head.weight"].to_sparse(layout=layout)
+    path = saved(fraud.state_dict() | {"head.weight": weight}, tmp_path / "a.pt")
+    with pytest.raises(UsageError, match=f"head.weight is {layout}, the model's is dense"):
+        checkpoint.load_into(fraud, checkpoint.read(path))
+
+
+def test_a_lazy_module_that_never_ran_is_named(tmp_path: Path) -> None:
+    path = saved({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, tmp_path / "a.pt")
+    with pytest.raises(UsageError, match="weights without a shape: weight, bias; run its lazy"):
+        checkpoint.load_into(nn.LazyLinear(2), checkpoint.read(path))
+
+
+def test_sizes_that_contradict_the_weights_build_nothing(fraud: nn.Module, tmp_path: Path) -> None:
+    kwargs = {**FRAUD_KWARGS, "num_layers": 10**12}
+    path = saved({"state_dict": fraud.state_dict(), "model_kwargs": kwargs}, tmp_path / "a.pt")
+    with pytest.raises(UsageError, match="num_layers is 1000000000000 in model_kwargs, and 2 in"):
+        pytorch.load(SourceRequest(path, "fraud"))
+    state = {
+        k.replace(".layers.1.", ".layers.999999999999."): v for k, v in fraud.state_dict().items()
+    }
+    path = saved(state, tmp_path / "b.pt")
+    with pytest.raises(UsageError, match=r"no usable 'encoder\.layers\.999999999999\.'"):
+        pytorch.load(SourceRequest(path, "fraud", {"nhead": 2}))
 
 
 def test_a_weight_that_is_nan_is_named(fraud: nn.Module, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def load(folder: Folder, request: SourceRequest, with_past: bool = False) -> Sou
     config = model.config.get_text_config()
     longest = _longest(config)
     wanted = request.model_kwargs.get("max_positions", min(longest, DEFAULT_MAX_POSITIONS))
-    if not isinstance(wanted, int) or not 1 <= wanted <= longest:
+    if type(wanted) is not int or not 1 <= wanted <= longest:
         raise UsageError(
             f"--model-kwargs: max_positions is {wanted!r}; '{folder.path}' takes 1 to {longest}"
         )

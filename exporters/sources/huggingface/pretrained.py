@@ -194,7 +194,8 @@ def _check_size(folder: Folder, config: Any, factory: Any, state: Mapping[str, T
 
     A weight may be registered under two keys, so twice the folder's elements are allowed.
     """
-    elements = sum(tensor.numel() for tensor in state.values())
+    dense = (tensor for tensor in state.values() if tensor.layout is torch.strided)
+    elements = sum(tensor.numel() for tensor in dense)
 
     def count(left: int) -> Any:
         def hook(_module: nn.Module, _name: str, value: Tensor | nn.Module | None) -> None:
@@ -260,7 +261,7 @@ def check_numbers(state: Mapping[str, Tensor], subject: str) -> None:
     for key, value in state.items():
         if key.endswith(WEIGHTS):
             checkpoint.check_real(key, value, subject)
-        if value.is_floating_point() and bool(torch.isnan(value).any()):
+        if checkpoint.has_nan(value):
             raise IntegrityError(f"{subject}: '{key}' contains NaN; use an earlier checkpoint")
 
 
