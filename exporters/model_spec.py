@@ -206,6 +206,7 @@ def build(
 
 
 def check_sizes(
+    where: str,
     model: str,
     shapes: Mapping[str, Shape],
     stored: Mapping[str, Any],
@@ -221,7 +222,7 @@ def check_sizes(
     for name, value in declared.infer_kwargs(shapes, {**stored, **given}).items():
         if name in stored and name not in given and stored[name] != value:
             raise UsageError(
-                f"checkpoint: {name} is {stored[name]!r} in model_kwargs, and {value!r} in the "
+                f"{where}: {name} is {stored[name]!r} in model_kwargs, and {value!r} in the "
                 "weights; save both from one model"
             )
 

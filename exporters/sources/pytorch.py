@@ -60,7 +60,8 @@ def load(request: SourceRequest) -> Source:
     read = checkpoint.read(request.checkpoint)
     known = {**read.model_kwargs, **request.model_kwargs}
     with quiet():
-        spec.check_sizes(request.model, read.shapes, read.model_kwargs, request.model_kwargs)
+        where = f"checkpoint '{read.filename}'"
+        spec.check_sizes(where, request.model, read.shapes, read.model_kwargs, request.model_kwargs)
         module, declared, kwargs = spec.build(request.model, read.shapes, known)
         module = module_preparation.uncompiled(module)
         module_preparation.check_not_quantised(module)
