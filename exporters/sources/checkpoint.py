@@ -271,7 +271,7 @@ def check_real(key: str, value: Tensor, subject: str) -> None:
 
 
 def has_nan(value: Tensor) -> bool:
-    """Whether a weight is not a number. Weights of fewer than 16 bits are not looked at."""
+    """Whether any value of a weight is NaN. Weights of fewer than 16 bits are not looked at."""
     dense = value.layout is torch.strided
     return dense and _is_real(value) and bool(torch.isnan(value).any())
 

@@ -40,7 +40,10 @@ from tests import verb
 from tests.sweep import comparison, page
 from tests.sweep.catalogue import Architecture, catalogue
 
-OPTIMUM = ("torch==2.13.0", "optimum-onnx[onnxruntime]==0.1.0")
+#: Accelerate is for models with an encoder and a decoder.
+OPTIMUM = ("torch==2.13.0", "optimum-onnx[onnxruntime]==0.1.0", "accelerate==1.12.0")
+#: In the log of a transformers that does not find the weights under the names it knows.
+UNREAD_WEIGHTS = "newly initialized"
 SECONDS = 600.0
 #: An input of decoders that the original counts itself, from the first token on.
 POSITIONS = "position_ids"
@@ -63,7 +66,7 @@ class ArtifactFails(Exception):
 
 
 class NotComparable(Exception):
-    """A peer's file asks for something that nobody has declared."""
+    """A peer's file has inputs that nobody has declared, other weights, or a part of the model."""
 
 
 def _opened(file: Path, declared: ModelSignature) -> tuple[comparison.Session, ModelSignature]:
@@ -140,9 +143,14 @@ def optimum(architecture: Architecture, checkpoint: Path, source: Source, file: 
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         check=False,
     )
-    if done.returncode or not file.is_file():
+    if not done.returncode and not file.is_file():
+        written = sorted(path.name for path in file.parent.glob("*.onnx"))
+        raise NotComparable(f"it writes {', '.join(written)}, and modelport one file")
+    if done.returncode:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
         raise RuntimeError(last[0] if last else f"exit {done.returncode}")
+    if UNREAD_WEIGHTS in done.stderr:
+        raise NotComparable("its transformers does not read the weights, and draws others")
 
 
 PEERS: Mapping[str, Callable[[Architecture, Path, Source, Path], None]] = {
@@ -164,6 +172,8 @@ def _outcome(architecture: Architecture, peer: str) -> PeerOutcome:
         file = folder / "model.onnx"
         try:
             PEERS[peer](architecture, checkpoint, source, file)
+        except NotComparable as error:
+            return PeerOutcome(architecture.name, peer, UNCOMPARED, str(error))
         except Exception as error:
             return PeerOutcome(architecture.name, peer, REFUSED, first_line(error))
         try:
