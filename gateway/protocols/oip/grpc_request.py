@@ -153,7 +153,8 @@ def _plain(content: bytes | memoryview) -> InferRequest | None:
 def model_of(content: bytes | memoryview) -> tuple[str, int]:
     """Read the model and version of a ``ModelInferRequest``, which are its first fields.
 
-    The name is empty if they are missing, in another order, or too long to be any.
+    The name is empty if they are missing, or in another order. One that is too long for any model
+    is cut: looking it up would take long.
     """
     found, offset = {_NAME: "", _VERSION: ""}, 0
     try:
@@ -161,9 +162,10 @@ def model_of(content: bytes | memoryview) -> tuple[str, int]:
             if offset < len(content) and content[offset] == field:
                 length, start = protobuf.read_varint(content, offset + 1)
                 offset = start + length
-                if length > incremental_protobuf.MAX_NAME_BYTES:
-                    return "", 0
-                found[field] = str(content[start:offset], "utf-8")
+                end = min(offset, start + incremental_protobuf.MAX_NAME_BYTES)
+                found[field] = str(
+                    content[start:end], "utf-8", "strict" if end == offset else "replace"
+                )
         return found[_NAME], metadata.parse_version(found[_VERSION])
     except (IndexError, UnicodeDecodeError, ModelportError):
         return "", 0

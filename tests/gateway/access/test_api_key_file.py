@@ -57,7 +57,7 @@ def test_entries_are_read_as_they_were_written(tmp_path: Path) -> None:
         replace(entries)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert api_key_file.read(path) == entries
-    assert sorted(os.listdir(tmp_path)) == [".keys.toml.lock", "keys.toml"]
+    assert sorted(os.listdir(tmp_path)) == ["keys.toml"]
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o602, 0o620, 0o644, 0o666, 0o777, 0o601, 0o610])
@@ -174,7 +174,7 @@ def test_concurrent_writers_lose_nothing_and_readers_see_whole_files(tmp_path: P
             each.result()
     assert {each.name for each in api_key_file.read(path)} == {f"key-{n}" for n in range(40)}
     assert seen == sorted(seen) or max(seen) <= 40
-    assert sorted(os.listdir(tmp_path)) == [".keys.toml.lock", "keys.toml"]
+    assert sorted(os.listdir(tmp_path)) == ["keys.toml"]
 
 
 def test_a_rewritten_file_keeps_its_link_its_group_and_its_mode(tmp_path: Path) -> None:
