@@ -12,11 +12,12 @@ Declarative, after ``optimum``'s export configurations. Importing this imports n
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -227,22 +228,32 @@ def check_sizes(
             )
 
 
+@contextlib.contextmanager
+def calling(failure: str, correct: str) -> Iterator[None]:
+    """Call a function of a user's ``ModelSpec``, without its output.
+
+    Raises:
+        UsageError: it fails; the message says ``failure``, the error, and what to ``correct``.
+    """
+    try:
+        with quiet():
+            yield
+    except ModelportError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{failure} ({type(error).__name__}: {error}); correct {correct}"
+        ) from error
+
+
 def signature_of(spec: ModelSpec, module: Any, max_batch_size: int) -> ModelSignature:
     """The signature that ``spec`` declares for ``module``.
 
     Raises:
         UsageError: its function fails, or returns something else.
     """
-    try:
-        with quiet():
-            found: Any = spec.signature(module, max_batch_size)
-    except ModelportError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"the signature of model '{spec.name}' fails ({type(error).__name__}: {error}); "
-            "correct its ModelSpec"
-        ) from error
+    with calling(f"the signature of model '{spec.name}' fails", "its ModelSpec"):
+        found: Any = spec.signature(module, max_batch_size)
     if not isinstance(found, ModelSignature):
         raise UsageError(
             f"the signature of model '{spec.name}' is a {type(found).__name__}; return a "

@@ -16,10 +16,9 @@ from enum import Enum
 
 import numpy as np
 
-from modelport.exporters.model_spec import AttentionMask, ModelSpec, Sampler
-from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.model_spec import AttentionMask, ModelSpec, Sampler, calling
 from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import ModelportError, Unsupported
+from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, Datatype, ModelSignature, TensorSpec
 
 DEFAULT_LONGEST = 64  # maximum of a dynamic axis without one, counted from its minimum
@@ -202,16 +201,9 @@ def _sampled(
     rng: np.random.Generator,
 ) -> dict[str, Array]:
     """The inputs that a model's own function generates."""
-    try:
-        with quiet():
-            return sample(signature, batch, sizes, rng)
-    except ModelportError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"the random inputs of model '{model}' fail for a batch of {batch} "
-            f"({type(error).__name__}: {error}); correct 'sample' of its ModelSpec"
-        ) from error
+    failure = f"the random inputs of model '{model}' fail for a batch of {batch}"
+    with calling(failure, "'sample' of its ModelSpec"):
+        return sample(signature, batch, sizes, rng)
 
 
 def unpadded_sampler(spec: ModelSpec) -> Sampler:

@@ -172,11 +172,11 @@ class AccessContext:
 CURRENT: ContextVar[AccessContext | None] = ContextVar("access", default=None)
 
 
-def note_refusal(reason: str) -> None:
+def note_refusal(reason: str, model: str = "", version: str = "") -> None:
     """Write to the audit log that the current request is refused, as ``AccessContext`` does."""
     context = CURRENT.get()
     if context is not None:
-        context.note_refusal(reason)
+        context.note_refusal(reason, "", model, version)
 
 
 def principal_name() -> str:

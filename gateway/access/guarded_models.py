@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from modelport.gateway.access.context import CURRENT, NO_CREDENTIAL, required
+from modelport.gateway.access.context import CURRENT, NO_CREDENTIAL, note_refusal, required
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import ALL_VERSIONS, allowed_numbers
 from modelport.gateway.errors import (
@@ -211,15 +211,11 @@ class GuardedModels:
 
 def denied(reason: str, model: str = "") -> PermissionDenied:
     """Make the error for a request that the rules allow in part only, and note it."""
-    context = CURRENT.get()
-    if context is not None:
-        context.note_refusal(reason, model=model)
+    note_refusal(reason, model)
     return PermissionDenied(reason)
 
 
 def _note_hidden(name: str, number: int = 0) -> None:
     """Note a request for a model that its caller may not know of."""
-    context = CURRENT.get()
-    if context is not None:
-        version = str(number) if number else ""
-        context.note_refusal("the model or version is forbidden or unknown", "", name, version)
+    version = str(number) if number else ""
+    note_refusal("the model or version is forbidden or unknown", name, version)

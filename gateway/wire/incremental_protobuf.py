@@ -107,7 +107,7 @@ def fields(content: Buffer) -> Iterator[ProtobufField]:
 
 
 def first(content: Buffer, tag: int, most: int = 16) -> bytes | None:
-    """Return the name in the first field with this tag, if it is among the first ``most``.
+    """Return the first field with this tag, which names a model, if it is among the first ``most``.
 
     Raises:
         InvalidArgument: It is longer than any name.
