@@ -65,13 +65,13 @@ class GuardedDialect:
     """``dialect`` for a gateway with ``--access``: what ``serve`` answers enters its operation."""
 
     def __init__(self, dialect: HttpDialect, splits: Collection[str] = ()) -> None:
-        self._serve, self._splits = dialect.serve, splits
+        self.serve_entered, self.splits = dialect.serve, splits
         self.segments = dialect.segments
         self.operation, self.add_routes = dialect.operation, dialect.add_routes
         self.refusal, self.failure = dialect.refusal, dialect.failure
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        answer, context = self._serve(scope, receive, send), CURRENT.get()
+        answer, context = self.serve_entered(scope, receive, send), CURRENT.get()
         if answer is None or context is None:
             return answer
         return self._enter(context, answer, scope, receive, send)
@@ -83,9 +83,9 @@ class GuardedDialect:
 
         It saves the layers in between, and sets ``CURRENT`` if it returns a handler.
         """
-        if self._splits or scope["raw_path"].find(b"%") >= 0:
+        if self.splits or scope["raw_path"].find(b"%") >= 0:
             return None
-        answer = self._serve(scope, receive, send)
+        answer = self.serve_entered(scope, receive, send)
         if answer is None:
             return None
         entered = context.entered.get(self.operation(scope))

@@ -178,9 +178,7 @@ class GatewayServer:
             return app
         if app is not self.dialects.application:
             return authenticated(answering_refusals(app, refuse), self._access, refuse)
-        first = self.dialects.first
-        serve_first = None if first is None else first.serve_first
-        return authenticated(app, self._access, refuse, serve_first)
+        return authenticated(app, self._access, refuse, self.dialects.first)
 
     def _register_gateway_metrics(self, rollouts: RolloutControl) -> None:
         """Register the metrics that the parent process has when there are several workers."""

@@ -311,9 +311,9 @@ def _cpu_seconds(pid: int) -> float:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     cores = sorted(os.sched_getaffinity(0))
-    parser.add_argument("--starts", type=script.count, default=8, help="of all servers")
+    parser.add_argument("--starts", type=script.count, default=20, help="of all servers")
     parser.add_argument("--rounds", type=script.count, default=2, help="after each start")
-    parser.add_argument("--seconds", type=script.count, default=2, help="of each measurement")
+    parser.add_argument("--seconds", type=script.count, default=1, help="of each measurement")
     parser.add_argument("--server-core", type=script.core, default=cores[0])
     parser.add_argument("--client-core", type=script.core, default=cores[-1])
     return parser.parse_args()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from modelport.gateway.protocols.asgi import Scope
+from modelport.gateway.protocols.asgi import HEAD_NOTES, Scope
 
 #: Longer requests are parsed; to parse their heads is a small part of their cost.
 MAX_MESSAGE_BYTES = 4096
@@ -16,7 +16,7 @@ class RepeatedHead(NamedTuple):
 
     Attributes:
         message_bytes: The size of a request with this head, its body included.
-        template: The scope of such a request; its headers are in ``headers``.
+        template: The scope of such a request, with ``HEAD_NOTES``; its headers are in ``headers``.
     """
 
     head: bytes
@@ -46,4 +46,5 @@ def repeated_head(previous: bytes, data: bytes, scope: Scope) -> RepeatedHead | 
     lengths = [int(value) for name, value in scope["headers"] if name == b"content-length"]
     if head.count(b"\n") != head.count(b"\r\n") or lengths != [len(data) - len(head)]:
         return None
-    return RepeatedHead(head, len(data), dict(scope), tuple(scope["headers"]))
+    template = {**scope, HEAD_NOTES: {}}
+    return RepeatedHead(head, len(data), template, tuple(scope["headers"]))
