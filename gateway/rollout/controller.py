@@ -46,6 +46,8 @@ LEASE_SECONDS = 10.0
 #: Period of the looks at the processes, and at the store while a rollout runs. A kill loses the
 #: counts of the second period, and of the time that a write takes.
 WATCH_SECONDS, FOLLOW_SECONDS = 0.2, 0.5
+#: The first period is so many times as long while no candidate answers clients.
+CALM = 5
 #: Parts of the lease: the time between two heartbeats of a leader, and between two looks at the
 #: store while nothing runs.
 HEARTBEAT, IDLE = 0.2, 0.4
@@ -103,7 +105,7 @@ class RolloutController:
 
     async def run(self) -> None:
         """Follow and lead rollouts until ``stop``."""
-        steps = (self.watch, lambda: WATCH_SECONDS), (self.follow, self._follow_seconds)
+        steps = (self.watch, self._watch_seconds), (self.follow, self._follow_seconds)
         self._tasks = [asyncio.create_task(self._repeat(*each)) for each in steps]
         try:
             await asyncio.wait(self._tasks)
@@ -150,6 +152,11 @@ class RolloutController:
                 async with asyncio.timeout(seconds):
                     await self._begun.wait()
             self._begun.clear()
+
+    def _watch_seconds(self) -> float:
+        routings = (each.routed for each in self._states)
+        answers = any(each is not None and each.candidate_answers for each in routings)
+        return WATCH_SECONDS if answers else CALM * WATCH_SECONDS
 
     def _follow_seconds(self) -> float:
         busy = any(each.state.needs_leader for each in self._states)

@@ -201,6 +201,11 @@ class RolloutRouting(NamedTuple):
     #: hears of a later time until then; infinite once the candidate is promoted.
     until: float = math.inf
 
+    @property
+    def candidate_answers(self) -> bool:
+        """Whether the candidate answers requests of clients."""
+        return self.kind is StageKind.CANARY and self.share > 0
+
     def to_json(self) -> dict[str, Any]:
         """The routing as JSON values, for other processes of this machine."""
         until = None if math.isinf(self.until) else self.until

@@ -44,6 +44,8 @@ _CLIENT_ERRORS = (Code.INVALID_ARGUMENT, Code.UNSUPPORTED)
 #: of its own deadline; then the baseline answers it.
 STOP_SECONDS = 5.0
 STOP_SHARE = 0.5
+#: Most answers that wait to be counted.
+MAX_UNCOUNTED = 16
 #: As long as never, for a limit that only ``route`` ends.
 _NEVER_SECONDS = 1e9
 #: Ids of the rollouts whose candidate answers the current request. If that is an ensemble around
@@ -86,7 +88,9 @@ class TrafficSplit:
         #: The first requests whose answers disagreed (``examples``).
         self.examples: list[dict[str, Any]] = []
         self.comparison = AnswerComparison(plan)
-        self.events = RequestEvents(plan)
+        self._events = RequestEvents(plan)
+        #: Answered requests that are not counted yet, and their latencies in seconds.
+        self._uncounted: list[tuple[AssignedRequest, float]] = []
         self._labelled = LabelledRequests(plan)
         self._learns = plan.limits.max_quality_ratio is not None
         self._reads_decisions = self._learns or self.comparison.decides
@@ -138,7 +142,8 @@ class TrafficSplit:
         return bool(pending(*self.plan.baseline) or pending(*self.plan.candidate))
 
     def settle(self) -> None:
-        """Count the copies that have ended."""
+        """Count the answers so far, and the copies that have ended."""
+        self._count_answers()
         self._copies.settle()
 
     def close(self) -> None:
@@ -184,21 +189,20 @@ class TrafficSplit:
 
     async def _by_baseline(self, diverted: _DivertedRequest, copied: bool) -> InferResponse:
         """Answer by the baseline; ``copied``: send a copy to the candidate."""
-        request, assigned = diverted.request, diverted.assigned
+        request = diverted.request
         name = request.model_name
         # Validation reshapes the request's tensors.
         inputs = copies_of(request.inputs) if copied else []
         try:
             response = await self._at_baseline(diverted)
         except asyncio.CancelledError:
-            self.events.abandoned(assigned, diverted.seconds)
+            self._abandoned(diverted)
             raise
         except ModelportError as error:
             if error.code not in _CLIENT_ERRORS:
                 self._failed(diverted, error)
             raise
-        seconds = diverted.seconds
-        self.events.answered(assigned, seconds, seconds)
+        seconds = self._answered(diverted)
         outputs = request.unclassified or response.outputs
         if self._reads_decisions:
             self._note_decisions(diverted, outputs)
@@ -217,19 +221,18 @@ class TrafficSplit:
 
     async def _by_candidate(self, diverted: _DivertedRequest) -> InferResponse:
         """Answer by the candidate, or by the baseline if it fails."""
-        request, assigned, side = diverted.request, diverted.assigned, self.plan.candidate
+        request, side = diverted.request, self.plan.candidate
         name, asked = request.model_name, addressed(request, side)
         try:
             response = await self._at_candidate(diverted, asked)
         except asyncio.CancelledError:
-            self.events.abandoned(assigned, diverted.seconds)
+            self._abandoned(diverted)
             raise
         except ModelportError as error:
             side = self.plan.baseline
             response = await self._fall_back(diverted, error)
         else:
-            seconds = diverted.seconds
-            self.events.answered(assigned, seconds, seconds)
+            seconds = self._answered(diverted)
             outputs = asked.unclassified or response.outputs
             if self._reads_decisions:
                 self._note_decisions(diverted, outputs)
@@ -282,11 +285,34 @@ class TrafficSplit:
             own = side.model == self.plan.model
             routing.answered = str(side.version) if own else f"{side.model}/{side.version}"
 
+    # -- events of requests -----------------------------------------------------------------------
+
+    def _answered(self, diverted: _DivertedRequest) -> float:
+        """Note that a request was answered; return its latency in seconds.
+
+        It is counted after the response, with others, so that no client waits for that.
+        """
+        seconds = diverted.seconds
+        self._uncounted.append((diverted.assigned, seconds))
+        if len(self._uncounted) == MAX_UNCOUNTED:
+            asyncio.get_running_loop().call_soon(self._count_answers)
+        return seconds
+
+    def _count_answers(self) -> None:
+        uncounted, self._uncounted = self._uncounted, []
+        for assigned, seconds in uncounted:
+            self._events.answered(assigned, seconds, seconds)
+
+    def _abandoned(self, diverted: _DivertedRequest) -> None:
+        self._count_answers()  # the order of events matters
+        self._events.abandoned(diverted.assigned, diverted.seconds)
+
     def _failed(self, diverted: _DivertedRequest, error: ModelportError) -> None:
+        self._count_answers()
         if isinstance(error, TimedOut) and diverted.deadline.expired:
-            self.events.timed_out(diverted.assigned, diverted.seconds)
+            self._events.timed_out(diverted.assigned, diverted.seconds)
         else:
-            self.events.failed(diverted.assigned)
+            self._events.failed(diverted.assigned)
 
     def _note_decisions(self, diverted: _DivertedRequest, outputs: Sequence[Tensor]) -> None:
         """Count the scores of an answer, and remember its decisions until their labels come."""
@@ -320,7 +346,7 @@ class TrafficSplit:
         if judged is None:
             return False
         for name in judged.criteria:
-            self.events.wrong(judged.assigned, name)
+            self._events.wrong(judged.assigned, name)
         return True
 
     def has_label(self, request_id: str) -> bool:
