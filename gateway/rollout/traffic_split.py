@@ -327,12 +327,16 @@ class TrafficSplit:
                 self._labelled.remember(request.id or request.trace, answered)
 
     def _copy(self, diverted: _DivertedRequest, outputs: Sequence[Tensor], seconds: float) -> None:
-        """Send a copy to the side that has not answered, unless the stage has ended."""
+        """Send a copy to the side that has not answered, once the response is on its way."""
+        # Dialects reshape the outputs of a response.
+        answer = copies_of(outputs)
+        asyncio.get_running_loop().call_soon(self._offer, diverted, answer, seconds)
+
+    def _offer(self, diverted: _DivertedRequest, answer: Sequence[Tensor], seconds: float) -> None:
+        """Queue a copy, unless the stage has ended."""
         stage, is_candidate, _ = diverted.assigned
         if self._stage.number == stage.number and self._stage.share:
             other = self.plan.baseline if is_candidate else self.plan.candidate
-            # Dialects reshape the outputs of a response.
-            answer = copies_of(outputs)
             if not self._copies.offer(ShadowCopy(diverted.request, answer, seconds, other, stage)):
                 stage.counts.dropped += 1
 
