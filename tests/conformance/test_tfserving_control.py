@@ -29,6 +29,7 @@ from tests.conformance.test_tfserving_grpc import (
     refused,
 )
 from tests.conformance.wire import KeptConnection, send
+from tests.faults.probes import eventually
 from tests.server import Gateway, serving
 
 
@@ -76,6 +77,11 @@ def factor(ask: Ask, **spec: Any) -> float:
     return float(output(reply, "y")[0, 0])
 
 
+def state_of(ask: Ask, version: int) -> int:
+    status = ask("GetModelStatus", pb.GetModelStatusRequest(model_spec=model_spec("m")))
+    return int({row.version: row.state for row in status.model_version_status}[version])
+
+
 def test_a_label_names_a_version_over_grpc_and_rest(control: Ask, controlled: Gateway) -> None:
     assert (factor(control), factor(control, label="stable")) == (3.0, 1.0)
     path = "/v1/models/m/labels/stable"
@@ -95,9 +101,8 @@ def test_a_reload_serves_what_it_lists_and_nothing_else(control: Ask) -> None:
     reply = control("HandleReloadConfigRequest", message)
     assert (reply.status.error_code, reply.metric[0].name) == (0, "/some/metric")
     assert (factor(control), factor(control, label="canary")) == (2.0, 2.0)
-    status = control("GetModelStatus", pb.GetModelStatusRequest(model_spec=model_spec("m")))
-    states = {row.version: row.state for row in status.model_version_status}
-    assert states[3] == pb.ModelVersionStatus.END
+    # A reload waits for what it loads, as TensorFlow Serving's does, not for what it unloads.
+    eventually(lambda: state_of(control, 3) == pb.ModelVersionStatus.END)
     code, _ = refused(control, "Predict", predict_request("other", {"x": ROW}))
     assert code in ("NOT_FOUND", "UNAVAILABLE")
 
