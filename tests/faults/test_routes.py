@@ -10,7 +10,7 @@ import pytest
 
 from modelport.loadtests.system.processes import free_ports
 from tests.faults import probes
-from tests.faults.probes import ChangingRepository, eventually
+from tests.faults.probes import POLL, ChangingRepository, eventually
 from tests.server import Gateway, serving
 
 ROUTES = """
@@ -55,7 +55,8 @@ def test_a_server_that_comes_late_and_is_killed_and_comes_back(
     repository.version(3.0, 2)
     config = repository.root / "m" / "config.pbtxt"
     config.write_text(config.read_text() + "version_policy { all { } }")
-    with routed(tmp_path, protocol, port) as gateway:
+    # A server that is starting may have one version READY before the other: only polls learn that.
+    with routed(tmp_path, protocol, port, *POLL) as gateway:
         assert probes.live(gateway)
         assert not probes.ready(gateway)
         ((state, reason),) = probes.index(gateway).values()
