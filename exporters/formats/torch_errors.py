@@ -15,6 +15,7 @@ from types import FrameType
 import torch
 from torch import fx, nn
 
+from modelport.exporters.sources.torch_eager import is_scripted
 from modelport.gateway.errors import ModelportError, Unsupported
 
 TORCH = Path(torch.__file__).parent
@@ -35,6 +36,7 @@ MOST_CHARACTERS, MOST_CODE = 200, 80
 #: The place of what belongs to no submodule.
 WHOLE = "forward()"
 REWRITE = "rewrite that part, or use another --format"
+UNSCRIPT = "build the model without torch.jit.script and torch.jit.trace, or use another --format"
 
 
 @contextlib.contextmanager
@@ -46,9 +48,14 @@ def translated(tool: str) -> Iterator[None]:
         raise
     except Exception as error:
         errors = list(_chain(error))
-        place = _place([frame for each in errors for frame in _frames(each)])
+        frames = [frame for each in errors for frame in _frames(each)]
+        place = _scripted(frames)
+        if place is None:
+            place = _place(frames)
+            reason, remedy = _explained(errors)
+        else:
+            reason, remedy = "it is TorchScript, and has no Python to trace", UNSCRIPT
         where = f"{place}: " if place != WHOLE else ""
-        reason, remedy = _explained(errors)
         raise Unsupported(f"{tool} cannot export this model: {where}{reason}; {remedy}") from error
 
 
@@ -65,7 +72,7 @@ def origin(node: fx.Node) -> str:
 
 def _part(path: str, kind: str) -> str:
     """The name of a submodule, without the names of modules that wrap the model."""
-    path = re.sub(r"^(?:module(?:\.|$))+", "", path)
+    path = re.sub(r"^(?:(?:module|_export_root)(?:\.|$))+", "", path)
     return f"'{path}' ({kind})" if path else WHOLE
 
 
@@ -102,6 +109,16 @@ def _place(frames: Sequence[tuple[FrameType, int]]) -> str:
     last = next(part for part in reversed(parts) if id(part) in names)
     inside = frames[next(i for i, part in enumerate(called) if part is model) :]
     return _part(names[id(last)], type(last).__name__) + _line(model, inside)
+
+
+def _scripted(frames: Sequence[tuple[FrameType, int]]) -> str | None:
+    """The first part that ``torch.jit`` has compiled; None if there is none."""
+    called = [frame.f_locals.get("self") for frame, _ in frames]
+    model = next((x for x in called if isinstance(x, nn.Module)), nn.Module())
+    for name, part in model.named_modules():
+        if is_scripted(part):
+            return _part(name, type(part).__name__)
+    return None
 
 
 def _wraps(module: nn.Module) -> bool:

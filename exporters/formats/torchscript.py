@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 
 from modelport.exporters.formats import torch_errors, tracing
 from modelport.exporters.formats.base import ExportTarget
@@ -44,7 +46,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         with quiet():
             module = tracing.at_precision(source.model, target.dtype, signature)
             named = Named(module, signature, _pack).eval()
-            with inference_mode(named), _forward_alone():
+            with inference_mode(named), _forward_alone(), _nothing_compiled():
                 traced = torch.jit.trace(  # type: ignore[no-untyped-call]
                     named,
                     tracing.example_inputs(signature, source.spec.masks),
@@ -71,6 +73,25 @@ def _forward_alone() -> Iterator[None]:
         yield
     finally:
         function.apply = ordinary  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _nothing_compiled() -> Iterator[None]:
+    """Trace through ``torch.compile`` and ``torch.jit.export``, as if they were not there.
+
+    ``torch.compile`` refuses to be traced, except below a kernel of fake tensors, where it is not
+    applied. The tracer would compile the methods that ``torch.jit.export`` marks, which nobody
+    calls in an artifact.
+    """
+    kernel = types.SimpleNamespace(in_kernel_invocation=True, shape_env=None)
+    context = TracingContext(cast(Any, kernel))
+    has_exports = torch._jit_internal.module_has_exports
+    torch._jit_internal.module_has_exports = lambda mod: False
+    try:
+        with torch._guards.tracing(context):
+            yield
+    finally:
+        torch._jit_internal.module_has_exports = has_exports
 
 
 class WithoutGradients:

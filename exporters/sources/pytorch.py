@@ -20,6 +20,7 @@ from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import (
     SourceRequest,
     checkpoint,
+    first_call,
     module_preparation,
     randomness,
     signature_inference,
@@ -30,6 +31,7 @@ from modelport.exporters.sources.torch_eager import (
     TorchEager,
     call,
     inference_mode,
+    is_scripted,
     keywords_of,
     named_tensors,
     narrow_weights,
@@ -40,6 +42,8 @@ from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import Array, Datatype, ModelSignature
 
 HALVES = (torch.bfloat16, torch.float16)
+#: The inputs that a module is tried on; two are enough if the first changes no attribute.
+FIRST_INPUTS = 5
 
 
 def load(request: SourceRequest) -> Source:
@@ -62,27 +66,42 @@ def load(request: SourceRequest) -> Source:
     with quiet():
         where = f"checkpoint '{read.filename}'"
         spec.check_sizes(where, request.model, read.shapes, read.model_kwargs, request.model_kwargs)
-        module, declared, kwargs = spec.build(request.model, read.shapes, known)
-        module = module_preparation.uncompiled(module)
-        module_preparation.check_not_quantised(module)
-        checkpoint.load_into(module, read)
-        module_preparation.without_parametrizations(module)
+        module, declared, kwargs = _built(request.model, read, known)
     if declared is not None and request.output_names and not request.inputs:
         raise UsageError(f"--model '{request.model}' names its own outputs; omit --output-name")
     if declared is not None and request.masks and not request.inputs:
         raise UsageError(f"--model '{request.model}' declares its own masks; omit --mask")
     origins = (Origin(read.filename, read.sha256),)
 
+    def rebuilt() -> nn.Module:
+        assert request.model is not None
+        with quiet():
+            return _built(request.model, read, known)[0]
+
     def described() -> Source:
+        tried = first_call.copied(module)  # the signature may call it
+        tried = module if tried is None else tried
         found = declared
         if found is None or request.inputs:
-            found = signature_inference.spec(module, request, declared)
+            found = signature_inference.spec(tried, request, declared)
         if not request.inputs:
-            check_batch(spec.signature_of(found, module, 1), request)
-        signature = spec.signature_of(found, module, request.max_batch_size)
-        return source(module, found, signature, origins, kwargs)
+            check_batch(spec.signature_of(found, tried, 1), request)
+        signature = spec.signature_of(found, tried, request.max_batch_size)
+        return source(module, found, signature, origins, kwargs, rebuilt=rebuilt)
 
     return _at_full_precision(module, declared, request, described)
+
+
+def _built(
+    model: str, read: checkpoint.Checkpoint, known: Mapping[str, Any]
+) -> tuple[nn.Module, ModelSpec | None, dict[str, Any]]:
+    """The module with its weights, its declared spec, and its hyper-parameters."""
+    module, declared, kwargs = spec.build(model, read.shapes, known)
+    module = module_preparation.uncompiled(module)
+    module_preparation.check_not_quantised(module)
+    checkpoint.load_into(module, read)
+    module_preparation.without_parametrizations(module)
+    return module, declared, kwargs
 
 
 def check_batch(own: ModelSignature, request: SourceRequest) -> None:
@@ -134,16 +153,20 @@ def source(
     origins: tuple[Origin, ...] = (),
     model_kwargs: Mapping[str, Any] | None = None,
     labels: tuple[str, ...] = (),
+    rebuilt: Callable[[], nn.Module] | None = None,
 ) -> Source:
     """A ``Source`` of ``module``, whose weights are loaded.
 
+    Args:
+        rebuilt: builds the module again, for one that cannot be copied.
+
     Raises:
         UsageError: the spec's masks do not fit the signature.
-        Unsupported: the model draws random numbers.
+        Unsupported: the model draws random numbers, or keeps state.
     """
     attention_masks.check(signature, spec.masks)
     keywords = keywords_of(module, [x.name for x in signature.inputs])
-    results = _tried(module, spec, signature, keywords)
+    results = _tried(module, spec, signature, keywords, rebuilt)
     module, coarse = _adapted(module, signature, keywords, results)
     if coarse:
         spec = replace(spec, rtol=max(spec.rtol, BFLOAT16_STEP))
@@ -169,8 +192,8 @@ def _adapted(
 ) -> tuple[nn.Module, bool]:
     """``module`` as formats call it, and whether it gives bfloat16.
 
-    It stays as it is if it takes its inputs in order and returns the signature's outputs as a
-    tensor or a flat tuple.
+    It stays as it is if it is Python, takes its inputs in order, and returns the signature's
+    outputs as a tensor or a flat tuple.
     """
     names = [output.name for output in signature.outputs]
     found = {} if results is None else named_tensors(results, names)
@@ -179,7 +202,7 @@ def _adapted(
     plain = results is None or all(isinstance(x, Tensor) for x in flat)
     in_order = chosen is None or (chosen == list(found) and len(flat) == len(names))
     coarse = any(value.dtype is torch.bfloat16 for value in found.values())
-    if plain and in_order and not coarse and keywords is None:
+    if plain and in_order and not coarse and keywords is None and not is_scripted(module):
         return module, coarse
     return Adapted(module, keywords, chosen), coarse
 
@@ -189,52 +212,64 @@ def _tried(
     spec: ModelSpec,
     signature: ModelSignature,
     keywords: Sequence[str] | None,
+    rebuilt: Callable[[], nn.Module] | None,
 ) -> Any:
     """The module's result for its smallest inputs; None if it fails on them, as the proof will.
 
     Raises:
-        Unsupported: it draws random numbers.
+        Unsupported: it draws random numbers, or keeps state.
     """
+    names = [x.name for x in signature.outputs]
     try:
-        inputs = _smallest_inputs(spec, signature)
-        tensors = [torch.from_numpy(inputs[x.name]) for x in signature.inputs]
-    except Exception:
-        return None
-    try:
-        return _answered_twice(module, tensors, keywords, [x.name for x in signature.outputs])
+        inputs = [_drawn(spec, signature, seed) for seed in range(FIRST_INPUTS)]
+        tensors = [[torch.from_numpy(each[x.name]) for x in signature.inputs] for each in inputs]
+        unused = first_call.copied(module)
+        if unused is None and rebuilt is not None:
+            unused = first_call.sharing_weights(rebuilt(), module)
+        results = _called(module, tensors[0], keywords)
+        if unused is None:
+            others: list[nn.Module] = []
+        elif not any(first_call.differences(module, unused)):
+            others = [unused]
+        else:
+            copies = (first_call.copied(unused) for _ in tensors[2:])
+            others = [copy for copy in copies if copy is not None] + [unused]
+        named_tensors(results, names)
     except Unsupported:
         raise
     except Exception:
         return None
+    for fresh, given in zip(others, tensors[1:], strict=False):
+
+        def answer(asked: nn.Module, given: Sequence[Tensor] = given) -> Mapping[str, Tensor]:
+            return named_tensors(_called(asked, given, keywords), names)
+
+        first_call.check(module, fresh, answer)
+    if not others:
+        randomness.check(
+            module, lambda: named_tensors(_called(module, tensors[0], keywords), names)
+        )
+    return results
 
 
-def _smallest_inputs(spec: ModelSpec, signature: ModelSignature) -> dict[str, Array]:
-    named = name_axes(signature)
-    sizes = {name: sizes_of(axis)[0] for name, axis in named.axes.items()}
-    batch = 1 if signature.max_batch_size else 0
-    return sampler(spec)(named, batch, sizes, np.random.default_rng(0))
+def _drawn(spec: ModelSpec, signature: ModelSignature, seed: int = 0) -> dict[str, Array]:
+    """The smallest inputs; with the seed 1, larger ones."""
+    named, more = name_axes(signature), int(seed == 1)
+    sizes = {
+        name: min(axis.minimum + more, sizes_of(axis)[-1]) for name, axis in named.axes.items()
+    }
+    batch = min(1 + more, signature.max_batch_size)
+    return sampler(spec)(named, batch, sizes, np.random.default_rng(seed))
 
 
 def _runs(source: Source) -> bool:
     try:
-        source.reference(_smallest_inputs(source.spec, source.signature))
+        source.reference(_drawn(source.spec, source.signature))
     except Exception:
         return False
     return True
 
 
-def _answered_twice(
-    module: nn.Module,
-    tensors: Sequence[Tensor],
-    keywords: Sequence[str] | None,
-    names: Sequence[str],
-) -> Any:
-    results: list[Any] = []
-
-    def run() -> Mapping[str, Tensor]:
-        with inference_mode(module):
-            results.append(call(module, [x.clone() for x in tensors], keywords))
-        return named_tensors(results[-1], names)
-
-    randomness.check(module, run)
-    return results[0]
+def _called(module: nn.Module, tensors: Sequence[Tensor], keywords: Sequence[str] | None) -> Any:
+    with inference_mode(module):
+        return call(module, [x.clone() for x in tensors], keywords)

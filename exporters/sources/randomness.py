@@ -74,7 +74,7 @@ def check(module: nn.Module, run: Callable[[], Mapping[str, Tensor]]) -> Mapping
         first = run()
         torch.manual_seed(2)
         again = run()
-        differs = [name for name, value in first.items() if not _same(value, again.get(name))]
+        differs = differing(first, again)
         if not differs:
             return first
         recorder = RandomOperators(module)
@@ -90,6 +90,11 @@ def check(module: nn.Module, run: Callable[[], Mapping[str, Tensor]]) -> Mapping
         f"output '{differs[0]}' differs from call to call on the same input: forward() keeps "
         "state, or draws numbers outside torch; make them an input"
     )
+
+
+def differing(first: Mapping[str, Tensor], again: Mapping[str, Tensor]) -> list[str]:
+    """The names of the answers that differ by more than rounding."""
+    return [name for name, value in first.items() if not _same(value, again.get(name))]
 
 
 def _same(first: Tensor, again: Tensor | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,18 +38,26 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 @contextlib.contextmanager
 def inference_mode(module: nn.Module) -> Iterator[None]:
-    """``eval()``, no gradients, no fused encoder path, which no format has, and no output of the
-    module's own."""
+    """``eval()``, no gradients, no ``torch.compile``, which changes no value, no fused encoder
+    path, which no format has, and no output of the module's own."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     module.eval()
     try:
-        with quiet(), torch.no_grad():
+        with quiet(), torch.no_grad(), _uncompiled():
             yield
     except SystemExit as error:
         raise RuntimeError(f"the model ends the process, exit({error.code})") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[object]:
+    """Run what ``torch.compile`` decorates as it was; all of that has imported torch._dynamo."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    stance: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 class TorchEager:
@@ -100,6 +109,13 @@ class Adapted(nn.Module):
         found = named_tensors(call(self.module, inputs, self._keywords), self._chosen or ())
         results = found.values() if self._chosen is None else [found[n] for n in self._chosen]
         return tuple(x.float() if x.dtype is torch.bfloat16 else x for x in results)
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Whether ``torch.jit`` has compiled the module, or its ``forward``."""
+    return isinstance(module, torch.jit.ScriptModule) or isinstance(
+        vars(module).get("forward"), torch._C.ScriptMethod
+    )
 
 
 def call(module: nn.Module, inputs: Sequence[Tensor], keywords: Sequence[str] | None) -> Any:
