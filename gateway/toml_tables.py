@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.repository import untrusted_files
 
 #: Python reads a dotted key in time that grows with the square of its length.
 MAX_FILE_BYTES = 32 * 1024
@@ -155,11 +156,7 @@ def read_file(path: Path, option: str) -> dict[str, Any]:
 
 
 def _text_of(path: Path) -> str:
-    with path.open("rb") as file:
-        content = file.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
-    return content.decode()
+    return untrusted_files.read_text(path, MAX_FILE_BYTES)
 
 
 def read_table(name: str, kind: Any, table: Mapping[str, Any]) -> Any:

@@ -44,7 +44,8 @@ def publish_command(
     from modelport.exporters.proof import verify
     from modelport.exporters.publishing import download, publish
     from modelport.exporters.publishing.file_errors import writing_to
-    from modelport.gateway.repository import config, manifest, signing_keys
+    from modelport.gateway.repository import config, manifest, signing_keys, untrusted_files
+    from modelport.gateway.repository.scan import MAX_CONFIG_BYTES
 
     keys = [signing_keys.load_public_key(key) for key in public_keys]
     with contextlib.ExitStack() as stack:
@@ -54,7 +55,7 @@ def publish_command(
             version = verify.find_version(path)
         checked = verify.check(version, keys)
         try:
-            text = (version.parent / config.FILENAME).read_text()
+            text = untrusted_files.read_text(version.parent / config.FILENAME, MAX_CONFIG_BYTES)
         except (OSError, UnicodeDecodeError):
             raise UsageError(
                 f"'{checked.model}' has no {config.FILENAME} to publish beside the version"

@@ -23,9 +23,10 @@ from modelport.exporters.requests.random_inputs import model_dims
 from modelport.gateway.backends.registry import platforms
 from modelport.gateway.cli.errors import UsageError, missing_extra
 from modelport.gateway.errors import IntegrityError, InvalidArgument
-from modelport.gateway.repository import config
+from modelport.gateway.repository import config, untrusted_files
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive
-from modelport.gateway.repository.scan import VERSION_NAME
+from modelport.gateway.repository.scan import MAX_CONFIG_BYTES, VERSION_NAME
+from modelport.gateway.repository.signing import MAX_CERTIFICATE_BYTES
 from modelport.gateway.types import Axis, ModelSignature, TensorSpec
 
 BATCH = "batch"
@@ -252,7 +253,7 @@ def _artifact(version: Path) -> Path | None:
 def _declared(model: Path) -> config.ModelConfig | None:
     """The model's ``config.pbtxt``; None if there is none, or it does not parse."""
     try:
-        text = (model / config.FILENAME).read_text()
+        text = untrusted_files.read_text(model / config.FILENAME, MAX_CONFIG_BYTES)
         return config.complete(config.parse(text), model.name)
     except (OSError, ValueError, InvalidArgument):
         return None
@@ -270,10 +271,11 @@ def _inspect_version(version: Path) -> Inspection:
         with contextlib.suppress(InvalidArgument):
             inspection = _name_axes(inspection, config.signature(declared))
     try:
-        certificate = json.loads((version / CERTIFICATE).read_bytes())
+        text = untrusted_files.read_text(version / CERTIFICATE, MAX_CERTIFICATE_BYTES)
+        certificate = json.loads(text)
     except FileNotFoundError:
         return inspection
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise IntegrityError(f"'{CERTIFICATE}' is damaged; publish the version again") from error
     return replace(inspection, certificate=certificate if isinstance(certificate, dict) else {})
 

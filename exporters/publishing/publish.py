@@ -29,9 +29,10 @@ from modelport.exporters.publishing.contract import PublishedVersion, check_cont
 from modelport.exporters.publishing.file_errors import STAGING_PREFIX
 from modelport.exporters.runtime.interruption import finally_call
 from modelport.gateway.errors import ModelportError
-from modelport.gateway.repository import config, manifest, signing
+from modelport.gateway.repository import config, manifest, signing, untrusted_files
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.scan import VERSION_NAME
+from modelport.gateway.repository.scan import MAX_CONFIG_BYTES, VERSION_NAME
+from modelport.gateway.repository.signing import MAX_CERTIFICATE_BYTES
 from modelport.gateway.repository.storage.location import Location
 
 _STAGED_MODEL = "model"
@@ -148,7 +149,8 @@ def _existing_versions(target: Path, wanted: ModelConfig) -> set[int]:
     if _is_new(target):
         return set()
     try:
-        check_contract((target / config.FILENAME).read_bytes(), wanted)
+        content = untrusted_files.read(target / config.FILENAME, MAX_CONFIG_BYTES)
+        check_contract(content, wanted)
     except (FileNotFoundError, NotADirectoryError):
         check_contract(None, wanted)
     return {int(p.name) for p in target.iterdir() if VERSION_NAME.match(p.name)}
@@ -163,7 +165,7 @@ def certificate_of(repository: Path | Location, name: str, version: int) -> dict
 
             content = object_storage.read(repository, path)
         else:
-            content = (repository / path).read_bytes()
+            content = untrusted_files.read(repository / path, MAX_CERTIFICATE_BYTES)
         found = json.loads(content)
     except (OSError, ValueError, RecursionError, ModelportError):
         return {}

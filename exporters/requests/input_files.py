@@ -8,37 +8,46 @@ from __future__ import annotations
 import base64
 import json
 import math
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from modelport.exporters.requests.random_inputs import model_dims
-from modelport.gateway.cli.errors import UsageError
+from modelport.exporters.requests.random_inputs import MOST_OF_MEMORY, model_dims, physical_memory
+from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 
+#: Size of a file of requests; larger inputs belong into an ``.npz``.
+MOST_BYTES = 1 << 30
 #: Kinds of numbers in JSON that are values of a datatype, by its kind.
 _ACCEPTED = {"f": "iuf", "i": "iu", "u": "iu", "b": "b"}
 
 
-def read_arrays(path: Path, flag: str) -> dict[str, Array]:
+def read_arrays(path: Path, flag: str = "") -> dict[str, Array]:
     """All arrays of an ``.npz`` file; nothing in it is executed.
 
     Raises:
-        UsageError: it cannot be read; the message names ``flag``.
+        UsageError: it cannot be read, or does not fit into memory; the message names ``flag``.
     """
+    flag += " " if flag else ""
     try:
         if not zip_guard.is_zip(path):
             raise ValueError("it is not a zip archive")
         zip_guard.check(path)
+        with zipfile.ZipFile(path) as archive:
+            needed = sum(member.file_size for member in archive.infolist())
+        if needed > MOST_OF_MEMORY * physical_memory():
+            raise ValueError(f"its arrays take {needed / 1e9:.1f} GB, too much of this machine's")
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except Exception as error:  # a damaged file can raise almost anything
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
         raise UsageError(
-            f"{flag} '{path}' is not a readable .npz file: {reason}; write one with numpy.savez"
+            f"{flag}'{path}' is not a readable .npz file: {reason}; write one with numpy.savez"
         ) from error
 
 
@@ -90,7 +99,7 @@ def read_requests(path: Path, signature: ModelSignature, flag: str) -> Iterator[
     """
     batched = signature.max_batch_size > 0
     try:
-        text = path.read_text()
+        text = untrusted_files.read_text(path, MOST_BYTES)
         lines = text.splitlines() if path.suffix == ".jsonl" else [text]
         documents = [json.loads(line) for line in lines if line.strip()]
         entries = [entry for document in documents for entry in _tensors(document, signature)]

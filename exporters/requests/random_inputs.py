@@ -28,7 +28,8 @@ THREE_SIGMA = 3.0  # corners of a float input without a range, which is standard
 #: The quietest sound of 16-bit samples, and the loudest of standardised ones.
 FAINT, LOUD = 2.0**-15, 3.0
 
-#: Share of the machine's memory that the inputs of one batch may take; a model needs some, too.
+#: Share of the machine's memory that the inputs of one batch, or the arrays of a file, may take; a
+#: model needs some, too.
 MOST_OF_MEMORY = 0.25
 
 WHOLE_ROWS = 0.25  # share of a random mask's rows without padding
@@ -145,13 +146,17 @@ def _check_memory(
         math.prod(shapes[spec.name]) * NUMPY_DTYPES[spec.datatype].itemsize
         for spec in signature.inputs
     )
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > MOST_OF_MEMORY * memory:
+    if needed > MOST_OF_MEMORY * physical_memory():
         listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise UsageError(
             f"the inputs of one batch ({listed}) take {needed / 1e9:.1f} GB, too much of this "
             "machine's memory; lower --max-batch-size, or the sizes of the inputs"
         )
+
+
+def physical_memory() -> int:
+    """The bytes of this machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def counts_positions(spec: TensorSpec) -> bool:

@@ -34,7 +34,7 @@ from modelport.exporters.loaded_model import Reference
 from modelport.exporters.model_spec import Sampler
 from modelport.exporters.requests.random_inputs import name_axes, sizes_of
 from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.repository import manifest, signing, signing_keys
+from modelport.gateway.repository import manifest, signing, signing_keys, untrusted_files
 from modelport.gateway.types import Array, ModelSignature, TensorSpec
 
 #: Called with the requests done and the total.
@@ -133,7 +133,8 @@ def add(version: Path, samples: dict[str, Any], key: signing_keys.PrivateKey | N
         key: signs the certificate; required for a signed version.
     """
     path = version / signing.CERTIFICATE
-    certificate = json.loads(path.read_bytes()) | {"samples": samples}
+    certificate = json.loads(untrusted_files.read(path, signing.MAX_CERTIFICATE_BYTES))
+    certificate |= {"samples": samples}
     write(path, certificate, indent=2)
     if key is not None:
         signing.sign(version, key)

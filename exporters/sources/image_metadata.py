@@ -11,6 +11,8 @@ from modelport.exporters.model_spec import Decision
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference import images
+from modelport.gateway.repository import untrusted_files
+from modelport.gateway.repository.scan import MAX_LABEL_BYTES
 from modelport.gateway.types import ModelSignature, TensorSpec
 
 
@@ -57,7 +59,8 @@ def _check(signature: ModelSignature, parameters: Mapping[str, str], flag: str) 
 
 def _names(path: Path) -> tuple[str, ...]:
     try:
-        names = tuple(line.strip() for line in path.read_text().splitlines())
+        text = untrusted_files.read_text(path, MAX_LABEL_BYTES)
+        names = tuple(line.strip() for line in text.splitlines())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise UsageError(f"--labels '{path}' cannot be read: {reason}") from error

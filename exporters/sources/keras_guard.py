@@ -23,6 +23,7 @@ import h5py
 
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.artifact_checks import zip_guard
 
 CONFIG = "config.json"
@@ -88,7 +89,7 @@ def read_config(path: Path) -> dict[str, Any]:
         UsageError: the file is of an older kind.
         IntegrityError: the file is damaged, a bomb, or names code other than modelling code.
     """
-    with _translated(path), path.open("rb") as file:
+    with _translated(path), untrusted_files.open_file(path) as file:
         if file.read(len(HDF5)) == HDF5:
             raise hdf5_refusal(path)
     with _translated(path), zipfile.ZipFile(path) as archive:
@@ -209,6 +210,7 @@ def open_weights(path: Path) -> Iterator[h5py.File]:
         IntegrityError: the file has no weights, or is damaged.
     """
     with _translated(path):
+        untrusted_files.open_file(path).close()  # HDF5 would wait for the writer of a pipe
         if path.suffix.lower() == ".keras":
             with zipfile.ZipFile(path) as archive:
                 _check_members(path, archive)

@@ -11,9 +11,9 @@ import numpy as np
 
 from modelport.exporters.loaded_model import Framework, Origin, Source
 from modelport.exporters.model_spec import ModelSpec
+from modelport.exporters.requests import input_files
 from modelport.exporters.sources import SourceRequest
-from modelport.gateway.cli.errors import UsageError, first_line
-from modelport.gateway.repository.artifact_checks import zip_guard
+from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
 
@@ -67,14 +67,8 @@ def load(request: SourceRequest) -> Source:
 
 
 def _read(path: Path) -> dict[str, Array]:
-    try:
-        zip_guard.check(path)
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: np.ascontiguousarray(file[name]) for name in file.files}
-    except Exception as error:  # a damaged file can raise almost anything
-        raise UsageError(
-            f"'{path}' is not a readable .npz file: {first_line(error)}; write one with numpy.savez"
-        ) from error
+    read = input_files.read_arrays(path)
+    arrays = {name: np.ascontiguousarray(array) for name, array in read.items()}
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) != 1 or not all(lengths.values()):
         raise UsageError(f"'{path}': the numbers of rows differ or are 0: {lengths}")

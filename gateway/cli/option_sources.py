@@ -22,6 +22,7 @@ import click
 from click.core import ParameterSource
 
 from modelport.gateway.cli.errors import suggestion
+from modelport.gateway.repository import untrusted_files
 
 MAX_FILE_BYTES = 1024 * 1024
 EPILOG = (
@@ -55,11 +56,7 @@ def read(file: Path) -> dict[str, Any]:
         click.UsageError: the file cannot be read, or is not TOML.
     """
     try:
-        with file.open("rb") as stream:
-            content = stream.read(MAX_FILE_BYTES + 1)
-        if len(content) > MAX_FILE_BYTES:
-            raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
-        return tomllib.loads(content.decode())
+        return tomllib.loads(untrusted_files.read_text(file, MAX_FILE_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise click.UsageError(f"--config '{file}' cannot be read: {reason}") from error

@@ -43,6 +43,19 @@ def read(path: Path, most: int) -> bytes:
     raise IntegrityError(f"'{path.name}' is larger than {most} bytes")
 
 
+def read_text(path: Path, most: int) -> str:
+    """The text of a regular file of at most ``most`` bytes of UTF-8.
+
+    Raises:
+        OSError: it cannot be read, or is larger.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    try:
+        return read(path, most).decode()
+    except IntegrityError as error:
+        raise OSError(errno.EFBIG, f"it is larger than {most} bytes", str(path)) from error
+
+
 def below(folder: Path) -> Iterator[str]:
     """Every file below ``folder`` as a POSIX path relative to it, in order.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.repository import untrusted_files
 from modelport.loadtests.compare.plan import Variant
 from modelport.loadtests.compare.result import Absent
 from modelport.loadtests.serving.gateway import newest_version
@@ -23,6 +24,7 @@ from modelport.loadtests.system.modelport_command import (
     modelport,
 )
 
+MOST_CERTIFICATE_BYTES = 16 << 20
 #: A new version of one of these libraries requires new artifacts.
 LIBRARIES = (
     "modelport",
@@ -105,7 +107,7 @@ def key_of(checkpoint: ComparedCheckpoint) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
+    with untrusted_files.open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -187,7 +189,7 @@ def published(folder: Path, version: str = "", variant: Variant | None = None) -
     number = version or newest_version(folder)
     file = folder / number / "certificate.json"
     try:
-        document = json.loads(file.read_text())
+        document = json.loads(untrusted_files.read_text(file, MOST_CERTIFICATE_BYTES))
         artifact = document["artifact"]
         found = Variant(
             artifact["format"],

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from modelport.gateway.repository import untrusted_files
 from modelport.loadtests.compare.result import Comparison
 from modelport.loadtests.report import marked_block
 
 FORMAT = "modelport-comparison/1"
+MOST_BYTES = 1 << 28
 
 
 class BadDocument(ValueError):
@@ -49,7 +51,7 @@ def read(path: Path) -> Comparison:
         BadDocument: the file cannot be read, or is not a comparison.
     """
     try:
-        return from_dict(json.loads(path.read_text()))
+        return from_dict(json.loads(untrusted_files.read_text(path, MOST_BYTES)))
     except OSError as error:
         raise BadDocument(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:

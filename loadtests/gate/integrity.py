@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.repository import untrusted_files
 from modelport.gateway.slo import CertificateSettings
 from modelport.loadtests.gate.baseline_and_candidate import Published
 from modelport.loadtests.gate.decision import Question
@@ -17,6 +18,7 @@ from modelport.loadtests.report.checks import CheckStatus
 from modelport.loadtests.system.modelport_command import INTEGRITY, INTERRUPTED, Failed, modelport
 
 CERTIFICATE = "certificate.json"
+MOST_CERTIFICATE_BYTES = 16 << 20
 SAMPLES = "samples.json"
 
 
@@ -57,7 +59,9 @@ def failed(problem: str) -> Question:
 def read(published: Published) -> dict[str, Any]:
     """Read the certificate; empty if it is missing or cannot be read."""
     try:
-        found = json.loads((published.path / CERTIFICATE).read_text())
+        found = json.loads(
+            untrusted_files.read_text(published.path / CERTIFICATE, MOST_CERTIFICATE_BYTES)
+        )
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -95,7 +99,7 @@ def recording(side: Published) -> Payloads | None:
     if not isinstance(listed, dict):
         return None
     try:
-        with path.open("rb") as file:
+        with untrusted_files.open_file(path) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != listed.get("sha256"):
                 raise UsageError(f"'{path}' does not match its certificate")
         return payloads.read(path)

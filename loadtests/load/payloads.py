@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from modelport.gateway.repository import untrusted_files
+
 if TYPE_CHECKING:
     from modelport.loadtests.users.signature import RequestSignature
 
@@ -39,6 +41,10 @@ Tensors = Mapping[str, Array]
 
 #: Name of the true labels in an ``.npz``.
 LABELS = "labels"
+#: Size of the arrays in an ``.npz``, which compression makes small.
+MOST_ARRAY_BYTES = 1 << 33
+#: Size of a file of requests; larger inputs belong into an ``.npz``.
+MOST_BYTES = 1 << 30
 #: Batches of other sizes and other kernels differ in the last bits.
 ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-4, 1e-3
 DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -149,7 +155,7 @@ def read(path: Path, signature: RequestSignature | None = None, batch_size: int 
     try:
         if path.suffix == ".npz":
             return _read_npz(path, signature, batch_size)
-        text = path.read_text()
+        text = untrusted_files.read_text(path, MOST_BYTES)
         if path.suffix == ".jsonl":
             documents = [json.loads(line) for line in text.splitlines() if line.strip()]
         else:
@@ -184,7 +190,7 @@ def needs_signature(path: Path) -> bool:
     if path.suffix == ".jsonl":
         return False
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(untrusted_files.read_text(path, MOST_BYTES))
     except UNREADABLE as error:
         raise _no_requests(path, error) from error
     return isinstance(document, dict) and "data" in document and "modelport" not in document
@@ -320,7 +326,13 @@ def _oip_tensors(entries: Sequence[Any]) -> dict[str, Array]:
 
 def _read_npz(path: Path, signature: RequestSignature | None, batch_size: int) -> Payloads:
     # NumPy leaves a damaged file open if it opened the file itself.
-    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+    with untrusted_files.open_file(path) as opened:
+        with zipfile.ZipFile(opened) as archive:
+            needed = sum(member.file_size for member in archive.infolist())
+        if needed > MOST_ARRAY_BYTES:
+            raise BadPayload(f"its arrays have {needed} bytes, more than {MOST_ARRAY_BYTES}")
+        opened.seek(0)
+        file = np.load(opened, allow_pickle=False)
         arrays = {name: file[name] for name in file.files}
     if signature is None:
         raise BadPayload("needs the model's signature; give --config with its config.pbtxt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 from pathlib import Path
 
@@ -358,3 +359,15 @@ def test_rows_and_answers_of_an_npz_must_be_as_many(tmp_path: Path) -> None:
     np.savez(tmp_path / "rows.npz", x=np.zeros((4, 1), "f4"), y=np.zeros((3, 1), "f4"))
     with pytest.raises(BadPayload, match="different numbers of rows"):
         payloads.read(tmp_path / "rows.npz", signature.read_file(tmp_path / "config.pbtxt"))
+
+
+@pytest.mark.parametrize("name", ["requests.json", "requests.jsonl", "rows.npz"])
+def test_a_pipe_or_a_file_of_gigabytes_holds_no_requests(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(BadPayload, match="it is not a regular file"):
+        payloads.read(tmp_path / name, None, 1)
+    (tmp_path / name).unlink()
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(64 << 30)
+    with pytest.raises(BadPayload, match=r"it is larger than|File is not a zip file"):
+        payloads.read(tmp_path / name, None, 1)

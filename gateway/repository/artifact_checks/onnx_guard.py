@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.artifact_checks import inlined_size
 
 #: The domains of ONNX and of every build of ONNX Runtime.
@@ -45,7 +46,7 @@ def check(path: Path) -> None:
         IntegrityError: naming the operator or the file; or it is not an ONNX file.
     """
     try:
-        with path.open("rb") as file:
+        with untrusted_files.open_file(path) as file:
             if not os.fstat(file.fileno()).st_size:
                 raise _damaged(path)
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

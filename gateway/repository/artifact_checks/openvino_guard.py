@@ -14,6 +14,7 @@ from pathlib import Path
 from xml.parsers import expat
 
 from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository import untrusted_files
 
 ROOT = "net"
 CONSTANT = "Const"
@@ -115,7 +116,7 @@ def layers(path: Path) -> Iterator[Layer]:
     """
     reader = _LayerReader(path)
     try:
-        with path.open("rb") as file:
+        with untrusted_files.open_file(path) as file:
             if file.read(1) != b"<":  # expat would honour the mark of another encoding
                 raise damaged(path, "it does not start with '<'")
             file.seek(0)

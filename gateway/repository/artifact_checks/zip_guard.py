@@ -70,7 +70,7 @@ def check(path: Path, one_root: bool = False) -> None:
         OSError: the file cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with untrusted_files.open_file(path) as file:
             _check(file, one_root)
     except _Ambiguous as error:
         raise IntegrityError(
