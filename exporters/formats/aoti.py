@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import shlex
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from modelport.exporters.formats.pt2 import program
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import TorchParitySession, by_position, signature_of
 from modelport.exporters.loaded_model import Source
+from modelport.exporters.publishing.temporary_folder import temporary_folder
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks.torch_archive import (
@@ -54,7 +54,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
     draft = io.BytesIO()
     with torch_errors.translated("torch._inductor"):
         # A failed compilation leaves its files; the folder around them is removed in any case.
-        with quiet(), tempfile.TemporaryDirectory() as folder, fresh_cache(dir=folder):
+        with quiet(), temporary_folder() as folder, fresh_cache(dir=str(folder)):
             torch._inductor.aoti_compile_and_package(
                 program(source, target),
                 package_path=draft,

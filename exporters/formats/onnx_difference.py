@@ -7,7 +7,6 @@ batch, and the first that differs is where they part.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from modelport.exporters.formats.onnx_session import OnnxParitySession
+from modelport.exporters.publishing.temporary_folder import temporary_folder
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.types import Array, ModelSignature
 
@@ -56,8 +56,8 @@ def _values_of(path: Path, names: set[str], inputs: Mapping[str, Array]) -> dict
             for value in node.outputs
             if value.name in names - given and value.type is not None
         )
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, path.name)
+    with temporary_folder() as folder:
+        copy = folder / path.name
         onnx_ir.save(model, copy, external_data=f"{copy.name}.data")
         return OnnxParitySession(copy)(inputs)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,8 @@ from modelport.exporters.keras_ports import KerasPort, find_port
 from modelport.exporters.keras_ports.weights import extract, port
 from modelport.exporters.loaded_model import Framework
 from modelport.exporters.model_spec import ModelSpec
-from modelport.exporters.publishing.file_errors import STAGING_PREFIX, writing_to
+from modelport.exporters.publishing.file_errors import writing_to
+from modelport.exporters.publishing.temporary_folder import temporary_folder
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import checkpoint
 from modelport.gateway.cli.errors import ParityError, UsageError
@@ -92,9 +92,8 @@ def _write_proven(
     request: ConvertRequest, pair: Pair, source: Side, progress: Progress
 ) -> ConversionReport:
     """Write the target, read it again, and prove what was read."""
-    place = request.target.parent
-    with tempfile.TemporaryDirectory(prefix=STAGING_PREFIX, dir=place) as folder:
-        written = Path(folder, request.target.name)
+    with temporary_folder(request.target.parent) as folder:
+        written = folder / request.target.name
         progress("writing", 0, 0)
         _write(pair, written)
         result = _prove(request, pair, source, open_side(written, request.model), progress)

@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from modelport.exporters.keras_conversion.output_comparison import (
     ProbeRow,
 )
 from modelport.exporters.keras_conversion.weight_comparison import TensorRow
-from modelport.exporters.publishing.file_errors import STAGING_PREFIX
+from modelport.exporters.publishing.temporary_folder import temporary_folder
 
 FORMAT = "modelport-conversion/1"
 SUFFIX = ".report.json"
@@ -92,8 +91,8 @@ def write(report: ConversionReport, path: Path) -> None:
         },
     }
     text = json.dumps(_finite(content), indent=2, allow_nan=False) + "\n"
-    with tempfile.TemporaryDirectory(prefix=STAGING_PREFIX, dir=path.parent) as folder:
-        written = Path(folder, path.name)
+    with temporary_folder(path.parent) as folder:
+        written = folder / path.name
         written.write_text(text)
         os.replace(written, path)
 

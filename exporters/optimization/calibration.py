@@ -18,6 +18,8 @@ from modelport.gateway.types import Array, TensorSpec
 FLAG = "--calibrate"
 #: Fewer rows say little about the ranges of activations.
 FEWEST_ROWS = 8
+#: More say nothing new, and calibrators keep the activations of all.
+MOST_ROWS = 1 << 14
 #: Rows per batch, unless the model's largest batch is smaller.
 BATCH = 8
 
@@ -36,7 +38,7 @@ def read(paths: Sequence[Path], source: Source) -> CalibrationData:
 
     Raises:
         UsageError: a file cannot be read, an input does not fit or is not finite, or there are
-            too few rows.
+            too few rows or too many.
     """
     batches = [batch for path in paths for batch in _read(path, source)]
     batched = source.signature.max_batch_size > 0
@@ -45,6 +47,11 @@ def read(paths: Sequence[Path], source: Source) -> CalibrationData:
         raise UsageError(
             f"{FLAG} {' '.join(map(str, paths))}: {rows} rows of inputs are too few to find the "
             f"ranges of activations; give {FEWEST_ROWS} or more, a hundred or so"
+        )
+    if rows > MOST_ROWS:
+        raise UsageError(
+            f"{FLAG} {' '.join(map(str, paths))}: {rows} rows of inputs are more than {MOST_ROWS}; "
+            "give a hundred or so"
         )
     return CalibrationData(
         tuple(Origin(path.name, sha256_of(path)) for path in paths), tuple(batches), rows

@@ -7,14 +7,13 @@ The version was verified, and may be a copy without the model's folder around it
 from __future__ import annotations
 
 import importlib
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from modelport.exporters.packaging import SERVERS, PackageTarget
 from modelport.exporters.packaging.package import check_format
 from modelport.exporters.packaging.selection import SelectedModel
-from modelport.exporters.publishing.file_errors import STAGING_PREFIX
+from modelport.exporters.publishing.temporary_folder import temporary_folder
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
@@ -36,8 +35,8 @@ def write(
     """
     row = SERVERS[server]
     packager = importlib.import_module(row.module)
-    with tempfile.TemporaryDirectory(prefix=STAGING_PREFIX, dir=target.parent) as folder:
-        model = _model(name, version, path, config, Path(folder))
+    with temporary_folder(target.parent) as folder:
+        model = _model(name, version, path, config, folder)
         _write(model, server, row, packager, target)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from modelport.exporters.packaging import SERVERS, PackageTarget
 from modelport.exporters.packaging.selection import SelectedModel, select
-from modelport.exporters.publishing.file_errors import STAGING_PREFIX, writing_to
+from modelport.exporters.publishing.file_errors import writing_to
+from modelport.exporters.publishing.temporary_folder import temporary_folder
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, Unsupported
 from modelport.gateway.repository import untrusted_files
@@ -69,9 +69,9 @@ def package(path: Path, server: str, output: Path, base_path: str | None = None)
         )
     with (
         writing_to(output, "choose another --output"),
-        tempfile.TemporaryDirectory(prefix=STAGING_PREFIX, dir=output.parent) as staging,
+        temporary_folder(output.parent) as staging,
     ):
-        staged = Path(staging) / output.name
+        staged = staging / output.name
         packager.write(fitting, staged, base_path or str(output.absolute()))
         _place(staged, output)
     versions = {model.name: tuple(sorted(model.versions)) for model in fitting}

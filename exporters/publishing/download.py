@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from modelport.exporters.publishing.temporary_folder import temporary_folder
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.repository import manifest
 from modelport.gateway.repository.config import WARMUP
@@ -40,8 +40,8 @@ def copied(location: Location) -> Iterator[Path]:
         raise UsageError(f"'{location}' is neither a published version nor a model that has one")
     if number in found.problems:
         raise UsageError(f"'{location}' cannot be verified: {found.problems[number]}")
-    with tempfile.TemporaryDirectory(prefix="modelport-") as temporary:
-        version = Path(temporary) / name / str(number)
+    with temporary_folder() as temporary:
+        version = temporary / name / str(number)
         for file, each in files_of_version(versions[number]).items():
             objects.download(f"{number}/{file}", each, version / file)
         for file, each in found.beside.items():

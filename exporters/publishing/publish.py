@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import functools
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +23,7 @@ from typing import Any
 
 from modelport.exporters.proof import certificate
 from modelport.exporters.publishing.contract import PublishedVersion, check_contract, next_version
-from modelport.exporters.publishing.file_errors import STAGING_PREFIX
+from modelport.exporters.publishing.temporary_folder import temporary_folder
 from modelport.exporters.runtime.interruption import finally_call
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import config, manifest, signing, untrusted_files
@@ -49,20 +46,19 @@ def staging(repository: Path | Location) -> Iterator[Path]:
     The folder is removed afterwards, and so is a repository that was created for it and not used.
     """
     if isinstance(repository, Location):
-        with tempfile.TemporaryDirectory(prefix=STAGING_PREFIX) as temporary:
-            version = Path(temporary) / _STAGED_MODEL / _STAGED_VERSION
+        with temporary_folder() as folder:
+            version = folder / _STAGED_MODEL / _STAGED_VERSION
             version.mkdir(parents=True)
             yield version
         return
     created = _make_folders(repository)
-    _sweep(repository)
 
     def remove_created() -> None:
         for path in created:
             with contextlib.suppress(OSError):  # not empty: someone published
                 path.rmdir()
 
-    with finally_call(remove_created), _locked_folder(repository) as folder:
+    with finally_call(remove_created), temporary_folder(repository) as folder:
         version = folder / _STAGED_MODEL / _STAGED_VERSION
         version.mkdir(parents=True)
         yield version
@@ -188,37 +184,6 @@ def _make_folders(path: Path) -> list[Path]:
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     return missing
-
-
-@contextlib.contextmanager
-def _locked_folder(repository: Path) -> Iterator[Path]:
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=repository))
-        try:
-            descriptor = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:  # a sweeper was faster than this lock
-            continue
-        try:
-            with finally_call(functools.partial(shutil.rmtree, folder, ignore_errors=True)):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if not folder.exists():  # likewise
-                    continue
-                yield folder
-                return
-        finally:
-            os.close(descriptor)
-
-
-def _sweep(repository: Path) -> None:
-    """Remove the staging folders of dead publishers."""
-    for folder in repository.glob(f"{STAGING_PREFIX}*"):
-        with contextlib.suppress(OSError):  # locked by a living publisher, or removed meanwhile
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
 
 
 def _sync_tree(root: Path) -> None:

@@ -43,7 +43,10 @@ def read_arrays(path: Path, flag: str = "") -> dict[str, Array]:
         if needed > MOST_OF_MEMORY * physical_memory():
             raise ValueError(f"its arrays take {needed / 1e9:.1f} GB, too much of this machine's")
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
+        if other := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            raise ValueError(f"'{other[0]}' in it is no array")
+        return arrays
     except Exception as error:  # a damaged file can raise almost anything
         reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
         raise UsageError(

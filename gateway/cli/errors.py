@@ -38,6 +38,8 @@ from modelport.gateway.errors import (
 #: Longest message; the longest of modelport's own, a list of names, has about 1,000.
 MOST_CHARACTERS = 4000
 
+NO_MEMORY = "the memory, or the limit on it, is too small for this; give smaller inputs, or more"
+
 EXIT_FAILURE = 1  # none of the documented reasons: a bug, or the machine's fault
 
 
@@ -234,6 +236,8 @@ class OneLineCommand(click.Command):
             _fail(error)
         except BrokenPipeError:  # the reader of the output has gone; click exits without a message
             raise
+        except MemoryError as error:
+            _fail(RuntimeError(NO_MEMORY), error)
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and _is_library(error):
                 _fail(missing_extra(error), error)

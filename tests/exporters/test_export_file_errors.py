@@ -14,8 +14,7 @@ import torch
 from click.testing import Result
 
 import modelport.exporters.formats.onnx as formats_onnx
-from modelport.exporters.publishing import publish
-from modelport.exporters.publishing.file_errors import explained
+from modelport.exporters.publishing.file_errors import STAGING_PREFIX, explained
 from modelport.gateway.repository.storage import location
 from tests import commands
 
@@ -49,7 +48,7 @@ def test_the_folder_that_refuses_is_named_and_no_temporary_one(tmp_path: Path) -
     wanted = tmp_path / "data" / "models"
     said = str(explained(wanted, failed(errno.EACCES, wanted), "choose another --repository"))
     assert f"cannot write to '{wanted}': Permission denied in '{tmp_path}'; let user" in said
-    staged = tmp_path / f"{publish.STAGING_PREFIX}x1" / "model" / "1" / "model.onnx"
+    staged = tmp_path / f"{STAGING_PREFIX}x1" / "model" / "1" / "model.onnx"
     staged.parent.mkdir(parents=True)
     said = str(explained(tmp_path, failed(errno.ENOSPC, staged), "choose another --repository"))
     assert said.startswith(f"cannot write to '{tmp_path}': No space left on device; free space")
@@ -79,7 +78,7 @@ def test_a_read_only_repository_is_not_called_full(
         raise failed(errno.EROFS, dir / ".modelport-x")
 
     (tmp_path / "repository").mkdir()
-    monkeypatch.setattr(publish.tempfile, "mkdtemp", refused)
+    monkeypatch.setattr(tempfile, "mkdtemp", refused)
     done = invoke(fraud_checkpoint)
     assert done.exit_code == 2
     assert done.stderr == (

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from click.testing import Result
 
 import modelport.exporters.formats.onnx as formats_onnx
 from modelport.exporters.publishing.file_errors import STAGING_PREFIX
+from modelport.exporters.publishing.temporary_folder import temporary_folder
 
 Invoke = Callable[..., Result]
 ENDS = {
@@ -120,3 +122,22 @@ def test_a_command_ends_even_if_its_thread_does_not_hear_the_signal(
     code, word = ENDS[number]
     assert (process.returncode, said) == (code, f"modelport: error: {word}\n")
     assert not (tmp_path / "repository").exists()
+
+
+def test_a_killed_process_leaves_one_folder_which_the_next_one_removes(tmp_path: Path) -> None:
+    code = """
+        import os, signal, sys
+        from pathlib import Path
+        from modelport.exporters.publishing.temporary_folder import temporary_folder
+        with temporary_folder(Path(sys.argv[1])) as folder:
+            folder.joinpath("half").write_bytes(b"half an artifact")
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with temporary_folder(tmp_path) as alive:
+        for _ in range(2):
+            subprocess.run([sys.executable, "-c", textwrap.dedent(code), tmp_path], check=False)
+            (killed,) = set(tmp_path.iterdir()) - {alive}
+            assert (killed / "half").exists()
+    with temporary_folder(tmp_path) as folder:
+        assert list(tmp_path.iterdir()) == [folder]
+    assert list(tmp_path.iterdir()) == []

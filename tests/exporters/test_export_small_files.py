@@ -17,8 +17,9 @@ from click.testing import CliRunner
 from torch import nn
 
 from modelport.cli import modelport
+from modelport.exporters import api
 from modelport.exporters.requests import input_files
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.cli.errors import NO_MEMORY, UsageError
 
 FACTORY = "tests.exporters.test_export_small_files:build"
 #: Memory that a command may take beyond what the test has.
@@ -118,3 +119,31 @@ def test_arrays_that_do_not_fit_into_memory_are_not_unpacked(tmp_path: Path) -> 
     path.write_bytes(bytes(content).replace(size, (3 << 30).to_bytes(4, "little")))
     with pytest.raises(UsageError, match=r"bomb.npz' is not a readable .npz file: its arrays take"):
         input_files.read_arrays(path, "--data")
+
+
+def test_a_member_that_is_no_array_is_named(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "notes.npz", "w") as archive:
+        archive.writestr("x.npy", b"hello")
+    with pytest.raises(
+        UsageError, match=r"--calibrate .*notes.npz' is not .* 'x' in it is no array"
+    ):
+        input_files.read_arrays(tmp_path / "notes.npz", "--calibrate")
+
+
+def test_far_more_rows_than_calibration_needs_are_refused(tmp_path: Path) -> None:
+    torch.save(build().state_dict(), tmp_path / "m.pt")
+    np.savez_compressed(tmp_path / "many.npz", x=np.zeros((1 << 20, 4), np.float32))
+    words = [word.format(tmp_path) for word in STATIC] + [str(tmp_path / "many.npz")]
+    done = CliRunner().invoke(modelport, words)
+    assert (done.exit_code, "1048576 rows of inputs are more than" in done.stderr) == (2, True)
+
+
+def test_memory_that_does_not_suffice_is_no_error_of_modelport(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(api, "export", exhausted)
+    done = CliRunner().invoke(modelport, [word.format(tmp_path) for word in EXPORT])
+    assert (done.exit_code, done.stderr) == (1, f"modelport: error: {NO_MEMORY}\n")
