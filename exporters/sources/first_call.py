@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from modelport.exporters.sources import randomness
+from modelport.exporters.sources.shared_state import SharedState, differ
 from modelport.gateway.errors import Unsupported
 
 #: Weights of more values are shared by copies; state of a model is smaller.
 MOST_COPIED = 1 << 16
-#: Containers and objects within each other that are compared; attributes that a message lists.
-MOST_LEVELS, MOST_NAMED = 8, 3
-
-_CODE = (types.FunctionType, types.MethodType, functools.partial)
+MOST_NAMED = 3  # how many attributes a message lists
 
 Answer = Callable[[nn.Module], Mapping[str, Tensor]]
 
@@ -64,8 +60,11 @@ def sharing_weights(module: nn.Module, other: nn.Module) -> nn.Module:
     return module
 
 
-def check(module: nn.Module, fresh: nn.Module, answer: Answer) -> None:
+def check(module: nn.Module, fresh: nn.Module, shared: SharedState, answer: Answer) -> None:
     """Compare the answers of ``module``, which was called, with those of a ``fresh`` one.
+
+    Args:
+        shared: what both share, as it was before the first call.
 
     Raises:
         Unsupported: they differ, because the model draws random numbers or keeps state.
@@ -73,6 +72,8 @@ def check(module: nn.Module, fresh: nn.Module, answer: Answer) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         used = _tried(module, answer)
+        kept = shared.values()
+        shared.restore()
         torch.manual_seed(2)
         first = _tried(fresh, answer)
     if used is None and first is None:
@@ -82,7 +83,9 @@ def check(module: nn.Module, fresh: nn.Module, answer: Answer) -> None:
         return
     if used is not None:
         randomness.check(module, lambda: answer(module))
-    named = list(differences(module, fresh))
+    now = shared.values()
+    named = [name for name, value in kept.items() if differ(value, now.get(name))]
+    named += differences(module, fresh)
     listed = ", ".join(f"'{name}'" for name in named[:MOST_NAMED])
     rest = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
     subject = f"output '{wrong[0]}' depends" if wrong else "success depends"
@@ -101,6 +104,11 @@ def _tried(module: nn.Module, answer: Answer) -> Mapping[str, Tensor] | None:
         return None
 
 
+def has_changed(module: nn.Module, unused: nn.Module, shared: SharedState) -> bool:
+    """Whether a call has changed anything of ``module``, of which ``unused`` is a copy."""
+    return any(differences(module, unused)) or differ(shared.before, shared.values())
+
+
 def differences(module: nn.Module, other: nn.Module) -> Iterator[str]:
     """The attributes in which a module and its copy differ."""
     others = dict(other.named_modules())
@@ -110,7 +118,7 @@ def differences(module: nn.Module, other: nn.Module) -> Iterator[str]:
             yield path
             continue
         for name in dict.fromkeys((*_state(part), *_state(theirs))):
-            if _differ(_state(part).get(name), _state(theirs).get(name), MOST_LEVELS):
+            if differ(_state(part).get(name), _state(theirs).get(name)):
                 yield f"{path}.{name}".lstrip(".")
 
 
@@ -118,26 +126,3 @@ def _state(part: nn.Module) -> dict[str, Any]:
     """The part's own attributes, parameters and buffers, but not the parts below it."""
     own = {name: value for name, value in vars(part).items() if name not in vars(nn.Module())}
     return {**own, **part._buffers, **part._parameters}
-
-
-def _differ(first: Any, second: Any, levels: int) -> bool:
-    if first is second or isinstance(first, (nn.Module, *_CODE)) or not levels:
-        return False
-    if type(first) is not type(second):
-        return True
-    if isinstance(first, Tensor):
-        same_form = (first.shape, first.dtype) == (second.shape, second.dtype)
-        return not same_form or bool(randomness.differing({"": first}, {"": second}))
-    if isinstance(first, np.ndarray):
-        return not np.array_equal(first, second)
-    if isinstance(first, Mapping):
-        return list(map(repr, first)) != list(map(repr, second)) or any(
-            _differ(a, b, levels - 1) for a, b in zip(first.values(), second.values(), strict=True)
-        )
-    if isinstance(first, list | tuple):
-        return len(first) != len(second) or any(
-            _differ(a, b, levels - 1) for a, b in zip(first, second, strict=True)
-        )
-    if isinstance(first, int | float | complex | str | bytes | set | frozenset):
-        return bool(first != second)
-    return _differ(getattr(first, "__dict__", None), getattr(second, "__dict__", None), levels - 1)

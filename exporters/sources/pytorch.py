@@ -25,6 +25,7 @@ from modelport.exporters.sources import (
     randomness,
     signature_inference,
 )
+from modelport.exporters.sources.shared_state import SharedState
 from modelport.exporters.sources.torch_diagnostics import TorchDiagnostics
 from modelport.exporters.sources.torch_eager import (
     Adapted,
@@ -73,6 +74,8 @@ def load(request: SourceRequest) -> Source:
         raise UsageError(f"--model '{request.model}' declares its own masks; omit --mask")
     origins = (Origin(read.filename, read.sha256),)
 
+    shared = SharedState(module)
+
     def rebuilt() -> nn.Module:
         assert request.model is not None
         with quiet():
@@ -87,7 +90,7 @@ def load(request: SourceRequest) -> Source:
         if not request.inputs:
             check_batch(spec.signature_of(found, tried, 1), request)
         signature = spec.signature_of(found, tried, request.max_batch_size)
-        return source(module, found, signature, origins, kwargs, rebuilt=rebuilt)
+        return source(module, found, signature, origins, kwargs, rebuilt=rebuilt, shared=shared)
 
     return _at_full_precision(module, declared, request, described)
 
@@ -154,11 +157,13 @@ def source(
     model_kwargs: Mapping[str, Any] | None = None,
     labels: tuple[str, ...] = (),
     rebuilt: Callable[[], nn.Module] | None = None,
+    shared: SharedState | None = None,
 ) -> Source:
     """A ``Source`` of ``module``, whose weights are loaded.
 
     Args:
         rebuilt: builds the module again, for one that cannot be copied.
+        shared: what its copies share, as it was before any of them was called.
 
     Raises:
         UsageError: the spec's masks do not fit the signature.
@@ -166,7 +171,8 @@ def source(
     """
     attention_masks.check(signature, spec.masks)
     keywords = keywords_of(module, [x.name for x in signature.inputs])
-    results = _tried(module, spec, signature, keywords, rebuilt)
+    shared = SharedState(module) if shared is None else shared
+    results = _tried(module, spec, signature, keywords, rebuilt, shared)
     module, coarse = _adapted(module, signature, keywords, results)
     if coarse:
         spec = replace(spec, rtol=max(spec.rtol, BFLOAT16_STEP))
@@ -213,6 +219,7 @@ def _tried(
     signature: ModelSignature,
     keywords: Sequence[str] | None,
     rebuilt: Callable[[], nn.Module] | None,
+    shared: SharedState,
 ) -> Any:
     """The module's result for its smallest inputs; None if it fails on them, as the proof will.
 
@@ -226,10 +233,11 @@ def _tried(
         unused = first_call.copied(module)
         if unused is None and rebuilt is not None:
             unused = first_call.sharing_weights(rebuilt(), module)
+        shared.restore()
         results = _called(module, tensors[0], keywords)
         if unused is None:
             others: list[nn.Module] = []
-        elif not any(first_call.differences(module, unused)):
+        elif not first_call.has_changed(module, unused, shared):
             others = [unused]
         else:
             copies = (first_call.copied(unused) for _ in tensors[2:])
@@ -244,7 +252,7 @@ def _tried(
         def answer(asked: nn.Module, given: Sequence[Tensor] = given) -> Mapping[str, Tensor]:
             return named_tensors(_called(asked, given, keywords), names)
 
-        first_call.check(module, fresh, answer)
+        first_call.check(module, fresh, shared, answer)
     if not others:
         randomness.check(
             module, lambda: named_tensors(_called(module, tensors[0], keywords), names)

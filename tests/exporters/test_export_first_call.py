@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -153,6 +153,43 @@ class WithClosure(Keeps):
         self.forward = lambda x: self.fc(x) - self.kept(x)  # type: ignore[method-assign]
 
 
+class InClass(Keeps):
+    """In an attribute of the class."""
+
+    c: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.c
+
+    def kept(self, x: Tensor) -> Any:
+        if InClass.c is None:
+            InClass.c = x.mean()
+        return self.c
+
+
+class InListOfClass(Keeps):
+    """In a list that all modules share."""
+
+    every: ClassVar[list[Tensor]] = []
+
+    def kept(self, x: Tensor) -> Any:
+        self.every.append(x.mean())
+        return self.every[0]
+
+
+GLOBAL: Tensor | None = None
+
+
+class InGlobal(Keeps):
+    """In a global variable."""
+
+    def kept(self, x: Tensor) -> Any:
+        global GLOBAL
+        GLOBAL = x.mean() if GLOBAL is None else GLOBAL
+        return GLOBAL
+
+
 class Remembers(Keeps):
     """Caches what is the same for every input."""
 
@@ -173,6 +210,10 @@ class RemembersWithLock(Remembers):
 
 KEEPS: tuple[type[nn.Module], ...] = (Keeps, AsNumber, AsSign, AsSize, InList, InDict, InObject)
 KEEPS += (InLateBuffer, InBuffer, InWeight, WithLock, WithClosure)
+
+
+#: Those that keep it outside of the module, and the place.
+SHARED = {InClass: "InClass.c", InListOfClass: "InListOfClass.every", InGlobal: "GLOBAL"}
 
 
 def build(name: str) -> nn.Module:
@@ -202,6 +243,14 @@ def test_a_module_that_keeps_its_first_input_is_refused(
     with pytest.raises(Unsupported, match=r"depends on inputs of earlier calls.* keeps '1\.c'"):
         export(kind, tmp_path)
     assert not (tmp_path / "repository" / "m").exists()
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_a_module_that_keeps_its_first_input_elsewhere_is_refused(
+    kind: type[nn.Module], tmp_path: Path
+) -> None:
+    with pytest.raises(Unsupported, match=f"depends on inputs .* keeps '{SHARED[kind]}'"):
+        export(kind, tmp_path)
 
 
 @pytest.mark.parametrize("kind", [Remembers, RemembersWithLock])
