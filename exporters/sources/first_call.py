@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import inspect
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from modelport.gateway.errors import Unsupported
 #: Weights of more values are shared by copies; state of a model is smaller.
 MOST_COPIED = 1 << 16
 MOST_NAMED = 3  # how many attributes a message lists
+#: What every module has; parameters and buffers are among it.
+_INNER = frozenset(vars(nn.Module()))
 
 Answer = Callable[[nn.Module], Mapping[str, Tensor]]
 
@@ -40,11 +42,13 @@ def _calls(value: object, parts: Collection[int], levels: int = 4) -> bool:
     closure; such a function is not copied."""
     if not levels:
         return False
-    held: Iterable[Any] = ()
+    held: list[Any] = []
     if isinstance(value, dict):
-        held = value.values()
+        held = list(value.values())
     elif isinstance(value, types.FunctionType):
-        held = inspect.getclosurevars(value).nonlocals.values()
+        for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):  # it is empty
+                held.append(cell.cell_contents)
         if any({id(x), id(getattr(x, "__self__", None))} & set(parts) for x in held):
             return True
     return any(_calls(x, parts, levels - 1) for x in held if callable(x))
@@ -109,20 +113,21 @@ def has_changed(module: nn.Module, unused: nn.Module, shared: SharedState) -> bo
     return any(differences(module, unused)) or differ(shared.before, shared.values())
 
 
-def differences(module: nn.Module, other: nn.Module) -> Iterator[str]:
+def differences(module: nn.Module, unused: nn.Module) -> Iterator[str]:
     """The attributes in which a module and its copy differ."""
-    others = dict(other.named_modules())
+    others = dict(unused.named_modules())
     for path, part in module.named_modules():
         theirs = others.get(path)
         if theirs is None:
             yield path
             continue
-        for name in dict.fromkeys((*_state(part), *_state(theirs))):
-            if differ(_state(part).get(name), _state(theirs).get(name)):
+        own, other = _state(part), _state(theirs)
+        for name in dict.fromkeys((*own, *other)):
+            if differ(own.get(name), other.get(name)):
                 yield f"{path}.{name}".lstrip(".")
 
 
 def _state(part: nn.Module) -> dict[str, Any]:
     """The part's own attributes, parameters and buffers, but not the parts below it."""
-    own = {name: value for name, value in vars(part).items() if name not in vars(nn.Module())}
+    own = {name: value for name, value in vars(part).items() if name not in _INNER}
     return {**own, **part._buffers, **part._parameters}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ import pytest
 from click.testing import Result
 
 import modelport.exporters.formats.onnx as formats_onnx
+from modelport.exporters import api
 from modelport.exporters.publishing.file_errors import STAGING_PREFIX
 from modelport.exporters.publishing.temporary_folder import temporary_folder
+from modelport.gateway.repository.scan import scan
 
 Invoke = Callable[..., Result]
 ENDS = {
@@ -129,6 +133,7 @@ def test_a_killed_process_leaves_one_folder_which_the_next_one_removes(tmp_path:
         import os, signal, sys
         from pathlib import Path
         from modelport.exporters.publishing.temporary_folder import temporary_folder
+from modelport.gateway.repository.scan import scan
         with temporary_folder(Path(sys.argv[1])) as folder:
             folder.joinpath("half").write_bytes(b"half an artifact")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -141,3 +146,39 @@ def test_a_killed_process_leaves_one_folder_which_the_next_one_removes(tmp_path:
     with temporary_folder(tmp_path) as folder:
         assert list(tmp_path.iterdir()) == [folder]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_an_export_that_ends_at_any_moment_leaves_whole_versions_alone(
+    fraud_checkpoint: Path, tmp_path: Path
+) -> None:
+    repository = tmp_path / "repository"
+    words = [sys.executable, "-m", "modelport", "export", fraud_checkpoint, "--model", "fraud"]
+    words += ["--format", "torchscript", "--samples", "16", "--repository", repository]
+
+    def ended(delay: float | None, number: signal.Signals = signal.SIGTERM) -> int:
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with process:
+            try:
+                process.wait(delay)
+            except subprocess.TimeoutExpired:
+                process.send_signal(number)
+            said = process.communicate()[1]
+        assert "Traceback" not in said
+        return process.returncode
+
+    begun = time.monotonic()
+    assert ended(None) == 0
+    whole, rng = time.monotonic() - begun, random.Random(0)
+    for _ in range(12):
+        number = rng.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+        code = ended(rng.random() * whole, number)
+        assert code in (0, -number, 128 + number)
+        (model,) = scan([repository]).values()
+        for version in model.versions:
+            api.verify(model.path / str(version), integrity=True)
+        left = list(repository.glob(f"{STAGING_PREFIX}*"))
+        assert len(left) <= (code == -signal.SIGKILL)
+    assert ended(None) == 0
+    assert list(repository.glob(f"{STAGING_PREFIX}*")) == []
