@@ -133,7 +133,6 @@ def test_a_killed_process_leaves_one_folder_which_the_next_one_removes(tmp_path:
         import os, signal, sys
         from pathlib import Path
         from modelport.exporters.publishing.temporary_folder import temporary_folder
-from modelport.gateway.repository.scan import scan
         with temporary_folder(Path(sys.argv[1])) as folder:
             folder.joinpath("half").write_bytes(b"half an artifact")
             os.kill(os.getpid(), signal.SIGKILL)
