@@ -46,7 +46,7 @@ LEASE_SECONDS = 10.0
 #: Period of the looks at the processes, and at the store while a rollout runs. A kill loses the
 #: counts of the second period, and of the time that a write takes.
 WATCH_SECONDS, FOLLOW_SECONDS = 0.2, 0.5
-#: The first period is so many times as long while no candidate answers clients.
+#: The first period is this many times as long while no candidate serves clients.
 CALM = 5
 #: Parts of the lease: the time between two heartbeats of a leader, and between two looks at the
 #: store while nothing runs.

@@ -256,6 +256,7 @@ def test_an_interrupt_is_one_line_even_where_a_library_makes_another_error_of_it
     assert not (tmp_path / "repository").exists()
 
 
+@pytest.mark.thorough
 def test_a_full_disk_is_one_line_and_leaves_nothing_behind(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

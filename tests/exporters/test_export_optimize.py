@@ -298,6 +298,7 @@ def test_the_architecture_and_its_sizes_come_from_the_configuration() -> None:
 # -- int8 with calibration data -------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_calibration_data_makes_int8_static_and_the_certificate_names_it(
     invoke: Invoke, cnn: Path, images: Path, tmp_path: Path
 ) -> None:
@@ -448,7 +449,9 @@ def test_pickled_calibration_data_is_not_executed(
 # -- weights alone --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["int4", "int8-weight-only"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("int4", marks=pytest.mark.thorough), "int8-weight-only"]
+)
 def test_weights_alone_are_quantised_in_blocks(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path, kind: str
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_length_of_zero_or_past_the_end_is_clamped(
     np.testing.assert_allclose(actual["probability"], expected["probability"], atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_exporting_says_nothing(
     fraud_source: Source, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

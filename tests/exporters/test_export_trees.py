@@ -127,7 +127,14 @@ def invoke(command: Any, *arguments: object) -> Result:
     return CliRunner().invoke(command, [*map(str, arguments), "--quiet"])
 
 
-@pytest.mark.parametrize("name", list(SUBJECTS))
+#: One of each library; the others are tried by the thorough suite.
+QUICK = ("binary.ubj", "classes.txt", "forest.skops")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=() if each in QUICK else pytest.mark.thorough) for each in SUBJECTS],
+)
 def test_a_model_is_proven_published_verified_and_served(name: str, tmp_path: Path) -> None:
     path, repository = write(tmp_path, name), tmp_path / "repository"
     _, output, size = SUBJECTS[name]

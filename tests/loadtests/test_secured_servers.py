@@ -96,6 +96,7 @@ def test_a_single_user_waits_in_the_kernel_over_tls_too(
         assert summary.ok > 10
 
 
+@pytest.mark.thorough
 def test_the_token_is_in_no_report_no_output_and_no_command_line(
     server: SecuredServer, tmp_path: Path
 ) -> None:

@@ -185,7 +185,8 @@ def _close(theirs: torch.Tensor, ours: Any) -> bool:
         return np.allclose(
             tf.cast(ours, tf.float32).numpy(), theirs.float().numpy(), 1e-2, 1e-2, True
         )
-    return np.allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-5, equal_nan=True)
+    rtol, atol = (1e-7, 1e-8) if theirs.dtype is torch.float64 else (1e-4, 1e-5)
+    return np.allclose(ours.numpy(), theirs.numpy(), rtol=rtol, atol=atol, equal_nan=True)
 
 
 def eager_difference(call: OperatorCall) -> str | None:

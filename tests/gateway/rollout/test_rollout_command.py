@@ -82,7 +82,11 @@ def wrong_decisions(gateway: Gateway) -> int:
     return sum(each["wrong"].get("accuracy", (0, 0))[1] for each in status(gateway)["counts"])
 
 
-@pytest.mark.parametrize("flags", [(), (*WORKERS, *POLL), (*WORKERS, *EXPLICIT)], ids=str)
+@pytest.mark.parametrize(
+    "flags",
+    [(), pytest.param((*WORKERS, *POLL), marks=pytest.mark.thorough), (*WORKERS, *EXPLICIT)],
+    ids=str,
+)
 def test_a_good_candidate_is_promoted_and_stays_after_a_restart(
     root: Path, slo: Path, flags: tuple[str, ...]
 ) -> None:
