@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from modelport.exporters.sources import randomness
-from modelport.exporters.sources.shared_state import SharedState, differ
+from modelport.exporters.sources.shared_state import UncopiedState, differ
 from modelport.gateway.errors import Unsupported
 
 #: Weights of more values are shared by copies; state of a model is smaller.
@@ -64,7 +64,7 @@ def sharing_weights(module: nn.Module, other: nn.Module) -> nn.Module:
     return module
 
 
-def check(module: nn.Module, fresh: nn.Module, shared: SharedState, answer: Answer) -> None:
+def check(module: nn.Module, fresh: nn.Module, shared: UncopiedState, answer: Answer) -> None:
     """Compare the answers of ``module``, which was called, with those of a ``fresh`` one.
 
     Args:
@@ -108,8 +108,8 @@ def _tried(module: nn.Module, answer: Answer) -> Mapping[str, Tensor] | None:
         return None
 
 
-def has_changed(module: nn.Module, unused: nn.Module, shared: SharedState) -> bool:
-    """Whether a call has changed anything of ``module``, of which ``unused`` is a copy."""
+def has_changed(module: nn.Module, unused: nn.Module, shared: UncopiedState) -> bool:
+    """Whether a call has changed anything of ``module``; ``unused`` is its copy."""
     return any(differences(module, unused)) or differ(shared.before, shared.values())
 
 

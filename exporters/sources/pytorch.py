@@ -25,7 +25,7 @@ from modelport.exporters.sources import (
     randomness,
     signature_inference,
 )
-from modelport.exporters.sources.shared_state import SharedState
+from modelport.exporters.sources.shared_state import UncopiedState
 from modelport.exporters.sources.torch_diagnostics import TorchDiagnostics
 from modelport.exporters.sources.torch_eager import (
     Adapted,
@@ -74,7 +74,7 @@ def load(request: SourceRequest) -> Source:
         raise UsageError(f"--model '{request.model}' declares its own masks; omit --mask")
     origins = (Origin(read.filename, read.sha256),)
 
-    shared = SharedState(module)
+    shared = UncopiedState(module)
 
     def rebuilt() -> nn.Module:
         assert request.model is not None
@@ -157,7 +157,7 @@ def source(
     model_kwargs: Mapping[str, Any] | None = None,
     labels: tuple[str, ...] = (),
     rebuilt: Callable[[], nn.Module] | None = None,
-    shared: SharedState | None = None,
+    shared: UncopiedState | None = None,
 ) -> Source:
     """A ``Source`` of ``module``, whose weights are loaded.
 
@@ -171,7 +171,7 @@ def source(
     """
     attention_masks.check(signature, spec.masks)
     keywords = keywords_of(module, [x.name for x in signature.inputs])
-    shared = SharedState(module) if shared is None else shared
+    shared = UncopiedState(module) if shared is None else shared
     results = _tried(module, spec, signature, keywords, rebuilt, shared)
     module, coarse = _adapted(module, signature, keywords, results)
     if coarse:
@@ -219,7 +219,7 @@ def _tried(
     signature: ModelSignature,
     keywords: Sequence[str] | None,
     rebuilt: Callable[[], nn.Module] | None,
-    shared: SharedState,
+    shared: UncopiedState,
 ) -> Any:
     """The module's result for its smallest inputs; None if it fails on them, as the proof will.
 

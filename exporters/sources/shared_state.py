@@ -23,7 +23,7 @@ MOST_LEVELS = 8
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, Tensor)
 
 
-class SharedState:
+class UncopiedState:
     """Plain values that a module shares with its copies, as they are when this is made."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -22,7 +22,7 @@ FACTORY = "tests.exporters.test_export_decorated:build"
 FORMATS = ("torchscript", "pt2", "onnx")
 
 
-class Plain(nn.Module):
+class UndecoratedModule(nn.Module):
     """A module without decorators."""
 
     def __init__(self) -> None:
@@ -77,18 +77,18 @@ def decorated(name: str) -> nn.Module:
             return _double(self.fc(x))
 
         body = {"forward": DECORATORS[name](forward)}
-    module: nn.Module = type(name, (Plain,), body)()
+    module: nn.Module = type(name, (UndecoratedModule,), body)()
     return module
 
 
 def compiled_in_place() -> nn.Module:
-    module = Plain()
+    module = UndecoratedModule()
     module.forward = torch.compile(module.forward)  # type: ignore[method-assign]
     return module
 
 
 def scripted_forward() -> nn.Module:
-    module = Plain()
+    module = UndecoratedModule()
     module.forward = torch.jit.script(module).forward  # type: ignore[method-assign]
     return module
 
@@ -96,9 +96,9 @@ def scripted_forward() -> nn.Module:
 #: Modules whose ``forward`` is not a method of their class.
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "compiled_in_place": compiled_in_place,
-    "scripted": lambda: torch.jit.script(Plain()),
+    "scripted": lambda: torch.jit.script(UndecoratedModule()),
     "scripted_forward": scripted_forward,
-    "traced": lambda: torch.jit.trace(Plain(), torch.ones(2, 4)),  # type: ignore[no-untyped-call]
+    "traced": lambda: torch.jit.trace(UndecoratedModule(), torch.ones(2, 4)),  # type: ignore[no-untyped-call]
 }
 QUICK = ("compile", "jit_export", "compiled_function", "compiled_in_place", "scripted", "traced")
 #: What a format refuses.

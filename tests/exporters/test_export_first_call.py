@@ -36,7 +36,7 @@ class Keeps(nn.Module):
 
 
 class AsNumber(Keeps):
-    """As a number of Python."""
+    """Keeps a number of Python."""
 
     def kept(self, x: Tensor) -> Any:
         self.c = float(x.mean()) if self.c is None else self.c
@@ -44,7 +44,7 @@ class AsNumber(Keeps):
 
 
 class AsSign(Keeps):
-    """As one of two values, which two inputs may have in common."""
+    """Keeps one of two values, which two inputs may have in common."""
 
     def kept(self, x: Tensor) -> Any:
         self.c = bool(x.sum() > 0) if self.c is None else self.c
@@ -52,7 +52,7 @@ class AsSign(Keeps):
 
 
 class AsSize(Keeps):
-    """As the number of rows."""
+    """Keeps the number of rows."""
 
     def kept(self, x: Tensor) -> Any:
         self.c = len(x) if self.c is None else self.c

@@ -47,7 +47,7 @@ CONTENTS += (b'[{"idx": 0, "name": "0", "path": "", "type": "os.system"}]', b"nu
 TARGETS = ("/etc/passwd", "/dev/zero", "/proc/self/mem", "..", "/nonexistent")
 
 
-class Code:
+class CodeInPickle:
     """Runs when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
@@ -86,7 +86,7 @@ def flip_bits(folder: Path, rng: random.Random) -> None:
 
 def put_code(folder: Path, rng: random.Random) -> None:
     (folder / "model.safetensors").unlink()
-    code = Code(folder.parent / "ran")
+    code = CodeInPickle(folder.parent / "ran")
     name = rng.choice(("pytorch_model.bin", "model.safetensors"))
     if rng.random() < 0.5:
         torch.save({"a": code}, folder / name)

@@ -13,7 +13,7 @@ TRIED = 200
 
 
 def chosen() -> list[WrongLowering]:
-    """Those that are tried here, by their words alone; all modules have some of them."""
+    """Choose what is tried here, by its words alone; every module has some of it."""
     found = {repr(wrong): wrong for wrong in wrong_lowerings()}
     names = [name for name in found if name not in EQUIVALENT and not name.startswith(ENDING)]
     names.sort(key=lambda name: zlib.crc32(name.encode()))
