@@ -28,8 +28,18 @@ log = structlog.get_logger("modelport.backends")
 #: Concurrent imports of two runtimes may see each other partially imported.
 _importing = threading.Lock()
 
-#: Lists the versions of a model that the route's server has READY, ascending.
-Versions = Callable[["ModelRoute", str], Awaitable[list[int]]]
+
+class RemoteVersions(NamedTuple):
+    """The versions of a model that a route's server has READY, ascending.
+
+    ``loading``: the server is loading models, so that more versions may become READY.
+    """
+
+    numbers: list[int]
+    loading: bool = False
+
+
+Versions = Callable[["ModelRoute", str], Awaitable[RemoteVersions]]
 
 
 class Platform(NamedTuple):

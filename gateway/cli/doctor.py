@@ -249,14 +249,14 @@ async def _endpoint(model: str, route: ModelRoute) -> list[Finding]:
     where = f"{model} at {route.endpoints[0]}"
     try:
         async with asyncio.timeout(ASK_SECONDS):
-            versions = await find_versions(route.backend)(route, model)
+            found = await find_versions(route.backend)(route, model)
     except TimeoutError:
         return [Finding(route.backend, where, "down", detail="it does not respond")]
     except ModelportError as error:
         return [Finding(route.backend, where, "down", detail=str(error))]
     except Exception as error:  # a client's error must not affect the other rows
         return [Finding(route.backend, where, "broken", detail=_last(str(error)))]
-    numbers = ", ".join(map(str, versions)) or "none"
+    numbers = ", ".join(map(str, found.numbers)) or "none"
     return [Finding(route.backend, where, "ok", detail=f"versions READY: {numbers}")]
 
 

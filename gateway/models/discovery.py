@@ -150,8 +150,9 @@ class Discovery:
                 found[name] = _entry(name, route)
         return found
 
-    async def ask(self, entry: ModelEntry) -> ModelEntry:
-        """The remote model ``entry`` with the READY versions of its server.
+    async def ask(self, entry: ModelEntry) -> tuple[ModelEntry, bool]:
+        """The remote model ``entry`` with the READY versions of its server, and whether that is
+        loading more.
 
         Raises:
             Unavailable: the server cannot be reached, or has no READY version.
@@ -173,11 +174,13 @@ class Discovery:
             raise Unavailable(
                 f"the server of model '{entry.name}' did not list its versions"
             ) from error
-        numbers = [number for number in found if 0 < number <= MAX_VERSION]  # 0 is not a version
+        numbers = [
+            number for number in found.numbers if 0 < number <= MAX_VERSION
+        ]  # 0 is not a version
         if not numbers:
             raise Unavailable(f"the server of model '{entry.name}' has no READY version of it")
         versions = {number: VersionEntry(number, Path(), ()) for number in numbers}
-        return entry._replace(versions=versions)
+        return entry._replace(versions=versions), found.loading
 
 
 def _entry(name: str, route: ModelRoute) -> ModelEntry:

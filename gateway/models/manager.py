@@ -298,7 +298,7 @@ class ModelManager(ModelRegistry):
         entry = model.entry
         if asked.labels:
             if entry.remote:
-                entry = await self._discovery.ask(entry)
+                entry, _ = await self._discovery.ask(entry)
             model.check_labels(asked, entry.versions, self._route(entry.name))
 
     def _ensembles_of(self, name: str) -> list[ModelRecord]:

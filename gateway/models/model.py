@@ -162,8 +162,9 @@ class ModelRecord:
     served: dict[int, ServedVersion] = field(default_factory=dict)
     serving: dict[int, Hashable] = field(default_factory=dict)
     failed: dict[int, LoadFailure] = field(default_factory=dict)
-    #: Set if the server of a model that only a route names could not list its versions.
-    unreachable: LoadFailure | None = None
+    #: Set if the server of a model that only a route names could not list its versions, or may
+    #: list more soon.
+    unlisted: LoadFailure | None = None
     states: dict[int, tuple[VersionState, str]] = field(default_factory=dict)
     #: Versions unloaded one by one on request; not loaded again until the model is.
     withheld: set[int] = field(default_factory=set)
@@ -250,8 +251,8 @@ class ModelRecord:
 
     def failures(self) -> Iterator[LoadFailure]:
         yield from self.failed.values()
-        if self.unreachable is not None:
-            yield self.unreachable
+        if self.unlisted is not None:
+            yield self.unlisted
 
     def raise_failure(self) -> None:
         """Raise the error of a load, if any.
@@ -282,7 +283,7 @@ class ModelRecord:
 
     def forget_failures(self) -> None:
         self.failed.clear()
-        self.unreachable = None
+        self.unlisted = None
 
     def mark_due(self, waiting: bool = False) -> bool:
         """Mark failures whose retry is due, or all that wait; whether any failure is due."""

@@ -48,6 +48,8 @@ log = structlog.get_logger("modelport.models")
 #: Transient failures are retried after this delay, which doubles with each failure.
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 30.0
+#: What "failed" if a server listed some versions but is loading more.
+_LOADING = "loading"
 
 
 class Reconciler:
@@ -108,21 +110,26 @@ class Reconciler:
 
     async def _ask(self, model: ModelRecord) -> bool:
         """Query the server for its versions; whether reconciliation can continue."""
-        before = model.unreachable
+        before = model.unlisted
         try:
-            model.entry = await self._discovery.ask(model.entry)
+            model.entry, loading = await self._discovery.ask(model.entry)
         except ModelportError as error:
-            # The server may start later, or get the model later.
-            waits = isinstance(error, (Unavailable, NotFound)) and not model.served
-            model.unreachable = failure = self._failure(None, error, before, waits)
+            # The server may start later, or get the model or its other versions later.
+            more = not model.served or (before is not None and before.transient)
+            waits = more and isinstance(error, (Unavailable, NotFound))
+            model.unlisted = failure = self._failure(None, error, before, waits)
             if not model.served:
                 self._refuse(model, failure.reason)
                 return False
-            failure.retry_at = None  # versions that are served need no retry
+            if not waits:
+                failure.retry_at = None  # versions that are served need no retry
             if before is None or before.reason != failure.reason:
                 log.warning("versions are unknown", model=model.entry.name, reason=failure.reason)
             return True
-        model.unreachable = None
+        model.unlisted = None
+        if loading:
+            unlisted = Unavailable("the server is loading models")
+            model.unlisted = self._failure(_LOADING, unlisted, before, transient=True)
         return True
 
     def _refuse(self, model: ModelRecord, reason: str) -> None:

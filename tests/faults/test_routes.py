@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from modelport.loadtests.system.processes import free_ports
+from tests import models
 from tests.faults import probes
-from tests.faults.probes import POLL, ChangingRepository, eventually
+from tests.faults.probes import ChangingRepository, eventually
 from tests.server import Gateway, serving
 
 ROUTES = """
@@ -19,6 +20,7 @@ backend = "triton"
 endpoints = ["127.0.0.1:{port}"]
 protocol = "{protocol}"
 """
+ALL = "version_policy { all { } }"
 
 
 @pytest.fixture(params=["grpc", "http"])
@@ -51,12 +53,9 @@ def routed(tmp_path: Path, protocol: str, port: int, *flags: str) -> Iterator[Ga
 def test_a_server_that_comes_late_and_is_killed_and_comes_back(
     repository: ChangingRepository, tmp_path: Path, protocol: str, port: int
 ) -> None:
-    repository.version(2.0, 1)
+    repository.version(2.0, 1, config=ALL)
     repository.version(3.0, 2)
-    config = repository.root / "m" / "config.pbtxt"
-    config.write_text(config.read_text() + "version_policy { all { } }")
-    # A server that is starting may have one version READY before the other: only polls learn that.
-    with routed(tmp_path, protocol, port, *POLL) as gateway:
+    with routed(tmp_path, protocol, port) as gateway:
         assert probes.live(gateway)
         assert not probes.ready(gateway)
         ((state, reason),) = probes.index(gateway).values()
@@ -77,3 +76,23 @@ def test_a_server_that_comes_late_and_is_killed_and_comes_back(
             eventually(lambda: probes.ask(gateway).status_code == 200, "it answers again")
             eventually(lambda: probes.ready(gateway), "ready again")
             assert probes.answer(gateway) == ("2", 3.0)
+
+
+def test_a_version_that_a_starting_server_loads_last_is_served_too(
+    repository: ChangingRepository, tmp_path: Path, protocol: str, port: int
+) -> None:
+    repository.version(3.0, 2, config=ALL)
+    broken = repository.root / "m" / "1" / "model.onnx"
+    broken.parent.mkdir()
+    broken.write_bytes(b"no model")
+    # It is not ready before the last retry.
+    flags = ("--exit-on-error", "true", f"--{protocol}-port", str(port))
+    retries = ("--model-load-retry-count", "1000", "--load-retry-interval-secs", "0.05")
+    with (
+        serving(repository.root, *flags, *retries, wait_for="model version is ready"),
+        routed(tmp_path, protocol, port) as gateway,
+    ):
+        assert probes.answer(gateway) == ("2", 3.0)
+        models.multiply(broken, 2.0)
+        eventually(lambda: probes.state(gateway, 1) == "READY", "version 1")
+        assert probes.answer(gateway, number=1) == ("1", 2.0)

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 
 from modelport.gateway.backends.base import ELSEWHERE, Artifact
+from modelport.gateway.backends.registry import RemoteVersions
 from modelport.gateway.backends.remote.signature_negotiation import (
     Metadata,
     RemoteClient,
@@ -89,7 +90,7 @@ async def _load(
     return backend
 
 
-async def versions(route: ModelRoute, model_name: str, connect: Connect) -> list[int]:
+async def versions(route: ModelRoute, model_name: str, connect: Connect) -> RemoteVersions:
     """The READY versions on any endpoint, ascending; 1 if the model has no version numbers.
 
     Raises:
@@ -103,10 +104,11 @@ async def versions(route: ModelRoute, model_name: str, connect: Connect) -> list
         )
     finally:
         await server.close()
-    found = [answer for answer in answers if isinstance(answer, Metadata)]
+    found = [answer for answer in answers if not isinstance(answer, EndpointFailed)]
     if found:
-        words = {route.version} if route.version else {w for m in found for w in m.versions}
-        return sorted(int(w) for w in words if VERSION_NAME.match(w)) or [UNVERSIONED]
+        words = {route.version} if route.version else {w for m, _ in found for w in m.versions}
+        numbers = sorted(int(w) for w in words if VERSION_NAME.match(w)) or [UNVERSIONED]
+        return RemoteVersions(numbers, any(loading for _, loading in found))
     failures = [answer for answer in answers if isinstance(answer, EndpointFailed)]
     if all(error.failure is FailureKind.MISSING for error in failures):
         raise NotFound(f"the server has no model '{route.model or model_name}'")
@@ -115,17 +117,28 @@ async def versions(route: ModelRoute, model_name: str, connect: Connect) -> list
 
 async def _described(
     server: RemoteClient, route: ModelRoute, address: str
-) -> Metadata | EndpointFailed:
+) -> tuple[Metadata, bool] | EndpointFailed:
+    """The model's metadata, and whether the server is loading models."""
     seconds = route.connect_timeout_seconds
     try:
         async with asyncio.timeout(seconds):
-            return await server.metadata(address, route.version, Deadline.after(seconds))
+            limit = Deadline.after(seconds)
+            # First: a version that becomes READY between the two is in the metadata.
+            loading = not route.version and await _loading(server, address, limit)
+            return await server.metadata(address, route.version, limit), loading
     except EndpointFailed as error:
         return error
     except (TimeoutError, TimedOut):
         return EndpointFailed(FailureKind.SILENT)
     except ModelportError as error:
         return EndpointFailed(FailureKind.UNREADY, str(error))
+
+
+async def _loading(server: RemoteClient, address: str, limit: Deadline) -> bool:
+    try:
+        return await server.loading(address, limit)
+    except (EndpointFailed, ModelportError):  # not every server can tell; the metadata decides
+        return False
 
 
 class RemoteBackend:

@@ -65,6 +65,9 @@ class RemoteClient(Protocol):
     async def ready(self, address: str, version: str, limit: Deadline) -> None:
         """Raise unless the model is READY on the server."""
 
+    async def loading(self, address: str, limit: Deadline) -> bool:
+        """Whether the server is loading models, so that more versions may become READY."""
+
     async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         """Prepare ``infer``; called once."""
 

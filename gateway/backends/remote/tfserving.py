@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.registry import RemoteVersions
 from modelport.gateway.backends.remote import backend
 from modelport.gateway.backends.remote.backend import RemoteBackend
 from modelport.gateway.backends.remote.signature_negotiation import RemoteClient
@@ -44,7 +45,7 @@ def load(artifact: Artifact) -> RemoteBackend:
     return backend.load(artifact, connect)
 
 
-async def versions(route: ModelRoute, model_name: str) -> list[int]:
+async def versions(route: ModelRoute, model_name: str) -> RemoteVersions:
     """The AVAILABLE versions on any endpoint, ascending: all, or the route's.
 
     Raises:

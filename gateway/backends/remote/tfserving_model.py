@@ -189,6 +189,12 @@ class TfServingClient(ABC):
         else:
             available(await self.status(address, version, limit))
 
+    async def loading(self, address: str, limit: Deadline) -> bool:
+        if self.target.label:
+            return False
+        rows = (await self.status(address, "", limit)).model_version_status
+        return any(row.state in (_States.START, _States.LOADING) for row in rows)
+
     async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         self.agreement, self.version = agreement, version
 

@@ -13,6 +13,7 @@ API they are unknown: then there is version 1, which is TorchServe's default ver
 from __future__ import annotations
 
 from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.registry import RemoteVersions
 from modelport.gateway.backends.remote import backend
 from modelport.gateway.backends.remote.backend import RemoteBackend
 from modelport.gateway.backends.remote.signature_negotiation import RemoteClient
@@ -37,7 +38,7 @@ def load(artifact: Artifact) -> RemoteBackend:
     return backend.load(artifact, connect)
 
 
-async def versions(route: ModelRoute, model_name: str) -> list[int]:
+async def versions(route: ModelRoute, model_name: str) -> RemoteVersions:
     """The versions that have a worker, ascending; 1 without a management API.
 
     Raises:

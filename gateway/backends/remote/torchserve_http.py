@@ -46,11 +46,15 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
         path = f"/models/{quote(self._model, safe='')}{path}"
         return _good(await self._session.ask("GET", self._route.management, path, limit))
 
-    async def _told_versions(self, limit: Deadline) -> tuple[str, ...]:
-        """The versions that have a worker; also records TorchServe's names for them."""
+    async def _described_versions(self, limit: Deadline) -> list[dict[str, Any]]:
         rows = await self._management("/all", limit)
         if type(rows) is not list or not all(type(row) is dict for row in rows):
             raise EndpointFailed(FailureKind.DAMAGED, "it does not describe the model")
+        return rows
+
+    async def _told_versions(self, limit: Deadline) -> tuple[str, ...]:
+        """The versions that have a worker; also records TorchServe's names for them."""
+        rows = await self._described_versions(limit)
         ready = []
         for row in rows:
             word = row.get("modelVersion")
@@ -105,6 +109,12 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
             rows = await self._management(path, limit)
             if type(rows) is not list or not any(map(_has_worker, rows)):
                 raise EndpointFailed(FailureKind.UNREADY, "it has no worker for the model")
+
+    async def loading(self, address: str, limit: Deadline) -> bool:
+        if not self._route.management:
+            return False
+        rows = await self._described_versions(limit)
+        return any(row.get("workers") and not _has_worker(row) for row in rows)
 
     async def exists(self, address: str, version: str, limit: Deadline) -> None:
         """Raise unless the model is registered."""

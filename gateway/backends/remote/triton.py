@@ -6,6 +6,7 @@ Tensors are sent as raw bytes wherever the server accepts them, so every bit is 
 from __future__ import annotations
 
 from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.registry import RemoteVersions
 from modelport.gateway.backends.remote import backend
 from modelport.gateway.backends.remote.backend import RemoteBackend
 from modelport.gateway.backends.remote.signature_negotiation import RemoteClient
@@ -19,7 +20,7 @@ def load(artifact: Artifact) -> RemoteBackend:
     return backend.load(artifact, _server)
 
 
-async def versions(route: ModelRoute, model_name: str) -> list[int]:
+async def versions(route: ModelRoute, model_name: str) -> RemoteVersions:
     """The versions of a model on a Triton server; raises as ``backend.versions``."""
     return await backend.versions(route, model_name, _server)
 

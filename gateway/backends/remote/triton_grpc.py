@@ -37,7 +37,7 @@ from modelport.gateway.wire.raw_tensors import Buffer
 _SERVICE = "/inference.GRPCInferenceService/"
 _STREAM = f"{_SERVICE}ModelStreamInfer"
 _FINAL = "triton_final_response"
-_METHODS = ("ModelMetadata", "ModelConfig", "ModelReady", "ModelInfer")
+_METHODS = ("ServerReady", "ModelMetadata", "ModelConfig", "ModelReady", "ModelInfer")
 _RAW = bytes((protobuf.tag(pb.ModelInferRequest, "raw_input_contents"),))
 _ID = bytes((protobuf.tag(pb.ModelInferRequest, "id"),))
 _REPLY_ID = protobuf.tag(pb.ModelInferResponse, "id")
@@ -94,6 +94,10 @@ class TritonGrpcClient:
         message = pb.ModelReadyRequest(name=self._model, version=version)
         if not (await self._ask(address, "ModelReady", message, limit)).ready:
             raise EndpointFailed(FailureKind.UNREADY)
+
+    async def loading(self, address: str, limit: Deadline) -> bool:
+        reply = await self._ask(address, "ServerReady", pb.ServerReadyRequest(), limit)
+        return not reply.ready
 
     async def _ask(self, address: str, method: str, message: Any, limit: Deadline) -> Any:
         reply = getattr(pb, f"{method}Response").FromString

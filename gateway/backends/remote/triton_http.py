@@ -28,6 +28,8 @@ from modelport.gateway.wire.raw_tensors import Buffer
 BINARY_EXTENSION = "binary_tensor_data"
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _JSON = {"Content-Type": "application/json"}
+#: Statuses of a server that is not ready: Triton's, and that of others.
+_NOT_READY = (400, 503)
 _DAMAGED_JSON = "its JSON violates the protocol"
 
 
@@ -70,6 +72,10 @@ class TritonHttpClient:
         reply = await self._session.ask("GET", address, f"{self._versioned(version)}/ready", limit)
         if reply.status != 200:
             raise EndpointFailed(FailureKind.UNREADY)
+
+    async def loading(self, address: str, limit: Deadline) -> bool:
+        reply = await self._session.ask("GET", address, "/v2/health/ready", limit)
+        return reply.status in _NOT_READY
 
     async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         self._agreement = agreement

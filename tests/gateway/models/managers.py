@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway.backends.base import ELSEWHERE, Artifact, BackendLoader
-from modelport.gateway.backends.registry import Versions
+from modelport.gateway.backends.registry import RemoteVersions, Versions
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository.routes_file import ModelRoute, Routes
@@ -55,6 +55,7 @@ class World:
         self.errors: dict[int, list[Exception] | Exception] = {}
         #: What ``versions`` of a server elsewhere answers.
         self.remote: list[int] | Exception = []
+        self.remote_loading = False
         self.found: list[str] = []
         self.asked = 0
         #: Loads of the version ``gated`` wait for it.
@@ -90,11 +91,11 @@ class World:
         return load
 
     def find_versions(self, backend: str) -> Versions:
-        async def versions(route: ModelRoute, name: str) -> list[int]:
+        async def versions(route: ModelRoute, name: str) -> RemoteVersions:
             self.asked += 1
             if isinstance(self.remote, Exception):
                 raise self.remote
-            return self.remote
+            return RemoteVersions(self.remote, self.remote_loading)
 
         return versions
 

@@ -356,6 +356,27 @@ async def test_a_server_that_cannot_be_asked_any_more_takes_nothing_out_of_servi
     await manager.stop()
 
 
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_server_that_is_loading_models_is_asked_again_until_it_has_loaded_them(
+    world: World, mode: ModelControlMode
+) -> None:
+    """Its first version may be READY long before the others."""
+    world.remote, world.remote_loading = [2], True
+    manager = await world.serve(mode, {"far": ROUTE})
+    assert manager.versions("far") == [2]
+    assert manager.ready
+    asked = world.asked
+    await until(lambda: world.asked > asked + 2)
+    world.remote = Unavailable("it is started again")
+    asked = world.asked
+    await until(lambda: world.asked > asked + 2)
+    assert manager.versions("far") == [2]
+    world.remote, world.remote_loading = [1, 2], False
+    await until(lambda: manager.versions("far") == [1, 2])
+    await until(lambda: quiet(manager))
+    await manager.stop()
+
+
 async def test_versions_that_no_request_can_name_are_not_served(world: World) -> None:
     world.remote = [-1, 0, 2**63]
     manager = await world.serve(routes={"far": ROUTE})

@@ -367,13 +367,13 @@ async def test_versions_are_those_available_and_an_unknown_model_is_not_found() 
     fake.tell = lambda path: status
     async with http_server(fake):
         route = ModelRoute("tfserving", (fake.address,), UpstreamProtocol.HTTP)
-        assert await tfserving.versions(route, "m") == [3, 12]
+        assert (await tfserving.versions(route, "m")).numbers == [3, 12]
         fake.tell = lambda path: (404, {"error": "Could not find any versions of model m"})
         with pytest.raises(NotFound):
             await tfserving.versions(route, "m")
         fake.tell = lambda path: rest_tells("/metadata") if "labels" in path else (404, {})
         labelled = ModelRoute("tfserving", (fake.address,), UpstreamProtocol.HTTP, label="stable")
-        assert await tfserving.versions(labelled, "m") == [1]
+        assert (await tfserving.versions(labelled, "m")).numbers == [1]
     with pytest.raises(Unavailable):
         await tfserving.versions(route, "m")
 
@@ -530,7 +530,7 @@ async def test_versions_come_from_the_management_api_in_torchserves_spelling() -
         route = ModelRoute(
             "torchserve", (fake.address,), UpstreamProtocol.HTTP, management=fake.address
         )
-        assert await torchserve.versions(route, "m") == [1, 2]
+        assert (await torchserve.versions(route, "m")).numbers == [1, 2]
         async with loaded(
             torchserve, fake, protocol=UpstreamProtocol.HTTP, management=fake.address
         ) as ask:
