@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import selectors
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,36 +19,13 @@ from modelport.gateway.rollout.plan import RolloutPlan, StageKind
 from modelport.gateway.rollout.processes import ProcessCounts
 from modelport.gateway.rollout.state import RolloutPhase, RolloutRouting, RolloutState, read_state
 from modelport.gateway.rollout.state_store import RolloutStore
+from tests.virtual_time import VirtualLoop
 
 LEASE = 10.0
 #: Requests per second of each gateway, and the errors of a bad candidate among 100 of its own.
 REQUESTS = 200
 STEP = 0.05
 MAX_ERRORS = 20
-
-
-class _Selector(selectors.SelectSelector):
-    """A selector that advances the clock instead of waiting."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        ready = super().select(0)
-        if not ready:
-            assert timeout is not None, "nothing is left to do"
-            self.now += max(timeout, 0.0)
-        return ready
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only while all tasks sleep."""
-
-    def __init__(self) -> None:
-        self._clock = _Selector()
-        super().__init__(self._clock)
-
-    def time(self) -> float:
-        return self._clock.now
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:

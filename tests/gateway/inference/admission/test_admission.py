@@ -1,4 +1,4 @@
-"""Admission: what would wait too long is refused when it comes."""
+"""Admission: what would wait too long is refused when it comes. In virtual time."""
 
 from __future__ import annotations
 
