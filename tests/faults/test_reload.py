@@ -44,6 +44,8 @@ def test_reloading_in_place_under_load_fails_no_request_and_mixes_no_answer(
         assert failures(outcomes) == []
         assert {outcome.factor for outcome in outcomes} == set(FACTORS)
         assert len(outcomes) >= 4 * RELOADS
+        assert gateway.terminate() == 0
+        gateway.wait_for("stopped")
         reloads = [e for e in gateway.logs if e.get("event") == "model version is ready"]
         assert len(reloads) == RELOADS + 1
 

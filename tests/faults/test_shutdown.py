@@ -357,6 +357,7 @@ def test_sigterm_while_a_model_loads_ends_promptly(
         assert probes.state(gateway) == "LOADING"
         terminate(gateway)
         assert gateway.process.wait(25) == 0
+        gateway.wait_for("stopped")
         assert "Traceback" not in str(gateway.logs)
 
 

@@ -148,6 +148,7 @@ def test_load_unload_and_reload_reach_every_worker(
     assert factors(gateway, "other") == {7.0}
     assert probes.unload(gateway, "other").status_code == 200
     assert statuses(gateway, "other") == {503}
+    eventually(lambda: len(indexes(gateway)) == 1, "version 1 is unloaded in every worker")
     (index,) = indexes(gateway)
     assert index.count('"READY"') == 1
     assert '"unloaded"' in index

@@ -212,6 +212,7 @@ def test_sigterm_under_load_with_two_workers_loses_no_request(
         assert len(failures(traffic.outcomes)) == len(traffic.clients)
         assert not any(map(running, found.values()))
         assert folders(temporary) == []
+        gateway.wait_for("stopped")
         events = [entry["event"] for entry in gateway.logs]
         once = ("listening", "started", "draining", "stopped", "model version is ready")
         assert [events.count(event) for event in once] == [1] * len(once)
