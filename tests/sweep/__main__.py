@@ -41,12 +41,11 @@ def main() -> int:
     options = parser.parse_args()
     shard, of = (int(part) for part in options.shard.split("/"))
     every = catalogue()
-    chosen = [n for n in every if any(fnmatch.fnmatch(n, p) for p in options.patterns)]
+    known = TENTH if options.tenth else every
+    chosen = [n for n in known if any(fnmatch.fnmatch(n, p) for p in options.patterns)]
     if not chosen:
         parser.error(f"no architecture matches {' '.join(options.patterns)}")
     formats = tuple(options.formats or FORMATS)
-    if options.tenth:
-        chosen = list(TENTH)
     wanted = {n: (TENTH[n],) if options.tenth else formats for n in chosen}
     options.results.parent.mkdir(parents=True, exist_ok=True)
     done = {} if options.again else attempts.read(options.results)
