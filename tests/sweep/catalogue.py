@@ -27,6 +27,9 @@ TENTH = {
     "albert:text-classification": "tflite",
     "data2vec-vision:image-classification": "tflite",
     "Ranking": "tflite",
+    "Rotary": "onnx",
+    "DilatedConvolutions": "savedmodel",
+    "LongShortTerm": "tflite",
 }
 
 #: Maps an artifact's inputs, by name, to the outputs of the original, by name or in order.
