@@ -230,6 +230,9 @@ def _tried(
     try:
         inputs = [_drawn(spec, signature, seed) for seed in range(FIRST_INPUTS)]
         tensors = [[torch.from_numpy(each[x.name]) for x in signature.inputs] for each in inputs]
+    except Exception:
+        return None
+    try:
         unused = first_call.copied(module)
         if unused is None and rebuilt is not None:
             unused = first_call.sharing_weights(rebuilt(), module)

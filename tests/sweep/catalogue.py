@@ -27,7 +27,7 @@ TENTH = {
     "albert:text-classification": "tflite",
     "data2vec-vision:image-classification": "tflite",
     "Ranking": "tflite",
-    "Rotary": "onnx",
+    "SqueezeExcite": "onnx",
     "DilatedConvolutions": "savedmodel",
     "LongShortTerm": "tflite",
 }
