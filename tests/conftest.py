@@ -33,6 +33,10 @@ _patience.connect = _patience.read = _patience.write = _patience.pool = 60.0
 #: Folders whose files share what takes long to make: one worker runs all of them.
 TOGETHER = ("tests/exporters/lowering",)
 
+#: Folders whose tests convert models. The first half of the workers begins with them, so that the
+#: others need not import what conversions need, which takes ten seconds.
+CONVERSIONS = ("tests/exporters", "tests/sweep", "tests/gateway/backends/embedded")
+
 #: The files that take longest, longest first: started first, so that no worker ends long after the
 #: others. The rest fills in.
 LONG = [
@@ -41,31 +45,47 @@ LONG = [
         "exporters/lowering/test_mutations",
         "sweep/test_sweep",
         "test_demo",
-        "gateway/server/workers/test_processes",
         "docs/test_blocks",
         "faults/test_shutdown",
-        "exporters/test_export_cli",
+        "gateway/server/workers/test_processes",
         "faults/test_managed",
-        "exporters/test_export_formats",
-        "faults/test_upstream",
-        "gateway/backends/embedded/test_runtimes",
-        "attacks/test_cost",
-        "exporters/test_export_tflite",
-        "attacks/test_trial",
-        "loadtests/test_compare_servers",
-        "exporters/test_export_datatypes",
-        "faults/test_damaged_artifacts",
-        "exporters/test_export_precision",
-        "exporters/test_export_lora",
-        "exporters/test_export_pt2",
-        "exporters/test_export_traps",
-        "faults/test_readiness",
-        "faults/test_versions",
-        "loadtests/test_gate_retrained",
+        "exporters/test_export_cli",
+        "gateway/rollout/test_rollout_command",
         "loadtests/test_run",
-        "gateway/models/test_formats",
+        "exporters/test_export_formats",
+        "exporters/test_export_optimize",
+        "exporters/test_export_tflite",
+        "gateway/backends/embedded/test_runtimes",
+        "faults/test_chaos",
+        "faults/test_upstream",
+        "exporters/test_export_trees",
+        "exporters/test_export_huggingface_tasks",
+        "loadtests/test_secured_servers",
+        "exporters/test_export_lora",
+        "exporters/test_export_precision",
+        "exporters/test_export_savedmodel",
         "faults/test_overload",
+        "docs/test_references",
+        "gateway/repository/storage/test_served",
+        "exporters/test_export_pt2",
+        "exporters/test_export_datatypes",
+        "exporters/test_export_verify",
+        "attacks/test_cost",
+        "attacks/test_trial",
+        "attacks/test_connections",
+        "faults/test_batching_served",
+        "gateway/access/test_served",
+        "exporters/test_export_traps",
+        "faults/test_loops",
+        "faults/test_routes",
+        "api/test_servers",
         "attacks/test_fuzz",
+        "faults/test_versions",
+        "loadtests/test_compare_servers",
+        "loadtests/test_gate_retrained",
+        "faults/test_damaged_artifacts",
+        "faults/test_readiness",
+        "gateway/models/test_formats",
     )
 ]
 
@@ -79,6 +99,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             path = str(super()._split_scope(nodeid))
             return next((folder for folder in TOGETHER if path.startswith(f"{folder}/")), path)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            converts = 2 * list(self.assigned_work).index(node) < len(self.assigned_work)
+            scopes = (s for s in self.workqueue if s.startswith(CONVERSIONS) is converts)
+            if (scope := next(scopes, None)) is not None:
+                self.workqueue.move_to_end(scope, last=False)
+            super()._assign_work_unit(node)
 
     return FolderScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
