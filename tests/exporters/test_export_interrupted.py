@@ -39,6 +39,8 @@ def received() -> Iterator[list[int]]:
         for number in ENDS
         if number != signal.SIGINT
     }
+    # It is ignored where the tests run in the background.
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield found
     for number, handler in before.items():
         signal.signal(number, handler)
