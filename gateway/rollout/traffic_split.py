@@ -349,6 +349,7 @@ class TrafficSplit:
         judged = self._labelled.judge(row, self._traffic, complete)
         if judged is None:
             return False
+        self._count_answers()  # the order of events matters
         for name in judged.criteria:
             self._events.wrong(judged.assigned, name)
         return True
