@@ -146,17 +146,13 @@ def read_file(path: Path, option: str) -> dict[str, Any]:
         UsageError: it cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(_text_of(path))
+        return tomllib.loads(untrusted_files.read_text(path, MAX_FILE_BYTES))
     except OSError as error:
         raise UsageError(
             f"{option} '{path}' cannot be read ({error.strerror}); an empty file sets the defaults"
         ) from error
     except (ValueError, RecursionError) as error:  # an endless number is no TOMLDecodeError
         raise UsageError(f"'{path}' is not TOML: {first_line(error)}") from error
-
-
-def _text_of(path: Path) -> str:
-    return untrusted_files.read_text(path, MAX_FILE_BYTES)
 
 
 def read_table(name: str, kind: Any, table: Mapping[str, Any]) -> Any:

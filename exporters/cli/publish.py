@@ -45,7 +45,6 @@ def publish_command(
     from modelport.exporters.publishing import download, publish
     from modelport.exporters.publishing.file_errors import writing_to
     from modelport.gateway.repository import config, manifest, signing_keys, untrusted_files
-    from modelport.gateway.repository.scan import MAX_CONFIG_BYTES
 
     keys = [signing_keys.load_public_key(key) for key in public_keys]
     with contextlib.ExitStack() as stack:
@@ -55,7 +54,9 @@ def publish_command(
             version = verify.find_version(path)
         checked = verify.check(version, keys)
         try:
-            text = untrusted_files.read_text(version.parent / config.FILENAME, MAX_CONFIG_BYTES)
+            text = untrusted_files.read_text(
+                version.parent / config.FILENAME, untrusted_files.MAX_CONFIG_BYTES
+            )
         except (OSError, UnicodeDecodeError):
             raise UsageError(
                 f"'{checked.model}' has no {config.FILENAME} to publish beside the version"

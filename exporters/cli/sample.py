@@ -203,13 +203,14 @@ def _published(path: Path, trusted: bool) -> _Subject:
     from modelport.exporters.proof import certificate, verify
     from modelport.exporters.requests.random_inputs import unpadded_sampler
     from modelport.gateway.repository import config, untrusted_files
-    from modelport.gateway.repository.scan import MAX_CONFIG_BYTES
 
     checked = verify.check(verify.find_version(path))
     document = checked.certificate.document
     row = find_format(document["artifact"]["format"])
     session = row.open_session(checked.path / row.platform.default_filename, trusted)
-    text = untrusted_files.read_text(checked.path.parent / config.FILENAME, MAX_CONFIG_BYTES)
+    text = untrusted_files.read_text(
+        checked.path.parent / config.FILENAME, untrusted_files.MAX_CONFIG_BYTES
+    )
     signature = config.signature(config.complete(config.parse(text), checked.model))
     proven = document["parity"]["tolerance"]
     spec = ModelSpec(checked.model, lambda *_: signature, masks=certificate.masks(document))

@@ -25,8 +25,7 @@ from modelport.gateway.cli.errors import UsageError, missing_extra
 from modelport.gateway.errors import IntegrityError, InvalidArgument
 from modelport.gateway.repository import config, untrusted_files
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive
-from modelport.gateway.repository.scan import MAX_CONFIG_BYTES, VERSION_NAME
-from modelport.gateway.repository.signing import MAX_CERTIFICATE_BYTES
+from modelport.gateway.repository.scan import VERSION_NAME
 from modelport.gateway.types import Axis, ModelSignature, TensorSpec
 
 BATCH = "batch"
@@ -253,7 +252,7 @@ def _artifact(version: Path) -> Path | None:
 def _declared(model: Path) -> config.ModelConfig | None:
     """The model's ``config.pbtxt``; None if there is none, or it does not parse."""
     try:
-        text = untrusted_files.read_text(model / config.FILENAME, MAX_CONFIG_BYTES)
+        text = untrusted_files.read_text(model / config.FILENAME, untrusted_files.MAX_CONFIG_BYTES)
         return config.complete(config.parse(text), model.name)
     except (OSError, ValueError, InvalidArgument):
         return None
@@ -271,7 +270,9 @@ def _inspect_version(version: Path) -> Inspection:
         with contextlib.suppress(InvalidArgument):
             inspection = _name_axes(inspection, config.signature(declared))
     try:
-        text = untrusted_files.read_text(version / CERTIFICATE, MAX_CERTIFICATE_BYTES)
+        text = untrusted_files.read_text(
+            version / CERTIFICATE, untrusted_files.MAX_CERTIFICATE_BYTES
+        )
         certificate = json.loads(text)
     except FileNotFoundError:
         return inspection

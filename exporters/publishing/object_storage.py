@@ -21,9 +21,8 @@ from pathlib import Path
 from modelport.exporters.publishing.contract import PublishedVersion, check_contract, next_version
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, InvalidArgument, ModelportError, NotFound
-from modelport.gateway.repository import config, manifest
+from modelport.gateway.repository import config, manifest, untrusted_files
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.scan import MAX_CONFIG_BYTES
 from modelport.gateway.repository.storage.complete_versions import CLAIM, StoredModel, group
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.storage.objects import Object, ObjectStore
@@ -44,7 +43,7 @@ def read(location: Location, key: str) -> bytes:
     Raises:
         NotFound: there is none.
     """
-    return ObjectStore(location).read(key, MAX_CONFIG_BYTES)
+    return ObjectStore(location).read(key, untrusted_files.MAX_CONFIG_BYTES)
 
 
 def publish(
@@ -144,7 +143,7 @@ def _free_version(
 
 
 def _config(objects: ObjectStore, name: str) -> bytes:
-    return objects.read(f"{name}/{config.FILENAME}", MAX_CONFIG_BYTES)
+    return objects.read(f"{name}/{config.FILENAME}", untrusted_files.MAX_CONFIG_BYTES)
 
 
 def _write_beside(objects: ObjectStore, model: Path, version: str, wanted: ModelConfig) -> None:

@@ -28,8 +28,7 @@ from modelport.exporters.runtime.interruption import finally_call
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import config, manifest, signing, untrusted_files
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.scan import MAX_CONFIG_BYTES, VERSION_NAME
-from modelport.gateway.repository.signing import MAX_CERTIFICATE_BYTES
+from modelport.gateway.repository.scan import VERSION_NAME
 from modelport.gateway.repository.storage.location import Location
 
 _STAGED_MODEL = "model"
@@ -145,7 +144,7 @@ def _existing_versions(target: Path, wanted: ModelConfig) -> set[int]:
     if _is_new(target):
         return set()
     try:
-        content = untrusted_files.read(target / config.FILENAME, MAX_CONFIG_BYTES)
+        content = untrusted_files.read(target / config.FILENAME, untrusted_files.MAX_CONFIG_BYTES)
         check_contract(content, wanted)
     except (FileNotFoundError, NotADirectoryError):
         check_contract(None, wanted)
@@ -161,7 +160,7 @@ def certificate_of(repository: Path | Location, name: str, version: int) -> dict
 
             content = object_storage.read(repository, path)
         else:
-            content = untrusted_files.read(repository / path, MAX_CERTIFICATE_BYTES)
+            content = untrusted_files.read(repository / path, untrusted_files.MAX_CERTIFICATE_BYTES)
         found = json.loads(content)
     except (OSError, ValueError, RecursionError, ModelportError):
         return {}

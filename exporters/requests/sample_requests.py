@@ -133,7 +133,7 @@ def add(version: Path, samples: dict[str, Any], key: signing_keys.PrivateKey | N
         key: signs the certificate; required for a signed version.
     """
     path = version / signing.CERTIFICATE
-    certificate = json.loads(untrusted_files.read(path, signing.MAX_CERTIFICATE_BYTES))
+    certificate = json.loads(untrusted_files.read(path, untrusted_files.MAX_CERTIFICATE_BYTES))
     certificate |= {"samples": samples}
     write(path, certificate, indent=2)
     if key is not None:

@@ -12,10 +12,9 @@ import structlog
 
 from modelport.gateway.backends.registry import Versions
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
-from modelport.gateway.repository import scan, standalone_model
+from modelport.gateway.repository import scan, standalone_model, untrusted_files
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import (
-    MAX_CONFIG_BYTES,
     MAX_VERSION,
     ModelEntry,
     VersionEntry,
@@ -174,9 +173,8 @@ class Discovery:
             raise Unavailable(
                 f"the server of model '{entry.name}' did not list its versions"
             ) from error
-        numbers = [
-            number for number in found.numbers if 0 < number <= MAX_VERSION
-        ]  # 0 is not a version
+        # 0 is not a version.
+        numbers = [number for number in found.numbers if 0 < number <= MAX_VERSION]
         if not numbers:
             raise Unavailable(f"the server of model '{entry.name}' has no READY version of it")
         versions = {number: VersionEntry(number, Path(), ()) for number in numbers}
@@ -190,7 +188,7 @@ def _entry(name: str, route: ModelRoute) -> ModelEntry:
     elif route.config is not None:
         try:
             with route.config.open(encoding="utf-8") as file:
-                text = file.read(MAX_CONFIG_BYTES)
+                text = file.read(untrusted_files.MAX_CONFIG_BYTES)
         except (OSError, ValueError):
             problem = f"the config file of the route of model '{name}' cannot be read"
     return ModelEntry(name, Path(), text, problem=problem, remote=True)

@@ -20,14 +20,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import manifest
+from modelport.gateway.repository import manifest, untrusted_files
 
 #: Model names are only looked up in a scan's result, never joined to a path.
 MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 #: Positive integers in canonical form; ``01``, ``v2`` and ``.tmp`` are not versions.
 VERSION_NAME = re.compile(r"[1-9][0-9]{0,18}\Z")
 MAX_VERSION = 2**63 - 1  # Triton's versions are int64
-MAX_CONFIG_BYTES = 1024 * 1024
 MAX_LABEL_BYTES = 16 * 1024 * 1024
 #: Files that run code when they are read; a version with one is not served.
 REFUSED_SUFFIXES = frozenset({".pkl", ".pickle", ".h5", ".hdf5", ".joblib"})
@@ -182,8 +181,8 @@ def _read_config(root: Path, path: Path) -> str | None:
     found = config.stat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"'{config.name}' is not a file")
-    if found.st_size > MAX_CONFIG_BYTES:
-        raise ValueError(f"'{config.name}' is larger than {MAX_CONFIG_BYTES} bytes")
+    if found.st_size > untrusted_files.MAX_CONFIG_BYTES:
+        raise ValueError(f"'{config.name}' is larger than {untrusted_files.MAX_CONFIG_BYTES} bytes")
     return config.read_text(encoding="utf-8")
 
 

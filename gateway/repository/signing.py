@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway.errors import IntegrityError, Internal
-from modelport.gateway.repository import manifest
+from modelport.gateway.repository import manifest, untrusted_files
 from modelport.gateway.repository import untrusted_files as files
 from modelport.gateway.repository.signing_keys import PrivateKey, PublicKey
 
@@ -43,7 +43,6 @@ DOMAIN = FORMAT.encode() + b"\0"
 #: Files of a version outside of the artifact.
 UNLISTED = frozenset({CERTIFICATE, SIGNATURE, SAMPLES, manifest.FILENAME})
 
-MAX_CERTIFICATE_BYTES = 16 * 1024 * 1024
 MAX_SIGNATURE_BYTES = 4096
 #: Of a name or a digest.
 MAX_TEXT = 4096
@@ -100,7 +99,9 @@ def read_certificate(version: Path, model: str) -> VersionCertificate:
     Raises:
         IntegrityError: it is missing, damaged, or of another model.
     """
-    return _parse_certificate(_read(version, CERTIFICATE, MAX_CERTIFICATE_BYTES), model)
+    return _parse_certificate(
+        _read(version, CERTIFICATE, untrusted_files.MAX_CERTIFICATE_BYTES), model
+    )
 
 
 def verify_signature(version: Path, model: str, keys: Collection[PublicKey]) -> VersionCertificate:
@@ -113,7 +114,7 @@ def verify_signature(version: Path, model: str, keys: Collection[PublicKey]) -> 
     """
     from cryptography.exceptions import InvalidSignature
 
-    content = _read(version, CERTIFICATE, MAX_CERTIFICATE_BYTES)
+    content = _read(version, CERTIFICATE, untrusted_files.MAX_CERTIFICATE_BYTES)
     if not os.path.lexists(version / SIGNATURE):
         raise IntegrityError(
             f"{SIGNATURE} is missing, the version is not signed; publish it with 'modelport export "

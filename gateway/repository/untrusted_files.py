@@ -13,6 +13,8 @@ from modelport.gateway.errors import IntegrityError
 
 MAX_DEPTH = 64
 MAX_FILES = 100_000
+#: Sizes of a ``config.pbtxt`` and of a certificate.
+MAX_CONFIG_BYTES, MAX_CERTIFICATE_BYTES = 1 << 20, 16 << 20
 
 
 def open_file(path: Path) -> io.BufferedReader:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from modelport.gateway.errors import ModelportError, NotFound, Unavailable
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository.scan import MAX_CONFIG_BYTES, ModelEntry, VersionEntry
+from modelport.gateway.repository import untrusted_files
+from modelport.gateway.repository.scan import ModelEntry, VersionEntry
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.version_choice import VersionChoice
 from modelport.gateway.rollout.plan import RolloutPlan
@@ -87,7 +88,7 @@ def _in_storage(location: Location, model: str) -> VersionChoice | None:
         return None
     found = group({f"{model}/{name}": each for name, each in listing.items()})[model]
     try:
-        text = store.read(key, MAX_CONFIG_BYTES + 1).decode()
+        text = store.read(key, untrusted_files.MAX_CONFIG_BYTES + 1).decode()
     except NotFound:
         text = ""
     versions = {number: VersionEntry(number, Path(), ()) for number in found.versions}

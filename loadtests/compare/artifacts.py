@@ -24,7 +24,6 @@ from modelport.loadtests.system.modelport_command import (
     modelport,
 )
 
-MOST_CERTIFICATE_BYTES = 16 << 20
 #: A new version of one of these libraries requires new artifacts.
 LIBRARIES = (
     "modelport",
@@ -189,7 +188,9 @@ def published(folder: Path, version: str = "", variant: Variant | None = None) -
     number = version or newest_version(folder)
     file = folder / number / "certificate.json"
     try:
-        document = json.loads(untrusted_files.read_text(file, MOST_CERTIFICATE_BYTES))
+        document = json.loads(
+            untrusted_files.read_text(file, untrusted_files.MAX_CERTIFICATE_BYTES)
+        )
         artifact = document["artifact"]
         found = Variant(
             artifact["format"],

@@ -18,7 +18,6 @@ from modelport.loadtests.report.checks import CheckStatus
 from modelport.loadtests.system.modelport_command import INTEGRITY, INTERRUPTED, Failed, modelport
 
 CERTIFICATE = "certificate.json"
-MOST_CERTIFICATE_BYTES = 16 << 20
 SAMPLES = "samples.json"
 
 
@@ -60,7 +59,9 @@ def read(published: Published) -> dict[str, Any]:
     """Read the certificate; empty if it is missing or cannot be read."""
     try:
         found = json.loads(
-            untrusted_files.read_text(published.path / CERTIFICATE, MOST_CERTIFICATE_BYTES)
+            untrusted_files.read_text(
+                published.path / CERTIFICATE, untrusted_files.MAX_CERTIFICATE_BYTES
+            )
         )
     except (OSError, ValueError, RecursionError):
         return {}

@@ -22,8 +22,6 @@ from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.users import authentication
 
 METADATA_SECONDS = 10.0
-#: The gateway accepts no larger config.pbtxt.
-MOST_BYTES = 1 << 20
 MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"
 #: Prefixes of the exports' entries in ``parameters``.
 RANGE, AXIS, AXES, MASK = "range.", "axis.", "axes.", "mask."
@@ -93,7 +91,9 @@ def read_file(path: Path) -> RequestSignature:
     config = model_config_pb2.ModelConfig()
     try:
         text_format.Parse(
-            untrusted_files.read_text(path, MOST_BYTES), config, allow_unknown_field=True
+            untrusted_files.read_text(path, untrusted_files.MAX_CONFIG_BYTES),
+            config,
+            allow_unknown_field=True,
         )
     except (OSError, ValueError, text_format.ParseError) as error:
         raise SignatureUnknown(f"{path}: {error}; give a model's config.pbtxt") from error

@@ -28,10 +28,9 @@ from modelport.gateway.errors import (
     Unavailable,
 )
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import manifest
+from modelport.gateway.repository import manifest, untrusted_files
 from modelport.gateway.repository.config import WARMUP
 from modelport.gateway.repository.scan import (
-    MAX_CONFIG_BYTES,
     ModelEntry,
     VersionEntry,
 )
@@ -156,11 +155,12 @@ class Mirror:
     def _config(self, name: str, found: Object | None) -> str | None:
         if found is None:
             return None
-        if found.size_bytes > MAX_CONFIG_BYTES:
-            raise ValueError(f"'{configuration.FILENAME}' is larger than {MAX_CONFIG_BYTES} bytes")
+        most = untrusted_files.MAX_CONFIG_BYTES
+        if found.size_bytes > most:
+            raise ValueError(f"'{configuration.FILENAME}' is larger than {most} bytes")
         known = self._configs.get(name)
         if known is None or known[0] != found:
-            content = self._objects.read(f"{name}/{configuration.FILENAME}", MAX_CONFIG_BYTES)
+            content = self._objects.read(f"{name}/{configuration.FILENAME}", most)
             self._configs[name] = known = (found, content.decode("utf-8"))
         return known[1]
 

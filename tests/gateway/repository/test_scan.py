@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.gateway.repository import scan as scanning
+from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.scan import ModelEntry, VersionEntry, scan
 
 
@@ -228,7 +228,7 @@ def test_a_model_in_two_repositories_is_refused_and_named(root: Path, tmp_path: 
 
 def test_a_configuration_of_endless_size_is_refused_unread(root: Path) -> None:
     with (root / "m" / "config.pbtxt").open("wb") as file:
-        file.truncate(scanning.MAX_CONFIG_BYTES + 1)
+        file.truncate(untrusted_files.MAX_CONFIG_BYTES + 1)
     assert only(root).problem == "'config.pbtxt' is larger than 1048576 bytes"
 
 
