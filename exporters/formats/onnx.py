@@ -15,7 +15,13 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import Tensor, nn
 from torch.onnx import ONNXProgram
 
-from modelport.exporters.formats import onnx_difference, open_sizes, torch_errors, tracing
+from modelport.exporters.formats import (
+    onnx_difference,
+    onnx_opsets,
+    open_sizes,
+    torch_errors,
+    tracing,
+)
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import quiet
@@ -23,8 +29,8 @@ from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import Array
 
-#: The oldest operator set that torch.onnx writes, and the version of its files.
-OLDEST_OPSET, OLDEST_IR = 18, 10
+#: The version of files with the oldest operator set.
+OLDEST_IR = 10
 CPU = "CPUExecutionProvider"
 
 #: Larger weights go to ``<file>.data`` beside the model, as a protobuf message ends at 2 GiB.
@@ -41,10 +47,10 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
     Raises:
         Unsupported: the opset, an operator or a name has no conversion.
     """
-    newest = newest_opset()
-    if target.opset is not None and not OLDEST_OPSET <= target.opset <= newest:
+    oldest, newest = onnx_opsets.TORCH_OLDEST, newest_opset()
+    if target.opset is not None and not oldest <= target.opset <= newest:
         raise Unsupported(
-            f"--opset {target.opset} is not supported; use {OLDEST_OPSET} to {newest}, the newest "
+            f"--opset {target.opset} is not supported; use {oldest} to {newest}, the newest "
             "that this ONNX Runtime runs"
         )
     inputs, outputs = source.signature.inputs, source.signature.outputs
@@ -124,13 +130,13 @@ def newest_opset() -> int:
     """The newest operator set that this ONNX Runtime runs."""
     x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1]) for n in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
-    for opset in range(onnx.defs.onnx_opset_version(), OLDEST_OPSET, -1):
+    for opset in range(onnx.defs.onnx_opset_version(), onnx_opsets.TORCH_OLDEST, -1):
         opsets = [onnx.helper.make_opsetid("", opset)]
         model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=OLDEST_IR)
         with contextlib.suppress(Exception):  # the runtime raises a class of its own for each
             onnxruntime.InferenceSession(model.SerializeToString(), providers=[CPU])
             return opset
-    return OLDEST_OPSET
+    return onnx_opsets.TORCH_OLDEST
 
 
 def _check_opset(written: int | None, wanted: int | None) -> None:

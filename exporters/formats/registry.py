@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelport.exporters.formats import onnx_opsets
 from modelport.exporters.formats.base import ExportTarget, ParitySession
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.gateway.backends.registry import Platform, platforms
@@ -165,21 +166,24 @@ _BUILTIN = (
                 "onnx",
                 ("fp32", "fp16", *_QUANTIZED),
                 ("torch", "onnx", "onnxscript", "onnxruntime"),
-                default_opset=20,
-                int4_opset=21,
+                default_opset=onnx_opsets.TORCH_DEFAULT,
+                int4_opset=onnx_opsets.INT4,
             ),
             _TF: ExportRoute(
                 "tensorflow_onnx",
                 ("fp32", *_QUANTIZED),
                 (*_KERAS, "tf2onnx", "onnx", "onnxruntime"),
-                default_opset=18,
+                default_opset=onnx_opsets.TENSORFLOW[-1],
             ),
             Framework.RECORDED: ExportRoute(
-                "onnx_adopted", _ADOPTED, ("onnx", "onnxruntime"), default_opset=20
+                "onnx_adopted",
+                _ADOPTED,
+                ("onnx", "onnxruntime"),
+                default_opset=onnx_opsets.TORCH_DEFAULT,
             ),
             **{
                 framework: ExportRoute(
-                    "trees_onnx", ("fp32",), (framework, *_TREES), default_opset=18
+                    "trees_onnx", ("fp32",), (framework, *_TREES), default_opset=onnx_opsets.TREES
                 )
                 for framework in (*(Framework.SCIKIT_LEARN, Framework.XGBOOST, Framework.LIGHTGBM),)
             },

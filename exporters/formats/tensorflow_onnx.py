@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from modelport.exporters.formats import onnx_opsets
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.requests.random_inputs import model_dims
@@ -16,10 +17,6 @@ from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
-
-#: Operator sets that tf2onnx writes.
-OPSETS = range(13, 19)
-DEFAULT_OPSET = OPSETS[-1]
 
 #: Constants of at least this size bypass the converter.
 LARGE_CONSTANT_BYTES = 1 << 18
@@ -36,10 +33,12 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
     Raises:
         Unsupported: the opset, or an operator, has no conversion.
     """
-    opset = DEFAULT_OPSET if target.opset is None else target.opset
-    if opset not in OPSETS:
+    supported = onnx_opsets.TENSORFLOW
+    opset = supported[-1] if target.opset is None else target.opset
+    if opset not in supported:
         raise Unsupported(
-            f"--opset {opset} is not supported from TensorFlow; use {OPSETS[0]} to {OPSETS[-1]}"
+            f"--opset {opset} is not supported from TensorFlow; use {supported[0]} to "
+            f"{supported[-1]}"
         )
     try:
         with quiet():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from modelport.exporters.formats import onnx_opsets
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.runtime.output_capture import quiet
@@ -16,8 +17,6 @@ from modelport.exporters.sources.trees.fitted_model import FEATURES, PROBABILITI
 from modelport.gateway.cli.errors import first_line
 from modelport.gateway.errors import Unsupported
 
-#: Of ONNX's own operators, and of its operators for classical models.
-OPSET, ML_OPSET = 18, 3
 _LESS_OR_EQUAL = b"BRANCH_LEQ"
 #: An error about an estimator that has no conversion.
 _MISSING = re.compile(r"for type '?<class '([\w.]+)'>")
@@ -29,7 +28,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
     Raises:
         Unsupported: the model has no conversion, or another operator set is requested.
     """
-    if target.opset not in (None, OPSET):
+    if target.opset not in (None, onnx_opsets.TREES):
         raise Unsupported(f"--opset {target.opset} is not supported for this model; omit it")
     fitted: FittedModel = source.model
     try:
@@ -52,7 +51,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
 
 def _convert(fitted: FittedModel) -> onnx.ModelProto:
     shape = [None, fitted.features]
-    opsets = {"": OPSET, "ai.onnx.ml": ML_OPSET}
+    opsets = {"": onnx_opsets.TREES, "ai.onnx.ml": onnx_opsets.TREES_ML}
     model: onnx.ModelProto
     if fitted.framework is Framework.SCIKIT_LEARN:
         import skl2onnx

@@ -14,13 +14,13 @@ from onnxruntime.quantization.matmul_nbits_quantizer import (
 )
 from onnxruntime.quantization.onnx_model import ONNXModel
 
+from modelport.exporters.formats import onnx_opsets
+
 #: By name of ``--quantize``.
 BITS = {"int4": 4, "int8-weight-only": 8}
 #: ONNX Runtime's ``accuracy_level`` that multiplies in int8. In float32, 8 bits are several times
 #: slower than weights that are not quantised, and the error is nearly the same.
 INT8_ARITHMETIC = 4
-#: The first operator set with 4-bit tensors, which embeddings become.
-INT4_OPSET = 21
 
 
 def quantize(draft: Path, path: Path, bits: int, block_size: int, external_data: bool) -> None:
@@ -30,7 +30,11 @@ def quantize(draft: Path, path: Path, bits: int, block_size: int, external_data:
     """
     model = ONNXModel(onnx.load(draft))
     model.replace_gemm_with_matmul()
-    kinds = ("MatMul", "Gather") if bits == 4 and _opset(model.model) >= INT4_OPSET else ("MatMul",)
+    kinds = (
+        ("MatMul", "Gather")
+        if bits == 4 and _opset(model.model) >= onnx_opsets.INT4
+        else ("MatMul",)
+    )
     quantizer = MatMulNBitsQuantizer(
         model.model,
         nodes_to_exclude=_other_gathers(model.model.graph),

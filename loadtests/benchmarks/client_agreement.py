@@ -29,6 +29,7 @@ from rich.table import Table
 
 from modelport.loadtests.benchmarks import slow_model, tiny_model
 from modelport.loadtests.benchmarks.perf_analyzer import Analyzer
+from modelport.loadtests.confidence_intervals import Interval, ratio
 from modelport.loadtests.load import payloads
 from modelport.loadtests.load.payloads import Payloads
 from modelport.loadtests.load.run import measure
@@ -41,7 +42,6 @@ from modelport.loadtests.peers.models import Files
 from modelport.loadtests.peers.results import PeerSample
 from modelport.loadtests.peers.servers import modelport
 from modelport.loadtests.peers.servers.base import PeerLaunch
-from modelport.loadtests.statistics import Interval, ratio
 from modelport.loadtests.system import script
 from modelport.loadtests.system.processes import HOST, ServerFailed, free_ports, pinned, running
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from modelport.loadtests.load.summary import Percentiles
+from modelport.loadtests.load.percentiles import Percentiles
 
 
 @dataclass(frozen=True)

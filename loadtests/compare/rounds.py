@@ -15,9 +15,10 @@ from typing import Protocol as Structural
 from modelport.loadtests.compare.measured_candidate import MeasuredCandidate, check, evaluate
 from modelport.loadtests.compare.plan import protocol_for
 from modelport.loadtests.compare.result import Measured
+from modelport.loadtests.load.percentiles import curve, histogram
 from modelport.loadtests.load.run import NotMeasured, Unwritten
 from modelport.loadtests.load.samples import LoadProfile, LoadRun
-from modelport.loadtests.load.summary import Summary, curve, histogram, latencies, summarise
+from modelport.loadtests.load.summary import Summary, latencies, summarise
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving.server import ReadyServer, served
 from modelport.loadtests.system.environments import Missing

@@ -2,8 +2,8 @@
 
 A pure function of the candidates. If the lead is within the noise, nobody wins. Every figure has
 one value for each interleaved round; the ratio of the first to the second is taken within rounds,
-and exceeds the noise if the interval of ``statistics.ratio`` excludes 1. Constant values (sizes on
-disk, facts) exceed it whenever they differ. Disqualified candidates are not ranked.
+and exceeds the noise if the interval of ``confidence_intervals.ratio`` excludes 1. Constant values
+(sizes on disk, facts) exceed it whenever they differ. Disqualified candidates are not ranked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from modelport.loadtests import statistics
+from modelport.loadtests import confidence_intervals
 from modelport.loadtests.compare import deployment_facts
 from modelport.loadtests.compare.result import Candidate, ConcernVerdict
 from modelport.loadtests.report import number_format
@@ -215,7 +215,7 @@ def _agreement_differs(one: Candidate, other: Candidate) -> bool:
         if candidate.agreement is None or not candidate.decisions:
             return False
         lost = round((1 - candidate.agreement) * candidate.decisions)
-        intervals.append(statistics.share([lost], [candidate.decisions], CONFIDENCE))
+        intervals.append(confidence_intervals.share([lost], [candidate.decisions], CONFIDENCE))
     first, second = intervals
     return first.upper < second.lower or second.upper < first.lower
 
@@ -291,8 +291,10 @@ def _margin(
     # Only rounds in which both were measured: a candidate that died has fewer.
     pairs = [(b, w) for b, w in zip(better.values, worse.values, strict=False) if b > 0 and w > 0]
     try:
-        interval = statistics.ratio([b for b, _ in pairs], [w for _, w in pairs], CONFIDENCE)
-    except statistics.TooFewSamples:
+        interval = confidence_intervals.ratio(
+            [b for b, _ in pairs], [w for _, w in pairs], CONFIDENCE
+        )
+    except confidence_intervals.TooFewSamples:
         return better.middle / worse.middle, False, "one round: the noise is unknown"
     told = f"ratio {interval.estimate:.2f}, {interval.lower:.2f} to {interval.upper:.2f}"
     # Medians determine the first; if the rounds contradict them, there is no margin.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from modelport.gateway.slo import Slo
-from modelport.loadtests import statistics
+from modelport.loadtests import confidence_intervals
+from modelport.loadtests.confidence_intervals import Floats, Interval, Tails
 from modelport.loadtests.load.samples import LoadRun, Outcome
-from modelport.loadtests.statistics import Floats, Interval, Tails
 
 #: Name of the criterion about wrong answers.
 WRONG = "wrong answers"
@@ -145,11 +145,11 @@ def _of_requests(
         return float(np.quantile(every, q)) if every.size else None
 
     def absolute(rounds: Sequence[PairedRound], tails: Tails) -> Interval:
-        return statistics.quantile(values([r.candidate for r in rounds]), q, tails)
+        return confidence_intervals.quantile(values([r.candidate for r in rounds]), q, tails)
 
     def relative(rounds: Sequence[PairedRound], tails: Tails) -> Interval:
         sides = (values([r.candidate for r in rounds]), values([r.baseline for r in rounds]))
-        return statistics.quantile_ratio(*sides, q, tails)
+        return confidence_intervals.quantile_ratio(*sides, q, tails)
 
     found = []
     if limit is not None:
@@ -174,11 +174,11 @@ def _of_starts(
 
     def absolute(rounds: Sequence[PairedRound], tails: Tails) -> Interval:
         seconds = values([r.candidate for r in rounds])
-        return statistics.ratio(seconds, [1.0] * len(seconds), tails)
+        return confidence_intervals.ratio(seconds, [1.0] * len(seconds), tails)
 
     def relative(rounds: Sequence[PairedRound], tails: Tails) -> Interval:
         sides = (values([r.candidate for r in rounds]), values([r.baseline for r in rounds]))
-        return statistics.ratio(*sides, tails)
+        return confidence_intervals.ratio(*sides, tails)
 
     found = []
     if limit is not None:
@@ -197,6 +197,6 @@ def _of_counts(label: str, name: str, limit: float) -> Criterion:
     def interval(rounds: Sequence[PairedRound], tails: Tails) -> Interval:
         halves = [r.candidate for r in rounds]
         bad = [getattr(half, name) for half in halves]
-        return statistics.share(bad, [half.asked for half in halves], tails)
+        return confidence_intervals.share(bad, [half.asked for half in halves], tails)
 
     return Criterion(label, "share", limit, False, figure, interval, is_share=True)

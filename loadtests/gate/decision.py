@@ -20,7 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from modelport.gateway.slo import Slo
-from modelport.loadtests import statistics
+from modelport.loadtests import confidence_intervals
+from modelport.loadtests.confidence_intervals import Interval, Tails, TooFewSamples
 from modelport.loadtests.gate.agreement import AnswerAgreement
 from modelport.loadtests.gate.alpha_spending import level
 from modelport.loadtests.gate.criteria import Criterion, PairedRound, SideMeasurements
@@ -29,7 +30,6 @@ from modelport.loadtests.load.samples import LoadRun
 from modelport.loadtests.report.checks import Check, CheckStatus
 from modelport.loadtests.report.number_format import change as as_change
 from modelport.loadtests.report.number_format import duration, with_unit
-from modelport.loadtests.statistics import Interval, Tails, TooFewSamples
 
 #: Times of the looks, as fractions of the longest duration. The first two catch gross failures.
 LOOKS = (0.05, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -206,7 +206,7 @@ def _held(
         asked = sum(half.asked for half in candidate)
         longer = FLAWLESS_REQUESTS / asked
         return (CheckStatus.PASS, 1.0) if longer <= 1 else (CheckStatus.INCONCLUSIVE, longer)
-    return CheckStatus.INCONCLUSIVE, statistics.rounds_needed(interval, allowed)
+    return CheckStatus.INCONCLUSIVE, confidence_intervals.rounds_needed(interval, allowed)
 
 
 def _why(longer: float) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests import model_quality, statistics
+from modelport.loadtests import confidence_intervals, model_quality
 from modelport.loadtests.gate import agreement, baseline_and_candidate, integrity, reference_answers
 from modelport.loadtests.gate.agreement import AnswerAgreement
 from modelport.loadtests.gate.baseline_and_candidate import Published
@@ -219,7 +219,7 @@ class Preflight:
         if allowed is None or not count:
             return
         error = SHARES_PART * (1 - self._slo.verdict.confidence)
-        share = statistics.share([count], [len(found)], 1 - error)
+        share = confidence_intervals.share([count], [len(found)], 1 - error)
         if share.lower <= allowed:
             return
         detail = f"{count} of {len(found)} answers are not {how}, such as {first}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from modelport.loadtests.load.percentiles import Percentiles
 from modelport.loadtests.load.samples import LoadRun
-from modelport.loadtests.load.summary import Percentiles, Summary
+from modelport.loadtests.load.summary import Summary
 from modelport.loadtests.report.checks import Check, CheckStatus
 from modelport.loadtests.report.number_format import with_unit
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from modelport.loadtests.load.percentiles import curve, histogram
 from modelport.loadtests.load.samples import LoadRun
-from modelport.loadtests.load.summary import Summary, curve, first_bytes, histogram, latencies
+from modelport.loadtests.load.summary import Summary, first_bytes, latencies
 from modelport.loadtests.report import html, junit, marked_block
 from modelport.loadtests.report.checks import Check, worst
 from modelport.loadtests.system.hardware import hardware

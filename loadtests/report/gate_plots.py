@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from modelport.loadtests.gate.decision import GateDecision, Question
-from modelport.loadtests.load import summary
+from modelport.loadtests.load import percentiles, summary
 from modelport.loadtests.load.samples import LoadRun
 from modelport.loadtests.report import axes as scales
 from modelport.loadtests.report import colours, number_format, svg, text_escaping
@@ -153,17 +153,19 @@ def _latencies(decision: GateDecision) -> Callable[[Axes], None]:
         every: list[float] = []
         sides = ((BASELINE, decision.baseline_runs), (CANDIDATE, decision.candidate_runs))
         for number, runs in sides:
-            histograms = [summary.histogram(summary.latencies(r.samples)) for r in _answered(runs)]
+            histograms = [
+                percentiles.histogram(summary.latencies(r.samples)) for r in _answered(runs)
+            ]
             if not histograms:
                 continue
-            whole = summary.merged(histograms)
+            whole = percentiles.merged(histograms)
             for made, width, alpha in [
                 *((one, 0.7, 0.4) for one in histograms if len(histograms) > 1),
                 (whole, 2.0, 1.0),
             ]:
-                top = made.get_max_value() / summary.US_IN_MS
+                top = made.get_max_value() / percentiles.US_IN_MS
                 total = made.get_total_count()
-                places, values = scales.along(summary.curve(made), total, top)
+                places, values = scales.along(percentiles.curve(made), total, top)
                 axes.plot(
                     places,
                     values,

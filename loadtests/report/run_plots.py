@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 
-from modelport.loadtests.load import summary
+from modelport.loadtests.load import percentiles, summary
 from modelport.loadtests.load.samples import LoadRun, Outcome
 from modelport.loadtests.report import axes as scales
 from modelport.loadtests.report import colours, number_format, svg
@@ -45,9 +45,9 @@ def _percentiles(run: LoadRun) -> Plot:
         last = 0.0
         every: list[float] = []
         for number, (name, seconds) in series.items():
-            histogram = summary.histogram(seconds)
-            top = histogram.get_max_value() / summary.US_IN_MS
-            places, values = scales.along(summary.curve(histogram), len(seconds), top)
+            histogram = percentiles.histogram(seconds)
+            top = histogram.get_max_value() / percentiles.US_IN_MS
+            places, values = scales.along(percentiles.curve(histogram), len(seconds), top)
             colour = colours.series(number)
             gid = svg.mark(number, "curve")
             axes.plot(places, values, color=colour, linewidth=2, label=name, gid=gid)
@@ -80,7 +80,7 @@ def _histogram(run: LoadRun) -> Plot:
         axes.yaxis.set_major_formatter(lambda value, _: number_format.stated(value))
         axes.set_xlabel("latency, ms (log scale)")
         axes.set_ylabel("correct answers")
-        found = summary.percentiles(summary.histogram(milliseconds / 1e3))
+        found = percentiles.percentiles(percentiles.histogram(milliseconds / 1e3))
         for name, value in (("p50", found.p50), ("p99", found.p99)):
             side = "right" if value > np.sqrt(edges[0] * edges[-1]) else "left"
             axes.axvline(value, color=svg.INK, linewidth=1, linestyle=(0, (4, 3)))

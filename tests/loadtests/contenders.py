@@ -17,7 +17,7 @@ from modelport.loadtests.compare.plan import Entry, Variant
 from modelport.loadtests.compare.result import Candidate, Measured
 from modelport.loadtests.load import payloads
 from modelport.loadtests.load.payloads import Payloads
-from modelport.loadtests.load.summary import Percentiles
+from modelport.loadtests.load.percentiles import Percentiles
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving.gateway import MeasuredGateway
 from modelport.loadtests.serving.server import MeasuredServerLaunch, ServedBackend, get

@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from rich.progress import track
 
 from modelport.gateway.slo import Slo
-from modelport.loadtests import statistics
+from modelport.loadtests import confidence_intervals
 from modelport.loadtests.report.checks import CheckStatus
 from tests.loadtests.gating import simulation
 from tests.loadtests.gating.simulation import (
@@ -110,7 +110,9 @@ def broken(found: Mapping[Cell, Tally]) -> list[str]:
         if release == IDENTICAL and failed > ALLOWED:
             lines.append(f"{named} failed in {failed:.1%}")
         # On the limit it is 5 % that may pass: only more than chance makes of it counts.
-        passes = statistics.share([tally.counts[CheckStatus.PASS]], [tally.gates], 1 - 2 * CHANCE)
+        passes = confidence_intervals.share(
+            [tally.counts[CheckStatus.PASS]], [tally.gates], 1 - 2 * CHANCE
+        )
         if release != IDENTICAL and passes.lower > ALLOWED:
             lines.append(f"{named} passed in {passed:.1%}")
         if release == WRONG and failed < 1 - ALLOWED:
