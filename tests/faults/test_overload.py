@@ -194,7 +194,8 @@ def test_a_grpc_deadline_that_passes_is_always_deadline_exceeded(
         pending(gateway, 1)
         codes = {grpc_code(gateway, message(2000), 0.05 + n / 100)[0] for n in range(12)}
         assert codes == {"DEADLINE_EXCEEDED"}
-    assert isinstance(runs.exception(20), httpx.HTTPError)  # the gateway is gone
+    left = runs.exception(20)  # the gateway is gone, and has said so if it had the time
+    assert isinstance(left, httpx.HTTPError) or runs.result().status_code == 503
 
 
 def test_the_earlier_of_timeout_and_grpc_deadline_counts(

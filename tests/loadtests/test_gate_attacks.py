@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import shutil
 import subprocess
 import threading
@@ -21,6 +20,7 @@ from modelport.gateway.repository import manifest
 from modelport.loadtests.gate import cli
 from modelport.loadtests.serving.gateway import MODELPORT
 from modelport.loadtests.system.environments import ROOT
+from tests.full_disk import full_disk
 from tests.loadtests.gating.models import published
 from tests.loadtests.gating.real import proxies
 
@@ -56,8 +56,7 @@ def limited(file_bytes: int, model: Path, tmp_path: Path, *arguments: object) ->
         text=True,
         cwd=ROOT,
         timeout=120,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # it would be cut short
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes)),
+        **full_disk(file_bytes),
     )
     return found.returncode, " ".join(found.stdout.split()) + found.stderr
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -27,6 +26,7 @@ from modelport.loadtests.gate import baseline_and_candidate, cli
 from modelport.loadtests.load.target import LoadTestProtocol, parse
 from modelport.loadtests.serving.gateway import MODELPORT
 from modelport.loadtests.system.environments import ROOT
+from tests.full_disk import full_disk
 from tests.loadtests.gating.models import published
 from tests.loadtests.gating.real import proxies
 
@@ -155,7 +155,6 @@ def test_two_reports_in_one_file_are_refused(model: Path, tmp_path: Path) -> Non
 
 
 def test_a_report_on_a_full_disk_leaves_the_verdict(copy: Path, tmp_path: Path) -> None:
-    """A limit of few bytes for any file is what a full disk is."""
     (tmp_path / "slo.toml").touch()
     (copy / "2" / "certificate.json").unlink()
     found = subprocess.run(
@@ -167,8 +166,7 @@ def test_a_report_on_a_full_disk_leaves_the_verdict(copy: Path, tmp_path: Path) 
         text=True,
         cwd=ROOT,
         timeout=LIMIT_SECONDS,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # it would be cut short
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512)),
+        **full_disk(512),
     )
     assert found.returncode == 1
     assert "certificate.jsonismissing" in "".join(found.stdout.split())  # the table breaks lines

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +16,7 @@ import pytest
 
 from modelport.loadtests.load.samples import SAMPLE
 from modelport.loadtests.loadtest import objectives
+from tests.full_disk import full_disk
 from tests.loadtests.oip_server import double, serving
 
 COMMAND = [sys.executable, "-m", "modelport", "loadtest"]
@@ -92,8 +91,6 @@ def test_a_server_that_dies_and_then_ctrl_c_keep_what_was_measured(tmp_path: Pat
 
 
 def test_a_full_disk_ends_the_run_and_is_named() -> None:
-    """A limit on the size of files is a full disk to who writes them."""
-    small = (12_000, 12_000)
     with serving() as server:
         done = subprocess.run(
             [*COMMAND, server.address, "-m", "double", "--users", "4", "--duration", "30s"],
@@ -101,8 +98,7 @@ def test_a_full_disk_ends_the_run_and_is_named() -> None:
             text=True,
             timeout=60,
             check=False,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # it would be cut short
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, small),
+            **full_disk(12_000),
         )
     assert done.returncode == 1, done.stderr
     assert "the samples cannot be written" in done.stderr
