@@ -9,7 +9,7 @@ from itertools import chain
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
 from modelport.gateway.models.model import ModelRecord
-from modelport.gateway.models.model_config import read_config, version_labels
+from modelport.gateway.models.model_config import version_labels
 from modelport.gateway.models.reconciler import Reconciler
 from modelport.gateway.models.version_policy import (
     NO_HOLD,
@@ -18,7 +18,6 @@ from modelport.gateway.models.version_policy import (
     VersionSnapshot,
     wanted,
 )
-from modelport.gateway.settings import Settings
 
 
 class HeldVersions:
@@ -26,12 +25,10 @@ class HeldVersions:
 
     def __init__(
         self,
-        settings: Settings,
         models: Mapping[str, ModelRecord],
         reconciler: Reconciler,
         scan: Callable[[str], Awaitable[object]],
     ) -> None:
-        self._settings = settings
         self._models = models
         self._reconciler = reconciler
         self._scan = scan
@@ -105,32 +102,29 @@ class HeldVersions:
             label: the label that names ``version`` now; empty: none has moved.
             default: whether requests without a version get ``version``.
         """
-        release = self._release(name, version, other, label, default, rollout)
-        await asyncio.shield(self._reconciler.in_background(release))
 
-    async def _release(
-        self, name: str, version: int, other: int, label: str, default: bool, rollout: str
-    ) -> None:
-        with contextlib.suppress(ModelportError):  # without it, the memory is changed instead
-            await self._scan(name)
-        self._drop(name, rollout)
-        model = self._models.get(name)
-        if model is None:
-            return
-        if version:
-            self._choose(model, version, other, label, default)
-        self._apply(name)
-        await self._reconciler.reconcile(model)
-        if model.pinned == max(model.served, default=0):  # newer versions may replace it
-            model.pinned = 0
+        async def work() -> None:
+            with contextlib.suppress(ModelportError):  # without it, the memory is changed instead
+                await self._scan(name)
+            self._drop(name, rollout)
+            model = self._models.get(name)
+            if model is None:
+                return
+            if version:
+                self._choose(model, version, other, label, default)
+            self._apply(name)
+            await self._reconciler.reconcile(model)
+            if model.pinned == max(model.served, default=0):  # newer versions may replace it
+                model.pinned = 0
+
+        await asyncio.shield(self._reconciler.in_background(work()))
 
     def _choose(
         self, model: ModelRecord, version: int, other: int, label: str, default: bool
     ) -> None:
         """Change the settings of earlier requests so that ``version`` is chosen."""
         try:
-            route = self._settings.routes.models.get(model.entry.name)
-            config = read_config(model.entry, model.override, route)
+            config = model.read_config()
         except InvalidArgument:  # reported when the model is reconciled
             return
         labels = model.wanted.labels

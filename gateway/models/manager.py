@@ -25,7 +25,6 @@ from modelport.gateway.models.registry import ModelRegistry
 from modelport.gateway.models.snapshot import Snapshot
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import scan
-from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import ModelEntry
 from modelport.gateway.settings import ModelControlMode, Settings, usable_cores
 from modelport.gateway.telemetry import Statistics
@@ -51,7 +50,7 @@ class ModelManager(ModelRegistry):
         self._discovery = Discovery(settings, find_versions)
         self._reconciler = Reconciler(settings, self._loader, self._discovery, cores, self._models)
         #: The versions of rollouts.
-        self.held = HeldVersions(settings, self._models, self._reconciler, self._scan)
+        self.held = HeldVersions(self._models, self._reconciler, self._scan)
         # One scan at a time: a slow, older scan would undo what a later one found.
         self._scanning = asyncio.Lock()
         self._reloading = asyncio.Lock()  # one reload request at a time
@@ -76,11 +75,7 @@ class ModelManager(ModelRegistry):
     @property
     def loading(self) -> bool:
         """Whether a model version is being loaded."""
-        return any(
-            state is VersionState.LOADING
-            for model in self._models.values()
-            for state, _ in model.states.values()
-        )
+        return any(model.is_loading for model in self._models.values())
 
     def broken(self) -> list[str]:
         """Models that were requested but whose default version cannot serve."""
@@ -95,9 +90,6 @@ class ModelManager(ModelRegistry):
     def load_failures(self) -> Mapping[str, int]:
         """Failed loads by model, for known models."""
         return {name: model.load_failures for name, model in sorted(self._models.items())}
-
-    def _route(self, name: str) -> ModelRoute | None:
-        return self._settings.routes.models.get(name)
 
     # -- following the repository -----------------------------------------------------------------
 
@@ -198,7 +190,8 @@ class ModelManager(ModelRegistry):
                 if accepted is None:
                     continue
                 if model is None:
-                    self._models[name] = ModelRecord(accepted, hold=self.held.of(name))
+                    route = self._settings.routes.models.get(name)
+                    self._models[name] = ModelRecord(accepted, route, hold=self.held.of(name))
                 else:
                     model.look(accepted)
             self._looks = self._looks if only else found
@@ -249,7 +242,7 @@ class ModelManager(ModelRegistry):
             model = self._models.get(name := todo.popleft())
             if model is not None and name not in found:
                 found[name] = model
-                todo += model.step_names(self._route(name))
+                todo += model.step_names()
         return list(found.values())
 
     async def _settled(self, model: ModelRecord) -> None:
@@ -299,11 +292,11 @@ class ModelManager(ModelRegistry):
         if asked.labels:
             if entry.remote:
                 entry, _ = await self._discovery.ask(entry)
-            model.check_labels(asked, entry.versions, self._route(entry.name))
+            model.check_labels(asked, entry.versions)
 
     def _ensembles_of(self, name: str) -> list[ModelRecord]:
-        ensembles = (model for model in self._models.values() if model.is_ensemble)
-        return [each for each in ensembles if name in each.step_names(self._route(each.entry.name))]
+        models = self._models.values()
+        return [each for each in models if each.is_ensemble and name in each.step_names()]
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         """Stop serving a model and the ensembles that need it; requests in flight finish first.
@@ -327,7 +320,7 @@ class ModelManager(ModelRegistry):
         for ensemble in self._ensembles_of(name):
             await self._stop(ensemble)
         await self._stop(model)
-        for step in model.step_names(self._route(name)) if dependents else ():
+        for step in model.step_names() if dependents else ():
             needed = any(ensemble.served for ensemble in self._ensembles_of(step))
             needed |= bool(self.held.of(step).versions)
             if step in self._models and not self._models[step].asked and not needed:

@@ -149,6 +149,7 @@ class ModelRecord:
     """The state of one model. Only the manager changes it, under ``lock`` across awaits."""
 
     entry: ModelEntry
+    route: ModelRoute | None = None
     #: The entry of the last reconciliation.
     reconciled: ModelEntry | None = None
     config: ModelConfig | None = None
@@ -200,6 +201,11 @@ class ModelRecord:
         return self.config is not None and bool(self.config.HasField("ensemble_scheduling"))
 
     @property
+    def is_loading(self) -> bool:
+        """Whether a version is being loaded."""
+        return any(state is VersionState.LOADING for state, _ in self.states.values())
+
+    @property
     def labels(self) -> dict[str, int]:
         """The labels of served versions."""
         return {label: number for label, number in self.labelled.items() if number in self.served}
@@ -222,16 +228,18 @@ class ModelRecord:
             entry = entry._replace(versions=self.entry.versions)
         self.entry = entry
 
-    def check_labels(
-        self, asked: VersionSettings, available: Collection[int], route: ModelRoute | None
-    ) -> None:
+    def read_config(self) -> ModelConfig:
+        """Read the current configuration; raises as ``model_config.read_config``."""
+        return read_config(self.entry, self.override, self.route)
+
+    def check_labels(self, asked: VersionSettings, available: Collection[int]) -> None:
         """Apply TensorFlow Serving's rule for labels, but accept versions that are about to be
         served.
 
         Raises:
             InvalidArgument: a label names another version, or the configuration is invalid.
         """
-        policy = asked.policy or VersionPolicy.of(read_config(self.entry, self.override, route))
+        policy = asked.policy or VersionPolicy.of(self.read_config())
         served = dict.fromkeys(self.served)
         coming = wanted(VersionSnapshot(policy, dict.fromkeys(available), served)) or served
         for number in (asked.labels or {}).values():
@@ -241,13 +249,12 @@ class ModelRecord:
                     "which is not currently available for inference"
                 )
 
-    def step_names(self, route: ModelRoute | None) -> list[str]:
+    def step_names(self) -> list[str]:
         """The models of an ensemble's steps; empty for any other model."""
         try:
-            scheduling = read_config(self.entry, self.override, route).ensemble_scheduling
+            return [step.model_name for step in self.read_config().ensemble_scheduling.step]
         except InvalidArgument:  # reported when the model loads
             return []
-        return [step.model_name for step in scheduling.step]
 
     def failures(self) -> Iterator[LoadFailure]:
         yield from self.failed.values()
@@ -309,8 +316,8 @@ class ModelRecord:
         name = self.entry.name
         for number, state, reason in self.rows():
             if not ready_only or state is VersionState.READY:
-                row = {"name": name, "version": str(number), "state": state.value}
-                yield {**row, "reason": reason}
+                version = str(number)
+                yield {"name": name, "version": version, "state": state.value, "reason": reason}
         if not self.states and not ready_only:
             problem = {"version": "", "state": "UNAVAILABLE", "reason": self.problem}
             yield {"name": name, **(problem if self.problem else {})}

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping
 from contextlib import nullcontext, suppress
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -29,7 +30,6 @@ from modelport.gateway.models.model import (
 from modelport.gateway.models.model_config import (
     computation,
     copy_version_choice,
-    read_config,
     resource_preserving,
 )
 from modelport.gateway.models.version_policy import (
@@ -93,9 +93,8 @@ class Reconciler:
                 if model.entry.remote and not await self._ask(model):
                     return
                 entry = model.entry
-                route = self._settings.routes.models.get(model.entry.name)
                 try:
-                    model.config = read_config(entry, model.override, route)
+                    model.config = model.read_config()
                     model.problem = ""
                     making_room = resource_preserving(
                         model.config, self._settings.aspired_version_policy
@@ -160,10 +159,8 @@ class Reconciler:
             or (number in entry.versions and (number in model.failed or state[1] == UNLOADED))
         }
         counters = self.statistics.get(entry.name, {})
-        for number in (
-            counters.keys() - model.states.keys()
-        ):  # a request in flight has its own reference
-            del counters[number]
+        for number in counters.keys() - model.states.keys():
+            del counters[number]  # a request in flight has its own reference
         for served in model.served.values():  # without a reload
             copy_version_choice(model.config, served.config)
         model.select()  # labels may have changed
@@ -171,15 +168,12 @@ class Reconciler:
             if model.serving[number] == content[number]:  # repaired, or unchanged
                 model.failed.pop(number, None)
                 model.states[number] = (VersionState.READY, "")
+        snapshot = partial(self._snapshot, model, content, making_room)
         due = [failure for failure in model.failed.values() if failure.due]
-        if due and isinstance(
-            next_action(self._snapshot(model, content, making_room)), UnloadVersion
-        ):
+        if due and isinstance(next_action(snapshot()), UnloadVersion):
             for failure in due:  # a retry would unload the version that serves instead
                 failure.due = False
-        while not self._stopped and (
-            action := next_action(self._snapshot(model, content, making_room))
-        ):
+        while not self._stopped and (action := next_action(snapshot())):
             number = action.version
             if isinstance(action, LoadVersion):
                 await self._load(model, entry.versions[number], content[number])
@@ -189,7 +183,7 @@ class Reconciler:
             else:
                 self.unload(model, number)
         if model.served:
-            if any(v in model.served for v in wanted(self._snapshot(model, content, making_room))):
+            if any(version in model.served for version in wanted(snapshot())):
                 model.displaced.clear()
         elif not model.failed and not model.withheld & entry.versions.keys():
             model.troubled = True
@@ -240,11 +234,9 @@ class Reconciler:
                     reason=failure.reason, exc_info=not isinstance(error, ModelportError),
                 )  # fmt: skip
             kept = "reload failed, the previously loaded version still serves: " + failure.reason
-            model.states[number] = (
-                (VersionState.UNAVAILABLE, failure.reason)
-                if before is None
-                else (VersionState.READY, kept)
-            )
+            model.states[number] = (VersionState.READY, kept)
+            if before is None:
+                model.states[number] = (VersionState.UNAVAILABLE, failure.reason)
             return
         model.failed.pop(number, None)
         model.troubled = False
@@ -343,8 +335,7 @@ class Reconciler:
         named = {model.entry.name: model for model in models}
         order = TopologicalSorter[str]()
         for name, model in named.items():
-            route = self._settings.routes.models.get(name)
-            order.add(name, *(step for step in model.step_names(route) if step in named))
+            order.add(name, *(step for step in model.step_names() if step in named))
         with suppress(CycleError):  # ensembles of a cycle come last; loading them reports it
             order.prepare()
 

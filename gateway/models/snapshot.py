@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from modelport.gateway.models.model import ModelRecord, VersionSettings, VersionState
+from modelport.gateway.models.model import ModelRecord, VersionSettings
 from modelport.gateway.models.reconciler import Reconciler
 from modelport.gateway.models.version_policy import VersionPolicy
 
@@ -66,8 +66,7 @@ def _apply(model: ModelRecord, asked: Mapping[str, Any]) -> None:
 
 
 def _is_requested(model: ModelRecord) -> bool:
-    loading = any(state is VersionState.LOADING for state, _ in model.states.values())
-    return bool(model.served) or model.troubled or loading or any(True for _ in model.failures())
+    return bool(model.served or model.troubled or model.is_loading or [*model.failures()])
 
 
 def wanted_json(wanted: VersionSettings) -> dict[str, Any]:
