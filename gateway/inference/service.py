@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import structlog
 
@@ -20,13 +20,11 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.rollout import request_routing
 from modelport.gateway.runtime import offload, thread_reply
-from modelport.gateway.runtime.timer_wheel import TimeLimit
+from modelport.gateway.runtime.timer_wheel import within
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
 from modelport.gateway.wire import via_header
 
 log = structlog.get_logger("modelport.inference")
-
-T = TypeVar("T")
 
 
 class Split(Protocol):
@@ -182,43 +180,36 @@ class InferenceService:
         version = self._manager.acquire(request.model_name, request.model_version)
         request.via = via_header.CURRENT.get()
         with _Counted(version, request, started, self._verbose):
-            async with aclosing(self._responses(version, request, deadline, started)) as responses:
-                async for response in responses:
+            deadline = deadline.earliest(self._max_seconds)
+            batch = version.validator.check(request)
+            statistics, timing, index = version.statistics, request.timing, 0
+            asked = time.perf_counter_ns()
+            timing.compute_input_ns = asked - started
+            if deadline.expired:
+                raise TimedOut
+            async with aclosing(version.stream(request, deadline)) as responses:
+                while True:
+                    try:
+                        response = await within(anext(responses, None), deadline)
+                    except BaseException as error:
+                        statistics.not_responded(index, time.perf_counter_ns() - asked, error)
+                        raise
+                    answered = time.perf_counter_ns()
+                    timing.compute_infer_ns += answered - asked
+                    if response is None:
+                        statistics.not_responded(index, answered - asked)
+                        break
+                    version.validator.restore(response)
+                    if request.classification:
+                        response.outputs = await _classified(version, request, response, deadline)
+                    response.id = request.id
+                    done = time.perf_counter_ns()
+                    timing.compute_output_ns += done - answered
+                    statistics.responded(index, done - started, answered - asked, done - answered)
                     yield response
-
-    async def _responses(
-        self, version: ServedVersion, request: InferRequest, deadline: Deadline, started: int
-    ) -> AsyncGenerator[InferResponse, None]:
-        deadline = deadline.earliest(self._max_seconds)
-        batch = version.validator.check(request)
-        statistics, timing, index = version.statistics, request.timing, 0
-        asked = time.perf_counter_ns()
-        timing.compute_input_ns = asked - started
-        if deadline.expired:
-            raise TimedOut
-        async with aclosing(version.stream(request, deadline)) as responses:
-            while True:
-                try:
-                    response = await within(anext(responses, None), deadline)
-                except BaseException as error:
-                    statistics.not_responded(index, time.perf_counter_ns() - asked, error)
-                    raise
-                answered = time.perf_counter_ns()
-                timing.compute_infer_ns += answered - asked
-                if response is None:
-                    statistics.not_responded(index, answered - asked)
-                    break
-                version.validator.restore(response)
-                if request.classification:
-                    response.outputs = await _classified(version, request, response, deadline)
-                response.id = request.id
-                done = time.perf_counter_ns()
-                timing.compute_output_ns += done - answered
-                statistics.responded(index, done - started, answered - asked, done - answered)
-                yield response
-                index += 1
-                asked = time.perf_counter_ns()
-        statistics.succeeded(batch, time.perf_counter_ns() - started, timing, streamed=True)
+                    index += 1
+                    asked = time.perf_counter_ns()
+            statistics.succeeded(batch, time.perf_counter_ns() - started, timing, streamed=True)
 
     async def _run_in_turn(
         self,
@@ -357,21 +348,6 @@ async def _in_background(
 
     begin(work)
     return await reply
-
-
-async def within(answer: Awaitable[T], deadline: Deadline) -> T:
-    """Await ``answer``; raise ``TimedOut`` and cancel it if the deadline comes first."""
-    remaining = deadline.remaining()
-    if remaining is None:
-        return await answer
-    limit = TimeLimit(remaining)
-    try:
-        with limit:
-            return await answer
-    except TimeoutError:
-        if not limit.expired:
-            raise  # raised by the backend itself
-        raise TimedOut from None
 
 
 async def _classified(

@@ -11,8 +11,14 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
+from typing import TypeVar
+
+from modelport.gateway.errors import TimedOut
+from modelport.gateway.types import Deadline
+
+T = TypeVar("T")
 
 #: Width of a slot. Timers that are due within two slots go to the loop at once.
 TICK_SECONDS = 0.25
@@ -146,6 +152,21 @@ class TimeLimit:
             only_this = self._task.uncancel() <= self._cancelling
             if only_this and kind is asyncio.CancelledError:
                 raise TimeoutError from error
+
+
+async def within(answer: Awaitable[T], deadline: Deadline) -> T:
+    """Await ``answer``; raise ``TimedOut`` and cancel it if the deadline comes first."""
+    remaining = deadline.remaining()
+    if remaining is None:
+        return await answer
+    limit = TimeLimit(remaining)
+    try:
+        with limit:
+            return await answer
+    except TimeoutError:
+        if not limit.expired:
+            raise  # raised by the answer itself
+        raise TimedOut from None
 
 
 class MovableTimer:

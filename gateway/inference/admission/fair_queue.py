@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from modelport.gateway.errors import QueueFull, TimedOut
-from modelport.gateway.runtime.timer_wheel import TimeLimit
+from modelport.gateway.errors import QueueFull
+from modelport.gateway.runtime.timer_wheel import within
 from modelport.gateway.types import Deadline
 
 #: Least number of requests that a model may have at a time before its callers take turns.
@@ -57,7 +57,7 @@ class FairQueue:
         turn = asyncio.get_running_loop().create_future()
         queue.append(turn)
         try:
-            await _until(turn, deadline)
+            await within(turn, deadline)
         except BaseException:
             if turn.done() and not turn.cancelled():
                 self.leave(caller)  # its turn came at the same moment
@@ -95,16 +95,3 @@ class FairQueue:
             queue.remove(turn)
         if not queue:
             self._waiting.pop(caller, None)
-
-
-async def _until(turn: asyncio.Future[None], deadline: Deadline) -> None:
-    remaining = deadline.remaining()
-    if remaining is None:
-        await turn
-        return
-    limit = TimeLimit(remaining)
-    try:
-        with limit:
-            await turn
-    except TimeoutError:
-        raise TimedOut from None
