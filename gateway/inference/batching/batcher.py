@@ -20,6 +20,7 @@ from modelport.gateway.inference.batching.batch_forming import next_batch_length
 from modelport.gateway.inference.batching.joining import Joiner
 from modelport.gateway.inference.batching.queue import Batch, QueuedRequest, RequestQueue
 from modelport.gateway.inference.batching.settings import BatchingSettings, QueuePolicy
+from modelport.gateway.runtime.thread_reply import settle
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse
 
@@ -68,7 +69,8 @@ class Batcher:
             return await self._infer(request, deadline)
         reply: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
         bucket, size = self._joiner.bucket(request), self._joiner.size(request)
-        waiting = QueuedRequest(request, deadline, reply, bucket, size, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        waiting = QueuedRequest(request, deadline, reply, bucket, size, now_ns, now_ns / 1e9)
         self._queue.put(waiting)
         if self._ordering:
             self._order.append(waiting)
@@ -103,7 +105,7 @@ class Batcher:
         while self._queue:
             now = time.monotonic()
             for refused in self._queue.expire(now):
-                self._settle(refused, TimedOut())
+                settle(refused.reply, TimedOut())
             free = self._settings.instances - len(self._running)
             if free <= -self._ahead or not self._start_one(now, ahead=free <= 0):
                 break
@@ -132,12 +134,12 @@ class Batcher:
         for waiting in taken:
             # The timer of an expired deadline may fire after the request's turn.
             if waiting.deadline.expired:
-                self._settle(waiting, TimedOut())
+                settle(waiting.reply, TimedOut())
             elif not waiting.reply.done():  # else cancelled, but ``_leave`` has not run yet
                 members.append(waiting)
         if not members:
             return
-        batch = Batch(members)
+        batch = Batch(members, len(members))
         for waiting in members:
             waiting.batch = batch
         self._running.add(batch)
@@ -253,25 +255,18 @@ class Batcher:
             waiting.outcome = outcome
             self._answer_in_order()
         else:
-            self._settle(waiting, outcome)
+            settle(waiting.reply, outcome)
 
     def _answer_in_order(self) -> None:
         order = self._order
         while order and (order[0].reply.done() or order[0].outcome is not None):
             waiting = order.popleft()
             if waiting.outcome is not None:
-                self._settle(waiting, waiting.outcome)
-
-    def _settle(self, waiting: QueuedRequest, outcome: Outcome) -> None:
-        if waiting.reply.done():
-            return
-        if isinstance(outcome, BaseException):
-            waiting.reply.set_exception(outcome)
-        else:
-            waiting.reply.set_result(outcome)
+                settle(waiting.reply, waiting.outcome)
 
 
 def _latest(members: Sequence[QueuedRequest]) -> Deadline:
     """The latest deadline of ``members``; each request also enforces its own."""
-    ends = [waiting.deadline.at for waiting in members]
-    return Deadline(None if None in ends else max(end for end in ends if end is not None))
+    return max(
+        (each.deadline for each in members), key=lambda d: math.inf if d.at is None else d.at
+    )

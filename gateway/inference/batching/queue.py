@@ -9,6 +9,8 @@ import asyncio
 import bisect
 import math
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
 from modelport.gateway.errors import QueueFull
 from modelport.gateway.inference.batching.settings import BatchingSettings
@@ -16,45 +18,35 @@ from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 #: Priority level, whether the request is delayed behind others, order of arrival.
 Rank = tuple[int, bool, int]
+_rank = attrgetter("rank")
 
 
+@dataclass(slots=True, eq=False)
 class QueuedRequest:
     """A request from its arrival to its response."""
 
-    __slots__ = (
-        "batch", "bucket", "deadline", "expires_at", "outcome", "queued", "queued_at", "queued_ns",
-        "rank", "reply", "request", "size",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        request: InferRequest,
-        deadline: Deadline,
-        reply: asyncio.Future[InferResponse],
-        bucket: Hashable,
-        size: int,
-        queued_ns: int,
-    ) -> None:
-        self.request = request
-        self.deadline = deadline
-        self.reply = reply
-        #: Requests of equal buckets can be joined.
-        self.bucket = bucket
-        #: Batch elements.
-        self.size = size
-        self.queued_ns = queued_ns
-        #: On ``time.monotonic()``'s clock, like ``expires_at``; infinite: no timeout.
-        self.queued_at = queued_ns / 1e9
-        self.expires_at = math.inf
-        self.rank: Rank = (0, False, 0)
-        #: Whether it is in the queue.
-        self.queued = False
-        #: The batch it runs in.
-        self.batch: Batch | None = None
-        #: Its response, while an earlier request is unanswered.
-        self.outcome: InferResponse | BaseException | None = None
+    request: InferRequest
+    deadline: Deadline
+    reply: asyncio.Future[InferResponse]
+    #: Requests of equal buckets can be joined.
+    bucket: Hashable
+    #: Batch elements.
+    size: int
+    queued_ns: int
+    #: ``queued_ns`` in seconds, on ``time.monotonic()``'s clock, like ``expires_at``.
+    queued_at: float
+    #: Infinite: no timeout.
+    expires_at: float = math.inf
+    rank: Rank = (0, False, 0)
+    #: Whether it is in the queue.
+    queued: bool = False
+    #: The batch it runs in.
+    batch: Batch | None = None
+    #: Its response, while an earlier request is unanswered.
+    outcome: InferResponse | BaseException | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """Requests that run together.
 
@@ -62,13 +54,10 @@ class Batch:
     began.
     """
 
-    __slots__ = ("members", "recalled", "task", "wanted")
-
-    def __init__(self, members: Sequence[QueuedRequest]) -> None:
-        self.members = members
-        self.wanted = len(members)
-        self.recalled = False
-        self.task: asyncio.Task[None] | None = None
+    members: Sequence[QueuedRequest]
+    wanted: int
+    recalled: bool = False
+    task: asyncio.Task[None] | None = None
 
 
 class RequestQueue:
@@ -174,7 +163,3 @@ class RequestQueue:
             (w.expires_at for w in everyone if w.expires_at > now), default=math.inf
         )
         return refused
-
-
-def _rank(waiting: QueuedRequest) -> Rank:
-    return waiting.rank
