@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import os
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from itertools import chain, count
+from operator import attrgetter
 
 import numpy as np
 import structlog
@@ -43,31 +43,14 @@ INLINE_BYTES = 256 * 1024
 _COUNTED_ELEMENTS = 1024
 KEY_BYTES = 32
 #: The size of an entry besides its data: the key, the slot in the table, the response objects.
-ENTRY_BYTES = 384
+ENTRY_BYTES = 464
 TENSOR_BYTES = 192
 #: Parameters without effect on the values of the response.
 _WITHOUT_EFFECT = frozenset(
     {"binary_data_output", "timeout", "priority", "triton_enable_empty_final_response"}
 )
 _SEQUENCE = frozenset({"sequence_id", "sequence_start", "sequence_end"})
-_loads = itertools.count()
-
-
-class _CachedResponse(NamedTuple):
-    """An immutable response: its arrays are read-only copies."""
-
-    model_name: str
-    model_version: int
-    outputs: tuple[tuple[str, Datatype, Array], ...]
-    parameters: Mapping[str, Parameter]
-    size_bytes: int
-
-    def response(self) -> InferResponse:
-        # Views, because the owner of an array could make it writeable again.
-        outputs = [Tensor(name, datatype, array.view()) for name, datatype, array in self.outputs]
-        return InferResponse(
-            self.model_name, self.model_version, outputs, parameters=dict(self.parameters)
-        )
+_loads = count()
 
 
 class ResponseCache:
@@ -82,7 +65,8 @@ class ResponseCache:
         self.used_bytes = 0
         #: The key of the hash, so that clients cannot construct collisions.
         self.secret = os.urandom(KEY_BYTES)
-        self._entries: OrderedDict[bytes, _CachedResponse] = OrderedDict()
+        #: Copies of responses, with read-only arrays, and their sizes.
+        self._entries: OrderedDict[bytes, tuple[InferResponse, int]] = OrderedDict()
         #: One thread: large inputs are hashed one after the other.
         self.hasher = ThreadPoolExecutor(1, "response-cache")
 
@@ -94,7 +78,8 @@ class ResponseCache:
         if entry is None:
             return None
         self._entries.move_to_end(key)
-        return entry.response()
+        # Views, because the owner of an array could make it writeable again.
+        return _copy(entry[0], np.ndarray.view)
 
     def insert(self, key: bytes, response: InferResponse) -> bool:
         """Store a copy of ``response`` unless it exceeds the cache; whether it is stored."""
@@ -102,13 +87,18 @@ class ResponseCache:
         if size > self.size or key in self._entries:  # stored by an identical request
             return key in self._entries
         while self.used_bytes + size > self.size:
-            self.used_bytes -= self._entries.popitem(last=False)[1].size_bytes
-        outputs = tuple((t.name, t.datatype, _frozen(t.data)) for t in response.outputs)
-        self._entries[key] = _CachedResponse(
-            response.model_name, response.model_version, outputs, dict(response.parameters), size
-        )
+            self.used_bytes -= self._entries.popitem(last=False)[1][1]
+        self._entries[key] = _copy(response, _frozen), size
         self.used_bytes += size
         return True
+
+
+def _copy(response: InferResponse, copied: Callable[[Array], Array]) -> InferResponse:
+    """A response with ``copied`` arrays; its ``id``, which is the request's, is left out."""
+    outputs = [Tensor(t.name, t.datatype, copied(t.data)) for t in response.outputs]
+    return InferResponse(
+        response.model_name, response.model_version, outputs, parameters=dict(response.parameters)
+    )
 
 
 def _frozen(data: Array) -> Array:
@@ -124,9 +114,7 @@ def _size_bytes(response: InferResponse) -> int:
         size += TENSOR_BYTES + sys.getsizeof(tensor.name) + data.nbytes
         if data.dtype == object:
             size += sum(map(sys.getsizeof, data.flat))
-    for item in response.parameters.items():
-        size += sum(map(sys.getsizeof, item))
-    return size
+    return size + sum(map(sys.getsizeof, chain(*response.parameters.items())))
 
 
 class CachedInfer:
@@ -178,7 +166,7 @@ class CachedInfer:
         state = self._prefix.copy()
         inputs = request.inputs
         if len(inputs) > 1:
-            inputs = sorted(inputs, key=_name)
+            inputs = sorted(inputs, key=attrgetter("name"))
         head = [(t.name, t.datatype.value, t.data.shape) for t in inputs]
         parameters: list[tuple[str, Parameter]] = []
         if request.parameters:
@@ -197,10 +185,6 @@ class CachedInfer:
                 data = np.ascontiguousarray(tensor.data)
                 state.update(data.reshape(-1).view(np.uint8).data)
         return state.digest()
-
-
-def _name(tensor: Tensor) -> str:
-    return tensor.name
 
 
 def _framed(text: str) -> bytes:
