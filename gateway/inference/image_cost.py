@@ -88,12 +88,10 @@ def _jpeg(data: bytes) -> CompressedImage:
         marker, offset = data[found.end() - 1], found.end()
         if marker == _END:
             break
-        if marker in (_START, _ALONE) or 0xD0 <= marker <= 0xD7:
-            count += 1
-            _bound_chunks(count, len(data))
-            continue
         count += 1
         _bound_chunks(count, len(data))
+        if marker in (_START, _ALONE) or 0xD0 <= marker <= 0xD7:
+            continue
         if marker in _FRAMES:
             height, width = (int.from_bytes(data[at : at + 2]) for at in (offset + 3, offset + 5))
             pixels = max(pixels, width * height)

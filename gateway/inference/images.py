@@ -84,9 +84,9 @@ def decoder(config: ModelConfig, spec: TensorSpec) -> Decoder | None:
         if key.startswith("image.")
     }
     for tensor in config.input:
-        if parameters and tensor.name == spec.name and "image.layout" not in parameters:
-            layout = _LAYOUTS.get(type(tensor).Format.Name(tensor.format))
-            parameters |= {"image.layout": layout} if layout else {}
+        layout = _LAYOUTS.get(type(tensor).Format.Name(tensor.format))
+        if parameters and layout and tensor.name == spec.name:
+            parameters.setdefault("image.layout", layout)
     return from_parameters(parameters, spec)
 
 
@@ -158,10 +158,8 @@ class _Prepare:
         if pixels.ndim == 2:
             pixels = pixels[..., np.newaxis]
         height, width, channels = pixels.shape
-        if self.channels_first:
-            result = np.empty((channels, height, width), self.values.dtype)
-        else:
-            result = np.empty((height, width, channels), self.values.dtype)
+        shape = (channels, height, width) if self.channels_first else pixels.shape
+        result = np.empty(shape, self.values.dtype)
         for channel in range(channels):
             target = result[channel] if self.channels_first else result[..., channel]
             # Every index is in range; "clip" spares the buffer of "raise".
@@ -174,7 +172,8 @@ class _Prepare:
             # Only images from clients are bounded; formats None is for the user's own files.
             content = data if self.formats is None else image_cost.checked(data)
             with pillow.open(BytesIO(content), formats=self.formats) as opened:
-                self._check(opened.width * opened.height, MAX_PIXELS)
+                if opened.width * opened.height > MAX_PIXELS:
+                    raise self._too_large(MAX_PIXELS)
                 return self._resized(_in_eight_bits(opened).convert(self.mode))
         except InvalidArgument:
             raise
@@ -197,8 +196,8 @@ class _Prepare:
             wanted if wanted > 0 else own
             for wanted, own in zip(self.size, (picture.height, picture.width), strict=True)
         )
-        if -1 in self.size:
-            self._check(height * width, MAX_OPEN_PIXELS)
+        if -1 in self.size and height * width > MAX_OPEN_PIXELS:
+            raise self._too_large(MAX_OPEN_PIXELS)
         if self.resize is None:
             return picture.resize((width, height), how)
         if len(self.resize) == 2:
@@ -217,10 +216,6 @@ class _Prepare:
         left = round((picture.width - width) / 2.0)
         top = round((picture.height - height) / 2.0)
         return picture.crop((left, top, left + width, top + height))
-
-    def _check(self, pixels: int, most: int) -> None:
-        if pixels > most:
-            raise self._too_large(most)
 
     def _too_large(self, most: int) -> InvalidArgument:
         return InvalidArgument(
@@ -269,10 +264,9 @@ def _size(parameters: Mapping[str, str], dims: Sequence[int]) -> Size:
     """Height and width of the model's input."""
     declared = _sides(parameters, "image.size")
     if declared is None:
-        height, width = dims
         if "image.resize" in parameters and -1 in dims:
             raise InvalidArgument("parameter 'image.resize' needs 'image.size' with dynamic dims")
-        return height, width
+        return dims[0], dims[1]
     height, width = declared if len(declared) == 2 else declared * 2
     if any(dim not in (-1, side) for dim, side in zip(dims, (height, width), strict=True)):
         raise InvalidArgument(

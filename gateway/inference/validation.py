@@ -43,11 +43,11 @@ class Validator:
         self._outputs = frozenset(s.name for s in signature.outputs)
         self._any_shape = signature.any_shape
         self._plain = {} if self._any_shape else self._plain_inputs(signature)
-        self.max_elements = _max_elements(signature)
+        max_elements = _max_elements(signature)
         #: The most bytes of a valid request in any encoding; None: the signature sets no limit.
         self.max_bytes: int | None = None
-        if self.max_elements is not None:
-            self.max_bytes = self.max_elements * NUMBER_BYTES + SURROUNDINGS_BYTES
+        if max_elements is not None:
+            self.max_bytes = max_elements * NUMBER_BYTES + SURROUNDINGS_BYTES
         self._reshaped = {
             s.name: Reshape(s.reshape, s.wire_dims, batched)
             for s in signature.outputs
@@ -99,9 +99,7 @@ class Validator:
         """Datatype and dims by name if all inputs need no other check; else empty."""
         plain = not any(
             spec.optional
-            or spec.reshape is not None
-            or spec.minimum is not None
-            or spec.maximum is not None
+            or (spec.reshape, spec.minimum, spec.maximum) != (None, None, None)
             or -1 in spec.wire_dims
             for spec in signature.inputs
         )
@@ -319,11 +317,9 @@ def _max_elements(signature: ModelSignature) -> int | None:
     for spec in signature.inputs:
         count = max(1, signature.max_batch_size)
         for dim in spec.dims:
-            axis = signature.axes[dim] if isinstance(dim, str) else None
-            most = axis.maximum if axis is not None else dim
+            most = signature.axes[dim].maximum if isinstance(dim, str) else dim
             if most is None or most == -1 or spec.datatype is Datatype.BYTES:
                 return None
-            assert type(most) is int
             count *= most
         total += count
     return total

@@ -62,11 +62,6 @@ class OverloadGuard:
             return self._infer(request, deadline)
         return self._admit(request, deadline)
 
-    @property
-    def wait_seconds(self) -> float:
-        """An estimate of the wait of the last request in flight; it errs on the low side."""
-        return len(self._in_flight) * self._place_seconds
-
     def refuses(self) -> bool:
         """Whether the next request is refused before it is read."""
         before, controller = len(self._in_flight), self._controller

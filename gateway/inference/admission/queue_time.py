@@ -46,17 +46,14 @@ class QueueTimeLimit:
         if not in_flight:
             self._last = time.monotonic()
         in_flight[level] = in_flight.get(level, 0) + 1
-        answered = False
         try:
             response = await self._infer(request, deadline)
-            answered = True
-            return response
         finally:
             in_flight[level] -= 1
             if not in_flight[level]:
                 del in_flight[level]
-            if answered:
-                self._count()
+        self._count()
+        return response
 
     def _count(self) -> None:
         now = time.monotonic()

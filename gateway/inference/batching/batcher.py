@@ -16,9 +16,13 @@ from collections.abc import Sequence
 
 from modelport.gateway.backends.base import Execution
 from modelport.gateway.errors import TimedOut, Unavailable
-from modelport.gateway.inference.batching.batch_forming import next_batch_length
 from modelport.gateway.inference.batching.joining import Joiner
-from modelport.gateway.inference.batching.queue import Batch, QueuedRequest, RequestQueue
+from modelport.gateway.inference.batching.queue import (
+    Batch,
+    QueuedRequest,
+    RequestQueue,
+    next_batch_length,
+)
 from modelport.gateway.inference.batching.settings import BatchingSettings, QueuePolicy
 from modelport.gateway.runtime.thread_reply import settle
 from modelport.gateway.telemetry import Statistics

@@ -7,7 +7,8 @@ cut to the size of each request.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,6 @@ from modelport.gateway.types import (
 
 #: Parameters for the batcher itself.
 _OWN_PARAMETERS = frozenset({"priority", "timeout"})
-#: The end of a request's rows, and its size along each padded axis.
-_Part = tuple[int, dict[str, int]]
 
 
 class Joiner:
@@ -86,7 +85,7 @@ class Joiner:
         return InferRequest(
             first.model_name,
             inputs,
-            _union(request.outputs for request in requests),
+            _union([request.outputs for request in requests]),
             first.model_version,
             parameters=first.parameters if self._parameters else {},
             signature=first.signature,
@@ -101,8 +100,7 @@ class Joiner:
         Raises:
             Internal: the response has the wrong number of rows or the wrong sizes.
         """
-        parts = list(self._parts(requests))
-        rows, longest = parts[-1][0], self._lengths(joined)
+        rows, longest = self.size(joined), self._lengths(joined)
         for tensor in response.outputs:
             shape = tensor.data.shape
             cut = self._outputs.get(tensor.name, ())
@@ -111,7 +109,8 @@ class Joiner:
                     f"output '{tensor.name}' has shape {list(shape)} for a batch of {rows}"
                 )
         answers, start = [], 0
-        for request, (end, lengths) in zip(requests, parts, strict=True):
+        for request in requests:
+            end, lengths = start + self.size(request), self._lengths(request)
             outputs = [
                 Tensor(t.name, t.datatype, self._part(t, start, end, lengths))
                 for t in _wanted(response.outputs, request.outputs)
@@ -127,12 +126,6 @@ class Joiner:
             start = end
         return answers
 
-    def _parts(self, requests: Iterable[InferRequest]) -> Iterator[_Part]:
-        end = 0
-        for request in requests:
-            end += self.size(request)
-            yield end, self._lengths(request)
-
     def _lengths(self, request: InferRequest) -> dict[str, int]:
         """The size of the inputs along each padded axis."""
         if not self._pads:
@@ -145,12 +138,8 @@ class Joiner:
 
     def _part(self, tensor: Tensor, start: int, end: int, lengths: dict[str, int]) -> Array:
         part = tensor.data[start:end]
-        cut = self._outputs.get(tensor.name, ())
-        if cut:
-            places: list[Any] = [slice(None)] * part.ndim
-            for index, axis in cut:
-                places[index] = slice(lengths[axis])
-            part = part[tuple(places)]
+        for index, axis in self._outputs.get(tensor.name, ()):
+            part = part[(*[slice(None)] * index, slice(lengths[axis]))]
         return part
 
 
@@ -219,14 +208,9 @@ def _check_outputs(signature: ModelSignature) -> None:
             )
 
 
-def _union(wanted: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+def _union(wanted: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """All names without repetition; empty, which means all outputs, if any is empty."""
-    names: dict[str, None] = {}
-    for each in wanted:
-        if not each:
-            return ()
-        names.update(dict.fromkeys(each))
-    return tuple(names)
+    return tuple(dict.fromkeys(chain(*wanted))) if all(wanted) else ()
 
 
 def _wanted(outputs: Sequence[Tensor], names: tuple[str, ...]) -> Sequence[Tensor]:

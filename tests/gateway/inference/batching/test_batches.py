@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from modelport.gateway.errors import Unavailable
-from modelport.gateway.inference.batching.batch_forming import next_batch_length
+from modelport.gateway.inference.batching.queue import next_batch_length
 from modelport.gateway.inference.batching.settings import BatchingSettings
 from modelport.gateway.inference.batching.settings import read as read_settings
 from modelport.gateway.repository import config as configuration
