@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository.artifact_checks import operator_lists
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 from modelport.gateway.repository.artifact_checks.torch_operators import is_pure_target
 
 PROGRAM = "models/model.json"
-SAMPLE_INPUTS = "data/sample_inputs/model.pt"
 PAYLOADS = {"data/weights/": "weight", "data/constants/": "tensor"}
 
 #: Records of ``torch.export.save``, and those that torch writes to every archive.
@@ -45,25 +45,13 @@ MAX_TERMS = 100
 MAX_NUMBER = 2**64
 MAX_POWER = 64
 
-#: Functions of sympy and torch for sizes; any other name creates only symbols.
-_FUNCTIONS = frozenset(
-    str.split(
-        """
-        Abs Add And CeilDiv CeilToInt CleanDiv Equality Eq ExprCondPair Float FloatPow
-        FloatTrueDiv FloorDiv FloorToInt Ge GreaterThan Gt Identity IntTrueDiv Integer
-        IsNonOverlappingAndDenseIndicator Le LessThan Lt Max Min Mod ModularIndexing Mul Ne Not Or
-        Piecewise Pow PowByNatural PythonMod RShift Rational RoundDecimal RoundToInt
-        StrictGreaterThan StrictLessThan Symbol ToFloat TruncToFloat TruncToInt Unequality Where
-        ceiling floor max min
-        """
-    )
-)
+#: Functions for sizes; any other name creates only symbols.
+_FUNCTIONS = operator_lists.read("sizes_allowed")
 _ATOMS = frozenset({"Symbol", "Float", "Integer"})
 _SUMS = frozenset({"Add", "And", "Or", "Piecewise", "ExprCondPair"})
 #: As sympy writes numbers that are not whole, in double precision.
 _FLOAT = re.compile(r"-?\d{1,20}(\.\d{0,40})?(e[+-]?\d{1,2})?", re.ASCII)
 _FLOAT_BITS = 53
-_POWERS = frozenset({"Pow", "PowByNatural", "FloatPow"})
 _METHODS = frozenset({"size", "stride", "storage_offset", "dim", "numel", "item"})
 _PLAIN = (
     ast.Expression, ast.Load, ast.UnaryOp, ast.USub, ast.UAdd, ast.Not, ast.BoolOp, ast.And, ast.Or,
@@ -96,8 +84,7 @@ def check(archive: Archive, native: bool = False) -> None:
 
 
 def _check_record(archive: Archive, name: str) -> None:
-    pickled = name.endswith(".pt") and name.startswith("data/") and archive.size(name) > 0
-    if pickled:
+    if name.endswith(".pt") and name.startswith("data/") and archive.size(name) > 0:
         raise _pickled(archive, name)
     if not _RECORD.fullmatch(name):
         raise IntegrityError(
@@ -155,12 +142,9 @@ class _ProgramCheck:
                 raise self._refused(str(value), "is not an operator that only computes")
         elif name == "expr_str":
             self._check_expression(value)
-        elif name == "guards_code":
-            for guard in value:
-                self._check_expression(guard)
-        elif name == "range_constraints":
-            for symbol in value:
-                self._check_expression(symbol)
+        elif name in ("guards_code", "range_constraints"):
+            for expression in value:  # the keys of the latter
+                self._check_expression(expression)
         elif name in ("in_spec", "out_spec"):
             self._check_tree(json.loads(value), names=name == "in_spec")
         elif name == "metadata":
@@ -310,17 +294,19 @@ def _operands(node: ast.AST) -> Iterator[ast.AST]:
 def _exponent(node: ast.AST) -> int:
     """The factor by which a power lengthens a number; an exponent must be a number."""
     match node:
-        case ast.BinOp(op=ast.Pow(), right=exponent):
-            pass
-        case ast.Call(func=ast.Name(id=name), args=[_, exponent]) if name in _POWERS:
+        case (
+            ast.BinOp(op=ast.Pow(), right=exponent)
+            | ast.Call(func=ast.Name(id="Pow" | "PowByNatural" | "FloatPow"), args=[_, exponent])
+        ):
             pass
         case _:
             return 1
     match exponent:
-        case ast.Constant(value=int(value)) | ast.UnaryOp(operand=ast.Constant(value=int(value))):
-            return max(1, abs(value))
-        case ast.Call(func=ast.Name(id="Integer"), args=[ast.Constant(value=int(value))]):
-            return max(1, abs(value))
-        case ast.UnaryOp(operand=ast.Call(args=[ast.Constant(value=int(value))])):
+        case (
+            ast.Constant(value=int(value))
+            | ast.UnaryOp(operand=ast.Constant(value=int(value)))
+            | ast.Call(func=ast.Name(id="Integer"), args=[ast.Constant(value=int(value))])
+            | ast.UnaryOp(operand=ast.Call(args=[ast.Constant(value=int(value))]))
+        ):
             return max(1, abs(value))
     return MAX_POWER + 1
