@@ -10,21 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.scan import ModelEntry, VersionEntry
 
-
-class FileState(NamedTuple):
-    """The identity, size and times of a file; a link has those of its target."""
-
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
+#: The identity, size and times of a file; a link has those of its target.
+FileState = tuple[int, int, int, int, int]
 
 
 class VersionFiles:
@@ -69,7 +61,7 @@ class VersionFiles:
         except OSError as error:
             raise IntegrityError(f"'{name}' cannot be read: {error.strerror}") from error
         times = found.st_mtime_ns, found.st_ctime_ns
-        return FileState(found.st_dev, found.st_ino, found.st_size, *times)
+        return found.st_dev, found.st_ino, found.st_size, *times
 
 
 def _below(folder: Path, seen: set[tuple[int, int]]) -> Iterator[str]:

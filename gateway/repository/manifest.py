@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,18 @@ def _described(file: Any) -> tuple[str, int]:
     return digest, size
 
 
+def check_names(document: str, listed: Mapping[str, object], present: Set[str]) -> None:
+    """Require that the files ``present`` are those ``listed`` in ``document``.
+
+    Raises:
+        IntegrityError: naming the first file that is missing or unlisted.
+    """
+    for name in sorted(listed.keys() - present):
+        raise IntegrityError(f"'{name}' is listed in {document} but missing")
+    for name in sorted(present - listed.keys()):
+        raise IntegrityError(f"'{name}' is not listed in {document}")
+
+
 def verify(version: Path) -> bool:
     """Check ``version`` against its manifest.
 
@@ -89,11 +101,7 @@ def verify(version: Path) -> bool:
         return False
     except OSError as error:
         raise IntegrityError(f"{FILENAME} cannot be read: {error.strerror}") from error
-    present = set(files_of(version))
-    for name in sorted(expected.keys() - present):
-        raise IntegrityError(f"'{name}' is listed in {FILENAME} but missing")
-    for name in sorted(present - expected.keys()):
-        raise IntegrityError(f"'{name}' is not listed in {FILENAME}")
+    check_names(FILENAME, expected, set(files_of(version)))
     for name, (digest, size) in expected.items():
         try:
             actual = (version / name).stat().st_size

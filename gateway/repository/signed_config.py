@@ -112,20 +112,15 @@ def apply(config: ModelConfig, certificate: VersionCertificate) -> ModelConfig:
     labels = {output.name: output.label_filename for output in config.output}
     for output in merged.output:
         output.label_filename = labels.get(output.name, "")
-    for field in UNSIGNED:
-        _copy(config, merged, field)
+    unsigned = copy.deepcopy(config)
+    for field in unsigned.DESCRIPTOR.fields:
+        if field.name not in UNSIGNED:
+            unsigned.ClearField(field.name)
+    merged.MergeFrom(unsigned)
     for key, value in config.parameters.items():
         merged.parameters[key].CopyFrom(value)
     merged.name = config.name
     return merged
-
-
-def _copy(source: ModelConfig, target: ModelConfig, name: str) -> None:
-    part = copy.deepcopy(source)
-    for field in part.DESCRIPTOR.fields:
-        if field.name != name:
-            part.ClearField(field.name)
-    target.MergeFrom(part)
 
 
 def _parse(certificate: VersionCertificate) -> ModelConfig:

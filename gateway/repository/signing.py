@@ -20,7 +20,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ from typing import Any
 
 from modelport.gateway.errors import IntegrityError, Internal
 from modelport.gateway.repository import manifest, untrusted_files
-from modelport.gateway.repository import untrusted_files as files
 from modelport.gateway.repository.signing_keys import PrivateKey, PublicKey
 
 CERTIFICATE = manifest.CERTIFICATE
@@ -48,7 +46,6 @@ MAX_SIGNATURE_BYTES = 4096
 MAX_TEXT = 4096
 COPY_BYTES = 1024 * 1024  # at a time
 
-_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 MALFORMED = manifest.MALFORMED
 
 
@@ -99,9 +96,7 @@ def read_certificate(version: Path, model: str) -> VersionCertificate:
     Raises:
         IntegrityError: it is missing, damaged, or of another model.
     """
-    return _parse_certificate(
-        _read(version, CERTIFICATE, untrusted_files.MAX_CERTIFICATE_BYTES), model
-    )
+    return _parse_certificate(_read_certificate(version), model)
 
 
 def verify_signature(version: Path, model: str, keys: Collection[PublicKey]) -> VersionCertificate:
@@ -114,7 +109,7 @@ def verify_signature(version: Path, model: str, keys: Collection[PublicKey]) -> 
     """
     from cryptography.exceptions import InvalidSignature
 
-    content = _read(version, CERTIFICATE, untrusted_files.MAX_CERTIFICATE_BYTES)
+    content = _read_certificate(version)
     if not os.path.lexists(version / SIGNATURE):
         raise IntegrityError(
             f"{SIGNATURE} is missing, the version is not signed; publish it with 'modelport export "
@@ -198,10 +193,7 @@ def _copy(version: Path, copy: Path, name: str, expected: str, left: int) -> int
 
 def _check_names(version: Path, certificate: VersionCertificate) -> None:
     present = set(manifest.files_of(version)) - UNLISTED
-    for name in sorted(certificate.files.keys() - present):
-        raise IntegrityError(f"'{name}' is listed in {CERTIFICATE} but missing")
-    for name in sorted(present - certificate.files.keys()):
-        raise IntegrityError(f"'{name}' is not listed in {CERTIFICATE}")
+    manifest.check_names(CERTIFICATE, certificate.files, present)
 
 
 def _check_file(version: Path, name: str, digest: str) -> None:
@@ -253,13 +245,17 @@ def _read_signature(version: Path) -> tuple[str, bytes]:
         document = json.loads(_read(version, SIGNATURE, MAX_SIGNATURE_BYTES))
         fingerprint = document["key"]
         signature = base64.b64decode(document["signature"], None, True)
-        if document["format"] != FORMAT or not _FINGERPRINT.fullmatch(fingerprint):
+        if document["format"] != FORMAT or not manifest.SHA256.fullmatch(fingerprint):
             raise ValueError(document["format"])
     except MALFORMED as error:
         raise IntegrityError(
             f"{SIGNATURE} is not a signature; publish the version again"
         ) from error
     return fingerprint, signature
+
+
+def _read_certificate(version: Path) -> bytes:
+    return _read(version, CERTIFICATE, untrusted_files.MAX_CERTIFICATE_BYTES)
 
 
 def _read(version: Path, name: str, most: int) -> bytes:
@@ -275,6 +271,6 @@ def _read(version: Path, name: str, most: int) -> bytes:
 def _open(version: Path, name: str) -> io.BufferedReader:
     """Open a regular file for reading, without blocking on a pipe in its place."""
     try:
-        return files.open_file(version / name)
+        return untrusted_files.open_file(version / name)
     except OSError as error:
         raise IntegrityError(f"'{name}' cannot be read: {error.strerror}") from error

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,10 +98,8 @@ def load_private_key(path: Path) -> PrivateKey:
         raise InvalidArgument(f"{where} is a public key; give its private key")
     if b"ENCRYPTED" in content:
         raise InvalidArgument(f"{where} is encrypted; decrypt it with 'openssl pkey'")
-    key = _parse_key(lambda: formats.load_pem_private_key(content, None), where)
-    if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise InvalidArgument(f"{where} is not an Ed25519 key; make one with 'modelport keygen'")
-    return PrivateKey(key.private_bytes_raw())
+    load = partial(formats.load_pem_private_key, content, None)
+    return PrivateKey(_parse_key(load, ed25519.Ed25519PrivateKey, where).private_bytes_raw())
 
 
 def load_public_key(path: Path) -> PublicKey:
@@ -116,10 +115,8 @@ def load_public_key(path: Path) -> PublicKey:
         raise InvalidArgument(
             f"{where} is a private key; give its public key, and keep the private key secret"
         )
-    key = _parse_key(lambda: formats.load_pem_public_key(content), where)
-    if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise InvalidArgument(f"{where} is not an Ed25519 key; make one with 'modelport keygen'")
-    return PublicKey(key.public_bytes_raw())
+    load = partial(formats.load_pem_public_key, content)
+    return PublicKey(_parse_key(load, ed25519.Ed25519PublicKey, where).public_bytes_raw())
 
 
 def _content(file: FileContent, where: str) -> bytes:
@@ -130,12 +127,15 @@ def _content(file: FileContent, where: str) -> bytes:
     return content if len(content) <= MAX_KEY_BYTES else b""
 
 
-def _parse_key(load: Callable[[], Any], where: str) -> Any:
+def _parse_key(load: Callable[[], Any], kind: type, where: str) -> Any:
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
-        return load()
+        key = load()
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidArgument(
             f"{where} is not a key in PEM; make one with 'modelport keygen'"
         ) from error
+    if not isinstance(key, kind):
+        raise InvalidArgument(f"{where} is not an Ed25519 key; make one with 'modelport keygen'")
+    return key
