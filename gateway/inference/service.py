@@ -68,7 +68,7 @@ class InferenceService:
     def infer(
         self, request: InferRequest, deadline: Deadline, step: bool = False
     ) -> Awaitable[InferResponse]:
-        """Answer ``request``. A ``step`` of an ensemble request in flight is never refused.
+        """Answer ``request``. A ``step`` of an ensemble request in flight always finishes.
 
         Raises:
             ModelportError: with a public message; any other exception is logged and becomes
@@ -149,16 +149,6 @@ class InferenceService:
             return False
         version.statistics.failed(Code.UNAVAILABLE, 0)
         return True
-
-    def infer_step(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
-        """Run a step of an ensemble request in flight, which always finishes."""
-        return self.infer(request, deadline, step=True)
-
-    def stream_step(
-        self, request: InferRequest, deadline: Deadline
-    ) -> AsyncGenerator[InferResponse, None]:
-        """Stream a step of an ensemble."""
-        return self.stream(request, deadline, step=True)
 
     async def stream(
         self, request: InferRequest, deadline: Deadline, step: bool = False

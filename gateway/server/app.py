@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -153,10 +154,10 @@ class GatewayServer:
         programs = self._settings.routes.servers
         return Host(
             loop=asyncio.get_running_loop(),
-            infer=self._service.infer_step,
+            infer=partial(self._service.infer, step=True),
             config_of=lambda name, number: manager.get(name, number).config,
             program=lambda server: programs.get(server, Program()),
-            stream=self._service.stream_step,
+            stream=partial(self._service.stream, step=True),
             labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),
         )
 

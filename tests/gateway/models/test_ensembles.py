@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,8 @@ ensemble_scheduling {
 
 
 class EnsembleGateway:
+    steps_finish = True
+
     def __init__(
         self,
         root: Path,
@@ -62,10 +65,10 @@ class EnsembleGateway:
     def _host(self, manager: ModelManager) -> Host:
         return Host(
             loop=asyncio.get_running_loop(),
-            infer=self.service.infer_step,
+            infer=partial(self.service.infer, step=self.steps_finish),
             config_of=lambda name, number: manager.get(name, number).config,
             program=lambda server: Program(),
-            stream=self.service.stream_step,
+            stream=partial(self.service.stream, step=self.steps_finish),
             labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),
         )
 
@@ -293,7 +296,7 @@ async def test_an_ensemble_in_flight_is_finished_while_the_server_shuts_down(roo
 async def test_the_check_sees_steps_that_are_refused_while_the_server_shuts_down(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(InferenceService, "infer_step", InferenceService.infer)
+    monkeypatch.setattr(EnsembleGateway, "steps_finish", False)
     gateway = EnsembleGateway(root, ModelControlMode.NONE)
     await gateway.manager.start()
     request = asyncio.create_task(gateway.ask())
