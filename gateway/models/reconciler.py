@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping
+from collections.abc import Collection, Coroutine, Hashable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
@@ -247,7 +247,7 @@ class Reconciler:
         model.select()
         log.info("model version is ready", model=name, version=number)
         if before is not None:
-            self._retire(before)
+            self.in_background(_retire(before))
         for other in self._models.values():  # ensembles wait for the models of their steps
             if other.is_ensemble and other.mark_due(waiting=True):
                 self.reconcile_soon(other, retrying=True)
@@ -259,26 +259,13 @@ class Reconciler:
         model.select()
         model.states[number] = unloading = (VersionState.UNLOADING, "")
 
-        def done() -> None:
+        async def retire() -> None:
+            await _retire(version)
             if model.states.get(number) is unloading:  # not loaded again since
                 model.states[number] = (VersionState.UNAVAILABLE, UNLOADED)
                 if number not in model.entry.versions:
                     del model.states[number]
             log.info("model version is unloaded", model=version.name, version=number)
-
-        return self._retire(version, done)
-
-    def _retire(
-        self, version: ServedVersion, done: Callable[[], None] = lambda: None
-    ) -> asyncio.Task[None]:
-        async def retire() -> None:
-            try:
-                await version.retire()
-            except Exception:  # the version is out of service regardless
-                log.exception(
-                    "a backend failed to unload", model=version.name, version=version.number
-                )
-            done()
 
         return self.in_background(retire())
 
@@ -378,6 +365,13 @@ class Reconciler:
             unloading = await asyncio.gather(*(self.unload_all(model) for model in models))
             await asyncio.gather(*(task for tasks in unloading for task in tasks))
         await asyncio.gather(*self._background, return_exceptions=True)
+
+
+async def _retire(version: ServedVersion) -> None:
+    try:
+        await version.retire()
+    except Exception:  # the version is out of service regardless
+        log.exception("a backend failed to unload", model=version.name, version=version.number)
 
 
 def _may_be_readable_later(error: Exception) -> bool:
