@@ -112,16 +112,11 @@ class VersionChoice:
         elif key not in self._config.parameters:
             raise NotFound(f"model '{self.name}' has no label '{label}'")
         setting = f'parameters {{ key: "{key}" value {{ string_value: "{version}" }} }}\n'
-
-        def change(config: Any) -> None:
-            if version is None:
-                del config.parameters[key]
-            else:
-                config.parameters[key].string_value = str(version)
-
+        rest = configuration.parse(self._text)
+        rest.parameters.pop(key, None)
         quoted = rf"[\"']{re.escape(key)}[\"']"
         pattern = re.compile(rf"\bparameters\s*:?\s*\{{\s*key\s*:\s*{quoted}")
-        self._replace(pattern, setting if version is not None else "", change)
+        self._replace(pattern, setting if version is not None else "", rest)
 
     def serve_only(self, version: int) -> None:
         """Serve ``version`` and no other.
@@ -133,12 +128,7 @@ class VersionChoice:
         self._serve([version])
 
     def _serve(self, versions: Sequence[int]) -> None:
-        def change(config: Any) -> None:
-            config.version_policy.specific.versions[:] = versions
-
-        listed = ", ".join(map(str, versions))
-        setting = f"version_policy {{ specific {{ versions: [ {listed} ] }} }}\n"
-        self._replace(_VERSION_POLICY, setting, change)
+        self._set_policy(f"specific {{ versions: [ {', '.join(map(str, versions))} ] }}")
 
     def prefer(self, version: int, other: int) -> None:
         """Make ``version`` the newest that the policy serves, in place of ``other``.
@@ -156,24 +146,26 @@ class VersionChoice:
 
     def serve_latest(self) -> None:
         """Serve the newest version again."""
+        self._set_policy("latest { num_versions: 1 }")
 
-        def change(config: Any) -> None:
-            config.version_policy.latest.num_versions = 1
-
-        setting = "version_policy { latest { num_versions: 1 } }\n"
-        self._replace(_VERSION_POLICY, setting, change)
+    def _set_policy(self, policy: str) -> None:
+        rest = configuration.parse(self._text)
+        rest.ClearField("version_policy")
+        self._replace(_VERSION_POLICY, f"version_policy {{ {policy} }}\n", rest)
 
     def _require(self, version: int) -> None:
         if version not in self.versions:
             known = ", ".join(map(str, self.versions))
             raise NotFound(f"model '{self.name}' has no version {version}; it has {known}")
 
-    def _replace(
-        self, pattern: re.Pattern[str], setting: str, change: Callable[[Any], None]
-    ) -> None:
-        """Replace the block that begins with ``pattern`` by ``setting``, or append it."""
-        wanted = configuration.parse(self._text)
-        change(wanted)
+    def _replace(self, pattern: re.Pattern[str], setting: str, rest: Any) -> None:
+        """Replace the block that begins with ``pattern`` by ``setting``, or append it.
+
+        Args:
+            rest: the configuration without such a block.
+        """
+        wanted = configuration.parse(setting)
+        wanted.MergeFrom(rest)
         match = pattern.search(self._text)
         if match is None:
             newline = "\n" if self._text and not self._text.endswith("\n") else ""
