@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import manifest, untrusted_files
 
@@ -29,7 +30,7 @@ VERSION_NAME = re.compile(r"[1-9][0-9]{0,18}\Z")
 MAX_VERSION = 2**63 - 1  # Triton's versions are int64
 MAX_LABEL_BYTES = 16 * 1024 * 1024
 #: Files that run code when they are read; a version with one is not served.
-REFUSED_SUFFIXES = frozenset({".pkl", ".pickle", ".h5", ".hdf5", ".joblib"})
+REFUSED_SUFFIXES = (".pkl", ".pickle", ".h5", ".hdf5", ".joblib")
 
 #: Changes if a file is added, removed, replaced or written: (name, size, mtime_ns, inode).
 Fingerprint = tuple[tuple[str, int, int, int], ...]
@@ -73,9 +74,7 @@ class ModelEntry(NamedTuple):
         inside = not self.remote and file.name == filename
         if not inside or not file.is_file() or _leaves(self.path.parent, file):
             raise FileNotFoundError(f"'{filename}' is not a file of the model's folder")
-        if file.stat().st_size > MAX_LABEL_BYTES:
-            raise OSError(errno.EFBIG, f"is larger than {MAX_LABEL_BYTES} bytes", filename)
-        return tuple(file.read_text(encoding="utf-8").splitlines())
+        return tuple(untrusted_files.read_text(file, MAX_LABEL_BYTES).splitlines())
 
 
 def scan(repositories: Iterable[Path]) -> dict[str, ModelEntry]:
@@ -166,7 +165,7 @@ def scan_model(root: Path, path: Path) -> ModelEntry:
             if int(folder.name) <= MAX_VERSION
         }
         return ModelEntry(name, path, _read_config(root, path), versions)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, IntegrityError) as error:
         return ModelEntry(name, path, problem=_reason(error))
 
 
@@ -178,12 +177,9 @@ def _read_config(root: Path, path: Path) -> str | None:
         return None
     if _leaves(root, config):
         raise ValueError(f"'{config.name}' is a symbolic link out of the repository")
-    found = config.stat()
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(config.stat().st_mode):
         raise ValueError(f"'{config.name}' is not a file")
-    if found.st_size > untrusted_files.MAX_CONFIG_BYTES:
-        raise ValueError(f"'{config.name}' is larger than {untrusted_files.MAX_CONFIG_BYTES} bytes")
-    return config.read_text(encoding="utf-8")
+    return untrusted_files.read(config, untrusted_files.MAX_CONFIG_BYTES).decode()
 
 
 def _scan_version(root: Path, path: Path) -> VersionEntry:
@@ -201,17 +197,21 @@ def _scan_version(root: Path, path: Path) -> VersionEntry:
                     problem = problem or f"'{relative}' is a symbolic link out of the repository"
                 elif name in names and not stat.S_ISREG(_stat(file).st_mode):
                     problem = problem or f"'{relative}' is not a file"
-                elif file.suffix.lower() in REFUSED_SUFFIXES:
-                    problem = problem or (
-                        f"'{relative}' may run code when it is read; export the model to a "
-                        "supported format instead"
-                    )
+                else:
+                    problem = problem or refusal(relative)
             files += fingerprint(path, (Path(folder) / name for name in names))
     except OSError as error:
         problem, unreadable = _reason(error), True
     except RecursionError:  # os.walk is recursive before Python 3.12
         problem = "the version's folders are nested too deeply"
     return VersionEntry(number, path, tuple(sorted(files)), problem, unreadable=unreadable)
+
+
+def refusal(name: str) -> str:
+    """The reason why a version with the file ``name`` is not served; empty: none."""
+    if not name.lower().endswith(REFUSED_SUFFIXES):
+        return ""
+    return f"'{name}' may run code when it is read; export the model to a supported format instead"
 
 
 def fingerprint(folder: Path, files: Iterable[Path]) -> Fingerprint:

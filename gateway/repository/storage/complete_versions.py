@@ -20,12 +20,7 @@ import structlog
 
 from modelport.gateway.errors import IntegrityError, InvalidArgument, NotFound
 from modelport.gateway.repository import manifest, signing
-from modelport.gateway.repository.scan import (
-    MAX_VERSION,
-    MODEL_NAME,
-    REFUSED_SUFFIXES,
-    VERSION_NAME,
-)
+from modelport.gateway.repository.scan import MAX_VERSION, MODEL_NAME, VERSION_NAME, refusal
 from modelport.gateway.repository.storage.location import is_segment
 from modelport.gateway.repository.storage.objects import Object, ObjectStore
 
@@ -86,11 +81,8 @@ def _problem(files: Files) -> str:
             return "an object's key is not a valid file name"
         if any("/".join(segments[:end]) in files for end in range(1, len(segments))):
             return f"'{segments[0]}' is both an object and a folder of objects"
-        if name.lower().endswith(tuple(REFUSED_SUFFIXES)):
-            return (
-                f"'{name}' may run code when it is read; export the model to a supported format "
-                "instead"
-            )
+        if problem := refusal(name):
+            return problem
     return ""
 
 
@@ -189,10 +181,8 @@ class CompleteVersions:
                 self._manifests[version] = each, told
             else:
                 key = f"{version[0]}/{version[1]}/{manifest.FILENAME}"
-                read = self._objects.read
-                reading[version] = self._objects.threads.submit(
-                    read, key, manifest.MAX_MANIFEST_BYTES
-                )
+                read, most = self._objects.read, manifest.MAX_MANIFEST_BYTES
+                reading[version] = self._objects.threads.submit(read, key, most)
         refused = None
         try:
             for version, content in reading.items():
