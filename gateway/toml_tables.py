@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -48,9 +49,8 @@ def number(least: float, most: float, *, open_end: bool = False) -> Reader:
             number = float(value)
         except OverflowError:
             raise InvalidValue(wanted) from None
-        if not math.isfinite(number) or not least <= number <= most:
-            raise InvalidValue(wanted)
-        if open_end and number == least:
+        too_small = number <= least if open_end else number < least
+        if not math.isfinite(number) or too_small or number > most:
             raise InvalidValue(wanted)
         return number
 
@@ -93,11 +93,7 @@ def text(value: Any) -> str:
 
 def digest(value: Any) -> str:
     """A SHA-256 in hexadecimal digits, in lower case."""
-    if (
-        not isinstance(value, str)
-        or len(value) != 64
-        or set(value.lower()) - set("0123456789abcdef")
-    ):
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-fA-F]{64}", value):
         raise InvalidValue("a SHA-256: 64 hexadecimal digits")
     return value.lower()
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -201,15 +202,11 @@ def _complete_ensemble(config: ModelConfig) -> ModelConfig:
 
 def platform_of(config: ModelConfig) -> Platform | None:
     """The format that ``config`` names by platform, backend or file name."""
-    for known in PLATFORMS:
-        if config.platform and config.platform == known.platform:
-            return known
-    for known in PLATFORMS:
-        if config.backend and config.backend == known.backend:
-            return known
-    for known in PLATFORMS:
-        if config.default_model_filename == known.default_filename:
-            return known
+    names = config.platform, config.backend, config.default_model_filename
+    for name, field in zip(names, ("platform", "backend", "default_filename"), strict=True):
+        for known in PLATFORMS:
+            if name and name == getattr(known, field):
+                return known
     return _extension_platform(config)
 
 
@@ -255,12 +252,9 @@ def build(name: str, platform: Platform, signature: ModelSignature) -> ModelConf
     )
     config.version_policy.latest.num_versions = 1
     for spec in signature.inputs:
-        tensor = config.input.add(optional=spec.optional)
-        _describe(tensor, spec)
-        _bound(config, spec)
+        _describe(config, config.input.add(optional=spec.optional), spec)
     for spec in signature.outputs:
-        _describe(config.output.add(), spec)
-        _bound(config, spec)
+        _describe(config, config.output.add(), spec)
     for axis in signature.axes.values():
         _set(config, f"axis.{axis.name}", _span(axis.minimum, axis.maximum))
         if axis.padding is not None:
@@ -268,16 +262,14 @@ def build(name: str, platform: Platform, signature: ModelSignature) -> ModelConf
     return config
 
 
-def _describe(tensor: Any, spec: TensorSpec) -> None:
+def _describe(config: ModelConfig, tensor: Any, spec: TensorSpec) -> None:
+    """Declare ``tensor`` of ``config``, with its bounds in the parameters."""
     tensor.name = spec.name
     tensor.data_type = data_type(spec.datatype)
     tensor.dims.extend(spec.wire_dims)
     if spec.reshape is not None:
         tensor.reshape.SetInParent()
         tensor.reshape.shape.extend(spec.reshape)
-
-
-def _bound(config: ModelConfig, spec: TensorSpec) -> None:
     axes = [d if isinstance(d, str) else "" for d in spec.dims if isinstance(d, str) or d == -1]
     if any(axes):
         _set(config, f"axes.{spec.name}", ",".join(axes))
@@ -383,14 +375,9 @@ def _spec(config: ModelConfig, tensor: Any, kind: str, axes: dict[str, Axis]) ->
 
 
 def _check_reshape(where: str, dims: list[int | str], reshape: tuple[int, ...]) -> None:
-    def fixed(sizes: list[int | str] | tuple[int, ...]) -> tuple[int, int]:
-        product, dynamic = 1, 0
-        for size in sizes:
-            if isinstance(size, str) or size == -1:
-                dynamic += 1
-            else:
-                product *= size
-        return product, dynamic
+    def fixed(sizes: Sequence[int | str]) -> tuple[int, int]:
+        known = [size for size in sizes if isinstance(size, int) and size != -1]
+        return math.prod(known), len(sizes) - len(known)
 
     if fixed(dims) != fixed(reshape):
         raise InvalidArgument(f"{where} has different size for dims and reshape")

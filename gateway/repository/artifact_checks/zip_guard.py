@@ -117,7 +117,7 @@ def _directory(file: IO[bytes]) -> tuple[int, int, int]:
             raise EOFError
         raise _Ambiguous("it has a comment, or other bytes after its central directory")
     end = length - _END.size
-    small = {"here": here, "count": count, "size": size, "begin": begin}
+    small = here, count, size, begin
     file.seek(max(0, end - _LOCATOR.size))
     locator = file.read(_LOCATOR.size) if end >= _LOCATOR.size else b""
     if locator[:4] == b"PK\x06\x07":
@@ -130,11 +130,9 @@ def _directory(file: IO[bytes]) -> tuple[int, int, int]:
         magic, own, _, _, disk64, first64, here, count, size, begin = fields
         if magic != b"PK\x06\x06" or own != _END64.size - 12 or disk64 or first64:
             raise _Ambiguous("its zip64 directory is invalid")
-        large = {"here": here, "count": count, "size": size, "begin": begin}
-        for name, value in small.items():
-            full = _FULL_SHORT if name in ("here", "count") else _FULL
-            if value not in (full, large[name]):
-                raise _Ambiguous("its two directories disagree")
+        full, large = (_FULL_SHORT, _FULL_SHORT, _FULL, _FULL), (here, count, size, begin)
+        if any(value not in pair for value, *pair in zip(small, full, large, strict=True)):
+            raise _Ambiguous("its two directories disagree")
     if (disk, first) not in ((0, 0), (_FULL_SHORT, _FULL_SHORT)) or here != count:
         raise _Ambiguous("it is one part of a split archive")
     if begin + size != end or size > MAX_DIRECTORY_BYTES or count > MAX_RECORDS:
@@ -253,12 +251,8 @@ def _descriptor_end(file: IO[bytes], record: _Record, end: int, following: int) 
     """The end of the checksum and sizes after the content: 32 or 64 bits, with or without mark."""
     file.seek(end)
     content = file.read(max(0, min(following - end, 24)))
-    for form, mark in (("<II", b""), ("<QQ", b""), ("<II", b"PK\x07\x08"), ("<QQ", b"PK\x07\x08")):
-        sizes = struct.pack(form, *_fit(form, record.compressed, record.size))
-        if content == mark + struct.pack("<I", record.crc) + sizes:
+    for form, most in (("<3I", _FULL), ("<I2Q", 2**64 - 1)):
+        stated = struct.pack(form, record.crc, min(record.compressed, most), min(record.size, most))
+        if content in (stated, b"PK\x07\x08" + stated):
             return following
     raise _Ambiguous(f"the descriptor of record {record.name!r} contradicts the directory")
-
-
-def _fit(form: str, *sizes: int) -> tuple[int, ...]:
-    return sizes if form == "<QQ" else tuple(min(size, _FULL) for size in sizes)

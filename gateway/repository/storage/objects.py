@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import datetime
 import errno
 import importlib
@@ -155,10 +156,8 @@ class ObjectStore:
     def delete(self, keys: Iterable[str]) -> None:
         """Delete the existing objects among ``keys``."""
         for key in keys:
-            try:
+            with contextlib.suppress(NotFound):
                 self._call("rm_file", self._path(key))
-            except NotFound:
-                continue
 
     def _path(self, key: str) -> str:
         return f"{self.location.path}/{key}" if key else self.location.path
@@ -253,10 +252,9 @@ def _failure(error: BaseException) -> ModelportError:
         return _Empty("the object is empty")
     if names.keys() & {"NotImplemented", "501"}:
         return Unsupported("the object store does not support conditional writes")
-    refusal = next(iter(sorted(names.keys() & _REFUSALS)), None)
-    if refusal is not None:
+    if refusals := sorted(names.keys() & _REFUSALS):
         return InvalidArgument(
-            f"the object store refuses access ({refusal}); check the credentials in the "
+            f"the object store refuses access ({refusals[0]}); check the credentials in the "
             "environment and their permissions"
         )
     if names.keys() & {"NoSuchBucket", "ContainerNotFound"}:
