@@ -9,9 +9,10 @@ from typing import Any
 import flatbuffers
 import onnx
 from ai_edge_litert import schema_py_generated as schema
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from modelport.exporters.runtime.tensorflow_runtime import tf
+from modelport.gateway.wire.protobuf import varint
 
 TENSORFLOW = 'backend: "tensorflow" platform: "tensorflow_savedmodel"\n'
 LITE = 'backend: "tflite"\n'
@@ -370,6 +371,14 @@ def onnxes(folder: Path) -> dict[str, tuple[bytes, str]]:
         weight.external_data.add(key="location", value=location)
         return model(helper.make_node("Add", ["x", "w"], ["y"]), weights=[weight])
 
+    def hidden(content: bytes) -> bytes:
+        """The graph under a tag of 33 bits, of which protobuf in C++ takes the lower 32."""
+        made = ModelProto.FromString(content)
+        graph = made.graph.SerializeToString()
+        made.ClearField("graph")
+        tag = varint(7 << 3 | 2 | 1 << 32)
+        return bytes(made.SerializeToString() + tag + varint(len(graph)) + graph)
+
     inner = helper.make_graph([helper.make_node("Evil", [], ["z"], domain="evil")], "i", [], [y])
     branch = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
     body = [helper.make_node("Evil", ["a"], ["b"], domain="evil")]
@@ -404,6 +413,7 @@ def onnxes(folder: Path) -> dict[str, tuple[bytes, str]]:
         "takes weights behind a link": (takes("link"), "not a file beside it"),
         "takes weights from memory": (takes("*/_ORT_MEM_ADDR_/*"), "not a file beside it"),
         "takes weights from a folder": (takes("."), "not a file beside it"),
+        "hides its graph": (hidden(uses("EPContext", "com.microsoft")), "does not load"),
         "is of another format": (b"\x18\0\0\0ORTM" + bytes(64), "does not load"),
     }
 

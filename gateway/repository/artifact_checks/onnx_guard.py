@@ -10,12 +10,15 @@ from __future__ import annotations
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+
+from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.artifact_checks import inlined_size
+from modelport.gateway.wire import incremental_protobuf
 
 #: The domains of ONNX and of every build of ONNX Runtime.
 DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
@@ -36,7 +39,7 @@ _FORMS: Mapping[str, _Form] = {
     "tensor": {13: "external"},
     "external": {1: "KEY", 2: "VALUE"},
 }
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_BYTES = 2
 
 
 def check(path: Path) -> None:
@@ -49,8 +52,10 @@ def check(path: Path) -> None:
         with untrusted_files.open_file(path) as file:
             if not os.fstat(file.fileno()).st_size:
                 raise _damaged(path)
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                _OnnxFileCheck(path, content).check()
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        _OnnxFileCheck(path).check(content)
+    except DecodeError as error:
+        raise _damaged(path) from error
     except OSError as error:
         raise IntegrityError(f"'{path.name}' does not load: {error.strerror}") from error
 
@@ -64,14 +69,14 @@ def _damaged(path: Path) -> IntegrityError:
 class _OnnxFileCheck:
     """The check of one file."""
 
-    def __init__(self, path: Path, content: mmap.mmap) -> None:
-        self._path, self._content = path, content
+    def __init__(self, path: Path) -> None:
+        self._path = path
         #: The operators of the current message: the model's graph, or a function.
         self._body: Counter[tuple[str, str]] = Counter()
         self._functions: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
 
-    def check(self) -> None:
-        self._message("model", 0, len(self._content), 0)
+    def check(self, content: memoryview) -> None:
+        self._message("model", content, 0)
         bodies = self._functions | {("", "graph"): self._body}
         for domain, name in sorted(set[tuple[str, str]]().union(*bodies.values())):
             own = (domain, name) in self._functions  # it cannot replace an operator of ONNX Runtime
@@ -84,21 +89,22 @@ class _OnnxFileCheck:
                 )
         inlined_size.check(f"'{self._path.name}'", bodies)
 
-    def _message(self, form: str, begin: int, end: int, depth: int) -> None:
+    def _message(self, form: str, content: memoryview, depth: int) -> None:
         if depth > MAX_DEPTH:
             raise _damaged(self._path)
         outer = self._body
         if form == "function":
             self._body = Counter()
         texts: dict[str, set[str]] = {}
-        for field, start, stop in self._fields(begin, end):
-            leads = _FORMS[form].get(field, "")
+        for field in incremental_protobuf.fields(content):
+            if field.tag >> 32:  # some parsers take the lower 32 bits
+                raise _damaged(self._path)
+            leads = _FORMS[form].get(field.tag >> 3, "") if field.tag & 7 == _BYTES else ""
+            value = content[field.start : field.end]
             if leads.isupper():
-                texts.setdefault(leads, set()).add(
-                    self._content[start:stop].decode(errors="backslashreplace")
-                )
+                texts.setdefault(leads, set()).add(str(value, errors="backslashreplace"))
             elif leads:
-                self._message(leads, start, stop, depth + 1)
+                self._message(leads, value, depth + 1)
         # Protobuf uses the last of a repeated field; here each one is checked.
         domains = texts.get("DOMAIN", {""})
         if form == "node":
@@ -110,41 +116,8 @@ class _OnnxFileCheck:
             key = domains.pop(), texts["NAME"].pop()
             self._functions[key] = self._functions.get(key, Counter()) | body  # of any overload
         elif form == "external" and texts.get("KEY", set()) & {"location"}:
-            for value in texts.get("VALUE", {""}):
-                self._check_location(value)
-
-    def _fields(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """The fields of the message with a length, and their positions."""
-        position = begin
-        while position < end:
-            key, position = self._varint(position, end)
-            kind = key & 7
-            if kind == _VARINT:
-                _, position = self._varint(position, end)
-            elif kind == _BYTES:
-                length, position = self._varint(position, end)
-                if length > end - position:
-                    raise _damaged(self._path)
-                yield key >> 3, position, position + length
-                position += length
-            elif kind in (_FIXED32, _FIXED64):
-                position += 4 if kind == _FIXED32 else 8
-            else:
-                raise _damaged(self._path)
-        if position != end:
-            raise _damaged(self._path)
-
-    def _varint(self, position: int, end: int) -> tuple[int, int]:
-        value = shift = 0
-        while True:
-            if position >= end or shift > 63:
-                raise _damaged(self._path)
-            byte = self._content[position]
-            value |= (byte & 0x7F) << shift
-            position += 1
-            if byte < 0x80:
-                return value, position
-            shift += 7
+            for location in texts.get("VALUE", {""}):
+                self._check_location(location)
 
     def _check_location(self, location: str) -> None:
         folder = self._path.parent.resolve()
