@@ -207,8 +207,7 @@ def check_machine(archive: Archive, capability: str) -> dict[str, Any]:
     metadata: dict[str, Any] = archive.json(records[0])
     built = (metadata.get("AOTI_PLATFORM"), metadata.get("AOTI_MACHINE"))
     vectors = str(metadata.get("AOTI_CPU_ISA")).partition(" ")[0]
-    lacking = vectors in CAPABILITIES and vectors not in CAPABILITIES[: _rank(capability) + 1]
-    if built != (sys.platform, platform.machine()) or lacking:
+    if built != (sys.platform, platform.machine()) or _rank(vectors) > _rank(capability):
         raise Unsupported(
             f"'{archive.path.name}' was compiled for {built[0]} on {built[1]} with {vectors}, this "
             f"is {sys.platform} on {platform.machine()} with {capability}; export the model here"

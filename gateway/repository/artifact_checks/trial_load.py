@@ -86,28 +86,16 @@ def run(function: str, file: Path, **arguments: Any) -> None:
             kind, reason = _failures[key]
             raise kind(reason)
         try:
-            _run(file, request | {"file": str(file)})
-        except _NotTheContent as error:
-            raise error.error from error
+            passing = _run(file, request | {"file": str(file)})
         except ModelportError as error:
-            _remember(key, error)
+            _failures[key] = type(error), str(error)
+            for oldest in list(_failures)[:-MAX_FAILURES]:
+                _failures.pop(oldest, None)
             raise
+        if passing is not None:
+            raise passing
         if verdict is not None:
             os.write(verdict, _PASSED)
-
-
-class _NotTheContent(Exception):
-    """The trial failed with ``error`` for a reason that may be gone next time."""
-
-    def __init__(self, error: ModelportError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def _remember(key: str, error: ModelportError) -> None:
-    _failures[key] = type(error), str(error)
-    for oldest in list(_failures)[:-MAX_FAILURES]:
-        _failures.pop(oldest, None)
 
 
 def _version(package: str) -> str:
@@ -142,7 +130,15 @@ def _verdict(key: str) -> Iterator[int | None]:
         yield descriptor
 
 
-def _run(file: Path, request: dict[str, Any]) -> None:
+def _run(file: Path, request: dict[str, Any]) -> ModelportError | None:
+    """Run the trial.
+
+    Returns:
+        A failure for a reason that may be gone next time; None: it passed.
+
+    Raises:
+        ModelportError: the content's own failure.
+    """
     root = str(Path(modelport.__file__).parents[1])
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as report:
@@ -175,11 +171,16 @@ def _run(file: Path, request: dict[str, Any]) -> None:
             "again, or sign the version"
         )
         # The system kills for lack of memory, and this process after ``WALL_SECONDS``.
-        raise _NotTheContent(ended) if status in _FROM_OUTSIDE else ended
+        if status in _FROM_OUTSIDE:
+            return ended
+        raise ended
     found = json.loads(content)
-    if found["error"]:
-        error: ModelportError = getattr(errors, found["error"], Internal)(found["reason"])
-        raise error if found["lasting"] else _NotTheContent(error)
+    if not found["error"]:
+        return None
+    error: ModelportError = getattr(errors, found["error"], Internal)(found["reason"])
+    if found["lasting"]:
+        raise error
+    return error
 
 
 def _ending(status: int) -> str:
