@@ -331,12 +331,9 @@ def signature(config: ModelConfig) -> ModelSignature:
         kind, _, name = key.partition(".")
         if kind in ("axes", "range") and name not in declared:
             raise InvalidArgument(f"parameter '{key}': there is no input or output '{name}'")
-    for key in config.parameters:
-        if key.startswith(padding.PREFIX):
-            axis = axes.get(key.removeprefix(padding.PREFIX))
-            value = padding.parse(key, _parameter(config, key) or "", axis, inputs)
-            if axis is not None:
-                axes[axis.name] = replace(axis, padding=value)
+        if kind == "padding":
+            value = padding.parse(key, _parameter(config, key) or "", name, inputs)
+            axes[name] = replace(axes[name], padding=value)
     for kind, specs in (("input", inputs), ("output", outputs)):
         names = [spec.name for spec in specs]
         for name in {n for n in names if names.count(n) > 1}:

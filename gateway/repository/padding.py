@@ -11,11 +11,9 @@ import math
 import numpy as np
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.types import NUMPY_DTYPES, Axis, Datatype, TensorSpec
+from modelport.gateway.types import NUMPY_DTYPES, Datatype, TensorSpec
 
 Padding = float | tuple[tuple[str, float], ...]
-
-PREFIX = "padding."
 
 
 def to_text(padding: Padding) -> str:
@@ -29,17 +27,16 @@ def _text(value: float) -> str:
     return repr(value).removesuffix(".0")
 
 
-def parse(key: str, text: str, axis: Axis | None, inputs: tuple[TensorSpec, ...]) -> Padding:
+def parse(key: str, text: str, axis: str, inputs: tuple[TensorSpec, ...]) -> Padding:
     """Parse the value that the parameter ``key`` declares for ``axis``.
 
     Raises:
         InvalidArgument: no input has the axis, or the value is invalid for one of them.
     """
-    having = {spec.name: spec for spec in inputs if axis is not None and axis.name in spec.dims}
+    having = {spec.name: spec for spec in inputs if axis in spec.dims}
     if not having:
         raise InvalidArgument(
-            f"parameter '{key}': no input has an axis '{key.removeprefix(PREFIX)}'; name it in "
-            "'axes.<input>'"
+            f"parameter '{key}': no input has an axis '{axis}'; name it in 'axes.<input>'"
         )
     padding: Padding
     if "=" not in text:

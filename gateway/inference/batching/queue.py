@@ -155,8 +155,7 @@ class RequestQueue:
             if self._settings.policy(level).delays:
                 waiting.rank = (level, True, arrival)
                 waiting.expires_at = math.inf
-                self._levels[level] = self._levels.get(level, 0) + 1
-                self._insert(waiting)
+                self.put_back(waiting)
             else:
                 refused.append(waiting)
         self.expires_at = min(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from modelport.gateway.errors import IntegrityError, InvalidArgument, NotFound
+from modelport.gateway.errors import IntegrityError, InvalidArgument, ModelportError, NotFound
 from modelport.gateway.repository import manifest, signing
 from modelport.gateway.repository.scan import MAX_VERSION, MODEL_NAME, VERSION_NAME, refusal
 from modelport.gateway.repository.storage.location import is_segment
@@ -31,6 +31,8 @@ CLAIM = ".modelport-claim"
 SETTLE_SECONDS = 2.0
 
 Files = Mapping[str, Object]
+#: The sizes of the files in a manifest, or the store's error: removed, or access refused.
+ListedSizes = Mapping[str, int] | NotFound | InvalidArgument
 
 
 @dataclass(slots=True)
@@ -91,8 +93,8 @@ class CompleteVersions:
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
-        #: By model and version: the manifest's object, and the sizes it lists, or the problem.
-        self._manifests: dict[tuple[str, int], tuple[Object, Mapping[str, int] | str]] = {}
+        #: By model and version: the manifest's object, and its content.
+        self._manifests: dict[tuple[str, int], tuple[Object, ListedSizes]] = {}
         #: For versions without a manifest: their files, and since when they are unchanged.
         self._seen: dict[tuple[str, int], tuple[Files, float]] = {}
         #: Reasons already logged why versions are incomplete.
@@ -111,15 +113,12 @@ class CompleteVersions:
             ModelportError: no manifest can be read now, or access to all versions is refused.
         """
         self.unsettled = False
-        todo: dict[tuple[str, int], Files] = {}
-        whole: set[tuple[str, int]] = set()
-        for name, model in models.items():
-            for number, files in model.versions.items():
-                kept = files_of_version(files)
-                if holds(name, number, kept):
-                    whole.add((name, number))
-                else:
-                    todo[name, number] = files
+        versions = {
+            (name, number): files
+            for name, model in models.items()
+            for number, files in model.versions.items()
+        }
+        todo = {v: files for v, files in versions.items() if not holds(*v, files_of_version(files))}
         refused = self._read_manifests(todo)
         why = {version: self._why_not(version, files) for version, files in todo.items()}
         for version, reason in why.items():
@@ -130,7 +129,7 @@ class CompleteVersions:
                 )  # fmt: skip
         self._said = {version: reason for version, reason in why.items() if reason}
         self._seen = {version: seen for version, seen in self._seen.items() if version in todo}
-        whole |= {version for version, reason in why.items() if not reason}
+        whole = versions.keys() - self._said.keys()
         if refused is not None and not whole and not self.unsettled:
             raise refused
         return {
@@ -147,8 +146,10 @@ class CompleteVersions:
         kept = files_of_version(files)
         if manifest.FILENAME in files:
             listed = self._manifests[version][1]
-            if isinstance(listed, str):
-                return listed
+            if isinstance(listed, NotFound):
+                return f"{manifest.FILENAME} has been removed since it was listed"
+            if isinstance(listed, InvalidArgument):
+                return f"{manifest.FILENAME} cannot be read: {listed}"
             for name, size in listed.items():
                 if name not in kept:
                     return f"'{name}' is listed in {manifest.FILENAME} but missing"
@@ -173,32 +174,27 @@ class CompleteVersions:
             for version, files in versions.items()
             if manifest.FILENAME in files
         }
-        known, self._manifests = self._manifests, {}
-        reading = {}
-        for version, each in found.items():
-            before, told = known.get(version, (None, ""))
-            if before == each and not isinstance(told, str):
-                self._manifests[version] = each, told
-            else:
-                key = f"{version[0]}/{version[1]}/{manifest.FILENAME}"
-                read, most = self._objects.read, manifest.MAX_MANIFEST_BYTES
-                reading[version] = self._objects.threads.submit(read, key, most)
-        refused = None
+        known = self._manifests
+        self._manifests = {
+            version: known[version]
+            for version, each in found.items()
+            if version in known and known[version][0] == each
+            if not isinstance(known[version][1], ModelportError)
+        }
+        reading = [version for version in found if version not in self._manifests]
+        # An error ends it: an unavailable store is not asked for every manifest.
+        contents = self._objects.threads.map(self._read_manifest, reading)
+        for version, content in zip(reading, contents, strict=True):
+            self._manifests[version] = found[version], content
+        errors = (content for _, content in self._manifests.values())
+        return next((each for each in errors if isinstance(each, InvalidArgument)), None)
+
+    def _read_manifest(self, version: tuple[str, int]) -> ListedSizes:
+        key = f"{version[0]}/{version[1]}/{manifest.FILENAME}"
         try:
-            for version, content in reading.items():
-                sizes: Mapping[str, int] | str = {}
-                try:
-                    listed = manifest.parse(content.result())
-                    sizes = {name: size for name, (_, size) in listed.items()}
-                except IntegrityError:
-                    pass  # complete; reported when it loads
-                except NotFound:
-                    sizes = f"{manifest.FILENAME} has been removed since it was listed"
-                except InvalidArgument as error:
-                    refused = error
-                    sizes = f"{manifest.FILENAME} cannot be read: {error}"
-                self._manifests[version] = found[version], sizes
-        finally:  # do not ask an unavailable store for every manifest
-            for content in reading.values():
-                content.cancel()
-        return refused
+            listed = manifest.parse(self._objects.read(key, manifest.MAX_MANIFEST_BYTES))
+            return {name: size for name, (_, size) in listed.items()}
+        except IntegrityError:
+            return {}  # complete; reported when it loads
+        except (NotFound, InvalidArgument) as error:
+            return error

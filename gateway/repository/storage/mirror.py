@@ -102,15 +102,11 @@ class Mirror:
         self._configs = {name: read for name, read in self._configs.items() if name in models}
         complete = self._complete.among(models, self._holds)
         self._read_configs(models)
-        found = {}
-        for name, model in models.items():
-            entry = self._entry(name, model, complete[name])
-            if entry is not None:
-                found[name] = entry
+        entries = [self._entry(name, model, complete[name]) for name, model in models.items()]
         with contextlib.suppress(OSError):  # extra files do no harm
             self._cached.prune({name: set(model.versions) for name, model in models.items()}, began)
-        self._found = found
-        return found
+        self._found = {entry.name: entry for entry in entries if entry is not None}
+        return self._found
 
     def _entry(self, name: str, model: StoredModel, whole: StoredModel) -> ModelEntry | None:
         """The model's entry; None: no version is complete yet."""
@@ -213,9 +209,7 @@ class Mirror:
     def _is_complete(self, content: Path, files: Mapping[str, Object]) -> bool:
         try:
             return content.is_dir() and all(
-                (content / name).stat().st_size == each.size_bytes
-                for name, each in files.items()
-                if name
+                (content / name).stat().st_size == each.size_bytes for name, each in files.items()
             )
         except OSError:
             return False
@@ -234,19 +228,11 @@ class Mirror:
             self._cached.put(self._cached.version(model, number, files), staged)
 
     def _get(self, below: str, files: Mapping[str, Object], folder: Path) -> None:
-        named = [name for name in files if name]
-        download, pool = self._objects.download, self._objects.threads
-        transfers = [
-            pool.submit(download, f"{below}/{name}", files[name], folder / name) for name in named
-        ]
-        try:
-            for transfer in transfers:
-                transfer.result()
-        finally:
-            for transfer in transfers:
-                transfer.cancel()
-        for name in named:
-            if (folder / name).stat().st_size != files[name].size_bytes:
+        keys, paths = [f"{below}/{name}" for name in files], [folder / name for name in files]
+        # An error cancels the transfers that have not begun.
+        list(self._objects.threads.map(self._objects.download, keys, files.values(), paths))
+        for name, each in files.items():
+            if (folder / name).stat().st_size != each.size_bytes:
                 raise Unavailable(f"'{name}' was changed while it was downloaded")
 
     def _fetch_beside(self, model: str, found: Mapping[str, Object]) -> None:
