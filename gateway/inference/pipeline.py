@@ -31,10 +31,6 @@ class SharedState:
     overloaded: OverloadedModels = field(default_factory=set)
 
 
-def _never() -> bool:
-    return False
-
-
 class Pipeline(NamedTuple):
     """The entry points of a model version.
 
@@ -47,7 +43,7 @@ class Pipeline(NamedTuple):
 
     infer: Infer
     stream: InferStream
-    refuses: Callable[[], bool] = _never
+    refuses: Callable[[], bool] = lambda: False
 
 
 def build(

@@ -35,7 +35,8 @@ class RouteTable:
             if type(key) is not str:
                 raise InvalidArgument(f"{where}: {key!r} must be a string; put it in quotes")
         self._content: dict[str, Any] = content
-        self._asked: list[str] = []
+        #: The keys that are known, in order.
+        self._asked: dict[str, None] = {}
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return iter(self._content.items())
@@ -48,13 +49,26 @@ class RouteTable:
 
     def take(self, key: str, kind: type[T], default: T) -> T:
         """The value of ``key``, which must be of type ``kind``; an integer may be a float."""
-        self._asked.append(key)
+        self._asked[key] = None
         value: Any = self._content.get(key, default)
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
             raise self.wrong(key, f"must be {_TYPES[kind]}, not {value!r}")
         return value
+
+    def simple(self, default: Any) -> dict[str, Any]:
+        """The values of a named tuple's fields that are numbers, texts or truth values by default.
+
+        Those in seconds must be above 0.
+        """
+        return {
+            key: self.seconds(key, value)
+            if key.endswith("_seconds")
+            else self.take(key, type(value), value)
+            for key, value in default._asdict().items()
+            if type(value) in (bool, int, float, str)
+        }
 
     def texts(self, key: str) -> tuple[str, ...]:
         values = self.take(key, list, [])
@@ -66,12 +80,6 @@ class RouteTable:
         value = self.take(key, float, default)
         if not (math.isfinite(value) and value > 0):
             raise self.wrong(key, f"must be a number of seconds above 0, not {value:g}")
-        return value
-
-    def count(self, key: str, default: int, most: int) -> int:
-        value = self.take(key, int, default)
-        if not 0 <= value <= most:
-            raise self.wrong(key, f"must be from 0 to {most}, not {value}")
         return value
 
     def address(self, key: str, value: str) -> str:

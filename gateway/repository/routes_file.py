@@ -32,13 +32,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository.route_table import RouteTable
 from modelport.gateway.runtime.gateway_files import FILES
-
-T = TypeVar("T")
 
 #: The servers of a route.
 BACKENDS = ("triton", "tfserving", "torchserve")
@@ -236,51 +234,38 @@ def _route(where: str, name: str, content: Any, file: Path) -> ModelRoute:
     table = RouteTable(where, content)
     if "backend" not in table:
         raise InvalidArgument(f"{where} needs 'backend', one of {', '.join(BACKENDS)}")
-    backend = table.choice("backend", BACKENDS, "")
-    management = table.take("management", str, "")
-    default = ModelRoute(backend)
-    route = ModelRoute(
-        backend=backend,
+    default = ModelRoute(table.choice("backend", BACKENDS, ""))
+    route = default._replace(
+        **table.simple(default),
         endpoints=tuple(table.address("endpoints", value) for value in table.texts("endpoints")),
         protocol=UpstreamProtocol(
             table.choice("protocol", tuple(UpstreamProtocol), UpstreamProtocol.GRPC.value)
         ),
-        tls=table.take("tls", bool, False),
         credentials=RouteCredentials(
             *(table.file(key, file.parent) for key in RouteCredentials._fields)
         ),
-        management=table.address("management", management) if management else "",
-        model=table.take("model", str, ""),
-        version=table.take("version", str, ""),
-        label=table.take("label", str, ""),
-        timeout_seconds=table.seconds("timeout_seconds", default.timeout_seconds),
-        connect_timeout_seconds=table.seconds(
-            "connect_timeout_seconds", default.connect_timeout_seconds
-        ),
-        max_reply_bytes=table.take("max_reply_bytes", int, default.max_reply_bytes),
         config=file.parent / text if (text := table.take("config", str, "")) else None,
-        managed=table.take("managed", bool, False),
         outlier_detection=_outlier_detection(where, table.take("outlier_detection", dict, {})),
     )
+    if route.management:
+        table.address("management", route.management)
     table.finish()
     _check(table, route)
     return route
 
 
 def _outlier_detection(where: str, content: Any) -> OutlierDetection:
-    table, default = RouteTable(f"{where} [outlier_detection]", content), OutlierDetection()
-    values: dict[str, Any] = {"enabled": table.take("enabled", bool, default.enabled)}
-    for key, number in default._asdict().items():
-        if key.endswith("_seconds"):
-            values[key] = table.seconds(key, number)
-        elif type(number) is int:
-            percentage = key in ("failure_percentage_threshold", "max_ejection_percent")
-            values[key] = table.count(key, number, 100 if percentage else MAX_COUNT)
-    factor = values["latency_factor"] = table.take("latency_factor", float, default.latency_factor)
-    if factor and not 1 < factor < math.inf:
-        raise table.wrong("latency_factor", f"must be above 1, or 0, not {factor:g}")
+    table = RouteTable(f"{where} [outlier_detection]", content)
+    found = OutlierDetection(**table.simple(OutlierDetection()))
+    for key, value in found._asdict().items():
+        percentage = key in ("failure_percentage_threshold", "max_ejection_percent")
+        most = 100 if percentage else MAX_COUNT
+        if type(value) is int and not 0 <= value <= most:
+            raise table.wrong(key, f"must be from 0 to {most}, not {value}")
+    if found.latency_factor and not 1 < found.latency_factor < math.inf:
+        raise table.wrong("latency_factor", f"must be above 1, or 0, not {found.latency_factor:g}")
     table.finish()
-    return OutlierDetection(**values)
+    return found
 
 
 def _check(table: RouteTable, route: ModelRoute) -> None:
@@ -323,9 +308,7 @@ def _program(where: str, name: str, content: Any) -> Program:
         command=table.texts("command"),
         environment=environment,
         arguments=table.texts("arguments"),
-        start_timeout_seconds=table.seconds(
-            "start_timeout_seconds", Program().start_timeout_seconds
-        ),
+        **table.simple(Program()),
     )
     table.finish()
     return program
