@@ -49,10 +49,15 @@ class ModelportError(Exception):
     """Base class of all errors. ``str(error)`` is the public message."""
 
     code = Code.INTERNAL
+    default_message = ""
 
     def __init__(self, message: str = "") -> None:
         # A message may quote a name that is not valid Unicode, or very long.
-        message = message[: MAX_MESSAGE + 1].encode("utf-8", "backslashreplace").decode()
+        message = (
+            (message or self.default_message)[: MAX_MESSAGE + 1]
+            .encode("utf-8", "backslashreplace")
+            .decode()
+        )
         super().__init__(message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "...")
 
     @property
@@ -90,12 +95,10 @@ class Decoupled(Unsupported):
     The default message is for protocols that Triton does not have.
     """
 
-    def __init__(
-        self,
-        message: str = "this request doesn't support models with decoupled transaction policy; "
-        "use ModelStreamInfer, or generate_stream over HTTP",
-    ) -> None:
-        super().__init__(message)
+    default_message = (
+        "this request doesn't support models with decoupled transaction policy; use "
+        "ModelStreamInfer, or generate_stream over HTTP"
+    )
 
 
 class Unavailable(ModelportError):
@@ -107,26 +110,21 @@ class Unavailable(ModelportError):
 class TimedOut(Unavailable):
     """The deadline has passed. Clients match on this text of Triton's."""
 
-    def __init__(self, message: str = "Request timeout expired") -> None:
-        super().__init__(message)
+    default_message = "Request timeout expired"
 
 
 class QueueFull(Unavailable):
     """The queue is full. Clients match on this text of Triton's."""
 
-    def __init__(self, message: str = "Exceeds maximum queue size") -> None:
-        super().__init__(message)
+    default_message = "Exceeds maximum queue size"
 
 
 class MemoryExhausted(Unavailable):
     """The memory budget for requests is exhausted."""
 
-    def __init__(
-        self,
-        message: str = "requests use all the memory that they may; try again, or raise "
-        "--max-request-memory",
-    ) -> None:
-        super().__init__(message)
+    default_message = (
+        "requests use all the memory that they may; try again, or raise --max-request-memory"
+    )
 
 
 class Unauthenticated(ModelportError):

@@ -70,9 +70,6 @@ class ResponseCache:
         #: One thread: large inputs are hashed one after the other.
         self.hasher = ThreadPoolExecutor(1, "response-cache")
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def look_up(self, key: bytes) -> InferResponse | None:
         entry = self._entries.get(key)
         if entry is None:

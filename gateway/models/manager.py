@@ -159,10 +159,6 @@ class ModelManager(ModelRegistry):
         """Serve the models of the snapshot ``others`` that are in the repository, and no others."""
         await snapshots.restore(others, self._models, self._reconciler, self._unload)
 
-    async def refresh(self) -> None:
-        """Poll once: load new models, unload removed ones, keep those that fail to reload."""
-        await self._reconciler.reconcile_all(await self._look())
-
     async def _look(self) -> list[ModelRecord]:
         """Scan for the current models; unload removed ones."""
         for name in await self._scan():

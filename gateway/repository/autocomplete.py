@@ -47,9 +47,9 @@ def complete(
                 declare(declared.add(), tensor, batched)
     _check("input", completed, completed.input, inputs)
     _check("output", completed, completed.output, outputs)
-    optional = {t.name for t in completed.input}
+    taken = {t.name for t in completed.input}
     for tensor in inputs:
-        if tensor.name not in optional:
+        if tensor.name not in taken:
             raise InvalidArgument(
                 f"the model takes input '{tensor.name}', which the configuration does not declare"
             )

@@ -216,12 +216,8 @@ def refusal(name: str) -> str:
 
 def fingerprint(folder: Path, files: Iterable[Path]) -> Fingerprint:
     """The fingerprint of ``files`` in ``folder``; a dangling link has one too."""
-    found = []
-    for file in files:
-        seen = _stat(file)
-        name = file.relative_to(folder).as_posix()
-        found.append((name, seen.st_size, seen.st_mtime_ns, seen.st_ino))
-    return tuple(sorted(found))
+    seen = ((file.relative_to(folder).as_posix(), _stat(file)) for file in files)
+    return tuple(sorted((name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in seen))
 
 
 def _stat(file: Path) -> os.stat_result:

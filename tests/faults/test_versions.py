@@ -27,6 +27,7 @@ from tests import models
 from tests.conformance import wire
 from tests.faults import probes
 from tests.faults.probes import EXPLICIT, POLL, Background, ChangingRepository, eventually
+from tests.gateway.models.managers import refresh
 from tests.server import Gateway, serving
 
 LATEST_2 = "version_policy { latest { num_versions: 2 } }"
@@ -625,9 +626,9 @@ async def test_a_broken_model_that_is_repaired_is_not_ready_before_it_serves(
     await manager.start()
     assert not manager.ready
     config.write_text(good)
-    await manager.refresh()  # it may still be being written
+    await refresh(manager)  # it may still be being written
     assert not manager.ready
-    poll = asyncio.create_task(manager.refresh())
+    poll = asyncio.create_task(refresh(manager))
     await happened(held.loading)
     await settles(manager, "LOADING")
     assert not manager.ready, "ready, and every request is refused"

@@ -127,8 +127,8 @@ def test_the_size_is_never_exceeded_and_always_what_the_entries_take() -> None:
             kept[key] = cache._size_bytes(made)
         kept = {key: size for key, size in kept.items() if store.look_up(key) is not None}
         assert store.used_bytes == sum(kept.values()) <= store.size
-        assert len(store) == len(kept)
-    assert len(store) > 5
+        assert len(store._entries) == len(kept)
+    assert len(store._entries) > 5
 
 
 @pytest.mark.parametrize("length", [0, 4, 4096])
@@ -232,10 +232,10 @@ async def test_errors_are_never_kept() -> None:
     for _ in range(2):
         with pytest.raises(Internal):
             await cached.infer(subject(), NO_DEADLINE)
-    assert (model.executions, len(store)) == (2, 0)
+    assert (model.executions, len(store._entries)) == (2, 0)
     model.error = None
     await cached.infer(subject(), NO_DEADLINE)
-    assert len(store) == 1
+    assert len(store._entries) == 1
 
 
 async def test_one_of_two_identical_requests_that_is_cancelled_leaves_the_other_its_answer() -> (
@@ -252,7 +252,7 @@ async def test_one_of_two_identical_requests_that_is_cancelled_leaves_the_other_
     assert (await other).outputs[0].data[0, 1] == 2
     with pytest.raises(asyncio.CancelledError):
         await one
-    assert len(store) == 1
+    assert len(store._entries) == 1
 
 
 @pytest.mark.parametrize("key", ["sequence_id", "sequence_start", "sequence_end"])
@@ -263,7 +263,7 @@ async def test_a_step_of_a_sequence_is_not_looked_up(key: str) -> None:
         request = replace(subject(), parameters={key: 1})
         await cached.infer(request, NO_DEADLINE)
         assert request.timing.cache_miss_ns == 0
-    assert (model.executions, len(store)) == (2, 0)
+    assert (model.executions, len(store._entries)) == (2, 0)
 
 
 @pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.BYTES])

@@ -153,3 +153,8 @@ def served(manager: ModelManager, name: str = "m") -> Obedient:
     backend = manager.get(name).backend
     assert isinstance(backend, Obedient)
     return backend
+
+
+async def refresh(manager: ModelManager) -> None:
+    """Poll once: load new models, unload removed ones, keep those that fail to reload."""
+    await manager._reconciler.reconcile_all(await manager._look())

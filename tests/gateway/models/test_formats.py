@@ -14,6 +14,7 @@ from modelport.gateway.repository import manifest
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.types import NO_DEADLINE, InferRequest
 from tests.gateway.backends.embedded import runtimes
+from tests.gateway.models.managers import refresh
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated:DeprecationWarning")
 
@@ -68,7 +69,7 @@ async def test_a_damaged_version_2_leaves_version_1_ready_and_the_index_says_why
     damage(second)
     (second / manifest.FILENAME).unlink(missing_ok=True)  # it would be found out by its hash
     for _ in range(2):  # a folder without a manifest is looked at twice
-        await manager.refresh()
+        await refresh(manager)
     one, two = manager.states(name)
     assert one == (1, VersionState.READY, "")
     number, state, reason = two

@@ -20,7 +20,7 @@ from modelport.gateway.models.version_policy import (
 )
 from modelport.gateway.repository.version_choice import VersionChoice
 from modelport.gateway.settings import ModelControlMode
-from tests.gateway.models.managers import World, until
+from tests.gateway.models.managers import World, refresh, until
 from tests.gateway.models.test_model_control import label, specific
 
 HOLD = VersionHold((1, 2), 1)
@@ -77,7 +77,7 @@ async def test_a_held_candidate_is_served_and_the_default_stays(
 ) -> None:
     manager = await held(world, mode)
     assert (manager.versions("m"), default(manager)) == ([1, 2], 1)
-    await manager.refresh()  # the policy, "the newest", changes nothing
+    await refresh(manager)  # the policy, "the newest", changes nothing
     assert (manager.versions("m"), default(manager)) == ([1, 2], 1)
     assert world.events == [("load", 1), ("load", 2)]
     await manager.stop()
@@ -88,8 +88,8 @@ async def test_a_version_published_during_a_rollout_does_not_become_the_default(
 ) -> None:
     manager = await held(world, ModelControlMode.POLL)
     world.publish(3)
-    await manager.refresh()
-    await manager.refresh()  # settled
+    await refresh(manager)
+    await refresh(manager)  # settled
     assert (manager.versions("m"), default(manager)) == ([1, 2, 3], 1)
     await manager.stop()
 
@@ -237,7 +237,7 @@ async def test_promotion_makes_the_candidate_the_default_without_a_reload(
     world.publish(3, config=policy)
     if policy == "":  # the model follows its policy again
         for _ in range(2):
-            await manager.refresh()
+            await refresh(manager)
         assert default(manager) == 3
     await manager.stop()
 
@@ -251,7 +251,7 @@ async def test_rollback_makes_the_baseline_the_default_for_good(
     VersionChoice.of_folder(world.root / "m").prefer(1, 2)
     await manager.held.release("m", 1, 2, "", True)
     for _ in range(2):
-        await manager.refresh()
+        await refresh(manager)
     assert (manager.versions("m"), default(manager)) == ([1], 1)
     again = await world.serve(mode)
     assert (again.versions("m"), default(again)) == ([1], 1)

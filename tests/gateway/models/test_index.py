@@ -12,7 +12,7 @@ from modelport.gateway.errors import Unavailable
 from modelport.gateway.models.model import VersionState
 from modelport.gateway.repository import scan
 from modelport.gateway.settings import ModelControlMode
-from tests.gateway.models.managers import World, until
+from tests.gateway.models.managers import World, refresh, until
 
 
 @pytest.fixture
@@ -83,11 +83,11 @@ async def test_one_model_that_cannot_be_read_hides_no_other(
     monkeypatch.setattr(Path, "iterdir", failing(iterdir))
     assert scan.scan([world.root])["m"].problem == "Input/output error"
     world.publish(3, model="other")
-    await manager.refresh()
+    await refresh(manager)
     assert manager.versions("other") == [3]
     assert manager.states("m") == [(2, VersionState.READY, "Input/output error")]
     monkeypatch.undo()
-    await manager.refresh()
+    await refresh(manager)
     assert manager.states("m") == [(2, VersionState.READY, "")]
     await manager.stop()
 

@@ -17,7 +17,7 @@ from modelport.gateway.repository import manifest
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import ModelEntry
 from modelport.gateway.settings import AspiredVersionPolicy, ModelControlMode, usable_cores
-from tests.gateway.models.managers import World, served, until
+from tests.gateway.models.managers import World, refresh, served, until
 
 ROOM = {"aspired_version_policy": AspiredVersionPolicy.RESOURCE_PRESERVING}
 ROUTE = ModelRoute("obedient", ("127.0.0.1:1",))
@@ -156,13 +156,13 @@ async def test_new_content_is_tried_at_once_and_the_old_one_no_more(world: World
     world.errors[1] = InvalidArgument("broken")
     (world.root / "m" / "1" / "file").write_text("broken")
     for _ in range(2):
-        await manager.refresh()
+        await refresh(manager)
     assert "reload failed" in manager.states("m")[0][2]
     assert not quiet(manager)
     world.errors[1] = []
     (world.root / "m" / "1" / "file").write_text("repaired")
     for _ in range(2):
-        await manager.refresh()
+        await refresh(manager)
     assert manager.states("m") == [(1, VersionState.READY, "")]
     assert quiet(manager)
     await manager.stop()
@@ -344,14 +344,14 @@ async def test_a_server_that_cannot_be_asked_any_more_takes_nothing_out_of_servi
     manager = await world.serve(ModelControlMode.POLL, {"far": ROUTE})
     for answer in (Unavailable("gone"), NotFound("no such model"), []):
         world.remote = answer
-        await manager.refresh()
+        await refresh(manager)
         assert manager.states("far") == [(1, VersionState.READY, "")]
         assert manager.ready
     world.remote = [1, 2]
-    await manager.refresh()
+    await refresh(manager)
     assert manager.versions("far") == [1, 2]
     world.remote = [2]
-    await manager.refresh()
+    await refresh(manager)
     assert manager.versions("far") == [2]
     await manager.stop()
 
@@ -446,7 +446,7 @@ async def poll_a_slow_writer(world: World) -> tuple[list[list[int]], ModelManage
     for part in ("a", "b", "c", "", ""):
         with (folder / "file").open("a") as file:
             file.write(part)
-        await manager.refresh()
+        await refresh(manager)
         seen.append(manager.versions("m"))
     return seen, manager
 
@@ -479,9 +479,9 @@ async def test_a_version_rewritten_in_place_serves_on_until_it_is_the_same_twice
     before = served(manager)
     for part in range(3):
         (world.root / "m" / "1" / f"file{part}").write_text("x")
-        await manager.refresh()
+        await refresh(manager)
         assert served(manager) is before
-    await manager.refresh()
+    await refresh(manager)
     assert served(manager) is not before
     await manager.stop()
 
@@ -493,10 +493,10 @@ async def test_a_configuration_that_is_being_written_is_taken_once_it_is_the_sam
     manager = await world.serve(ModelControlMode.POLL)
     for text in ("# half", "# half of", "version_policy { all { } }"):
         world.configure(text)
-        await manager.refresh()
+        await refresh(manager)
         assert manager.versions("m") == [2]
         assert world.events == [("load", 2)]
-    await manager.refresh()
+    await refresh(manager)
     assert manager.versions("m") == [1, 2]
     await manager.stop()
 
@@ -509,7 +509,7 @@ async def test_a_version_with_a_manifest_is_loaded_at_first_sight(world: World) 
     (staged / "file").write_text("whole")
     manifest.write(staged)
     staged.rename(world.root / "m" / "2")
-    await manager.refresh()
+    await refresh(manager)
     assert manager.versions("m") == [2]
     await manager.stop()
 
@@ -518,8 +518,8 @@ async def test_a_model_that_appears_is_served_after_its_second_look(world: World
     world.publish(1)
     manager = await world.serve(ModelControlMode.POLL)
     world.publish(1, model="late")
-    await manager.refresh()
+    await refresh(manager)
     assert manager.names() == ["m"]
-    await manager.refresh()
+    await refresh(manager)
     assert manager.versions("late") == [1]
     await manager.stop()

@@ -12,6 +12,7 @@ from modelport.gateway.rollout.plan import RolloutPlan, StageKind
 from modelport.gateway.rollout.process_group import ProcessGroup, ThisProcess
 from modelport.gateway.rollout.state import RolloutRouting
 from modelport.gateway.rollout.transitions import Change
+from tests.gateway.models.managers import refresh
 from tests.gateway.rollout.sides import PLAN, Sides, sides, times
 
 RUNNING, REFUSED = (replace(PLAN, id=digit * 32) for digit in "12")
@@ -60,6 +61,6 @@ async def test_a_candidate_whose_files_vanish_answers_until_its_rollback(tmp_pat
     await group.apply(to_the_candidate(RUNNING))
     assert await group.candidate_problem(RUNNING) == ""
     shutil.rmtree(tmp_path / "m" / "2")
-    await found.manager.refresh()
+    await refresh(found.manager)
     assert await group.candidate_problem(RUNNING) == "model 'm' no longer has version 2"
     assert (await found.ask()).model_version == 2
