@@ -11,13 +11,8 @@ from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, 
 from modelport.gateway.models.model import ModelRecord
 from modelport.gateway.models.model_config import version_labels
 from modelport.gateway.models.reconciler import Reconciler
-from modelport.gateway.models.version_policy import (
-    NO_HOLD,
-    VersionHold,
-    VersionPolicy,
-    VersionSnapshot,
-    wanted,
-)
+from modelport.gateway.models.version_policy import NO_HOLD, VersionHold
+from modelport.gateway.repository.version_choice import VersionPolicy
 
 
 class HeldVersions:
@@ -134,9 +129,9 @@ class HeldVersions:
         if not default:
             return
         model.pinned = version
-        policy = model.wanted.policy or VersionPolicy.of(config)
-        chosen = wanted(VersionSnapshot(policy, dict.fromkeys(model.entry.versions)))
-        if chosen and max(chosen) != version:
+        policy = model.wanted.policy or VersionPolicy.of(config.version_policy)
+        chosen = policy.chosen(model.entry.versions)
+        if chosen and chosen[0] != version:
             kept = frozenset(v for v in chosen if v < version and v != other)
             model.wanted = model.wanted._replace(policy=VersionPolicy(specific=kept | {version}))
 

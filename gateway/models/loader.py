@@ -46,10 +46,6 @@ class VersionLoader:
         #: Set before the first load.
         self.host: Host | None = None
 
-    def computes_here(self, name: str) -> bool:
-        """Whether loading this model uses cores and memory of this process."""
-        return name not in self._settings.routes.models
-
     def load(
         self, entry: ModelEntry, version: VersionEntry, config: ModelConfig, statistics: Statistics
     ) -> ServedVersion:

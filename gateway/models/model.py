@@ -21,17 +21,12 @@ from modelport.gateway.inference.admission.fair_queue import FairQueue
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.models.model_config import read_config, version_labels
-from modelport.gateway.models.version_policy import (
-    NO_HOLD,
-    VersionHold,
-    VersionPolicy,
-    VersionSnapshot,
-    wanted,
-)
+from modelport.gateway.models.version_policy import NO_HOLD, VersionHold
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import ModelEntry
+from modelport.gateway.repository.version_choice import VersionPolicy
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import ModelSignature
 
@@ -213,7 +208,7 @@ class ModelRecord:
     @property
     def policy(self) -> VersionPolicy:
         assert self.config is not None
-        return self.wanted.policy or VersionPolicy.of(self.config)
+        return self.wanted.policy or VersionPolicy.of(self.config.version_policy)
 
     def ask(self, wanted: VersionSettings, override: str | None = None) -> None:
         """Apply the settings of a load request and forget earlier failures."""
@@ -239,9 +234,8 @@ class ModelRecord:
         Raises:
             InvalidArgument: a label names another version, or the configuration is invalid.
         """
-        policy = asked.policy or VersionPolicy.of(self.read_config())
-        served = dict.fromkeys(self.served)
-        coming = wanted(VersionSnapshot(policy, dict.fromkeys(available), served)) or served
+        policy = asked.policy or VersionPolicy.of(self.read_config().version_policy)
+        coming = policy.chosen(available) or self.served
         for number in (asked.labels or {}).values():
             if number not in coming:
                 raise InvalidArgument(

@@ -215,7 +215,8 @@ class Reconciler:
         try:
             if entry.fetch is not None and not entry.problem:
                 await self._threads.run(None, entry.fetch)
-            async with self._threads.core() if self._loader.computes_here(name) else nullcontext():
+            # Only a load that computes here needs a core.
+            async with self._threads.core() if model.route is None else nullcontext():
                 version = await self._threads.run(
                     self._settings.model_load_timeout_seconds,
                     self._loader.load, model.entry, entry, model.config, statistics,

@@ -15,24 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from modelport.gateway.repository.config import ModelConfig
-
-
-class VersionPolicy(NamedTuple):
-    """The versions to serve: those of ``specific`` if set, else the newest ``latest``; None:
-    all."""
-
-    latest: int | None = 1
-    specific: frozenset[int] | None = None
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> VersionPolicy:
-        policy = config.version_policy
-        if policy.HasField("specific"):
-            return cls(specific=frozenset(policy.specific.versions))
-        if policy.HasField("all"):
-            return cls(latest=None)
-        return cls(latest=max(1, policy.latest.num_versions))
+from modelport.gateway.repository.version_choice import VersionPolicy
 
 
 class VersionHold(NamedTuple):
@@ -88,13 +71,10 @@ def wanted(snapshot: VersionSnapshot) -> Collection[int]:
 
 def _chosen(snapshot: VersionSnapshot) -> list[int]:
     """The versions that the policy asks for, newest first, without those known to fail."""
-    newest_first = sorted(snapshot.available, reverse=True)
-    if snapshot.policy.specific is not None:
-        return [v for v in newest_first if v in snapshot.policy.specific]
-    if snapshot.policy.latest is None:
-        return newest_first
-    usable = [v for v in newest_first if v in snapshot.serving or not _failed(snapshot, v)]
-    return usable[: snapshot.policy.latest]
+    policy, usable = snapshot.policy, list(snapshot.available)
+    if policy.specific is None and policy.latest is not None:
+        usable = [v for v in usable if v in snapshot.serving or not _failed(snapshot, v)]
+    return policy.chosen(usable)
 
 
 def next_action(snapshot: VersionSnapshot) -> LoadVersion | UnloadVersion | None:

@@ -17,7 +17,6 @@ from google.protobuf.message import DecodeError
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.models.model import VersionSettings
-from modelport.gateway.models.version_policy import VersionPolicy
 from modelport.gateway.protocols import response_encoding
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.grpc_method import Method, Serialized
@@ -43,6 +42,7 @@ from modelport.gateway.protocols.tfserving.servable_signatures import (
     UnknownSignature,
     code,
 )
+from modelport.gateway.repository.version_choice import VersionPolicy
 from modelport.gateway.types import Array, Datatype, Deadline, Tensor
 from modelport.gateway.wire import incremental_protobuf, tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
@@ -362,12 +362,6 @@ def _wanted(config: pb.ModelConfig) -> VersionSettings:
             f"base_path of model '{config.name}' must be empty or end in its name: models are "
             "served from the model repository, under the names of their folders"
         )
-    policy, asked = None, config.model_version_policy
-    choice = asked.WhichOneof("policy_choice")
-    if choice == "specific":
-        policy = VersionPolicy(specific=frozenset(asked.specific.versions))
-    elif choice == "all":
-        policy = VersionPolicy(latest=None)
-    elif choice == "latest":
-        policy = VersionPolicy(latest=max(1, asked.latest.num_versions))
+    asked = config.model_version_policy
+    policy = VersionPolicy.of(asked) if asked.WhichOneof("policy_choice") else None
     return VersionSettings(policy, dict(config.version_labels) or None)

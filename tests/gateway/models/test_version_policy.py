@@ -50,7 +50,7 @@ def act(
     ],
 )
 def test_a_policy_is_read_from_the_configuration(text: str, policy: VersionPolicy) -> None:
-    assert VersionPolicy.of(config.parse(text)) == policy
+    assert VersionPolicy.of(config.parse(text).version_policy) == policy
 
 
 # -- sentences ------------------------------------------------------------------------------------
