@@ -7,14 +7,13 @@ outputs and the parameters. Classification is applied after the cache.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain, count
 from operator import attrgetter
 
@@ -23,6 +22,7 @@ import structlog
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
+from modelport.gateway.runtime import offload
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
     Array,
@@ -67,8 +67,6 @@ class ResponseCache:
         self.secret = os.urandom(KEY_BYTES)
         #: Copies of responses, with read-only arrays, and their sizes.
         self._entries: OrderedDict[bytes, tuple[InferResponse, int]] = OrderedDict()
-        #: One thread: large inputs are hashed one after the other.
-        self.hasher = ThreadPoolExecutor(1, "response-cache")
 
     def look_up(self, key: bytes) -> InferResponse | None:
         entry = self._entries.get(key)
@@ -141,8 +139,7 @@ class CachedInfer:
         if sum(_hashed_bytes(tensor.data) for tensor in request.inputs) <= INLINE_BYTES:
             key = self.key(request)
         else:
-            loop = asyncio.get_running_loop()
-            key = await loop.run_in_executor(self._store.hasher, self.key, request)
+            key = await offload.run(partial(self.key, request), deadline)
         response = self._store.look_up(key)
         lookup_ns = time.perf_counter_ns() - started
         if response is not None:

@@ -289,7 +289,7 @@ async def test_the_event_loop_does_not_hash_large_inputs(
         assert (await cached.infer(request, NO_DEADLINE)).outputs == []
     here = threading.current_thread().name
     assert hashed[:2] == [here, here]
-    assert all(name.startswith("response-cache") for name in hashed[2:])
+    assert all(name.startswith("offload") for name in hashed[2:])
 
 
 # -- what the configuration asks for --------------------------------------------------------------
