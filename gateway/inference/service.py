@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -24,24 +24,16 @@ from modelport.gateway.runtime.timer_wheel import within
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
 from modelport.gateway.wire import via_header
 
+if TYPE_CHECKING:
+    from modelport.gateway.rollout.traffic_split import TrafficSplit
+
 log = structlog.get_logger("modelport.inference")
-
-
-class Split(Protocol):
-    """A split of a model's traffic between two versions, while a rollout runs."""
-
-    def diverts(self, request: InferRequest) -> bool:
-        """Whether the split chooses the version for ``request``."""
-
-    def infer(
-        self, request: InferRequest, deadline: Deadline, step: bool
-    ) -> Awaitable[InferResponse]: ...
 
 
 class SupportsInference(Protocol):
     """The methods of ``InferenceService`` for requests of clients."""
 
-    splits: dict[str, Split]
+    splits: dict[str, TrafficSplit]
 
     def infer(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]: ...
 
@@ -63,7 +55,7 @@ class InferenceService:
         self._max_seconds = max_seconds
         self._verbose = verbose
         #: Traffic splits by model; empty while no rollout runs. Only ``Rollouts`` changes it.
-        self.splits: dict[str, Split] = {}
+        self.splits: dict[str, TrafficSplit] = {}
 
     def infer(
         self, request: InferRequest, deadline: Deadline, step: bool = False

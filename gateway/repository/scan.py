@@ -127,9 +127,7 @@ def settled(
         kept = accepted.versions.get(number) if accepted is not None else None
         seen = before.versions.get(number) if before is not None else None
         written_last = any(name == manifest.FILENAME for name, *_ in version.fingerprint)
-        if version.unreadable and kept is not None:
-            versions[number] = kept
-        elif seen == version or written_last:
+        if (seen == version or written_last) and not (version.unreadable and kept is not None):
             versions[number] = version
         elif kept is not None:
             versions[number] = kept

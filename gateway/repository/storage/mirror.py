@@ -101,8 +101,9 @@ class Mirror:
         models = group(self._objects.listing())
         self._configs = {name: read for name, read in self._configs.items() if name in models}
         complete = self._complete.among(models, self._holds)
-        self._read_configs(models)
-        entries = [self._entry(name, model, complete[name]) for name, model in models.items()]
+        # Concurrently, as there may be a thousand configurations to read; an error ends it.
+        wholes = [complete[name] for name in models]
+        entries = list(self._objects.threads.map(self._entry, models, models.values(), wholes))
         with contextlib.suppress(OSError):  # extra files do no harm
             self._cached.prune({name: set(model.versions) for name, model in models.items()}, began)
         self._found = {entry.name: entry for entry in entries if entry is not None}
@@ -132,22 +133,6 @@ class Mirror:
             return ModelEntry(name, path, problem=str(error))
         return ModelEntry(name, path, text, versions)
 
-    def _read_configs(self, models: Mapping[str, StoredModel]) -> None:
-        """Read new and changed configurations concurrently, as there may be a thousand."""
-        read = {
-            name: self._objects.threads.submit(self._config, name, found)
-            for name, model in models.items()
-            if (found := model.beside.get(configuration.FILENAME)) is not None
-            and self._configs.get(name, (None,))[0] != found
-        }
-        try:
-            for each in read.values():
-                if isinstance(error := each.exception(), (NotFound, Unavailable)):
-                    raise error  # other errors are reported in the model's entry
-        finally:
-            for each in read.values():
-                each.cancel()
-
     def _config(self, name: str, found: Object | None) -> str | None:
         if found is None:
             return None
@@ -155,7 +140,7 @@ class Mirror:
         if found.size_bytes > most:
             raise ValueError(f"'{configuration.FILENAME}' is larger than {most} bytes")
         known = self._configs.get(name)
-        if known is None or known[0] != found:
+        if known is None or known[0] != found:  # new or changed
             content = self._objects.read(f"{name}/{configuration.FILENAME}", most)
             self._configs[name] = known = (found, content.decode("utf-8"))
         return known[1]
