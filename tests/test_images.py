@@ -339,4 +339,4 @@ def test_markers_within_a_scan_or_a_segment_are_no_scans() -> None:
     Image.fromarray(pixels).save(stream, "JPEG", exif=exif, restart_marker_blocks=1)
     data = stream.getvalue()
     assert data.count(b"\xff\xda") > 1
-    assert image_cost._jpeg(data).scans == 1
+    assert image_cost._jpeg(data)[2] == 1

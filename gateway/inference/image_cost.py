@@ -8,7 +8,6 @@ the number of bytes: an image whose every pixel is alike is the smallest that is
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 #: Pixels that an image of any number of bytes may have, and how often a decoder may touch them.
 FREE_PIXELS = 1 << 22
@@ -34,12 +33,8 @@ class TooCostly(Exception):
     """The message names the excess, relative to the number of bytes."""
 
 
-class CompressedImage(NamedTuple):
-    """An image in its file format; ``data`` is the part that a decoder needs."""
-
-    data: bytes
-    pixels: int = 0
-    scans: int = 1
+#: The part of an image's data that a decoder needs, its pixels and scans.
+Cost = tuple[bytes, int, int]
 
 
 def checked(data: bytes) -> bytes:
@@ -51,12 +46,12 @@ def checked(data: bytes) -> bytes:
         TooCostly: decoding would cost too much for so few bytes.
     """
     size = len(data)
-    image = _png(data) if data.startswith(_PNG) else _jpeg(data)
-    if image.pixels > max(FREE_PIXELS, RATIO * size // _BYTES_PER_PIXEL):
-        raise TooCostly(f"{image.pixels} pixels in {size} bytes")
-    if image.pixels * image.scans > max(FREE_TOUCHES, RATIO * size):
-        raise TooCostly(f"{image.scans} scans of {image.pixels} pixels in {size} bytes")
-    return image.data
+    needed, pixels, scans = _png(data) if data.startswith(_PNG) else _jpeg(data)
+    if pixels > max(FREE_PIXELS, RATIO * size // _BYTES_PER_PIXEL):
+        raise TooCostly(f"{pixels} pixels in {size} bytes")
+    if pixels * scans > max(FREE_TOUCHES, RATIO * size):
+        raise TooCostly(f"{scans} scans of {pixels} pixels in {size} bytes")
+    return needed
 
 
 def _bound_chunks(count: int, size: int) -> None:
@@ -64,7 +59,7 @@ def _bound_chunks(count: int, size: int) -> None:
         raise TooCostly(f"more than {count - 1} chunks in {size} bytes")
 
 
-def _png(data: bytes) -> CompressedImage:
+def _png(data: bytes) -> Cost:
     view, offset, count, pixels = memoryview(data), len(_PNG), 0, 0
     kept: list[memoryview] = [view[:offset]]
     while offset + 8 <= len(data):
@@ -78,10 +73,10 @@ def _png(data: bytes) -> CompressedImage:
         if kind in _PNG_CHUNKS:
             kept.append(view[offset:end])
         offset = end
-    return CompressedImage(data if len(kept) == count + 1 else b"".join(kept), pixels)
+    return data if len(kept) == count + 1 else b"".join(kept), pixels, 1
 
 
-def _jpeg(data: bytes) -> CompressedImage:
+def _jpeg(data: bytes) -> Cost:
     offset = count = pixels = scans = 0
     pattern = _MARKER
     while (found := _search(pattern, data, offset)) is not None:
@@ -100,7 +95,7 @@ def _jpeg(data: bytes) -> CompressedImage:
             scans += 1
             pattern = _MARKER_IN_SCAN
         offset += max(2, int.from_bytes(data[offset : offset + 2]))
-    return CompressedImage(data, pixels, max(1, scans))
+    return data, pixels, max(1, scans)
 
 
 def _search(pattern: re.Pattern[bytes], data: bytes, offset: int) -> re.Match[bytes] | None:
