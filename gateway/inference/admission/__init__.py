@@ -44,14 +44,13 @@ def wrap(
     Raises:
         InvalidArgument: ``config`` contradicts itself.
     """
-    own, batches, wanted = False, config.HasField("dynamic_batching"), None
-    if batches:
-        wanted = batching.read(config)
+    own, wanted = False, batching.read(config)
+    if wanted is not None:
         policies = (wanted.default_policy, *wanted.policies.values())
         if any(_bounds(policy) for policy in policies):
             infer = QueueTimeLimit(infer, wanted)
         own = config.dynamic_batching.HasField("default_queue_policy") or bool(wanted.policies)
-    queues = execution.queues or (batches and not execution.batches)
+    queues = execution.queues or (wanted is not None and not execution.batches)
     least = parameters.integer(config, MIN_PENDING_REQUESTS, DEFAULT_MIN_PENDING_REQUESTS, 1)
     if not parameters.boolean(config, ADMISSION_CONTROL, queues and not own):
         return infer
@@ -60,8 +59,7 @@ def wrap(
             f"parameter '{ADMISSION_CONTROL}' needs a model that waits for an instance here, and "
             f"'{config.name}' runs elsewhere; limit the queue of the server that runs it"
         )
-    delays = batches and config.dynamic_batching.max_queue_delay_microseconds
-    inline = ELSEWHERE.inline if delays else execution.inline
+    inline = ELSEWHERE.inline if wanted and wanted.delay_seconds else execution.inline
     controller = OverloadController(configuration.instance_count(config), least, overloaded)
     priorities = wanted if wanted and wanted.levels > 1 else None
     return OverloadGuard(infer, controller, inline, priorities)

@@ -15,16 +15,6 @@ from modelport.gateway.types import Infer, ModelSignature
 BATCH_HERE = "batch_here"
 
 
-def check(config: ModelConfig) -> None:
-    """Raise if ``dynamic_batching`` is invalid, whether or not it has an effect here.
-
-    Raises:
-        InvalidArgument: a size, level or policy is invalid.
-    """
-    if config.HasField("dynamic_batching"):
-        settings.read(config)
-
-
 def wrap(
     backend: Backend, config: ModelConfig, signature: ModelSignature, statistics: Statistics
 ) -> Infer:
@@ -34,12 +24,9 @@ def wrap(
     Raises:
         InvalidArgument: ``config`` is invalid.
     """
-    here = parameters.boolean(config, BATCH_HERE, False)
-    if not config.HasField("dynamic_batching"):
-        return backend
-    execution = backend.execution
-    if execution.batches and not here:
-        return backend
+    here, execution = parameters.boolean(config, BATCH_HERE, False), backend.execution
     wanted = settings.read(config)
+    if wanted is None or (execution.batches and not here):
+        return backend
     joiner = Joiner(signature, execution.parameters)
     return Batcher(backend, execution, wanted, joiner, statistics)

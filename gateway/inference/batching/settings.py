@@ -62,12 +62,14 @@ class BatchingSettings(NamedTuple):
         return self.policies.get(level, self.default_policy)
 
 
-def read(config: ModelConfig) -> BatchingSettings:
-    """Read the settings of a model with ``dynamic_batching``, whether or not it batches.
+def read(config: ModelConfig) -> BatchingSettings | None:
+    """Read ``dynamic_batching``, whether or not it has an effect here; None: there is none.
 
     Raises:
         InvalidArgument: a size, level or policy is invalid.
     """
+    if not config.HasField("dynamic_batching"):
+        return None
     batching, name = config.dynamic_batching, config.name
     for size in batching.preferred_batch_size:
         if size <= 0:
