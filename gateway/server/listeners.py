@@ -10,7 +10,6 @@ from modelport.gateway.errors import Unavailable
 from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.server import unix_socket
-from modelport.gateway.server.grpc.authenticated_service import AuthenticatedService
 from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.server.http1.listener import HttpListener
@@ -51,8 +50,8 @@ class Listeners:
             [*HEALTH, *([route.encode()] if route else [])], overloaded=overloaded,
             tls=None if certificate is None else certificate.http, unix=unix,
         )  # fmt: skip
-        limits = (methods, settings.http_max_input_bytes, overloaded, splits)
-        service = Service(*limits) if access is None else AuthenticatedService(access, *limits)
+        limit = settings.http_max_input_bytes
+        service = Service(methods, limit, overloaded, splits, access)
         try:
             unix = unix_socket.listen(settings.grpc_socket, "--grpc-socket", settings.socket_mode)
             self._grpc = GrpcListener(

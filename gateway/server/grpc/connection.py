@@ -9,9 +9,9 @@ from functools import partial
 from typing import NamedTuple
 
 from modelport.gateway.access import credential_headers
-from modelport.gateway.access.context import AccessContext, Fields
+from modelport.gateway.access.context import Fields
+from modelport.gateway.errors import ModelportError
 from modelport.gateway.server.connection_identity import identity_of
-from modelport.gateway.server.grpc.authenticated_service import AuthenticatedService
 from modelport.gateway.server.grpc.service import (
     BUSY,
     CROWDED,
@@ -19,6 +19,7 @@ from modelport.gateway.server.grpc.service import (
     Ending,
     Service,
 )
+from modelport.gateway.server.grpc.status import status
 from modelport.gateway.server.grpc.stream import GrpcStream
 from modelport.gateway.server.http2.connection import ServerConnection
 from modelport.gateway.server.listener import Listener, ServerState
@@ -82,12 +83,23 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
     def refuse_preface(self, data: bytes) -> bytes:
         return _NO_HTTP1 if b" HTTP/1." in data else super().refuse_preface(data)
 
-    def open(
-        self, number: int, head: GrpcHead, ends: bool, access: AccessContext | None = None
-    ) -> None:
-        target = head.target
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self.service.access is not None:
+            self._identity = identity_of(transport)
+
+    def open(self, number: int, head: GrpcHead, ends: bool) -> None:
+        target, context, access = head.target, None, self.service.access
+        method = target.method
+        if access is not None and method is not None and head.http_status is None:
+            try:
+                context = access.authenticate(
+                    head.headers, self._identity, head.credential, method.request_streams
+                ).entering(method.operation)
+            except ModelportError as error:
+                target = CallTarget(refusal=Ending(status(method, error), str(error)))
         call = GrpcStream(self, number, target, head.content_length, head.http_status)
-        call.access = access
+        call.access = context
         call.remote_closed = ends
         self.streams[number] = call
         self.state.requests.add(call)
@@ -119,28 +131,6 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
         call.task = self.loop.create_task(service.serve(call.target, call))
 
 
-class AuthenticatedGrpcConnection(GrpcConnection):
-    """A connection to an ``AuthenticatedService``, which admits each of its calls."""
-
-    service: AuthenticatedService
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._identity = identity_of(transport)
-
-    def open(
-        self, number: int, head: GrpcHead, ends: bool, access: AccessContext | None = None
-    ) -> None:
-        method = head.target.method
-        if method is not None and head.http_status is None:
-            admitted = self.service.admit(method, head.headers, self._identity, head.credential)
-            if isinstance(admitted, Ending):
-                head = head._replace(target=CallTarget(refusal=admitted))
-            else:
-                access = admitted
-        super().open(number, head, ends, access)
-
-
 class GrpcListener(Listener):
     """``service`` on a port, and on a UNIX domain socket in clear text.
 
@@ -158,11 +148,9 @@ class GrpcListener(Listener):
         unix: UnixSocket | None = None,
     ) -> None:
         state = ServerState(ConnectionLimit())
-        authenticated = isinstance(service, AuthenticatedService)
-        kind = AuthenticatedGrpcConnection if authenticated else GrpcConnection
 
         def make() -> GrpcConnection:
-            return kind(state, service, asyncio.get_running_loop())
+            return GrpcConnection(state, service, asyncio.get_running_loop())
 
         secure = None if tls is None else over_tls(state, make, tls)
         super().__init__(state, make, address, port, flag, reuse_port, secure, unix)

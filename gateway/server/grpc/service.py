@@ -32,6 +32,7 @@ from modelport.gateway.wire import inflation, via_header
 from modelport.gateway.wire.raw_tensors import Buffer
 
 if TYPE_CHECKING:
+    from modelport.gateway.access.access import Access
     from modelport.gateway.server.grpc.stream import GrpcStream
 
 log = structlog.get_logger("modelport.grpc")
@@ -92,6 +93,7 @@ class Service:
 
     ``overloaded`` is not empty while a model is overloaded; then unread requests may be refused.
     ``splits`` is not empty while a rollout runs; then trailers name the version that answered.
+    ``access`` admits calls by their credential and their method's operation.
     """
 
     def __init__(
@@ -100,8 +102,10 @@ class Service:
         max_message: int,
         overloaded: Collection[object] = (),
         splits: Collection[str] = (),
+        access: Access | None = None,
     ) -> None:
         self.overloaded = overloaded
+        self.access = access
         self._splits = splits
         self.max_message = min(max_message, MAX_MESSAGE_BYTES)
         self._methods: dict[bytes, Method] = {}
@@ -136,15 +140,22 @@ class Service:
         )
 
     def refuses(self, target: CallTarget, body: bytes | memoryview) -> bool:
-        """Whether a call with this body is refused for an overload whatever it holds: ``BUSY``."""
+        """Whether a call with this body is refused for an overload whatever it holds: ``BUSY``.
+
+        With ``access``, ``serve`` refuses it, and knows the caller.
+        """
         method = target.method
-        if method is None or method.refuses is None or not body or body[0]:
+        if self.access is not None or method is None or method.refuses is None:
+            return False
+        if not body or body[0]:
             return False  # a message that is compressed has to be read
         return method.refuses(memoryview(body)[framing.PREFIX_BYTES :])
 
     async def serve(self, target: CallTarget, call: GrpcStream) -> None:
         """Answer ``call``."""
         call.running()
+        if call.access is not None:
+            CURRENT.set(call.access)
         method = target.method
         if method is None:
             call.end(target.refusal)
@@ -204,15 +215,13 @@ class Service:
             async for each in replies:
                 await call.message(each.SerializeToString())
 
-    def renew(self, call: GrpcStream) -> None:
-        """Admit the next message of a stream, or raise the ``ModelportError`` that ends it."""
-
     async def _messages(
         self, method: Method, contents: AsyncIterator[bytes], call: GrpcStream
     ) -> AsyncIterator[Any]:
         deadline = call.deadline
         async for content in contents:
-            self.renew(call)
+            if self.access is not None and call.access is not None:
+                self.access.renew(call.access)  # its credential may have ended during the stream
             try:
                 if len(content) <= offload.INLINE_BYTES and type(content) is not Compressed:
                     message = parse(method, content)  # reserves nothing
