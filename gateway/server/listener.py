@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Protocol
 
@@ -11,9 +12,11 @@ from modelport.gateway.server.listening_socket import (
     QUIET_SECONDS,
     ConnectionLimit,
     ListeningSocket,
+    Room,
     bind,
     until_no,
 )
+from modelport.gateway.server.tls.transport import TlsTransport
 from modelport.gateway.server.unix_socket import UnixSocket
 from modelport.gateway.types import Deadline
 
@@ -50,6 +53,14 @@ class ServerState:
         #: Whether clients are told to leave.
         self.leaving = False
 
+    def admit(self, connection: ServerSideConnection, transport: asyncio.BaseTransport) -> Room:
+        """Add a new connection, unless there is no room for it."""
+        number = transport.get_extra_info("socket").fileno()
+        room = self.limit.room(len(self.connections), number)
+        if room is not Room.NONE:
+            self.connections.add(connection)
+        return room
+
 
 class Listener:
     """``make``'s connections on a port, and on a UNIX domain socket.
@@ -57,7 +68,8 @@ class Listener:
     Args:
         flag: the flag that chooses the port.
         reuse_port: other processes serve on the same port.
-        over_tls: makes the connections on the port instead.
+        tls: returns the context of a new connection's handshake, so that a new certificate needs no
+            new listener; None for clear text, as on the UNIX domain socket.
     """
 
     def __init__(
@@ -68,13 +80,14 @@ class Listener:
         port: int,
         flag: str,
         reuse_port: bool,
-        over_tls: Callable[[], asyncio.BaseProtocol] | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         unix: UnixSocket | None = None,
     ) -> None:
         self.state = state
         bound = bind(address, port, flag, reuse_port)
         self.port: int = bound.getsockname()[1]
-        self._sockets = [ListeningSocket(over_tls or make, bound)]
+        secure = None if tls is None else lambda: TlsTransport(state, tls(), make())
+        self._sockets = [ListeningSocket(secure or make, bound)]
         if unix is not None:
             self._sockets.append(ListeningSocket(make, unix.socket, unix.remove))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import math
 import resource
 import socket
@@ -145,27 +146,65 @@ def bind(address: str, port: int, flag: str, reuse_port: bool) -> socket.socket:
     Raises:
         Unavailable: The port cannot be bound; the message names ``flag``.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if reuse_port:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        listener.bind((address, port))
+    shared = (socket.SO_REUSEPORT,) if reuse_port else ()
+    with _naming(address, port, flag):
+        listener = _bound(address, port, socket.SO_REUSEADDR, *shared)
         if not reuse_port:  # a shared port would deliver connections before READY
-            listener.listen(BACKLOG)  # reports a port that is taken before the models load
-    except OSError as error:
-        listener.close()
-        raise taken(address, port, flag, error.strerror or "") from error
+            try:
+                listener.listen(BACKLOG)  # reports a port that is taken before the models load
+            except OSError:
+                listener.close()
+                raise
     listener.setblocking(False)
     return listener
 
 
-def taken(address: str, port: int, flag: str, reason: str) -> Unavailable:
-    return Unavailable(
-        f"cannot listen on {address}:{port}: {reason.lower()}; choose another with {flag} or "
-        f"{flag.replace('port', 'address')}"
-    )
+def reserve(address: str, port: int, flag: str) -> socket.socket:
+    """Bind a port for workers, which share it.
+
+    A socket that is bound but does not listen receives no connections, and keeps the port for this
+    gateway while no worker listens, even if the system chose its number.
+
+    Raises:
+        Unavailable: The port is taken, or the address does not belong to this machine.
+    """
+    with _naming(address, port, flag):
+        if port:  # SO_REUSEPORT alone would share the port of another gateway
+            _bound(address, port, socket.SO_REUSEADDR).close()
+        # Without SO_REUSEADDR no other process can bind the port before a worker listens.
+        try:
+            return _bound(address, port, socket.SO_REUSEPORT)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            # The port is only held by connections of an earlier process in TIME_WAIT.
+            return _bound(address, port, socket.SO_REUSEPORT, socket.SO_REUSEADDR)
+
+
+def _bound(address: str, port: int, *options: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        for option in options:
+            bound.setsockopt(socket.SOL_SOCKET, option, 1)
+        bound.bind((address, port))
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+@contextlib.contextmanager
+def _naming(address: str, port: int, flag: str) -> Iterator[None]:
+    """Raise ``Unavailable``, which names the option to change, for an ``OSError`` of the block."""
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise Unavailable(
+            f"cannot listen on {address}:{port}: {reason}; choose another with {flag} or "
+            f"{flag.replace('port', 'address')}"
+        ) from error
 
 
 def refuse_new_connections(listener: socket.socket) -> None:

@@ -24,7 +24,6 @@ from modelport.gateway.server.grpc.stream import GrpcStream
 from modelport.gateway.server.http2.connection import ServerConnection
 from modelport.gateway.server.listener import Listener, ServerState
 from modelport.gateway.server.listening_socket import ConnectionLimit
-from modelport.gateway.server.tls.transport import over_tls
 from modelport.gateway.server.unix_socket import UnixSocket
 from modelport.gateway.wire.http2.header_blocks import FieldSection
 
@@ -132,10 +131,7 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
 
 
 class GrpcListener(Listener):
-    """``service`` on a port, and on a UNIX domain socket in clear text.
-
-    ``tls`` returns the context of a new connection's handshake.
-    """
+    """Serves ``service``; the other arguments are those of ``Listener``."""
 
     def __init__(
         self,
@@ -152,5 +148,4 @@ class GrpcListener(Listener):
         def make() -> GrpcConnection:
             return GrpcConnection(state, service, asyncio.get_running_loop())
 
-        secure = None if tls is None else over_tls(state, make, tls)
-        super().__init__(state, make, address, port, flag, reuse_port, secure, unix)
+        super().__init__(state, make, address, port, flag, reuse_port, tls, unix)

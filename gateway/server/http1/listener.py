@@ -11,18 +11,16 @@ from modelport.gateway.server.http1.protocol import HttpConnection
 from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.listener import Listener
 from modelport.gateway.server.listening_socket import ConnectionLimit
-from modelport.gateway.server.tls.transport import over_tls
 from modelport.gateway.server.unix_socket import UnixSocket
 
 
 class HttpListener(Listener):
-    """Serves an ASGI application on a port, and on a UNIX domain socket in clear text.
+    """Serves an ASGI application. The other arguments are those of ``Listener``.
 
     Args:
         health: Paths that are also served on connections beyond the limit.
         most: Connection limit of a listener that may use the reserved file descriptors.
         overloaded: Not empty while a model is overloaded; unread requests may then be refused.
-        tls: Returns the context of a new connection's handshake; None for clear text.
     """
 
     def __init__(
@@ -43,5 +41,4 @@ class HttpListener(Listener):
         def make() -> HttpConnection:
             return HttpConnection(state, asyncio.get_running_loop())
 
-        secure = None if tls is None else over_tls(state, make, tls)
-        super().__init__(state, make, address, port, flag, reuse_port, secure, unix)
+        super().__init__(state, make, address, port, flag, reuse_port, tls, unix)

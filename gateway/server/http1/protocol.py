@@ -89,15 +89,13 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         self._read_buffer.open(transport)
-        number = transport.get_extra_info("socket").fileno()
-        room = self._state.limit.room(len(self._state.connections), number)
+        room = self._state.admit(self, transport)
         if room is Room.NONE:
             transport.write(error_response.serialize(error_response.CROWDED))
             transport.close()  # at once: lingering would hold a file descriptor
             self._closing = True
             return
         self._crowded = room is Room.HEALTH
-        self._state.connections.add(self)
         self._scope = head.connection_scope(transport)
         head_seconds = time_limits.CROWDED_SECONDS if self._crowded else time_limits.HEAD_SECONDS
         self._timer.after(head_seconds)

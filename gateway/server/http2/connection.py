@@ -99,7 +99,7 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
         if connection.family != socket.AF_UNIX:
             notice_dead_peers(connection)
         if self.crowded is None:
-            room = self.state.limit.room(len(self.state.connections), connection.fileno())
+            room = self.state.admit(self, transport)
             if room is Room.NONE:
                 reason = b"too many connections"
                 self.transport.write(
@@ -109,7 +109,8 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
                 self.closing = True
                 return
             self.crowded = room is Room.HEALTH
-        self.state.connections.add(self)
+        else:
+            self.state.connections.add(self)
         self._timer = self.loop.call_later(time_limits.CHECK_SECONDS, self._tick)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -16,13 +16,15 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from modelport.gateway.runtime.thread_buffer import ThreadBuffer
 from modelport.gateway.runtime.timer_wheel import Timer
 from modelport.gateway.server import time_limits
-from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening_socket import Room
+
+if TYPE_CHECKING:
+    from modelport.gateway.server.listener import ServerState
 
 #: Encrypted and handed to the socket together.
 CHUNK_BYTES = 64 * 1024
@@ -72,13 +74,11 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
-        number = transport.get_extra_info("socket").fileno()
-        room = self._state.limit.room(len(self._state.connections), number)
+        room = self._state.admit(self, transport)
         if room is Room.NONE:
             self._deaf = True
             self.transport.close()
             return
-        self._state.connections.add(self)
         crowded = room is Room.HEALTH
         seconds = time_limits.CROWDED_SECONDS if crowded else time_limits.HEAD_SECONDS
         self._timer = Timer(self._loop, seconds, self.transport.abort)
@@ -325,18 +325,6 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._tls if name == "ssl_object" else self.transport.get_extra_info(name, default)
-
-
-def over_tls(
-    state: ServerState,
-    make: Callable[[], asyncio.BaseProtocol],
-    context: Callable[[], ssl.SSLContext],
-) -> Callable[[], asyncio.BaseProtocol]:
-    """Return a factory of protocols that ``make``'s protocols are served through.
-
-    Each handshake asks for its ``context``, so that a new certificate needs no new listener.
-    """
-    return lambda: TlsTransport(state, context(), make())
 
 
 def _is_expired(tls: ssl.SSLObject) -> bool:

@@ -28,6 +28,7 @@ from modelport.gateway.server import unix_socket
 from modelport.gateway.server.admin import metrics_port
 from modelport.gateway.server.admin.rollout_control import RolloutControl
 from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.listening_socket import reserve
 from modelport.gateway.server.tls import certificate
 from modelport.gateway.server.tls.certificate import CertificateCollector, ServerCertificate
 from modelport.gateway.server.unix_socket import UnixSocket
@@ -35,7 +36,6 @@ from modelport.gateway.server.workers.aggregated_metrics import ProcessesCollect
 from modelport.gateway.server.workers.channel import MessageChannel
 from modelport.gateway.server.workers.coordinator import ConnectedWorker, Coordinator
 from modelport.gateway.server.workers.merged_answers import MergedFamiliesCollector
-from modelport.gateway.server.workers.ports import ReservedPort
 from modelport.gateway.server.workers.process import Assignment, WorkerProcess
 from modelport.gateway.server.workers.published_files import PublishedFiles
 from modelport.gateway.server.workers.worker_members import WorkerMembers
@@ -72,10 +72,11 @@ def run(settings: Settings, arguments: Sequence[str], entry_point: str) -> None:
     watcher = FileWatcher()
     tls = certificate.of_settings(settings, watcher)
     credentials.follow(settings.routes.models.values(), watcher)
-    http = ReservedPort(settings.http_address, settings.http_port, "--http-port")
-    grpc = ReservedPort(settings.grpc_address, settings.grpc_port, "--grpc-port")
+    http = reserve(settings.http_address, settings.http_port, "--http-port")
+    grpc = reserve(settings.grpc_address, settings.grpc_port, "--grpc-port")
     # A metrics port that is taken is reported before any worker starts.
-    ReservedPort(settings.metrics_address, settings.metrics_port, "--metrics-port").close()
+    reserve(settings.metrics_address, settings.metrics_port, "--metrics-port").close()
+    ports = {"http": http.getsockname()[1], "grpc": grpc.getsockname()[1]}
     sockets = unix_socket.listen_all(settings)
     descriptors = {name: each.socket.fileno() for name, each in sockets.items()}
     ledger = -1 if settings.access is None else QuotaLedger.share(settings.workers)
@@ -84,8 +85,8 @@ def run(settings: Settings, arguments: Sequence[str], entry_point: str) -> None:
         for number in range(settings.workers):
             assignment = Assignment(
                 number,
-                http.number,
-                grpc.number,
+                ports["http"],
+                ports["grpc"],
                 tuple(arguments),
                 http_socket=descriptors.get("http_socket", -1),
                 grpc_socket=descriptors.get("grpc_socket", -1),
@@ -93,7 +94,6 @@ def run(settings: Settings, arguments: Sequence[str], entry_point: str) -> None:
             )
             workers.append(WorkerProcess(assignment, entry_point))
             workers[-1].spawn()
-        ports = {"http": http.number, "grpc": grpc.number}
         supervisor = WorkerSupervisor(settings, workers, ports, watcher, tls, sockets)
         asyncio.run(supervisor.serve())
     finally:
