@@ -14,7 +14,7 @@ import structlog
 import uvloop
 
 from modelport.gateway.access.access import Access, access_of, warn_if_exposed
-from modelport.gateway.access.access_metrics import AccessCollector, AuditCollector
+from modelport.gateway.access.access_metrics import AuditCollector
 from modelport.gateway.access.guards import GuardedParts, guard
 from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.backends.backend_host import Host
@@ -36,7 +36,6 @@ from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.repository.routes_file import Program
 from modelport.gateway.rollout.participant import RolloutParticipant
 from modelport.gateway.rollout.process_group import ThisProcess
-from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.rollout.rollouts import Rollouts
 from modelport.gateway.runtime import collector, request_memory, signals
 from modelport.gateway.runtime.file_watcher import FileWatcher
@@ -48,7 +47,7 @@ from modelport.gateway.server.admin.rollout_control import RolloutControl
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.server.tls import certificate
-from modelport.gateway.server.tls.certificate import CertificateCollector, ServerCertificate
+from modelport.gateway.server.tls.certificate import ServerCertificate
 from modelport.gateway.settings import ModelControlMode, Settings, request_memory_bytes
 from modelport.gateway.telemetry import configure_logging
 from modelport.gateway.telemetry.metrics import registry
@@ -128,8 +127,9 @@ class GatewayServer:
         self._metrics: HttpListener | None = None
         if self._alone:
             self._rollout_control = RolloutControl(settings, ThisProcess(self.participant))
-            self._register_gateway_metrics(self._rollout_control)
-            self._metrics = self._metrics_listener(self._rollout_control)
+            whole = (self._rollout_control, self._certificate, self._access)
+            metrics.register(self.registry, *whole, self.watcher)
+            self._metrics = metrics.listener(settings, *whole, self._scrape)
         try:
             self._listeners = (make_listeners or Listeners)(
                 self._application(),
@@ -180,23 +180,6 @@ class GatewayServer:
         if app is not self.dialects.application:
             return authenticated(answering_refusals(app, refuse), self._access, refuse)
         return authenticated(app, self._access, refuse, self.dialects.first)
-
-    def _register_gateway_metrics(self, rollouts: RolloutControl) -> None:
-        """Register the metrics that the parent process has when there are several workers."""
-        self.registry.register(RolloutCollector(rollouts.service.statuses))
-        if self._certificate is not None:
-            self.registry.register(CertificateCollector(self._certificate))
-        if self._access is not None:
-            self.registry.register(AccessCollector(self.watcher, self._access))
-
-    def _metrics_listener(self, rollouts: RolloutControl) -> HttpListener:
-        address, port = self._settings.metrics_address, self._settings.metrics_port
-        app = rollouts.application(metrics.application(self._scrape))
-        if self._access is not None:
-            app = answering_refusals(app, metrics.refuse)
-            app = authenticated(app, self._access, metrics.refuse)
-        tls = None if self._certificate is None else self._certificate.http
-        return HttpListener(app, address, port, "--metrics-port", most=metrics.CONNECTIONS, tls=tls)
 
     async def _scrape(self) -> metrics.Text:
         """Format the metrics of this process, or of all workers."""

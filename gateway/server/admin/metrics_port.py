@@ -11,11 +11,23 @@ from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry, exposition
 
+from modelport.gateway.access.access import Access
+from modelport.gateway.access.access_metrics import AccessCollector
 from modelport.gateway.access.context import CURRENT, enter
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import AllowedVersions
 from modelport.gateway.errors import Code, ModelportError
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
+from modelport.gateway.protocols.authenticated_application import (
+    answering_refusals,
+    authenticated,
+)
+from modelport.gateway.rollout.rollout_metrics import RolloutCollector
+from modelport.gateway.runtime.file_watcher import FileWatcher
+from modelport.gateway.server.admin.rollout_control import RolloutControl
+from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.tls.certificate import CertificateCollector, ServerCertificate
+from modelport.gateway.settings import Settings
 
 #: The client library appends ``_total`` to counters; the names of other servers do not have it.
 _SUFFIX = re.compile(
@@ -33,6 +45,37 @@ TFSERVING_PATH = "/monitoring/prometheus/metrics"
 _PATHS = ("/metrics", TFSERVING_PATH)
 Scrape = Callable[[], Awaitable[Text]]
 _REFUSALS = {Code.UNAUTHENTICATED: 401, Code.PERMISSION_DENIED: 403, Code.UNAVAILABLE: 503}
+
+
+def listener(
+    settings: Settings,
+    rollouts: RolloutControl,
+    certificate: ServerCertificate | None,
+    access: Access | None,
+    scrape: Scrape,
+) -> HttpListener:
+    """Make the listener of the metrics, and of the API of rollouts."""
+    app = rollouts.application(application(scrape))
+    if access is not None:
+        app = authenticated(answering_refusals(app, refuse), access, refuse)
+    address, port = settings.metrics_address, settings.metrics_port
+    tls = None if certificate is None else certificate.http
+    return HttpListener(app, address, port, "--metrics-port", most=CONNECTIONS, tls=tls)
+
+
+def register(
+    registry: CollectorRegistry,
+    rollouts: RolloutControl,
+    certificate: ServerCertificate | None,
+    access: Access | None,
+    watcher: FileWatcher,
+) -> None:
+    """Add the metrics of the whole gateway, which its workers do not have."""
+    registry.register(RolloutCollector(rollouts.service.statuses))
+    if certificate is not None:
+        registry.register(CertificateCollector(certificate))
+    if access is not None:
+        registry.register(AccessCollector(watcher, access))
 
 
 def text(registry: CollectorRegistry) -> Text:

@@ -50,18 +50,9 @@ class StatusCode(IntEnum):
     UNAUTHENTICATED = 16
 
 
-OF_ERRORS = {
-    Code.INVALID_ARGUMENT: StatusCode.INVALID_ARGUMENT,
-    Code.ALREADY_EXISTS: StatusCode.ALREADY_EXISTS,
-    Code.CANCELLED: StatusCode.CANCELLED,
-    Code.NOT_FOUND: StatusCode.NOT_FOUND,
-    Code.INTERNAL: StatusCode.INTERNAL,
-    Code.UNSUPPORTED: StatusCode.UNIMPLEMENTED,
-    Code.UNAVAILABLE: StatusCode.UNAVAILABLE,
-    Code.UNAUTHENTICATED: StatusCode.UNAUTHENTICATED,
-    Code.PERMISSION_DENIED: StatusCode.PERMISSION_DENIED,
-    Code.QUOTA_EXCEEDED: StatusCode.RESOURCE_EXHAUSTED,
-}
+_OTHER_NAMES = {"UNSUPPORTED": "UNIMPLEMENTED", "QUOTA_EXCEEDED": "RESOURCE_EXHAUSTED"}
+#: The other errors have gRPC's names.
+OF_ERRORS = {code: StatusCode[_OTHER_NAMES.get(code.name, code.name)] for code in Code}
 
 
 def parse(method: Method, content: bytes | memoryview) -> Any:
@@ -71,19 +62,14 @@ def parse(method: Method, content: bytes | memoryview) -> Any:
         InvalidArgument: it is not one.
     """
     try:
-        if len(content) > offload.INLINE_BYTES:
-            return _piecewise(method.request, content)
-        return method.request.FromString(content)
+        request, large = method.request, len(content) > offload.INLINE_BYTES
+        if large and isinstance(request, type) and issubclass(request, Message):
+            return incremental_protobuf.parse(request, content)
+        return request.FromString(content)  # others know how large messages are read
     except DecodeError as error:
         raise InvalidArgument(
             f"the request is not a valid {method.request.DESCRIPTOR.name} message"
         ) from error
-
-
-def _piecewise(request: Any, content: bytes | memoryview) -> Any:
-    if isinstance(request, type) and issubclass(request, Message):
-        return incremental_protobuf.parse(request, content)
-    return request.FromString(content)  # it knows how large messages are read
 
 
 def is_late(error: ModelportError, remaining_seconds: float | None) -> bool:

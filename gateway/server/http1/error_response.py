@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from modelport.gateway.errors import MemoryExhausted, QueueFull
-from modelport.gateway.server.http1.head import HeadTooLarge
 from modelport.gateway.wire import via_header
 
 #: Status code with its phrase, and the message.
@@ -18,24 +17,19 @@ SCARCE: ErrorResponse = ("503 Service Unavailable", MemoryExhausted().message)
 OVERLOADED: ErrorResponse = ("503 Service Unavailable", QueueFull().message)
 
 
-class RequestLoop(Exception):
-    """The request has passed through this gateway before."""
+class RefusedHead(Exception):
+    """A callback of the parser refuses the request, with ``response``."""
 
-
-class TooManyConnections(Exception):
-    """The connection was accepted for health checks only."""
+    def __init__(self, response: ErrorResponse) -> None:
+        self.response = response
 
 
 def for_error(error: Exception) -> ErrorResponse:
     """Choose the response to an error of the parser, or of one of its callbacks."""
     reason = error.__context__
-    if isinstance(reason, MemoryExhausted):
-        return SCARCE
-    if isinstance(reason, RequestLoop):
-        return LOOP
-    if isinstance(reason, TooManyConnections):
-        return CROWDED
-    return LONG if isinstance(reason, HeadTooLarge) else INVALID
+    if isinstance(reason, RefusedHead):
+        return reason.response
+    return SCARCE if isinstance(reason, MemoryExhausted) else INVALID
 
 
 def body_of(response: ErrorResponse) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,17 +17,9 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 1000
 
 
-class HeadTooLarge(Exception):
-    """The head of a request exceeds ``MAX_HEAD_BYTES`` or ``MAX_HEADERS``."""
-
-
-def check_size(url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raise ``HeadTooLarge`` if a complete head's target and header lines are too long.
-
-    Counting segments is not enough: the one that exceeds the limit may hold the head's end.
-    """
-    if len(url) + sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEAD_BYTES:
-        raise HeadTooLarge
+def size(url: bytes, headers: Headers) -> int:
+    """Measure a complete head: its target and its header lines."""
+    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
 
 
 def connection_scope(transport: asyncio.Transport) -> dict[str, Any]:

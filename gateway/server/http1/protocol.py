@@ -23,7 +23,8 @@ from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.runtime.timer_wheel import MovableTimer
 from modelport.gateway.server import time_limits
 from modelport.gateway.server.http1 import error_response, head
-from modelport.gateway.server.http1.head import MAX_HEAD_BYTES, MAX_HEADERS, HeadTooLarge
+from modelport.gateway.server.http1.error_response import RefusedHead
+from modelport.gateway.server.http1.head import MAX_HEAD_BYTES, MAX_HEADERS
 from modelport.gateway.server.http1.read_buffer import HIGH_WATER_BYTES, SLICE_BYTES, ReadBuffer
 from modelport.gateway.server.http1.repeated_head import (
     MAX_MESSAGE_BYTES,
@@ -256,22 +257,24 @@ class HttpConnection(asyncio.Protocol):
             self._expects_continue = True
 
     def on_headers_complete(self) -> None:
-        # Its start within the first slice is unknown: near the limit, measure the head.
+        # Its start within the first slice is unknown: near the limit, measure the head. Counting
+        # segments is not enough: the one that exceeds the limit may hold the head's end.
         if self._head_bytes + self._segment_bytes > MAX_HEAD_BYTES - SLICE_BYTES:
             self._head_bytes = 0
-            head.check_size(self._url, self._headers)
+            if head.size(self._url, self._headers) > MAX_HEAD_BYTES:
+                raise RefusedHead(error_response.LONG)
         parser, url = self._parser, self._url
         method, version = parser.get_method().decode(), parser.get_http_version()
         if len(self._headers) > MAX_HEADERS:
-            raise HeadTooLarge
+            raise RefusedHead(error_response.LONG)
         self._fresh = False
         self._upgrades = parser.should_upgrade() and method != "CONNECT"
         if self._upgrades:
             return
         if self._crowded and url not in self._state.health:
-            raise error_response.TooManyConnections
+            raise RefusedHead(error_response.CROWDED)
         if self._via and via_header.loops(self._via):
-            raise error_response.RequestLoop
+            raise RefusedHead(error_response.LOOP)
         state = self._state
         unqueued = state.overloaded and self._active is None and parser.should_keep_alive()
         if unqueued and state.refuses_unread(parser.get_method(), url):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http
 import time
+from email.utils import formatdate
 from typing import Protocol
 
 import structlog
@@ -27,9 +28,6 @@ STATUS_LINES = {
 }
 #: Statuses without a body (RFC 9110, 6.4.1).
 _BODILESS = (204, 304)
-#: Names in dates (RFC 9110, 5.6.7), independent of the locale.
-_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -44,10 +42,7 @@ class DateHeader:
     def line(self) -> bytes:
         now = time.monotonic()
         if now >= self._until:
-            at = time.gmtime()
-            day, month = _DAYS[at.tm_wday], _MONTHS[at.tm_mon - 1]
-            date = f"{day}, {at.tm_mday:02} {month} {at.tm_year}"
-            self._line = f"date: {date} {time.strftime('%H:%M:%S', at)} GMT\r\n".encode()
+            self._line = f"date: {formatdate(usegmt=True)}\r\n".encode()
             self._until = now + 1.0
         return self._line
 

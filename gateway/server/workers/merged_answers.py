@@ -149,13 +149,13 @@ def lasting(answers: Sequence[Family]) -> list[Family]:
 
 
 class MergedFamiliesCollector(Collector):
-    """Collector of ``families``, which are set before every scrape."""
+    """Collector of the families of all workers at one time."""
 
-    def __init__(self) -> None:
-        self.families: Sequence[Family] = ()
+    def __init__(self, merged: Sequence[Family]) -> None:
+        self._merged = merged
 
     def collect(self) -> Iterable[Metric]:
-        for name, text, kind, samples in self.families:
+        for name, text, kind, samples in self._merged:
             metric = Metric(name, text, kind)
             for sample, labels, value in samples:
                 metric.add_sample(sample, labels, value)

@@ -14,23 +14,16 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from modelport.gateway.access.access import access_of, warn_if_exposed
-from modelport.gateway.access.access_metrics import AccessCollector
 from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.errors import ModelportError, Unavailable
-from modelport.gateway.protocols.authenticated_application import (
-    answering_refusals,
-    authenticated,
-)
-from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.runtime import signals
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.server import unix_socket
 from modelport.gateway.server.admin import metrics_port
 from modelport.gateway.server.admin.rollout_control import RolloutControl
-from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listening_socket import reserve
 from modelport.gateway.server.tls import certificate
-from modelport.gateway.server.tls.certificate import CertificateCollector, ServerCertificate
+from modelport.gateway.server.tls.certificate import ServerCertificate
 from modelport.gateway.server.unix_socket import UnixSocket
 from modelport.gateway.server.workers.aggregated_metrics import ProcessesCollector
 from modelport.gateway.server.workers.channel import MessageChannel
@@ -128,7 +121,6 @@ class WorkerSupervisor:
         self._files = PublishedFiles(watcher)
         self._rollouts = RolloutControl(settings, WorkerMembers(self._coordinator))
         self._access = access_of(settings, watcher)
-        self._merged = MergedFamiliesCollector()
         #: Each worker's ``started`` message, sent after it loaded.
         self._started: dict[int, Mapping[str, Any]] = {}
         self._listening: set[int] = set()
@@ -147,21 +139,12 @@ class WorkerSupervisor:
         for number in signals.ending():
             loop.add_signal_handler(number, self._stop_or_end)
         settings = self._settings
-        app = self._rollouts.application(metrics_port.application(self._scrape))
+        whole = (self._rollouts, self._certificate, self._access)
+        self._metrics = metrics_port.listener(settings, *whole, self._scrape)
         if self._access is not None:
-            app = answering_refusals(app, metrics_port.refuse)
-            app = authenticated(app, self._access, metrics_port.refuse)
             self._access.start()
             if self._access.audit is not None:
                 signals.on_user_signal(self._access.audit.reopen)
-        self._metrics = HttpListener(
-            app,
-            settings.metrics_address,
-            settings.metrics_port,
-            "--metrics-port",
-            most=metrics_port.CONNECTIONS,
-            tls=None if self._certificate is None else self._certificate.http,
-        )
         await self._metrics.start()
         if self._watcher.is_needed:
             self._in_background(self._watcher.run())
@@ -189,20 +172,12 @@ class WorkerSupervisor:
 
     async def _scrape(self) -> metrics_port.Text:
         await self._coordinator.look()
-        self._merged.families = self._coordinator.counts.families()
-        return metrics_port.text(self._registry)
-
-    @property
-    def _registry(self) -> CollectorRegistry:
         registry = CollectorRegistry()
-        registry.register(self._merged)
+        registry.register(MergedFamiliesCollector(self._coordinator.counts.families()))
         registry.register(ProcessesCollector(self._pids, _ended_cpu_seconds))
-        registry.register(RolloutCollector(self._rollouts.service.statuses))
-        if self._certificate is not None:
-            registry.register(CertificateCollector(self._certificate))
-        if self._access is not None:
-            registry.register(AccessCollector(self._watcher, self._access))
-        return registry
+        whole = (self._rollouts, self._certificate, self._access)
+        metrics_port.register(registry, *whole, self._watcher)
+        return metrics_port.text(registry)
 
     def _pids(self) -> list[int]:
         pids = [worker.pid for worker in (self._spare, *self._workers.values())]

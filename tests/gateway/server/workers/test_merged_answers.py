@@ -52,9 +52,8 @@ def source(statistics: Statistics) -> Any:
 
 
 def text(families: list[Any]) -> str:
-    collector, registry = merged_answers.MergedFamiliesCollector(), CollectorRegistry()
-    collector.families = families
-    registry.register(collector)
+    registry = CollectorRegistry()
+    registry.register(merged_answers.MergedFamiliesCollector(families))
     return metrics_port.text(registry)[1].decode()
 
 
