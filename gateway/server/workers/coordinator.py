@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from modelport.gateway.errors import ModelportError, Unavailable
+from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.watchdog import LoopHeartbeat
 from modelport.gateway.server.workers import merged_answers
 from modelport.gateway.server.workers.aggregated_metrics import AggregatedMetrics
@@ -30,7 +31,7 @@ BUSY_SECONDS = 60.0
 #: Interval at which workers report their counts; a worker that ends loses at most that much.
 LOOK_SECONDS = 1.0
 
-_Failure = ModelportError | TimeoutError
+_FAILURES = (ModelportError, TimeoutError)
 
 
 class ConnectedWorker:
@@ -40,7 +41,7 @@ class ConnectedWorker:
     def __init__(self, number: int, channel: MessageChannel) -> None:
         self.number = number
         self.channel = channel
-        self._joined = False
+        self.joined = False
         #: Its last repository index, reported while it does not respond.
         self.index: list[merged_answers.Row] = []
         #: The last heartbeat and its arrival. Silence before it has joined is allowed.
@@ -53,19 +54,13 @@ class ConnectedWorker:
         """Read the heartbeats that have arrived; the last one counts."""
         with contextlib.suppress(BlockingIOError):
             while content := heartbeats.recv(64):
-                self._heartbeat, self._heartbeat_at = (
-                    LoopHeartbeat.unpacked(content),
-                    time.monotonic(),
-                )
+                self._heartbeat = LoopHeartbeat.unpacked(content)
+                self._heartbeat_at = time.monotonic()
 
     def join(self) -> None:
         """Ask it from now on. Its start may have taken longer than a silence may last."""
-        self._joined = True
+        self.joined = True
         self.excuse()
-
-    @property
-    def joined(self) -> bool:
-        return self._joined
 
     def excuse(self) -> None:
         """Restart the clock: this process was suspended, or the worker has just joined."""
@@ -85,6 +80,40 @@ class ConnectedWorker:
         if since is not None and self.channel.heard_at > since:
             self.silent_since = since = None
         return None if since is None else time.monotonic() - since
+
+
+class PublishedFiles:
+    """The files in use by the parent, and the channels of the workers that follow them.
+
+    They go over the channel alone, because they have private keys and tokens.
+    """
+
+    def __init__(self, watcher: FileWatcher) -> None:
+        self._watcher = watcher
+        self._channels: set[MessageChannel] = set()
+        watcher.publish = self._publish
+
+    def begin(self, channel: MessageChannel) -> None:
+        """Send the files to a worker that starts, as the first message, and all later changes."""
+        channel.send(self._watcher.rows())
+        self._channels.add(channel)
+
+    def end(self, channel: MessageChannel) -> None:
+        """Forget a worker whose channel has closed."""
+        self._channels.discard(channel)
+
+    async def _publish(self) -> None:
+        """Have all workers use the files, and wait until they do, but not for one that hangs."""
+        rows = self._watcher.rows()
+
+        async def notify(channel: MessageChannel) -> None:
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await channel.request("use_files", rows=rows)
+            except _FAILURES:
+                pass  # it reads the message before it serves the next request, or it has ended
+
+        await asyncio.gather(*map(notify, self._channels))
 
 
 class Coordinator:
@@ -155,6 +184,21 @@ class Coordinator:
             (worker, answer) for worker, answer in pairs if not isinstance(answer, ChannelClosed)
         ]
 
+    async def ask_patiently(
+        self, method: str, **arguments: Any
+    ) -> list[tuple[ConnectedWorker, Any]]:
+        """Return each worker's answer or error; wait as long as it sends other messages."""
+
+        async def ask(worker: ConnectedWorker) -> Any:
+            try:
+                return await self.until_hung(worker, method, **arguments)
+            except ModelportError as error:
+                return error
+
+        members = self.joined()
+        answers = await asyncio.gather(*map(ask, members))
+        return list(zip(members, answers, strict=True))
+
     async def _ready(self, _: dict[str, Any]) -> bool:
         if self.draining:
             return False
@@ -171,7 +215,7 @@ class Coordinator:
     async def _index(self, _: dict[str, Any]) -> list[merged_answers.Row]:
         rows = []
         for worker, answer in await self.ask("index"):
-            if isinstance(answer, _Failure):
+            if isinstance(answer, _FAILURES):
                 reason = f"worker {worker.number} does not respond"
                 rows.append(merged_answers.silent(worker.index, reason))
             else:
@@ -199,7 +243,7 @@ class Coordinator:
         """Collect the counts of every worker."""
         answers = await self.ask("telemetry")
         for worker, answer in answers:
-            if not isinstance(answer, _Failure) and self.members.get(worker.number) is worker:
+            if not isinstance(answer, _FAILURES) and self.members.get(worker.number) is worker:
                 self.counts.heard(worker.number, answer)
                 worker.index = answer["index"]
         if len(answers) == self._workers:
@@ -209,25 +253,16 @@ class Coordinator:
 
     async def _broadcast(self, asker: ConnectedWorker, name: str, arguments: dict[str, Any]) -> Any:
         """Run an operation in every worker, and return the result of the one that asked."""
-
-        async def run(worker: ConnectedWorker) -> Any:
-            try:
-                return await self.until_hung(worker, "run", name=name, arguments=arguments)
-            except ModelportError as error:
-                return error
-
         async with self._changing:
-            members = self.joined()
-            answers = await asyncio.gather(*(run(worker) for worker in members))
+            pairs = dict(await self.ask_patiently("run", name=name, arguments=arguments))
             self.revision += 1
             await self.remember()
-        pairs = dict(zip(members, answers, strict=True))
         failed = {m: e for m, e in pairs.items() if isinstance(e, ModelportError)}
         alive = {m: e for m, e in failed.items() if not isinstance(e, ChannelClosed)}
         if len(alive) == len(pairs) and len({str(e) for e in alive.values()}) == 1:
             raise next(iter(alive.values()))
         for worker, error in alive.items():
-            raise type(error)(f"{error} (in worker {worker.number} of {len(members)} workers)")
+            raise type(error)(f"{error} (in worker {worker.number} of {len(pairs)} workers)")
         answer = pairs[asker]
         if isinstance(answer, ChannelClosed):
             raise answer

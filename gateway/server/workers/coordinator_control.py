@@ -101,9 +101,6 @@ class CoordinatedControl:
 
             return operation
 
-        async def set_default(arguments: dict[str, Any]) -> None:
-            manager.set_default(**arguments)
-
         async def reload(arguments: dict[str, Any]) -> None:
             asked = arguments["wanted"].items()
             await manager.reload({name: wanted_of(each) for name, each in asked})
@@ -111,13 +108,10 @@ class CoordinatedControl:
         async def restore(arguments: dict[str, Any]) -> None:
             await manager.restore(arguments["state"])
 
-        if self._settings.model_control_mode is ModelControlMode.POLL:
-            self.register(
-                MODELS, plain(manager.load)
-            )  # the repository decides, not the other workers
-        else:
-            self.register(MODELS, plain(manager.load), manager.snapshot, restore)
+        # With polling, the repository decides, not the other workers.
+        polls = self._settings.model_control_mode is ModelControlMode.POLL
+        self.register(MODELS, plain(manager.load), None if polls else manager.snapshot, restore)
         self.register("unload", plain(manager.unload))
         self.register("unload_version", plain(manager.unload_version))
-        self.register("set_default", set_default)
+        self.register("set_default", plain(self.local.set_default))
         self.register("reload", reload)

@@ -83,13 +83,8 @@ def documents(answers: Iterable[Sequence[Mapping[str, Any]]]) -> list[dict[str, 
 
 def _add(one: Any, other: Any, name: str = "") -> Any:
     if isinstance(one, dict):
-        keys = [*one, *(key for key in other if key not in one)]
-        return {
-            key: _add(one[key], other[key], key)
-            if key in one and key in other
-            else one.get(key, other.get(key))
-            for key in keys
-        }
+        both = one.keys() & other.keys()
+        return {**one, **other, **{key: _add(one[key], other[key], key) for key in both}}
     if isinstance(one, list):
         rows = {_key(row): row for row in one}
         for row in other:

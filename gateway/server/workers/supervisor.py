@@ -27,10 +27,13 @@ from modelport.gateway.server.tls.certificate import ServerCertificate
 from modelport.gateway.server.unix_socket import UnixSocket
 from modelport.gateway.server.workers.aggregated_metrics import ProcessesCollector
 from modelport.gateway.server.workers.channel import MessageChannel
-from modelport.gateway.server.workers.coordinator import ConnectedWorker, Coordinator
+from modelport.gateway.server.workers.coordinator import (
+    ConnectedWorker,
+    Coordinator,
+    PublishedFiles,
+)
 from modelport.gateway.server.workers.merged_answers import MergedFamiliesCollector
 from modelport.gateway.server.workers.process import Assignment, WorkerProcess
-from modelport.gateway.server.workers.published_files import PublishedFiles
 from modelport.gateway.server.workers.worker_members import WorkerMembers
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.telemetry import configure_logging

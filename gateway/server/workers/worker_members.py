@@ -34,15 +34,8 @@ class WorkerMembers:
 
     async def ask_patiently(self, operation: str, arguments: Document) -> Sequence[Answer]:
         """Ask as ``ask`` does, and wait as long as a worker sends other messages."""
-
-        async def ask(worker: ConnectedWorker) -> Answer:
-            try:
-                return await self._coordinator.until_hung(worker, operation, **arguments)
-            except ModelportError as error:
-                return error
-
-        answers = await asyncio.gather(*map(ask, self._coordinator.joined()))
-        return [answer for answer in answers if not isinstance(answer, ChannelClosed)]
+        answers = await self._coordinator.ask_patiently(operation, **arguments)
+        return [answer for _, answer in answers if not isinstance(answer, ChannelClosed)]
 
     async def insist(self, operation: str, arguments: Document) -> None:
         """Ask as ``ask`` does, and replace the workers that do not confirm."""
