@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import errno
 import os
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -142,17 +141,11 @@ FILES = GatewayFiles()
 @contextmanager
 def at_path(content: bytes) -> Iterator[str]:
     """Make a path for libraries that read files alone; the content does not get on a disk."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("modelport")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            yield f"/proc/self/fd/{descriptor}"
-    else:
-        with tempfile.NamedTemporaryFile() as file:  # mode 0600
-            file.write(content)
-            file.flush()
-            yield file.name
+    descriptor = os.memfd_create("modelport")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{descriptor}"
 
 
 def _row(file: FileContent) -> list[Any]:

@@ -33,15 +33,15 @@ def prefer_requests() -> None:
 
 
 def lower_priority() -> None:
-    """Lower the priority of this thread, where threads have one of their own."""
-    with contextlib.suppress(AttributeError, OSError):
+    """Lower the priority of this thread."""
+    with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
         _set_slice(0)  # the kernel's own
 
 
 def _set_slice(nanoseconds: int) -> None:
     number = _SCHED_SETATTR.get(platform.machine())
-    if number is None or platform.system() != "Linux":
+    if number is None:
         return
     nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, _SCHED_OTHER, 0, nice, 0, nanoseconds, 0, 0)

@@ -60,11 +60,7 @@ class Watchdog:
         self._report, self._loading = report, loading
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
-        self._clock = (
-            time.pthread_getcpuclockid(self._thread_id)
-            if hasattr(time, "pthread_getcpuclockid")
-            else None
-        )
+        self._clock = time.pthread_getcpuclockid(self._thread_id)
         self._is_loading = False
         self._ended = threading.Event()
         self._tick()
@@ -81,8 +77,8 @@ class Watchdog:
             self._loop.call_later(TICK_SECONDS, self._tick)
 
     def _used(self) -> float:
-        """Processor time of the loop's thread, or wall time on systems without that clock."""
-        return time.monotonic() if self._clock is None else time.clock_gettime(self._clock)
+        """Processor time of the loop's thread."""
+        return time.clock_gettime(self._clock)
 
     def _watch(self) -> None:
         blocked_at: float | None = None

@@ -46,8 +46,6 @@ def _names(tls: ssl.SSLObject | None) -> tuple[str, ...] | None:
 
 
 def _user(peer: socket.socket) -> str:
-    if not hasattr(socket, "SO_PEERCRED"):  # Linux has it
-        return ""
     content = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return _user_name(_CREDENTIALS.unpack(content)[1], int(time.monotonic() / _USER_NAME_SECONDS))
 

@@ -10,7 +10,6 @@ import math
 import resource
 import socket
 import struct
-import sys
 from collections.abc import Callable, Collection, Iterator
 from enum import Enum, auto
 from typing import Any
@@ -211,10 +210,9 @@ def refuse_new_connections(listener: socket.socket) -> None:
     """Have the kernel drop SYN segments, so that no connection is accepted only to be reset.
 
     The client's kernel repeats the SYN, which is refused once the socket is closed. This uses a
-    socket filter (socket(7), SO_ATTACH_FILTER); systems other than Linux keep a short window
-    between the last accept and the close.
+    socket filter (socket(7), SO_ATTACH_FILTER).
     """
-    if not sys.platform.startswith("linux") or listener.family == socket.AF_UNIX:
+    if listener.family == socket.AF_UNIX:
         return
     instructions = b"".join(struct.pack("HBBI", *each) for each in _NO_NEWCOMERS)
     program = ctypes.create_string_buffer(instructions)

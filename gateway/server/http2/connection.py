@@ -194,8 +194,7 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
 def notice_dead_peers(connection: socket.socket) -> None:
     """End ``connection`` when its other end has been gone for ``DEAD_PEER_SECONDS``."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
-            connection.setsockopt(socket.IPPROTO_TCP, option, time_limits.DEAD_PEER_SECONDS // 2)
-        milliseconds = time_limits.DEAD_PEER_SECONDS * 1000
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        connection.setsockopt(socket.IPPROTO_TCP, option, time_limits.DEAD_PEER_SECONDS // 2)
+    milliseconds = time_limits.DEAD_PEER_SECONDS * 1000
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

@@ -128,7 +128,7 @@ class WorkerProcess:
         """
         assert spare.channel is not None
         spare.channel.sendall(self.number.to_bytes(NUMBER_BYTES, "big"))
-        if spare.pid is not None and hasattr(os, "SCHED_OTHER"):
+        if spare.pid is not None:
             with contextlib.suppress(OSError):
                 os.sched_setscheduler(spare.pid, os.SCHED_OTHER, os.sched_param(0))
         self._process, spare._process = spare._process, None
@@ -157,10 +157,8 @@ class WorkerProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def _end_with(parent: int) -> Callable[[], None] | None:
+def _end_with(parent: int) -> Callable[[], None]:
     """Return code for the child that has Linux kill it when its parent ends, even if it hangs."""
-    if not sys.platform.startswith("linux"):
-        return None
     prctl = ctypes.CDLL(None).prctl
 
     def end_with_parent() -> None:

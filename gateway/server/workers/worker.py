@@ -22,7 +22,7 @@ import structlog
 
 from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.errors import ModelportError
-from modelport.gateway.models.control import Operation
+from modelport.gateway.models.control import Operation, Operations
 from modelport.gateway.runtime.gateway_files import FILES
 from modelport.gateway.runtime.watchdog import LoopHeartbeat
 from modelport.gateway.server.app import GatewayServer
@@ -83,23 +83,20 @@ class Worker:
         stream = socket.socket(fileno=self._assignment.channel)
         stream.set_inheritable(False)
         channel = MessageChannel(*await asyncio.open_connection(sock=stream), handlers)
-        control: CoordinatedControl | None = None
-
-        def make_control(manager: Any) -> CoordinatedControl:
-            nonlocal control
-            control = CoordinatedControl(manager, channel, self._settings)
-            return control
-
         server = GatewayServer(
-            self._settings, make_control, self._send_heartbeat(), ledger=self._ledger()
+            self._settings,
+            lambda manager: CoordinatedControl(manager, channel, self._settings),
+            self._send_heartbeat(),
+            ledger=self._ledger(),
         )
-        assert control is not None
+        control = server.control
+        assert isinstance(control, CoordinatedControl)
         draining = asyncio.Event()
         handlers.update(_handlers(server, control, draining))
         _end_with_parent(self._assignment)
         _leave_signals_to_parent()
         listening = asyncio.ensure_future(channel.serve())
-        starting = asyncio.ensure_future(self._start(server, control, channel))
+        starting = asyncio.ensure_future(self._start(server, control.operations, channel))
         ending = asyncio.ensure_future(draining.wait())
         await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
@@ -135,11 +132,11 @@ class Worker:
         return tell
 
     async def _start(
-        self, server: GatewayServer, control: CoordinatedControl, channel: MessageChannel
+        self, server: GatewayServer, operations: Operations, channel: MessageChannel
     ) -> None:
         snapshot = await channel.request("hello", number=self._assignment.number)
         if self._assignment.restarted:
-            await self._catch_up(server, control, channel, snapshot)
+            await _catch_up(server, operations, channel, snapshot)
         await server.watcher.poll()  # takes what the parent has accepted meanwhile
         await server.listen()
         routings = await channel.request("listening")
@@ -149,25 +146,24 @@ class Worker:
         models = len(server.manager.index(True))
         await channel.request("started", ready=server.manager.ready, models=models)
 
-    async def _catch_up(
-        self,
-        server: GatewayServer,
-        control: CoordinatedControl,
-        channel: MessageChannel,
-        snapshot: Mapping[str, Any],
-    ) -> None:
-        """Restore the state of the other workers before this one takes requests."""
-        states = dict(snapshot["states"] or {})
+
+async def _catch_up(
+    server: GatewayServer,
+    operations: Operations,
+    channel: MessageChannel,
+    snapshot: Mapping[str, Any],
+) -> None:
+    """Restore the state of the other workers before this one takes requests."""
+    states = dict(snapshot["states"] or {})
+    await server.participant.restore(snapshot["routings"])
+    await server.load(states.pop(MODELS, None))
+    await operations.restore(states)
+    while True:
+        snapshot = await channel.request("join", revision=snapshot["revision"])
+        if snapshot["joined"]:
+            return
         await server.participant.restore(snapshot["routings"])
-        await server.load(states.pop(MODELS, None))
-        await control.operations.restore(states)
-        while True:
-            answer = await channel.request("join", revision=snapshot["revision"])
-            if answer["joined"]:
-                return
-            snapshot = answer
-            await server.participant.restore(snapshot["routings"])
-            await control.operations.restore(snapshot["states"] or {})
+        await operations.restore(snapshot["states"] or {})
 
 
 def _handlers(
@@ -210,9 +206,8 @@ async def _call(method: Callable[..., Awaitable[Any]], arguments: dict[str, Any]
 def _wait_for_number(channel: int) -> int:
     """Import what takes long, at idle priority, then wait for the number of a worker to replace."""
     _name_process("modelport:spare")
-    if hasattr(os, "SCHED_IDLE"):
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # ``adopt`` ends that
     with contextlib.suppress(ImportError):
         importlib.import_module("onnxruntime")
     _leave_signals_to_parent()
@@ -220,9 +215,6 @@ def _wait_for_number(channel: int) -> int:
         number = waiting.recv(NUMBER_BYTES, socket.MSG_WAITALL)
     if len(number) < NUMBER_BYTES:
         os._exit(0)  # the parent has ended
-    if hasattr(os, "SCHED_OTHER"):
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     return int.from_bytes(number, "big")
 
 
@@ -247,7 +239,7 @@ def _end_with_parent(assignment: Assignment) -> None:
 
     def wait() -> None:
         closed = select.poll()
-        closed.register(channel, getattr(select, "POLLRDHUP", select.POLLHUP))
+        closed.register(channel, select.POLLRDHUP)
         closed.poll()
         os._exit(1)
 
