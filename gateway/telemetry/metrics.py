@@ -21,6 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from modelport.gateway.runtime.request_memory import RequestMemory
 from modelport.gateway.telemetry.statistics import FIRST_RESPONSE_BUCKETS_MS, Statistics
 from modelport.gateway.telemetry.tfserving_counters import REQUEST_BUCKETS_US, TfServingRequests
 
@@ -165,18 +166,10 @@ class TfServingCollector(Collector):
         yield from (requests, latency)
 
 
-class RequestMemoryUse(Protocol):
-    """The memory budget shared by all requests."""
-
-    limit_bytes: int
-    used_bytes: int
-    refused: int
-
-
 class RequestMemoryCollector(Collector):
     """The memory held by requests, and the requests refused for lack of memory."""
 
-    def __init__(self, memory: RequestMemoryUse) -> None:
+    def __init__(self, memory: RequestMemory) -> None:
         self._memory = memory
 
     def collect(self) -> Iterator[Metric]:
@@ -284,7 +277,7 @@ def registry(
     statistics: StatisticsSource,
     requests: TfServingRequests,
     conditions: Conditions,
-    memory: RequestMemoryUse,
+    memory: RequestMemory,
     process: bool,
 ) -> CollectorRegistry:
     """All metrics of a process. ``process``: include the operating system's figures."""

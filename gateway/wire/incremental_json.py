@@ -39,9 +39,10 @@ _CONTINUED = b'"%b":' % MARK.encode()
 _QUOTE, _COMMA, _COLON, _OBJECT = b'",:{'
 _SPACE = b" \t\r\n"
 _CLOSING = {ord("["): b"]", ord("{"): b"}"}
-_STEPS = np.zeros(256, np.int8)
-_STEPS[list(b"[{")] = 1
-_STEPS[list(b"]}")] = -1
+#: By character: the change of the depth.
+STEPS = np.zeros(256, np.int8)
+STEPS[list(b"[{")] = 1
+STEPS[list(b"]}")] = -1
 
 
 class JsonLimits(NamedTuple):
@@ -304,7 +305,7 @@ class _Scanner:
         piece = without_escapes(window.text)
         letters = np.frombuffer(piece, np.uint8)
         outside = (np.cumsum(letters == _QUOTE, dtype=np.int32) & 1) == 0
-        steps = np.where(outside, _STEPS[letters], 0)
+        steps = np.where(outside, STEPS[letters], 0)
         depths = np.cumsum(steps, dtype=np.int32) + len(spine)
         end = len(piece)
         if not last:

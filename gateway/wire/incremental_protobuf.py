@@ -173,14 +173,10 @@ def merge(message: Any, content: memoryview, budget: _Budget | None = None) -> N
 def _merge_piece(message: Any, content: Buffer) -> None:
     if len(content):
         message.MergeFromString(content)
-        _check_lengths(message)
+        for name, most in _repeated(message.DESCRIPTOR).limits:
+            if len(getattr(message, name)) > most:
+                raise InvalidArgument(f"'{name}' of the request has more than {most} values")
         offload.checkpoint()
-
-
-def _check_lengths(message: Any) -> None:
-    for name, most in _repeated(message.DESCRIPTOR).limits:
-        if len(getattr(message, name)) > most:
-            raise InvalidArgument(f"'{name}' of the request has more than {most} values")
 
 
 def _large(message: Any, field: ProtobufField, content: memoryview, budget: _Budget) -> None:
@@ -191,7 +187,11 @@ def _large(message: Any, field: ProtobufField, content: memoryview, budget: _Bud
     if known.type == FieldDescriptor.TYPE_MESSAGE:
         if known.message_type.GetOptions().map_entry:
             key, content = entry(known.message_type, value)
-            _add(getattr(message, known.name), known.message_type, key, content, budget)
+            container = getattr(message, known.name)
+            if known.message_type.fields_by_name["value"].type == FieldDescriptor.TYPE_MESSAGE:
+                merge(container[key], content, budget)
+            else:
+                container[key] = bytes(content)
         elif known.is_repeated:
             merge(getattr(message, known.name).add(), value, budget)
         else:
@@ -214,26 +214,15 @@ def entry(kind: Any, content: memoryview) -> tuple[Any, memoryview]:
     key: Any = kind.fields_by_number[_KEY].default_value
     value = content[:0]
     for field in fields(content):
-        if field.tag >> 3 == _KEY:
-            key = _text(content[field.start : field.end])
-        else:
-            value = content[field.start : field.end]
+        part = content[field.start : field.end]
+        if field.tag >> 3 != _KEY:
+            value = part
+            continue
+        try:
+            key = str(part, "utf-8")
+        except UnicodeDecodeError as error:
+            raise DecodeError("Error parsing message") from error
     return key, value
-
-
-def _add(container: Any, kind: Any, key: Any, value: memoryview, budget: _Budget) -> None:
-    """Add a map entry whose value is large."""
-    if kind.fields_by_name["value"].type == FieldDescriptor.TYPE_MESSAGE:
-        merge(container[key], value, budget)
-    else:
-        container[key] = bytes(value)
-
-
-def _text(value: memoryview) -> str:
-    try:
-        return str(value, "utf-8")
-    except UnicodeDecodeError as error:
-        raise DecodeError("Error parsing message") from error
 
 
 def packed_pieces(known: FieldDescriptor, value: memoryview, size: int) -> Iterator[bytes]:

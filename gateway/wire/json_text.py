@@ -39,9 +39,6 @@ _FILLING = bytes(set(range(256)) - set(_STRUCTURE))
 _QUOTE, _COLON = b'":'
 _TOKENS = re.compile(rb"NaN|Infinity")
 _TOKEN = {"nan": b"NaN", "inf": b"Infinity", "-inf": b"-Infinity"}
-_DEPTH_STEP = np.zeros(256, np.int8)
-_DEPTH_STEP[list(b"[{")] = 1
-_DEPTH_STEP[list(b"]}")] = -1
 
 
 def loads(text: Buffer, max_keys: int = MAX_KEYS) -> Any:
@@ -109,7 +106,7 @@ def _check_size(text: bytes, max_keys: int) -> int:
             continue
         quotes = np.cumsum(letters == _QUOTE, dtype=np.int32) + inside
         outside = (quotes & 1) == 0
-        steps = np.where(outside, _DEPTH_STEP[letters], 0)
+        steps = np.where(outside, incremental_json.STEPS[letters], 0)
         depths = np.cumsum(steps, dtype=np.int32)
         if depth + int(depths.max()) > MAX_DEPTH:
             raise InvalidArgument(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
@@ -133,7 +130,7 @@ def end(text: bytes) -> int | None:
     for piece in _pieces(text, _FIRST_BYTES):  # a short value may have a long text behind it
         letters = np.frombuffer(piece, np.uint8)
         quotes = np.cumsum(letters == _QUOTE, dtype=np.int32) + inside
-        steps = np.where((quotes & 1) == 0, _DEPTH_STEP[letters], 0)
+        steps = np.where((quotes & 1) == 0, incremental_json.STEPS[letters], 0)
         depths = np.cumsum(steps, dtype=np.int32) + depth
         ends = np.flatnonzero((depths <= 0) & (steps < 0))
         if len(ends):

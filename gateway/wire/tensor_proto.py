@@ -21,7 +21,7 @@ from modelport.gateway.runtime import offload, request_memory
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 from modelport.gateway.wire import incremental_protobuf, inflation, raw_tensors, repeated_values
 from modelport.gateway.wire.proto import tensorflow_pb2 as pb
-from modelport.gateway.wire.protobuf import nested, tag, varint
+from modelport.gateway.wire.protobuf import nested, read_varint, tag, varint
 from modelport.gateway.wire.raw_tensors import Buffer
 
 DATATYPES = {
@@ -244,24 +244,17 @@ def _repeated(
 
 def _strings(name: str, shape: tuple[int, ...], content: bytes) -> list[bytes]:
     """Decode TensorFlow's ``EncodeStringList``: all lengths as 32-bit varints, then all strings."""
-    count, at, lengths = math.prod(shape), 0, []
+    count, at, lengths, items = math.prod(shape), 0, [], []
     if count > len(content):  # a length takes at least one byte
         raise _damaged(name)
-    for _ in range(count):
-        length = shift = 0
-        while True:
-            if at == len(content) or shift > 28:
-                raise _damaged(name)
-            byte = content[at]
-            at += 1
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        lengths.append(length)
+    try:
+        for _ in range(count):
+            length, at = read_varint(content, at)
+            lengths.append(length)
+    except IndexError as error:
+        raise _damaged(name) from error
     if sum(lengths) != len(content) - at:
         raise _damaged(name)
-    items = []
     for length in lengths:
         items.append(content[at : at + length])
         at += length

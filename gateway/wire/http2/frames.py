@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 
+from modelport.gateway.wire.protobuf import varint
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME = struct.Struct(">HBBBI")  # length as 16 and 8 bits, type, flags, stream
 FRAME_BYTES = FRAME.size
@@ -92,12 +94,4 @@ def literal(name: bytes, value: bytes) -> bytes:
 
 
 def _size(number: int) -> bytes:
-    if number < 127:
-        return bytes((number,))
-    number -= 127
-    parts = bytearray((127,))
-    while number > 127:
-        parts.append(number & 127 | 128)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
+    return bytes((number,)) if number < 127 else b"\x7f" + varint(number - 127)

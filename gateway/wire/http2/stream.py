@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from modelport.gateway.wire.http2.abuse_limits import MESSAGE_BITS, AbuseLimits
+from modelport.gateway.wire.http2.abuse_limits import MESSAGE_BITS
 from modelport.gateway.wire.http2.flow_control import FlowController
 from modelport.gateway.wire.http2.frames import DATA, END_STREAM, FRAME, frame
-from modelport.gateway.wire.http2.settings import PeerSettings
-from modelport.gateway.wire.http2.writer import COPIED_BYTES, FrameWriter
+from modelport.gateway.wire.http2.writer import COPIED_BYTES
 from modelport.gateway.wire.raw_tensors import Buffer
+
+if TYPE_CHECKING:
+    from modelport.gateway.wire.http2.connection import Http2Connection
 
 #: The most bytes of one stream in one write.
 GATHERED_BYTES = 1024 * 1024
-
-
-class Multiplexer(Protocol):
-    """The connection, as far as its streams use it."""
-
-    loop: asyncio.AbstractEventLoop
-    writer: FrameWriter
-    limits: AbuseLimits
-    peer: PeerSettings
-    send_window: int
-    streams: dict[int, Any]
-    #: The streams that wait for the connection's window, or for the transport.
-    blocked: dict[int, Http2Stream]
-    #: Whether the transport has enough to write.
-    writing_paused: bool
 
 
 class Http2Stream(FlowController):
@@ -46,7 +33,7 @@ class Http2Stream(FlowController):
 
     def __init__(
         self,
-        connection: Multiplexer,
+        connection: Http2Connection[Any, Any],
         number: int,
         receive_window: int,
         content_length: int | None = None,
