@@ -59,9 +59,9 @@ def listen(place: Path | int | None, flag: str, mode: int) -> UnixSocket | None:
                 os.umask(umask)
             bound.listen(BACKLOG)
         return UnixSocket(bound, partial(_remove, place, _inode(place)))
-    except (OSError, _PathInUse) as error:
+    except OSError as error:
         bound.close()
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        reason = (error.strerror or str(error)).lower()
         raise Unavailable(f"cannot listen on {place}: {reason}; choose another {flag}") from error
 
 
@@ -92,10 +92,6 @@ def _remove(path: Path, made: tuple[int, int]) -> None:
             path.unlink()
 
 
-class _PathInUse(Exception):
-    """The path belongs to something that is in use."""
-
-
 def _inode(path: Path) -> tuple[int, int]:
     found = path.lstat()
     return found.st_dev, found.st_ino
@@ -108,7 +104,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise _PathInUse("it exists and is not a socket")
+        raise FileExistsError("it exists and is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -118,4 +114,4 @@ def _remove_stale(path: Path) -> None:
             return
         except BlockingIOError:
             pass  # its backlog is full
-    raise _PathInUse("another process listens on it")
+    raise FileExistsError("another process listens on it")

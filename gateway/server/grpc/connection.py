@@ -21,16 +21,15 @@ from modelport.gateway.server.grpc.service import (
 )
 from modelport.gateway.server.grpc.status import status
 from modelport.gateway.server.grpc.stream import GrpcStream
+from modelport.gateway.server.http1 import error_response
 from modelport.gateway.server.http2.connection import ServerConnection
 from modelport.gateway.server.listener import Listener, ServerState
 from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.server.unix_socket import UnixSocket
 from modelport.gateway.wire.http2.header_blocks import FieldSection
 
-_REASON = b'{"error":"this port serves gRPC: HTTP/2 with prior knowledge"}'
-_NO_HTTP1 = (
-    b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: application/json\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_REASON), _REASON)
+_NO_HTTP1 = error_response.serialize(
+    ("505 HTTP Version Not Supported", "this port serves gRPC: HTTP/2 with prior knowledge")
 )
 
 

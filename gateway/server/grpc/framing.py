@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import struct
 import zlib
-from urllib.parse import quote
 
 from modelport.gateway.wire import inflation
 
@@ -18,8 +17,6 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 #: For both protocols there is one limit.
 REMEDY = "raise --http-max-input-size"
 IDENTITY = b"identity"
-#: Printable ASCII without the percent sign, besides what ``quote`` never touches.
-_PLAIN = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 _UNITS_SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _MAX_TIMEOUT_DIGITS = 8
 #: Enough of a compressed message to tell the model it names.
@@ -53,10 +50,6 @@ def not_one_message() -> MalformedFrame:
     return MalformedFrame("the request is not exactly one complete message")
 
 
-def known(encoding: bytes) -> bool:
-    return encoding == IDENTITY or encoding in inflation.WINDOW_BITS
-
-
 def timeout_seconds(value: bytes) -> float:
     """Parse the value of ``grpc-timeout``.
 
@@ -69,16 +62,12 @@ def timeout_seconds(value: bytes) -> float:
     return int(digits) * _UNITS_SECONDS[unit]
 
 
-def percent_encoded(message: str) -> bytes:
-    """``message`` as ``grpc-message`` carries it."""
-    return quote(message, safe=_PLAIN).encode()
-
-
 class Frames:
     """Cuts messages out of bytes as they come.
 
     Args:
-        encoding: what the client states in ``grpc-encoding``; one that is ``known``.
+        encoding: what the client states in ``grpc-encoding``: ``IDENTITY``, or one of
+            ``inflation.WINDOW_BITS``.
         limit: the largest message, in bytes, also after decompression.
     """
 

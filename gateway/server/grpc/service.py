@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger("modelport.grpc")
 
 Headers = tuple[tuple[bytes, bytes], ...]
-
-
 _ROUTE_KEY = ROUTE_KEY.encode()
+#: Printable ASCII without the percent sign, besides what ``quote`` never touches.
+_PLAIN = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 
 
 class ClientGone(Exception):
@@ -57,7 +58,7 @@ class Ending(NamedTuple):
     def fields(self) -> list[tuple[bytes, bytes]]:
         fields = [(b"grpc-status", b"%d" % self.status), *self.headers]
         if self.message:
-            fields.append((b"grpc-message", framing.percent_encoded(self.message)))
+            fields.append((b"grpc-message", quote(self.message, safe=_PLAIN).encode()))
         return fields
 
 
@@ -126,7 +127,7 @@ class Service:
                 message = f"invalid grpc-timeout: {error}"
                 return CallTarget(refusal=Ending(StatusCode.INTERNAL, message))
         encoding = headers.get(b"grpc-encoding", framing.IDENTITY)
-        if not framing.known(encoding):
+        if encoding != framing.IDENTITY and encoding not in inflation.WINDOW_BITS:
             return CallTarget(refusal=NO_ENCODING)
         via = headers.get(b"via", b"")
         if via and via_header.loops(via):

@@ -6,11 +6,11 @@ import asyncio
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from modelport.gateway.access.context import AccessContext
 from modelport.gateway.errors import MemoryExhausted
-from modelport.gateway.runtime.request_memory import CURRENT, ConnectionMemory, Lease
+from modelport.gateway.runtime.request_memory import CURRENT, Lease
 from modelport.gateway.runtime.timer_wheel import Timer
 from modelport.gateway.server.grpc import framing
 from modelport.gateway.server.grpc.framing import Frames, MalformedFrame
@@ -22,11 +22,9 @@ from modelport.gateway.server.grpc.service import (
     CallTarget,
     ClientGone,
     Ending,
-    Service,
 )
 from modelport.gateway.server.grpc.status import StatusCode
 from modelport.gateway.server.http2.connection import STREAM_WINDOW_BYTES, ServerStream
-from modelport.gateway.server.listener import ServerState
 from modelport.gateway.types import NO_DEADLINE, Deadline
 from modelport.gateway.wire import via_header
 from modelport.gateway.wire.grpc_body import Body
@@ -40,9 +38,11 @@ from modelport.gateway.wire.http2.frames import (
     literal,
     window_update,
 )
-from modelport.gateway.wire.http2.stream import Multiplexer
 from modelport.gateway.wire.http2.writer import COPIED_BYTES
 from modelport.gateway.wire.raw_tensors import Buffer
+
+if TYPE_CHECKING:
+    from modelport.gateway.server.grpc.connection import GrpcConnection
 
 #: A request that comes whole and small is not counted as held memory.
 UNCOUNTED_BYTES = 4096
@@ -66,19 +66,6 @@ def _block(ending: Ending) -> bytes:
     return b"".join(literal(*field) for field in ending.fields())
 
 
-class CallMultiplexer(Multiplexer, Protocol):
-    """The connection, as far as its calls use it."""
-
-    service: Service
-    state: ServerState
-    memory: ConnectionMemory
-    streams: dict[int, GrpcStream]
-
-    def start(self, call: GrpcStream) -> None: ...
-
-    def complete(self, stream: GrpcStream, code: int) -> None: ...
-
-
 class GrpcStream(ServerStream):
     """One call. Messages to a client that has disconnected are dropped."""
 
@@ -86,11 +73,11 @@ class GrpcStream(ServerStream):
         "_body", "_expired", "_frames", "_gathered", "_http_status", "_method", "_running",
         "_timer", "_waiter", "access", "deadline", "lease", "stalled", "target", "task",
     )  # fmt: skip
-    connection: CallMultiplexer
+    connection: GrpcConnection
 
     def __init__(
         self,
-        connection: CallMultiplexer,
+        connection: GrpcConnection,
         number: int,
         target: CallTarget,
         content_length: int | None,

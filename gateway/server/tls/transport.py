@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from modelport.gateway.runtime.thread_buffer import ThreadBuffer
 from modelport.gateway.runtime.timer_wheel import Timer
 from modelport.gateway.server import time_limits
+from modelport.gateway.server.http1 import error_response
 from modelport.gateway.server.listening_socket import Room
 
 if TYPE_CHECKING:
@@ -32,11 +33,7 @@ CHUNK_BYTES = 64 * 1024
 RECORD_BYTES = 16 * 1024
 #: The most that may wait for a peer which demands replies of TLS itself, such as new keys.
 UNREAD_REPLY_BYTES = 4 * CHUNK_BYTES
-_REASON = b'{"error":"this port serves TLS: use https"}'
-_NO_TLS = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_REASON), _REASON)
-)
+_NO_TLS = error_response.serialize(("400 Bad Request", "this port serves TLS: use https"))
 _scratch = ThreadBuffer(CHUNK_BYTES)
 
 
