@@ -1,4 +1,4 @@
-"""Limits of the head of an HTTP/1.1 request, and the ASGI scope of a request."""
+"""The ASGI scope of a request."""
 
 from __future__ import annotations
 
@@ -10,16 +10,7 @@ import httptools
 
 from modelport.gateway.protocols.authenticated_application import CONNECTION
 from modelport.gateway.server.connection_identity import identity_of
-
-Headers = list[tuple[bytes, bytes]]
-
-MAX_HEAD_BYTES = 64 * 1024
-MAX_HEADERS = 1000
-
-
-def size(url: bytes, headers: Headers) -> int:
-    """Measure a complete head: its target and its header lines."""
-    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
+from modelport.gateway.server.http1.request_parser import Headers
 
 
 def connection_scope(transport: asyncio.Transport) -> dict[str, Any]:
@@ -65,10 +56,3 @@ def scope(
     made["query_string"] = query
     made["headers"] = headers
     return made
-
-
-def without_upgrade(method: bytes, version: str, url: bytes, headers: Headers) -> bytes:
-    """Rebuild the head without its ``Upgrade`` header."""
-    lines = [b"%b %b HTTP/%b" % (method, url, version.encode())]
-    lines += [b"%b: %b" % header for header in headers if header[0] != b"upgrade"]
-    return b"\r\n".join([*lines, b"", b""])

@@ -3,7 +3,6 @@
 - Heads are limited in size and time, and a body may not stall. A body that the application does
   not receive is not read, so that TCP slows the sender down.
 - Pipelined requests are queued, and reading pauses.
-- ``Upgrade`` is ignored, as RFC 9110 (7.8) allows; ``curl --http2`` sends it with every request.
 - A head that repeats the one before, byte for byte, is not parsed again.
 - A client that disconnects ends its request; one that half-closes still gets its response. To tell
   them apart, ``100 Continue`` is sent: a client that has gone answers it with a reset.
@@ -24,14 +23,17 @@ from modelport.gateway.runtime.timer_wheel import MovableTimer
 from modelport.gateway.server import time_limits
 from modelport.gateway.server.http1 import error_response, head
 from modelport.gateway.server.http1.error_response import RefusedHead
-from modelport.gateway.server.http1.head import MAX_HEAD_BYTES, MAX_HEADERS
 from modelport.gateway.server.http1.read_buffer import HIGH_WATER_BYTES, SLICE_BYTES, ReadBuffer
-from modelport.gateway.server.http1.repeated_head import (
-    MAX_MESSAGE_BYTES,
-    RepeatedHead,
-    repeated_head,
-)
+from modelport.gateway.server.http1.repeated_head import MAX_MESSAGE_BYTES, RepeatedHead
 from modelport.gateway.server.http1.request_cycle import CONTINUE, RequestResponseCycle
+from modelport.gateway.server.http1.request_parser import (
+    BETWEEN,
+    BODY,
+    HEAD,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    RequestParser,
+)
 from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.http1.unread_timer import UnreadTimer
 from modelport.gateway.server.http2.asgi import AsgiConnection, alpn_protocol
@@ -39,17 +41,14 @@ from modelport.gateway.server.listening_socket import Room, is_reset
 from modelport.gateway.wire import via_header
 from modelport.gateway.wire.http2.frames import PREFACE
 
-#: The parser's position: between requests, in a head, in a body.
-_BETWEEN, _HEAD, _BODY = range(3)
-_NOTED = frozenset({b"via", b"content-encoding", b"expect", b"transfer-encoding"})
 
-
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(RequestParser, asyncio.Protocol):
     """One HTTP/1.1 connection of a listener."""
 
     transport: asyncio.Transport
 
     def __init__(self, state: HttpServerState, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
         self.loop = loop
         self.date_header = state.date_header
         self.writing_paused = False
@@ -57,18 +56,9 @@ class HttpConnection(asyncio.Protocol):
         self.memory = PROCESS.connection()
         self._state = state
         self._scope: dict[str, Any] = {}  # what the scopes of all requests share
-        self._parser = httptools.HttpRequestParser(self)
         # The request being parsed.
-        self._place = _BETWEEN
-        self._url = self._via = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._encoded = self._expects_continue = self._upgrades = False
-        self._is_plain = True  # no header changes how its body is read
         self._completed: RequestResponseCycle | None = None  # the small one of this segment
-        self._previous = b""  # the last request that was parsed, if it came in one piece
-        self._repeated: RepeatedHead | None = None  # the head of the last two requests
         self._fresh = True  # no request has come
-        self._begun = 0  # requests that begin in this segment
         self._segment_bytes = self._head_bytes = 0  # here, and of its head in earlier segments
         self._receiving: RequestResponseCycle | None = None
         self._overloaded = False  # it is refused, and its body discarded
@@ -79,9 +69,7 @@ class HttpConnection(asyncio.Protocol):
         self._error: error_response.ErrorResponse | None = None
         self._closing = self._crowded = self._probed = self._half_closed = False
         self._read_buffer = ReadBuffer(loop, self._take)
-        # Whether this slice held any of a body, and the bytes since one did.
-        self._fed = False
-        self._stray_bytes = 0
+        self._fed = False  # whether this slice held any of a body
         self._writable: asyncio.Future[None] | None = None
         self._timer = MovableTimer(loop, self._expired)
 
@@ -109,7 +97,7 @@ class HttpConnection(asyncio.Protocol):
             repeated is not None
             and len(data) == repeated.message_bytes
             and data.startswith(repeated.head)
-            and self._place == _BETWEEN
+            and self._place == BETWEEN
             and not self._state.overloaded
         ):
             self._repeat(repeated, data)
@@ -133,20 +121,14 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self._reject(error_response.for_error(error))
             return
-        if self._place == _HEAD:
-            self._bound_head(place == _HEAD)
-        elif self._place == _BODY:
+        if self._place == HEAD:
+            self._bound_head(place == HEAD)
+        elif self._place == BODY:
             self._await_body()
         elif self._completed is not None:
             cycle, self._completed = self._completed, None
-            if place == _BETWEEN and self._begun == 1:
-                self._note_head(cycle, bytes(data))
-
-    def _note_head(self, cycle: RequestResponseCycle, data: bytes) -> None:
-        """Keep the head of a request that came in one piece, if the one before had the same."""
-        if cycle.keep_alive and self._is_plain:
-            self._repeated = repeated_head(self._previous, data, cycle.scope)
-            self._previous = data
+            if place == BETWEEN and self._begun == 1 and cycle.keep_alive:
+                self._keep_head(cycle.scope, bytes(data))
 
     def _repeat(self, repeated: RepeatedHead, data: bytes) -> None:
         """Begin a request whose head is the same as before."""
@@ -207,7 +189,7 @@ class HttpConnection(asyncio.Protocol):
     def resume_reading(self) -> None:
         if self._read_buffer.held and not self._queue:
             self._read_buffer.resume()
-            if self._place == _BODY:
+            if self._place == BODY:
                 self._timer.after(time_limits.BODY_IDLE_SECONDS)
 
     def _hold(self) -> None:
@@ -216,52 +198,12 @@ class HttpConnection(asyncio.Protocol):
 
     # -- httptools ------------------------------------------------------------------------------
 
-    def _feed(self, data: bytes | memoryview) -> None:
-        while True:
-            try:
-                self._parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as error:
-                if not self._upgrades:
-                    return  # CONNECT: the bytes that follow are a tunnel's
-                # The parser stops at the upgrade: parse the head again without it.
-                parser, rest = self._parser, bytes(data[error.args[0] :])
-                method, version = parser.get_method(), parser.get_http_version()
-                data = head.without_upgrade(method, version, self._url, self._headers) + rest
-                self._parser = httptools.HttpRequestParser(self)
-
-    def on_message_begin(self) -> None:
-        self._place, self._stray_bytes = _HEAD, 0
-        self._begun += 1
-        self._url, self._via, self._headers = b"", b"", []
-        self._is_plain, self._repeated = True, None
-        self._encoded = self._expects_continue = self._upgrades = False
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._place == _HEAD:  # trailers are dropped
-            name = name.lower()
-            if name in _NOTED:
-                self._note(name, value)
-            self._headers.append((name, value))
-
-    def _note(self, name: bytes, value: bytes) -> None:
-        self._is_plain = False
-        if name == b"via":
-            self._via += b", " + value if self._via else value
-        elif name == b"content-encoding":
-            self._encoded = True
-        elif name == b"expect" and value.lower() == b"100-continue":
-            self._expects_continue = True
-
     def on_headers_complete(self) -> None:
         # Its start within the first slice is unknown: near the limit, measure the head. Counting
         # segments is not enough: the one that exceeds the limit may hold the head's end.
         if self._head_bytes + self._segment_bytes > MAX_HEAD_BYTES - SLICE_BYTES:
             self._head_bytes = 0
-            if head.size(self._url, self._headers) > MAX_HEAD_BYTES:
+            if self._measured_head() > MAX_HEAD_BYTES:
                 raise RefusedHead(error_response.LONG)
         parser, url = self._parser, self._url
         method, version = parser.get_method().decode(), parser.get_http_version()
@@ -278,7 +220,7 @@ class HttpConnection(asyncio.Protocol):
         state = self._state
         unqueued = state.overloaded and self._active is None and parser.should_keep_alive()
         if unqueued and state.refuses_unread(parser.get_method(), url):
-            self._place, self._overloaded = _BODY, True
+            self._place, self._overloaded = BODY, True
             return
         scope = head.scope(self._scope, method, version, url, self._headers)
         keep_alive = version == "1.1" and parser.should_keep_alive() and not self._crowded
@@ -291,7 +233,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _begin(self, cycle: RequestResponseCycle) -> None:
         """Receive the body of a request."""
-        self._place, self._receiving = _BODY, cycle
+        self._place, self._receiving = BODY, cycle
         if self._active is None:
             self._active = cycle
         else:
@@ -307,7 +249,7 @@ class HttpConnection(asyncio.Protocol):
         if self._upgrades:
             return
         if self._overloaded:
-            self._overloaded, self._place = False, _BETWEEN
+            self._overloaded, self._place = False, BETWEEN
             self.transport.write(error_response.TRY_AGAIN)
             self._timer.after(time_limits.KEEP_ALIVE_SECONDS)
             return
@@ -318,7 +260,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _complete(self, cycle: RequestResponseCycle) -> None:
         """Start the application, now that the body is complete, if it is the request's turn."""
-        self._place, self._receiving = _BETWEEN, None
+        self._place, self._receiving = BETWEEN, None
         cycle.end()
         if cycle is self._active:
             self._timer.stop()
@@ -344,7 +286,7 @@ class HttpConnection(asyncio.Protocol):
             self._send_error(self._error)
         elif self._half_closed:
             self._close()
-        elif self._place == _BETWEEN:
+        elif self._place == BETWEEN:
             self._timer.after(time_limits.KEEP_ALIVE_SECONDS)
         if self._read_buffer.held:
             self.resume_reading()
@@ -393,7 +335,7 @@ class HttpConnection(asyncio.Protocol):
     # -- closing --------------------------------------------------------------------------------
 
     def _expired(self) -> None:
-        if self._closing or (self._place == _BETWEEN and self._url):
+        if self._closing or (self._place == BETWEEN and self._url):
             self._unread.close(self.transport)
         else:
             self._reject(error_response.SLOW)
@@ -436,7 +378,7 @@ class HttpConnection(asyncio.Protocol):
             self._linger()
 
     def _close(self) -> None:
-        if self._place == _BETWEEN and not self._queue:
+        if self._place == BETWEEN and not self._queue:
             self._closing = True
             self._unread.close(self.transport)
         else:

@@ -16,8 +16,7 @@ from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.runtime import request_memory
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.server import listening_socket, time_limits
-from modelport.gateway.server.http1 import head as http_head
-from modelport.gateway.server.http1 import protocol, request_cycle, unread_timer
+from modelport.gateway.server.http1 import protocol, request_cycle, request_parser, unread_timer
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire import via_header
@@ -283,7 +282,7 @@ async def test_heads_that_come_before_their_bodies_do_not_add_up() -> None:
 
     head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nFiller: %b\r\n\r\n" % (b"x" * 4096)
     async with listening(telling) as port, connected(port) as client:
-        for _ in range(2 * http_head.MAX_HEAD_BYTES // len(head)):
+        for _ in range(2 * request_parser.MAX_HEAD_BYTES // len(head)):
             begun.clear()
             client.writer.write(head)
             await asyncio.wait_for(

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.runtime.request_memory import PROCESS
-from modelport.gateway.server.http1 import error_response, head, protocol, repeated_head
+from modelport.gateway.server.http1 import (
+    error_response,
+    head,
+    protocol,
+    repeated_head,
+    request_parser,
+)
 from modelport.gateway.server.http1.protocol import HttpConnection
 from modelport.gateway.server.http1.request_cycle import RequestResponseCycle
 from modelport.gateway.server.http1.server_state import HttpServerState
@@ -104,7 +110,7 @@ def exchange(segments: list[bytes]) -> tuple[list[tuple[Any, ...]], bool]:
 
 def parsed(segments: list[bytes]) -> tuple[list[tuple[Any, ...]], bool]:
     """The same, where every head is parsed."""
-    with patch.object(protocol, "repeated_head", lambda *_: None):
+    with patch.object(request_parser, "repeated_head", lambda *_: None):
         return exchange(segments)
 
 

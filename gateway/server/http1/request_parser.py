@@ -1,0 +1,93 @@
+"""The parser of the requests on an HTTP/1.1 connection: httptools, and its callbacks for heads."""
+
+from __future__ import annotations
+
+import httptools
+
+from modelport.gateway.protocols.asgi import Scope
+from modelport.gateway.server.http1.repeated_head import RepeatedHead, repeated_head
+
+Headers = list[tuple[bytes, bytes]]
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 1000
+#: The parser's position: between requests, in a head, in a body.
+BETWEEN, HEAD, BODY = range(3)
+_NOTED = frozenset({b"via", b"content-encoding", b"expect", b"transfer-encoding"})
+
+
+class RequestParser:
+    """Base of a connection, which has the callbacks of complete heads and of bodies.
+
+    ``Upgrade`` is ignored, as RFC 9110 (7.8) allows; ``curl --http2`` sends it with every request.
+    """
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._place = BETWEEN
+        # The request being parsed.
+        self._url = self._via = b""
+        self._headers: Headers = []
+        self._encoded = self._expects_continue = self._upgrades = False
+        self._is_plain = True  # no header changes how its body is read
+        self._previous = b""  # the last request that was parsed, if it came in one piece
+        self._repeated: RepeatedHead | None = None  # the head of the last two requests
+        self._begun = 0  # requests that begin in this segment
+        self._stray_bytes = 0  # since its head, or the last byte of its body
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as error:
+                if not self._upgrades:
+                    return  # CONNECT: the bytes that follow are a tunnel's
+                # The parser stops at the upgrade: parse the head again without it.
+                data = self._without_upgrade() + bytes(data[error.args[0] :])
+                self._parser = httptools.HttpRequestParser(self)
+
+    def _without_upgrade(self) -> bytes:
+        """Rebuild the head without its ``Upgrade`` header."""
+        version = self._parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, version)]
+        lines += [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _measured_head(self) -> int:
+        """Return the size of a complete head: its target and its header lines."""
+        return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+
+    def _keep_head(self, scope: Scope, data: bytes) -> None:
+        """Keep the head of a request that came in one piece, if the one before had the same."""
+        if self._is_plain:
+            self._repeated = repeated_head(self._previous, data, scope)
+            self._previous = data
+
+    # -- httptools --------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._place, self._stray_bytes = HEAD, 0
+        self._begun += 1
+        self._url, self._via, self._headers = b"", b"", []
+        self._is_plain, self._repeated = True, None
+        self._encoded = self._expects_continue = self._upgrades = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._place == HEAD:  # trailers are dropped
+            name = name.lower()
+            if name in _NOTED:
+                self._note(name, value)
+            self._headers.append((name, value))
+
+    def _note(self, name: bytes, value: bytes) -> None:
+        self._is_plain = False
+        if name == b"via":
+            self._via += b", " + value if self._via else value
+        elif name == b"content-encoding":
+            self._encoded = True
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self._expects_continue = True
