@@ -99,16 +99,9 @@ def count_keys(text: bytes) -> int:
 
 def _check_size(text: bytes, max_keys: int) -> int:
     """Enforce the limits in linear passes, and return the number of keys."""
-    depth = containers = keys = inside = 0
-    for piece in _pieces(text, _CHUNK_BYTES):
-        letters = np.frombuffer(piece.translate(None, _FILLING), np.uint8)
-        if not letters.size:
-            continue
-        quotes = np.cumsum(letters == _QUOTE, dtype=np.int32) + inside
-        outside = (quotes & 1) == 0
-        steps = np.where(outside, incremental_json.STEPS[letters], 0)
-        depths = np.cumsum(steps, dtype=np.int32)
-        if depth + int(depths.max()) > MAX_DEPTH:
+    containers = keys = 0
+    for letters, outside, steps, depths in _structure(text, _CHUNK_BYTES, _FILLING):
+        if int(depths.max()) > MAX_DEPTH:
             raise InvalidArgument(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
         keys += int(np.count_nonzero((letters == _COLON) & outside))
         if keys > max_keys:
@@ -119,27 +112,40 @@ def _check_size(text: bytes, max_keys: int) -> int:
                 f"the request JSON has more than {MAX_CONTAINERS} arrays and objects; send fewer "
                 "elements, or tensors as bytes"
             )
-        depth += int(depths[-1])
-        inside = int(quotes[-1]) & 1
     return keys
 
 
 def end(text: bytes) -> int | None:
     """Find the end of the array or object at the start of ``text``, without parsing it."""
-    depth = inside = start = 0
-    for piece in _pieces(text, _FIRST_BYTES):  # a short value may have a long text behind it
-        letters = np.frombuffer(piece, np.uint8)
-        quotes = np.cumsum(letters == _QUOTE, dtype=np.int32) + inside
-        steps = np.where((quotes & 1) == 0, incremental_json.STEPS[letters], 0)
-        depths = np.cumsum(steps, dtype=np.int32) + depth
+    start = 0
+    # A short value may have a long text behind it.
+    for letters, _, steps, depths in _structure(text, _FIRST_BYTES):
         ends = np.flatnonzero((depths <= 0) & (steps < 0))
         if len(ends):
             return start + int(ends[0]) + 1
         if int(depths.max()) > MAX_DEPTH:
             return None
-        depth, inside = int(depths[-1]), int(quotes[-1]) & 1
-        start += len(piece)
+        start += len(letters)
     return None
+
+
+def _structure(
+    text: bytes, size: int, dropped: bytes = b""
+) -> Iterator[tuple[Array, Array, Array, Array]]:
+    """Split ``text`` as ``_pieces``; yield what is in each piece, without the bytes ``dropped``.
+
+    That is the bytes, whether each is outside of strings, its change of the depth, and the depth.
+    """
+    depth = inside = 0
+    for piece in _pieces(text, size):
+        letters = np.frombuffer(piece.translate(None, dropped), np.uint8)
+        if letters.size:
+            quotes = np.cumsum(letters == _QUOTE, dtype=np.int32) + inside
+            outside = (quotes & 1) == 0
+            steps = np.where(outside, incremental_json.STEPS[letters], 0)
+            depths = np.cumsum(steps, dtype=np.int32) + depth
+            yield letters, outside, steps, depths
+            depth, inside = int(depths[-1]), int(quotes[-1]) & 1
 
 
 def _pieces(text: bytes, size: int) -> Iterator[bytes]:
