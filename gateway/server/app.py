@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import structlog
 import uvloop
 
-from modelport.gateway.access.access import Access, access_of, warn_if_exposed
+from modelport.gateway.access.access import access_of, warn_if_exposed
 from modelport.gateway.access.access_metrics import AuditCollector
 from modelport.gateway.access.guards import GuardedParts, guard
 from modelport.gateway.access.quota_ledger import QuotaLedger
@@ -31,7 +31,6 @@ from modelport.gateway.protocols.authenticated_application import (
 )
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.dialects import Dialects
-from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.repository.routes_file import Program
 from modelport.gateway.rollout.participant import RolloutParticipant
@@ -47,7 +46,6 @@ from modelport.gateway.server.admin.rollout_control import RolloutControl
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.server.tls import certificate
-from modelport.gateway.server.tls.certificate import ServerCertificate
 from modelport.gateway.settings import ModelControlMode, Settings, request_memory_bytes
 from modelport.gateway.telemetry import configure_logging
 from modelport.gateway.telemetry.metrics import registry
@@ -62,19 +60,7 @@ LAME_DUCK_SECONDS = 1.0
 CLOSING_SECONDS = 0.1
 MakeControl = Callable[[ModelManager], Control]
 #: As ``Listeners`` itself; Ray Serve's replicas have no sockets, and so their own.
-MakeListeners = Callable[
-    [
-        App,
-        Methods,
-        Settings,
-        Collection[object],
-        Collection[str],
-        bool,
-        ServerCertificate | None,
-        Access | None,
-    ],
-    Listeners,
-]
+MakeListeners = Callable[..., Listeners]
 
 
 class Ports(NamedTuple):
@@ -174,7 +160,7 @@ class GatewayServer:
         """The application of the HTTP port, behind authentication."""
         app, refuse = self.dialects.http, self.dialects.application.refuse
         if self._settings.prometheus_path:
-            app = metrics.mount(app, self._settings.prometheus_path, self._scrape)
+            app = metrics.mount(app, self._scrape, self._settings.prometheus_path)
         if self._access is None:
             return app
         if app is not self.dialects.application:

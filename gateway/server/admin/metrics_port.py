@@ -42,7 +42,6 @@ Text = tuple[str, bytes]
 #: Connection limit; these may use the reserved file descriptors.
 CONNECTIONS = 64
 TFSERVING_PATH = "/monitoring/prometheus/metrics"
-_PATHS = ("/metrics", TFSERVING_PATH)
 Scrape = Callable[[], Awaitable[Text]]
 _REFUSALS = {Code.UNAUTHENTICATED: 401, Code.PERMISSION_DENIED: 403, Code.UNAVAILABLE: 503}
 
@@ -87,24 +86,23 @@ def text(registry: CollectorRegistry) -> Text:
 
 def application(scrape: Scrape) -> App:
     """Make the ASGI application of the metrics port."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        if scope["path"] in _PATHS and scope["method"] in ("GET", "HEAD"):
-            await _answer_metrics(send, scrape)
-        else:
-            await _answer(send, 404, "application/json", b'{"error":"Not Found"}')
-
-    return app
+    return mount(_not_found, scrape, "/metrics", TFSERVING_PATH)
 
 
-def mount(app: App, path: str, scrape: Scrape) -> App:
-    """Add the metrics at ``path`` to ``app``."""
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+        await _answer(send, 404, "application/json", b'{"error":"Not Found"}')
+
+
+def mount(app: App, scrape: Scrape, *paths: str) -> App:
+    """Add the metrics at ``paths`` to ``app``."""
 
     async def both(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == path and scope["method"] in ("GET", "HEAD"):
-            await _answer_metrics(send, scrape)
+        is_here = scope["type"] == "http" and scope["path"] in paths
+        if is_here and scope["method"] in ("GET", "HEAD"):
+            enter(Operation.METRICS)
+            content_type, content = await scrape()
+            await _answer(send, 200, content_type, _visible(content))
         else:
             await app(scope, receive, send)
 
@@ -116,12 +114,6 @@ async def refuse(scope: Scope, receive: Receive, send: Send, error: ModelportErr
     status = _REFUSALS[error.code]
     body = json.dumps({"error": str(error)}).encode()
     await _answer(send, status, "application/json", body)
-
-
-async def _answer_metrics(send: Send, scrape: Scrape) -> None:
-    enter(Operation.METRICS)
-    content_type, content = await scrape()
-    await _answer(send, 200, content_type, _visible(content))
 
 
 def _visible(content: bytes) -> bytes:

@@ -13,6 +13,7 @@ A web page of another origin may change nothing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -49,7 +50,8 @@ _STATUS = {
     Code.UNSUPPORTED: 400,
     Code.UNAVAILABLE: 503,
 }
-_READS = ("", "history", "examples")
+#: Takes the model and the body of a request.
+Answer = Callable[[str, bytes], Awaitable[Any]]
 
 
 class RolloutApi:
@@ -58,6 +60,16 @@ class RolloutApi:
     def __init__(self, service: RolloutService, origins: Origins) -> None:
         self._service = service
         self._origins = origins
+        self._reads: dict[str, Answer] = {
+            "": self._status,
+            "history": lambda model, _: service.history(model),
+            "examples": lambda model, _: service.examples(model),
+        }
+        self._commands: dict[str, Answer] = {
+            "": service.start,
+            "feedback": service.feedback,
+            **{each: functools.partial(self._command, each) for each in RolloutCommand},
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
@@ -104,47 +116,34 @@ class RolloutApi:
     def _handler(
         self, method: str, root: str, model: str = "", action: str = "", *more: str
     ) -> Callable[[bytes], Awaitable[Any]] | None:
-        """The handler of a request; None: another method.
+        """The handler of a request, which takes its body; None: another method.
 
         Raises:
             NotFound: there is no such route.
         """
-        known = {*_READS, "feedback", *RolloutCommand}
-        if (
-            root != "rollouts"
-            or more
-            or action not in known
-            or not (model == "" or MODEL_NAME.match(model))
-        ):
+        is_known = action in self._reads or action in self._commands
+        if root != "rollouts" or more or not is_known or (action and not model):
             raise NotFound("Not Found")
         if not model:
-            if action:
-                raise NotFound("Not Found")
-            return _at_once(self._statuses) if method == "GET" else None
+            return self._statuses if method == "GET" else None
+        if not MODEL_NAME.match(model):
+            raise NotFound("Not Found")
         target = rollout_target(model)
-        answer = self._answer(method, target.name, action)
-        return None if answer is None else _stated(target, answer)
+        if method == "POST":
+            answer = self._commands.get(action)
+        else:
+            answer = self._reads.get(action) if method in ("GET", "HEAD") else None
+        return None if answer is None else functools.partial(_stated, target, answer)
 
-    def _statuses(self) -> list[dict[str, Any]]:
+    async def _statuses(self, _: bytes) -> list[dict[str, Any]]:
         statuses = self._service.statuses()
         return [status for status in statuses if may_see_rollouts(status["plan"]["model"])]
 
-    def _answer(
-        self, method: str, model: str, action: str
-    ) -> Callable[[bytes], Awaitable[Any]] | None:
-        service, post = self._service, method == "POST"
-        if not action and post:
-            return lambda body: service.start(model, body)
-        if post and action == "feedback":
-            return lambda body: service.feedback(model, body)
-        if post and action in set(RolloutCommand):
-            return lambda body: service.command(model, RolloutCommand(action), body)
-        if post or action not in _READS or method not in ("GET", "HEAD"):
-            return None
-        if not action:
-            return _at_once(lambda: service.status(model))
-        read = service.history if action == "history" else service.examples
-        return lambda _: read(model)
+    async def _status(self, model: str, _: bytes) -> dict[str, Any]:
+        return self._service.status(model)
+
+    async def _command(self, command: RolloutCommand, model: str, body: bytes) -> dict[str, Any]:
+        return await self._service.command(model, command, body)
 
 
 async def _audited(path: str, answer: Callable[[bytes], Awaitable[Any]], body: bytes) -> Any:
@@ -154,18 +153,6 @@ async def _audited(path: str, answer: Callable[[bytes], Awaitable[Any]], body: b
         return await answer(body)
 
 
-def _stated(
-    target: AllowedTarget, answer: Callable[[bytes], Awaitable[Any]]
-) -> Callable[[bytes], Awaitable[Any]]:
-    async def stated(body: bytes) -> Any:
-        with target.stated():
-            return await answer(body)
-
-    return stated
-
-
-def _at_once(read: Callable[[], Any]) -> Callable[[bytes], Awaitable[Any]]:
-    async def answer(_: bytes) -> Any:
-        return read()
-
-    return answer
+async def _stated(target: AllowedTarget, answer: Answer, body: bytes) -> Any:
+    with target.stated():
+        return await answer(target.name, body)

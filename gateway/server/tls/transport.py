@@ -167,10 +167,6 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     # -- reading ----------------------------------------------------------------------------------
 
-    @property
-    def _stream_protocol(self) -> asyncio.Protocol:
-        return cast(asyncio.Protocol, self._protocol)  # or a BufferedProtocol
-
     def _read(self) -> None:
         """Pass on the records that have arrived."""
         try:
@@ -189,7 +185,11 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             if self.transport.get_write_buffer_size() > UNREAD_REPLY_BYTES:
                 self.abort()
         if self._ended and not self._reading_paused:
-            self._leave()
+            # ``close_notify`` is how clients close, not half-close.
+            if self._backlog:
+                self.abort()
+            else:
+                self.close()
 
     def _readable(self) -> bool:
         waits = self._incoming.pending or self._tls.pending()
@@ -206,7 +206,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             return size
         data = self._tls.read(RECORD_BYTES)
         if data:
-            self._stream_protocol.data_received(data)
+            cast(asyncio.Protocol, protocol).data_received(data)
         return len(data)
 
     def is_reading(self) -> bool:
@@ -287,13 +287,6 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._drain()
 
     # -- ends -------------------------------------------------------------------------------------
-
-    def _leave(self) -> None:
-        """Close, because the peer has: ``close_notify`` is how clients close, not half-close."""
-        if self._backlog:
-            self.abort()
-        else:
-            self.close()
 
     def is_closing(self) -> bool:
         return self._closing or self.transport.is_closing()
