@@ -24,23 +24,16 @@ from modelport.gateway.wire.proto import tensorflow_pb2 as pb
 from modelport.gateway.wire.protobuf import nested, read_varint, tag, varint
 from modelport.gateway.wire.raw_tensors import Buffer
 
-DATATYPES = {
-    pb.DT_BOOL: Datatype.BOOL,
-    pb.DT_UINT8: Datatype.UINT8,
-    pb.DT_UINT16: Datatype.UINT16,
-    pb.DT_UINT32: Datatype.UINT32,
-    pb.DT_UINT64: Datatype.UINT64,
-    pb.DT_INT8: Datatype.INT8,
-    pb.DT_INT16: Datatype.INT16,
-    pb.DT_INT32: Datatype.INT32,
-    pb.DT_INT64: Datatype.INT64,
-    pb.DT_HALF: Datatype.FP16,
-    pb.DT_FLOAT: Datatype.FP32,
-    pb.DT_DOUBLE: Datatype.FP64,
-    pb.DT_BFLOAT16: Datatype.BF16,
-    pb.DT_STRING: Datatype.BYTES,
+#: Datatypes that have other names in TensorFlow.
+_OTHER_NAMES = {
+    Datatype.FP16: "HALF",
+    Datatype.FP32: "FLOAT",
+    Datatype.FP64: "DOUBLE",
+    Datatype.BF16: "BFLOAT16",
+    Datatype.BYTES: "STRING",
 }
-DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
+DTYPES = {each: pb.DataType.Value(f"DT_{_OTHER_NAMES.get(each, each)}") for each in Datatype}
+DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 
 #: Size of a reference to a string.
 _ITEM_BYTES = 8
