@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import resource
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client import ProcessCollector
@@ -72,18 +73,15 @@ def _of(labels: Mapping[str, str]) -> tuple[str, str] | None:
 class ProcessesCollector(Collector):
     """The ``process_*`` families of ``prometheus_client``, summed over the gateway's processes.
 
-    ``ended_cpu_seconds`` returns the processor time of processes that have ended.
+    The processor time includes that of workers which have ended.
     """
 
-    def __init__(
-        self, pids: Callable[[], Iterable[int]], ended_cpu_seconds: Callable[[], float]
-    ) -> None:
+    def __init__(self, pids: Iterable[int]) -> None:
         self._pids = pids
-        self._ended_cpu_seconds = ended_cpu_seconds
 
     def collect(self) -> Iterable[Metric]:
         summed: dict[str, Metric] = {}
-        for pid in self._pids():
+        for pid in self._pids:
             for family in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
                 if family.name not in summed:
                     summed[family.name] = family  # the parent's: its start time is the gateway's
@@ -92,6 +90,7 @@ class ProcessesCollector(Collector):
                     summed[family.name].samples[0] = mine._replace(value=mine.value + more.value)
         cpu = summed.get("process_cpu_seconds")
         if cpu is not None:
-            sample = cpu.samples[0]
-            cpu.samples[0] = sample._replace(value=sample.value + self._ended_cpu_seconds())
+            sample, ended = cpu.samples[0], resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds = sample.value + ended.ru_utime + ended.ru_stime
+            cpu.samples[0] = sample._replace(value=seconds)
         return summed.values()

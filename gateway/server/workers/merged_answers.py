@@ -9,10 +9,10 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 Row = dict[str, str]
-#: Members of a statistics document that are merged by maximum instead of sum.
-_LATEST = frozenset({"last_inference"})
-#: Members that identify a row of a list in a statistics document.
-_KEYS = ("batch_size", "type", "id")
+#: The member that identifies a row of a list in a statistics document.
+_KEY = "batch_size"
+#: Members that are merged by maximum instead of sum.
+_LATEST = frozenset({"last_inference", _KEY})
 #: If workers disagree about a version, the first of these states that occurs is reported.
 _STATES = ("UNAVAILABLE", "LOADING", "UNLOADING", "READY")
 _UNLOADED = ("UNAVAILABLE", "unloaded")
@@ -86,22 +86,14 @@ def _add(one: Any, other: Any, name: str = "") -> Any:
         both = one.keys() & other.keys()
         return {**one, **other, **{key: _add(one[key], other[key], key) for key in both}}
     if isinstance(one, list):
-        rows = {_key(row): row for row in one}
+        rows = {row[_KEY]: row for row in one}
         for row in other:
-            key = _key(row)
-            rows[key] = _add_row(rows[key], row) if key in rows else row
-        return [rows[key] for key in sorted(rows)]
+            size = row[_KEY]
+            rows[size] = _add(rows[size], row) if size in rows else row
+        return [rows[size] for size in sorted(rows)]
     if isinstance(one, (int, float)) and not isinstance(one, bool):
         return max(one, other) if name in _LATEST else one + other
     return one
-
-
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[key] for key in _KEYS if key in row)
-
-
-def _add_row(one: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_add(one, other), **{key: one[key] for key in _KEYS if key in one}}
 
 
 # -- metrics ---------------------------------------------------------------------------------------

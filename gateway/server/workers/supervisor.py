@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
@@ -177,7 +176,7 @@ class WorkerSupervisor:
         await self._coordinator.look()
         registry = CollectorRegistry()
         registry.register(MergedFamiliesCollector(self._coordinator.counts.families()))
-        registry.register(ProcessesCollector(self._pids, _ended_cpu_seconds))
+        registry.register(ProcessesCollector(self._pids()))
         whole = (self._rollouts, self._certificate, self._access)
         metrics_port.register(registry, *whole, self._watcher)
         return metrics_port.text(registry)
@@ -360,8 +359,3 @@ class WorkerSupervisor:
                 while any(worker.pid is not None for worker in self._workers.values()):
                     self._ended.clear()
                     await self._ended.wait()
-
-
-def _ended_cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

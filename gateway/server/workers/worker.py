@@ -8,11 +8,9 @@ import functools
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -93,9 +91,9 @@ class Worker:
         assert isinstance(control, CoordinatedControl)
         draining = asyncio.Event()
         handlers.update(_handlers(server, control, draining))
-        _end_with_parent(self._assignment)
         _leave_signals_to_parent()
         listening = asyncio.ensure_future(channel.serve())
+        listening.add_done_callback(lambda _: os._exit(1))  # the parent has ended
         starting = asyncio.ensure_future(self._start(server, control.operations, channel))
         ending = asyncio.ensure_future(draining.wait())
         await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,7 +108,6 @@ class Worker:
         else:
             starting.cancel()
         await server.stop()
-        listening.cancel()
 
     def _ledger(self) -> QuotaLedger | None:
         """The ledger of quotas that all workers share."""
@@ -228,19 +225,3 @@ def _leave_signals_to_parent() -> None:
     """Ignore termination signals: the parent asks for the drain."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-
-
-def _end_with_parent(assignment: Assignment) -> None:
-    """End this process when the channel closes, which means that the parent has ended.
-
-    A thread waits for that, so that a blocked event loop does not outlive the gateway.
-    """
-    channel = os.dup(assignment.channel)
-
-    def wait() -> None:
-        closed = select.poll()
-        closed.register(channel, select.POLLRDHUP)
-        closed.poll()
-        os._exit(1)
-
-    threading.Thread(target=wait, name="parent", daemon=True).start()
