@@ -132,9 +132,11 @@ class GatewayServer:
                 self._metrics.close()
             raise
         self._poller: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
         self._report = report
-        self._watchdog: Watchdog | None = None
+        #: Ends what works in the background.
+        self._background = contextlib.ExitStack()
+        if self._access is not None:
+            self._background.callback(self._access.close)
 
     def _host(self, manager: ModelManager) -> Host:
         programs = self._settings.routes.servers
@@ -189,11 +191,13 @@ class GatewayServer:
             if self._alone and self._access.audit is not None:
                 signals.on_user_signal(self._access.audit.reopen)
         if self._alone and self.watcher.is_needed:
-            self._watching = asyncio.get_running_loop().create_task(self.watcher.run())
+            watching = asyncio.get_running_loop().create_task(self.watcher.run())
+            self._background.callback(watching.cancel)
             signals.on_hang_up(self.watcher.wake)
         if self._metrics is not None:
             await self._metrics.start()
-        self._watchdog = Watchdog(self._report, lambda: self.manager.loading)
+        watchdog = Watchdog(self._report, lambda: self.manager.loading)
+        self._background.callback(watchdog.close)
         await self._listeners.start()
         if self._metrics is not None:
             warn_if_exposed(self._settings)
@@ -245,12 +249,7 @@ class GatewayServer:
         if self._metrics is not None:
             ending.append(self._metrics.drain(deadline))
         await asyncio.gather(*ending, return_exceptions=True)
-        if self._watching is not None:
-            self._watching.cancel()
-        if self._access is not None:
-            self._access.close()
-        if self._watchdog is not None:
-            self._watchdog.close()
+        self._background.close()
         if self._alone:
             log.info("stopped")
 

@@ -199,15 +199,12 @@ class Service:
         length = len(body) - framing.PREFIX_BYTES
         if length >= 0 and body[:5] == framing.prefix(length) and length <= self.max_message:
             return memoryview(body)[framing.PREFIX_BYTES :]
-        return self._frames(encoding).only(body)
-
-    def _frames(self, encoding: bytes) -> Frames:
-        return Frames(encoding, self.max_message)
+        return Frames(encoding, self.max_message).only(body)
 
     async def _stream(self, method: Method, encoding: bytes, call: GrpcStream) -> None:
         if method.request_streams:
             # At once: a handler that does not read yet holds the client up.
-            contents = call.messages(self._frames(encoding))
+            contents = call.messages(Frames(encoding, self.max_message))
             argument: Any = self._messages(method, contents, call)
         else:
             content = self._content(encoding, call.body())

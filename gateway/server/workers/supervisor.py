@@ -132,7 +132,6 @@ class WorkerSupervisor:
         self._stopping = asyncio.Event()
         #: Set whenever a worker has ended.
         self._ended = asyncio.Event()
-        self._restarts: dict[int, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def serve(self) -> None:
@@ -299,11 +298,12 @@ class WorkerSupervisor:
             "a worker has ended and is restarted", worker=number, how=how,
             in_seconds=worker.wait_seconds, **({"reason": reason} if reason else {}),
         )  # fmt: skip
-        self._restarts[number] = asyncio.get_running_loop().call_later(
-            worker.wait_seconds, self._start_again, worker
-        )
+        loop = asyncio.get_running_loop()
+        loop.call_later(worker.wait_seconds, self._start_again, worker)
 
     def _start_again(self, worker: WorkerProcess) -> None:
+        if self._stopping.is_set():
+            return
         try:
             if self._spare.pid is None:
                 worker.spawn(restarted=True)
@@ -331,10 +331,6 @@ class WorkerSupervisor:
             unix.remove()  # the workers accept those who have found it
         await self._rollouts.stop()
         self._spare.kill()
-        if self._spare_timer is not None:
-            self._spare_timer.cancel()
-        for restart in self._restarts.values():
-            restart.cancel()
         connected = self._coordinator.members
         for number, worker in self._workers.items():
             if number not in connected:  # it does not serve yet
