@@ -18,6 +18,15 @@ from modelport.gateway.settings import ModelControlMode, Settings
 MODELS = "load"
 
 
+def plain(function: Callable[..., Awaitable[Any]]) -> Operation:
+    """Make an operation of a function, whose parameters are its arguments."""
+
+    async def operation(arguments: dict[str, Any]) -> Any:
+        return await function(**arguments)
+
+    return operation
+
+
 class CoordinatedControl:
     """Control of the models of all workers, from one of them."""
 
@@ -94,12 +103,6 @@ class CoordinatedControl:
 
     def _register_models(self) -> None:
         manager = self._manager
-
-        def plain(change: Callable[..., Awaitable[None]]) -> Operation:
-            async def operation(arguments: dict[str, Any]) -> None:
-                await change(**arguments)
-
-            return operation
 
         async def reload(arguments: dict[str, Any]) -> None:
             asked = arguments["wanted"].items()

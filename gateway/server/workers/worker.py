@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import importlib
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +25,7 @@ from modelport.gateway.runtime.watchdog import LoopHeartbeat
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.workers import merged_answers
 from modelport.gateway.server.workers.channel import ChannelClosed, MessageChannel, receive
-from modelport.gateway.server.workers.coordinator_control import MODELS, CoordinatedControl
+from modelport.gateway.server.workers.coordinator_control import MODELS, CoordinatedControl, plain
 from modelport.gateway.server.workers.process import NUMBER_BYTES, VARIABLE, Assignment
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import configure_logging
@@ -192,12 +191,8 @@ def _handlers(
     methods: tuple[Any, ...] = (local.ready, local.require_ready, local.index, local.pending)
     handlers = {each.__name__: each for each in own}
     for method in (*methods, control.operations.run):
-        handlers[method.__name__] = functools.partial(_call, method)
+        handlers[method.__name__] = plain(method)
     return {**handlers, **server.participant.handlers}
-
-
-async def _call(method: Callable[..., Awaitable[Any]], arguments: dict[str, Any]) -> Any:
-    return await method(**arguments)
 
 
 def _wait_for_number(channel: int) -> int:
