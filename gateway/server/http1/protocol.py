@@ -36,7 +36,7 @@ from modelport.gateway.server.http1.request_parser import (
 )
 from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.http1.unread_timer import UnreadTimer
-from modelport.gateway.server.http2.asgi import AsgiConnection, alpn_protocol
+from modelport.gateway.server.http2.asgi import AsgiConnection
 from modelport.gateway.server.listening_socket import Room, is_reset
 from modelport.gateway.wire import via_header
 from modelport.gateway.wire.http2.frames import PREFACE
@@ -88,7 +88,8 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         self._scope = head.connection_scope(transport)
         head_seconds = time_limits.CROWDED_SECONDS if self._crowded else time_limits.HEAD_SECONDS
         self._timer.after(head_seconds)
-        if alpn_protocol(transport) == "h2":
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == "h2":
             self._become_http2(b"")
 
     def data_received(self, data: bytes) -> None:

@@ -246,9 +246,3 @@ class AsgiConnection(ServerConnection[AsgiHead, AsgiStream]):
             self.state.start(stream.cycle, self.loop)
             if ends:
                 self.end_stream(stream)
-
-
-def alpn_protocol(transport: asyncio.Transport) -> str | None:
-    """Return the protocol that client and server agreed on during the TLS handshake."""
-    tls = transport.get_extra_info("ssl_object")
-    return None if tls is None else tls.selected_alpn_protocol()
