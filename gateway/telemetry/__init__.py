@@ -1,6 +1,6 @@
 """Telemetry: statistics per model version, Prometheus metrics and logs.
 
-To add a metric, count it in ``statistics`` and give it a name in a collector in ``metrics``; the
+To add a metric, count it in ``statistics`` and give it a name in ``metrics``; the
 values of several workers are added up by ``server.workers.aggregated_metrics``.
 
 ``metrics`` imports Prometheus' client, which only a scrape needs.

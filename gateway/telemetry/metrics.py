@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -62,131 +63,110 @@ _CACHE_COUNTERS = (
 )
 
 
-class TritonCollector(Collector):
-    """Counters with Triton's names."""
-
-    def __init__(self, source: StatisticsSource) -> None:
-        self._source = source
-
-    def collect(self) -> Iterator[Metric]:
-        rows = [((name, str(version)), stats) for name, version, stats in self._source()]
-        labels = ("model", "version")
-        cached = [(key, statistics) for key, statistics in rows if statistics.cached]
-        for counters, counted in ((_COUNTERS, rows), (_CACHE_COUNTERS, cached)):
-            for metric, text, attribute in counters:
-                counter = PlainCounter(metric, text, labels=labels)
-                for key, statistics in counted:
-                    value = attrgetter(attribute)(statistics)
-                    counter.add_metric(key, value // (1000 if attribute.endswith(".ns") else 1))
-                yield counter
-        failures = PlainCounter(
-            "nv_inference_request_failure", "Failed requests", labels=(*labels, "reason")
-        )
-        pending = GaugeMetricFamily(
-            "nv_inference_pending_request_count", "Requests awaiting an answer", labels=labels
-        )
-        histogram = HistogramMetricFamily(
-            "nv_inference_first_response_histogram_ms", "Time to first response", labels=labels
-        )
-        for key, statistics in rows:
-            for reason, count in statistics.failures.items():
-                failures.add_metric((*key, reason), count)
-            pending.add_metric(key, statistics.pending)
-            rows_by_bound = _cumulative(FIRST_RESPONSE_BUCKETS_MS, statistics.first_response)
-            histogram.add_metric(key, rows_by_bound, statistics.first_response_ns / 1e6)
-        yield failures
-        yield pending
-        yield histogram
-
-
-class TorchServeCollector(Collector):
-    """The same counters with TorchServe's names."""
-
-    def __init__(self, source: StatisticsSource) -> None:
-        self._source = source
-        self._host = socket.gethostname()
-
-    def collect(self) -> Iterator[Metric]:
-        labels = ("model_name", "model_version", "hostname")
-        requests = CounterMetricFamily(
-            "ts_inference_requests", "Total number of inference requests.", labels=labels
-        )
-        latency = PlainCounter(
-            "ts_inference_latency_microseconds", "Total inference latency", labels=labels
-        )
-        queue = PlainCounter("ts_queue_latency_microseconds", "Total queue latency", labels=labels)
-        for name, version, statistics in self._source():
-            key = (name, str(version), self._host)
-            requests.add_metric(key, statistics.success.count + statistics.fail.count)
-            latency.add_metric(key, statistics.success.ns / 1000)
-            queue.add_metric(key, statistics.queue.ns / 1000)
-        yield from (requests, latency, queue)
-        yield from self._by_status()
-
-    def _by_status(self) -> Iterator[Metric]:
-        """Inference requests of every dialect, by class of status."""
-        counts = dict.fromkeys(("2XX", "4XX", "5XX"), 0)
-        for _, _, statistics in self._source():
-            failures = statistics.failures
-            counts["2XX"] += statistics.success.count
-            counts["4XX"] += failures["OTHER"]
-            counts["5XX"] += failures["REJECTED"] + failures["BACKEND"]
-        for status, count in counts.items():
-            counter = PlainCounter(
-                f"Requests{status}",
-                f"Total number of requests with response in the {status} range.",
-                labels=("Level", "Hostname"),
-            )
-            counter.add_metric(("Host", self._host), count)
+def triton_families(source: StatisticsSource) -> Iterator[Metric]:
+    """The counters with Triton's names."""
+    rows = [((name, str(version)), stats) for name, version, stats in source()]
+    labels = ("model", "version")
+    cached = [(key, statistics) for key, statistics in rows if statistics.cached]
+    for counters, counted in ((_COUNTERS, rows), (_CACHE_COUNTERS, cached)):
+        for metric, text, attribute in counters:
+            counter = PlainCounter(metric, text, labels=labels)
+            for key, statistics in counted:
+                value = attrgetter(attribute)(statistics)
+                counter.add_metric(key, value // (1000 if attribute.endswith(".ns") else 1))
             yield counter
+    failures = PlainCounter(
+        "nv_inference_request_failure", "Failed requests", labels=(*labels, "reason")
+    )
+    pending = GaugeMetricFamily(
+        "nv_inference_pending_request_count", "Requests awaiting an answer", labels=labels
+    )
+    histogram = HistogramMetricFamily(
+        "nv_inference_first_response_histogram_ms", "Time to first response", labels=labels
+    )
+    for key, statistics in rows:
+        for reason, count in statistics.failures.items():
+            failures.add_metric((*key, reason), count)
+        pending.add_metric(key, statistics.pending)
+        rows_by_bound = _cumulative(FIRST_RESPONSE_BUCKETS_MS, statistics.first_response)
+        histogram.add_metric(key, rows_by_bound, statistics.first_response_ns / 1e6)
+    yield failures
+    yield pending
+    yield histogram
 
 
-class TfServingCollector(Collector):
-    """The counters of ``TfServingRequests``, with TensorFlow Serving's names."""
+def torchserve_families(source: StatisticsSource) -> Iterator[Metric]:
+    """The same counters with TorchServe's names."""
+    labels, host = ("model_name", "model_version", "hostname"), socket.gethostname()
+    requests = CounterMetricFamily(
+        "ts_inference_requests", "Total number of inference requests.", labels=labels
+    )
+    latency = PlainCounter(
+        "ts_inference_latency_microseconds", "Total inference latency", labels=labels
+    )
+    queue = PlainCounter("ts_queue_latency_microseconds", "Total queue latency", labels=labels)
+    for name, version, statistics in source():
+        key = (name, str(version), host)
+        requests.add_metric(key, statistics.success.count + statistics.fail.count)
+        latency.add_metric(key, statistics.success.ns / 1000)
+        queue.add_metric(key, statistics.queue.ns / 1000)
+    yield from (requests, latency, queue)
+    yield from _by_status(source, host)
 
-    def __init__(self, requests: TfServingRequests) -> None:
-        self._requests = requests
 
-    def collect(self) -> Iterator[Metric]:
-        requests = PlainCounter(
-            ":tensorflow:serving:request_count",
-            "The total number of requests.",
-            labels=("model_name", "status"),
+def _by_status(source: StatisticsSource, host: str) -> Iterator[Metric]:
+    """Inference requests of every dialect, by class of status."""
+    counts = dict.fromkeys(("2XX", "4XX", "5XX"), 0)
+    for _, _, statistics in source():
+        failures = statistics.failures
+        counts["2XX"] += statistics.success.count
+        counts["4XX"] += failures["OTHER"]
+        counts["5XX"] += failures["REJECTED"] + failures["BACKEND"]
+    for status, count in counts.items():
+        counter = PlainCounter(
+            f"Requests{status}",
+            f"Total number of requests with response in the {status} range.",
+            labels=("Level", "Hostname"),
         )
-        for key, count in self._requests.counts.items():
-            requests.add_metric(key, count)
-        latency = HistogramMetricFamily(
-            ":tensorflow:serving:request_latency",
-            "Distribution of wall time (in microseconds) for Tensorflow Serving request.",
-            labels=("model_name", "API", "entrypoint"),
-        )
-        for labels, (buckets, total) in self._requests.latencies.items():
-            rows = _cumulative(REQUEST_BUCKETS_US, buckets)
-            latency.add_metric(labels, rows, total.ns / 1000)
-        yield from (requests, latency)
+        counter.add_metric(("Host", host), count)
+        yield counter
 
 
-class RequestMemoryCollector(Collector):
+def tfserving_families(counters: TfServingRequests) -> Iterator[Metric]:
+    """The counters with TensorFlow Serving's names."""
+    requests = PlainCounter(
+        ":tensorflow:serving:request_count",
+        "The total number of requests.",
+        labels=("model_name", "status"),
+    )
+    for key, count in counters.counts.items():
+        requests.add_metric(key, count)
+    latency = HistogramMetricFamily(
+        ":tensorflow:serving:request_latency",
+        "Distribution of wall time (in microseconds) for Tensorflow Serving request.",
+        labels=("model_name", "API", "entrypoint"),
+    )
+    for labels, (buckets, total) in counters.latencies.items():
+        rows = _cumulative(REQUEST_BUCKETS_US, buckets)
+        latency.add_metric(labels, rows, total.ns / 1000)
+    yield from (requests, latency)
+
+
+def memory_families(memory: RequestMemory) -> Iterator[Metric]:
     """The memory held by requests, and the requests refused for lack of memory."""
-
-    def __init__(self, memory: RequestMemory) -> None:
-        self._memory = memory
-
-    def collect(self) -> Iterator[Metric]:
-        memory = self._memory
-        yield GaugeMetricFamily(
-            "modelport_request_memory_used_bytes", "Memory that requests use", memory.used_bytes
-        )
-        yield GaugeMetricFamily(
-            "modelport_request_memory_limit_bytes",
-            "Memory limit of all requests together",
-            memory.limit_bytes,
-        )
-        yield CounterMetricFamily(
-            "modelport_request_memory_refused",
-            "Requests refused for lack of memory",
-            memory.refused,
-        )
+    yield GaugeMetricFamily(
+        "modelport_request_memory_used_bytes", "Memory that requests use", memory.used_bytes
+    )
+    yield GaugeMetricFamily(
+        "modelport_request_memory_limit_bytes",
+        "Memory limit of all requests together",
+        memory.limit_bytes,
+    )
+    yield CounterMetricFamily(
+        "modelport_request_memory_refused",
+        "Requests refused for lack of memory",
+        memory.refused,
+    )
 
 
 class Conditions(Protocol):
@@ -206,55 +186,62 @@ class Conditions(Protocol):
         """Model, version, ``host:port``, and whether the endpoint is ejected."""
 
 
-class ConditionsCollector(Collector):
-    """The health metrics of one process."""
+def condition_families(conditions: Conditions) -> Iterator[Metric]:
+    """The health of one process."""
+    yield _workers(conditions)
+    yield _versions(conditions)
+    failures = CounterMetricFamily(
+        "modelport_model_load_failures",
+        "Failed loads of a version or of a model's configuration",
+        labels=("model",),
+    )
+    for model, count in conditions.load_failures().items():
+        failures.add_metric((model,), count)
+    yield failures
+    ejected = GaugeMetricFamily(
+        "modelport_upstream_endpoint_ejected",
+        "Workers that have ejected the endpoint after failures",
+        labels=("model", "version", "endpoint"),
+    )
+    for model, version, endpoint, is_ejected in conditions.endpoints():
+        ejected.add_metric((model, version, endpoint), is_ejected)
+    yield ejected
 
-    def __init__(self, conditions: Conditions) -> None:
-        self._conditions = conditions
 
-    def collect(self) -> Iterator[Metric]:
-        yield self._workers()
-        yield self._versions()
-        failures = CounterMetricFamily(
-            "modelport_model_load_failures",
-            "Failed loads of a version or of a model's configuration",
-            labels=("model",),
-        )
-        for model, count in self._conditions.load_failures().items():
-            failures.add_metric((model,), count)
-        yield failures
-        ejected = GaugeMetricFamily(
-            "modelport_upstream_endpoint_ejected",
-            "Workers that have ejected the endpoint after failures",
-            labels=("model", "version", "endpoint"),
-        )
-        for model, version, endpoint, is_ejected in self._conditions.endpoints():
-            ejected.add_metric((model, version, endpoint), is_ejected)
-        yield ejected
+def _workers(conditions: Conditions) -> Metric:
+    workers = GaugeMetricFamily(
+        "modelport_workers",
+        "Workers that are ready for traffic, and those that are not",
+        labels=("state",),
+    )
+    workers.add_metric(("ready",), conditions.ready)
+    workers.add_metric(("not_ready",), not conditions.ready)
+    return workers
 
-    def _workers(self) -> Metric:
-        workers = GaugeMetricFamily(
-            "modelport_workers",
-            "Workers that are ready for traffic, and those that are not",
-            labels=("state",),
-        )
-        workers.add_metric(("ready",), self._conditions.ready)
-        workers.add_metric(("not_ready",), not self._conditions.ready)
-        return workers
 
-    def _versions(self) -> Metric:
-        versions = GaugeMetricFamily(
-            "modelport_model_versions",
-            "Versions in each state of the repository index, of all workers",
-            labels=("model", "state"),
-        )
-        counts: dict[str, dict[str, int]] = {}
-        for model, state in self._conditions.model_states():
-            counts.setdefault(model, dict.fromkeys(STATES, 0))[state] += 1
-        for model, states in counts.items():
-            for state, count in states.items():
-                versions.add_metric((model, state), count)
-        return versions
+def _versions(conditions: Conditions) -> Metric:
+    versions = GaugeMetricFamily(
+        "modelport_model_versions",
+        "Versions in each state of the repository index, of all workers",
+        labels=("model", "state"),
+    )
+    counts: dict[str, dict[str, int]] = {}
+    for model, state in conditions.model_states():
+        counts.setdefault(model, dict.fromkeys(STATES, 0))[state] += 1
+    for model, states in counts.items():
+        for state, count in states.items():
+            versions.add_metric((model, state), count)
+    return versions
+
+
+class FamiliesCollector(Collector):
+    """Collects the metric families that a function returns, at every scrape."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families()
 
 
 class PlainCounter(CounterMetricFamily):
@@ -282,14 +269,14 @@ def registry(
 ) -> CollectorRegistry:
     """All metrics of a process. ``process``: include the operating system's figures."""
     made = CollectorRegistry()
-    for collector in (
-        TritonCollector(statistics),
-        TorchServeCollector(statistics),
-        TfServingCollector(requests),
-        ConditionsCollector(conditions),
-        RequestMemoryCollector(memory),
+    for families in (
+        partial(triton_families, statistics),
+        partial(torchserve_families, statistics),
+        partial(tfserving_families, requests),
+        partial(condition_families, conditions),
+        partial(memory_families, memory),
     ):
-        made.register(collector)
+        made.register(FamiliesCollector(families))
     if process:
         ProcessCollector(registry=made)
     return made

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, exposition
 
@@ -26,8 +27,9 @@ from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.server.admin.rollout_control import RolloutControl
 from modelport.gateway.server.http1.listener import HttpListener
-from modelport.gateway.server.tls.certificate import CertificateCollector, ServerCertificate
+from modelport.gateway.server.tls.certificate import ServerCertificate, certificate_families
 from modelport.gateway.settings import Settings
+from modelport.gateway.telemetry.metrics import FamiliesCollector
 
 #: The client library appends ``_total`` to counters; the names of other servers do not have it.
 _SUFFIX = re.compile(
@@ -72,7 +74,7 @@ def register(
     """Add the metrics of the whole gateway, which its workers do not have."""
     registry.register(RolloutCollector(rollouts.service.statuses))
     if certificate is not None:
-        registry.register(CertificateCollector(certificate))
+        registry.register(FamiliesCollector(partial(certificate_families, certificate)))
     if access is not None:
         registry.register(AccessCollector(watcher, access))
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.runtime.file_watcher import FileWatcher
@@ -81,23 +80,18 @@ class ServerCertificate:
         return self._watcher.errors[WATCH]
 
 
-class CertificateCollector(Collector):
-    """Metrics of the certificate; cert-manager and blackbox_exporter give its end as Unix time."""
-
-    def __init__(self, certificate: ServerCertificate) -> None:
-        self._certificate = certificate
-
-    def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "modelport_certificate_expiry_seconds",
-            "Expiry of the certificate being served, as Unix time",
-            value=self._certificate.expires_at,
-        )
-        yield CounterMetricFamily(
-            "modelport_certificate_reload_errors",
-            "Changes of the certificate's files that could not be used",
-            value=self._certificate.reload_errors,
-        )
+def certificate_families(certificate: ServerCertificate) -> Iterator[Metric]:
+    """Its metrics; the end is Unix time, as cert-manager and blackbox_exporter give it."""
+    yield GaugeMetricFamily(
+        "modelport_certificate_expiry_seconds",
+        "Expiry of the certificate being served, as Unix time",
+        value=certificate.expires_at,
+    )
+    yield CounterMetricFamily(
+        "modelport_certificate_reload_errors",
+        "Changes of the certificate's files that could not be used",
+        value=certificate.reload_errors,
+    )
 
 
 def of_settings(settings: Settings, watcher: FileWatcher) -> ServerCertificate | None:

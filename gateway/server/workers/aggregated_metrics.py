@@ -8,7 +8,6 @@ from typing import Any
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from modelport.gateway.server.workers import merged_answers
 from modelport.gateway.server.workers.merged_answers import Family
@@ -70,27 +69,22 @@ def _of(labels: Mapping[str, str]) -> tuple[str, str] | None:
     return None
 
 
-class ProcessesCollector(Collector):
-    """The ``process_*`` families of ``prometheus_client``, summed over the gateway's processes.
+def process_families(pids: Iterable[int]) -> Iterable[Metric]:
+    """Sum the ``process_*`` families of ``prometheus_client`` over the gateway's processes.
 
     The processor time includes that of workers which have ended.
     """
-
-    def __init__(self, pids: Iterable[int]) -> None:
-        self._pids = pids
-
-    def collect(self) -> Iterable[Metric]:
-        summed: dict[str, Metric] = {}
-        for pid in self._pids:
-            for family in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
-                if family.name not in summed:
-                    summed[family.name] = family  # the parent's: its start time is the gateway's
-                elif family.name in _SUMMED or family.type == "counter":
-                    mine, more = summed[family.name].samples[0], family.samples[0]
-                    summed[family.name].samples[0] = mine._replace(value=mine.value + more.value)
-        cpu = summed.get("process_cpu_seconds")
-        if cpu is not None:
-            sample, ended = cpu.samples[0], resource.getrusage(resource.RUSAGE_CHILDREN)
-            seconds = sample.value + ended.ru_utime + ended.ru_stime
-            cpu.samples[0] = sample._replace(value=seconds)
-        return summed.values()
+    summed: dict[str, Metric] = {}
+    for pid in pids:
+        for family in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
+            if family.name not in summed:
+                summed[family.name] = family  # the parent's: its start time is the gateway's
+            elif family.name in _SUMMED or family.type == "counter":
+                mine, more = summed[family.name].samples[0], family.samples[0]
+                summed[family.name].samples[0] = mine._replace(value=mine.value + more.value)
+    cpu = summed.get("process_cpu_seconds")
+    if cpu is not None:
+        sample, ended = cpu.samples[0], resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = sample.value + ended.ru_utime + ended.ru_stime
+        cpu.samples[0] = sample._replace(value=seconds)
+    return summed.values()

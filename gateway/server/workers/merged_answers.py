@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 Row = dict[str, str]
 #: The member that identifies a row of a list in a statistics document.
@@ -135,15 +134,10 @@ def lasting(answers: Sequence[Family]) -> list[Family]:
     return [family for family in answers if family[2] not in _MOMENTARY]
 
 
-class MergedFamiliesCollector(Collector):
-    """Collector of the families of all workers at one time."""
-
-    def __init__(self, merged: Sequence[Family]) -> None:
-        self._merged = merged
-
-    def collect(self) -> Iterable[Metric]:
-        for name, text, kind, samples in self._merged:
-            metric = Metric(name, text, kind)
-            for sample, labels, value in samples:
-                metric.add_sample(sample, labels, value)
-            yield metric
+def metrics(merged: Iterable[Family]) -> Iterator[Metric]:
+    """Convert JSON values back to metric families."""
+    for name, text, kind, samples in merged:
+        metric = Metric(name, text, kind)
+        for sample, labels, value in samples:
+            metric.add_sample(sample, labels, value)
+        yield metric

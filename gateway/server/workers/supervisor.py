@@ -24,18 +24,19 @@ from modelport.gateway.server.listening_socket import reserve
 from modelport.gateway.server.tls import certificate
 from modelport.gateway.server.tls.certificate import ServerCertificate
 from modelport.gateway.server.unix_socket import UnixSocket
-from modelport.gateway.server.workers.aggregated_metrics import ProcessesCollector
+from modelport.gateway.server.workers import merged_answers
+from modelport.gateway.server.workers.aggregated_metrics import process_families
 from modelport.gateway.server.workers.channel import MessageChannel
 from modelport.gateway.server.workers.coordinator import (
     ConnectedWorker,
     Coordinator,
     PublishedFiles,
 )
-from modelport.gateway.server.workers.merged_answers import MergedFamiliesCollector
 from modelport.gateway.server.workers.process import Assignment, WorkerProcess
 from modelport.gateway.server.workers.worker_members import WorkerMembers
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.telemetry import configure_logging
+from modelport.gateway.telemetry.metrics import FamiliesCollector
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream import credentials
 
@@ -174,8 +175,9 @@ class WorkerSupervisor:
     async def _scrape(self) -> metrics_port.Text:
         await self._coordinator.look()
         registry = CollectorRegistry()
-        registry.register(MergedFamiliesCollector(self._coordinator.counts.families()))
-        registry.register(ProcessesCollector(self._pids()))
+        families = self._coordinator.counts.families()
+        registry.register(FamiliesCollector(lambda: merged_answers.metrics(families)))
+        registry.register(FamiliesCollector(lambda: process_families(self._pids())))
         whole = (self._rollouts, self._certificate, self._access)
         metrics_port.register(registry, *whole, self._watcher)
         return metrics_port.text(registry)

@@ -14,7 +14,7 @@ from modelport.gateway.protocols.response_encoding import JSON_BYTES, encode
 from modelport.gateway.runtime import request_memory
 from modelport.gateway.runtime.request_memory import CURRENT, RequestMemory
 from modelport.gateway.settings import MIN_REQUEST_MEMORY, Settings, request_memory_bytes
-from modelport.gateway.telemetry.metrics import RequestMemoryCollector
+from modelport.gateway.telemetry.metrics import memory_families
 from modelport.gateway.types import NO_DEADLINE, Datatype, Tensor
 from modelport.gateway.wire import (
     incremental_json,
@@ -119,9 +119,7 @@ def test_use_and_refusals_are_metrics() -> None:
     with pytest.raises(MemoryExhausted):
         lease.reserve(1000)
     values = {
-        sample.name: sample.value
-        for family in RequestMemoryCollector(memory).collect()
-        for sample in family.samples
+        sample.name: sample.value for family in memory_families(memory) for sample in family.samples
     }
     assert values == {
         "modelport_request_memory_used_bytes": 10,

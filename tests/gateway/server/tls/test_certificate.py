@@ -17,7 +17,7 @@ from modelport.gateway.runtime import file_watcher, gateway_files
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.gateway_files import GatewayFiles
 from modelport.gateway.server.tls import certificate
-from modelport.gateway.server.tls.certificate import CertificateCollector, ServerCertificate
+from modelport.gateway.server.tls.certificate import ServerCertificate, certificate_families
 from modelport.gateway.settings import TlsFiles
 from tests.certificates import TestAuthority, server_contexts, write_pair
 
@@ -132,7 +132,7 @@ async def test_the_metric_is_the_end_of_the_certificate_that_is_served(
     served = ServerCertificate(files, watcher)
 
     def metrics() -> dict[str, float]:
-        families = CertificateCollector(served).collect()
+        families = certificate_families(served)
         return {each.name: each.value for family in families for each in family.samples}
 
     def end() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from modelport.gateway.server.workers import merged_answers
 from modelport.gateway.server.workers.aggregated_metrics import AggregatedMetrics
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.telemetry.metrics import (
-    TfServingCollector,
-    TorchServeCollector,
-    TritonCollector,
+    FamiliesCollector,
+    tfserving_families,
+    torchserve_families,
+    triton_families,
 )
 from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.types import Timing
@@ -39,11 +41,11 @@ def report(statistics: Statistics, tfserving: int = 0) -> dict[str, Any]:
     requests = TfServingRequests()
     for _ in range(tfserving):
         requests.record("m", "Predict", "GRPC", "OK", 50_000)
-    registry = CollectorRegistry()
-    for collector in (TritonCollector(source(statistics)), TorchServeCollector(source(statistics))):
-        registry.register(collector)
-    registry.register(TfServingCollector(requests))
-    families = merged_answers.families_json(registry.collect())
+    found = source(statistics)
+    metrics = chain(
+        triton_families(found), torchserve_families(found), tfserving_families(requests)
+    )
+    families = merged_answers.families_json(metrics)
     return {"documents": [statistics.document("m", 1)], "families": families}
 
 
@@ -53,7 +55,7 @@ def source(statistics: Statistics) -> Any:
 
 def text(families: list[Any]) -> str:
     registry = CollectorRegistry()
-    registry.register(merged_answers.MergedFamiliesCollector(families))
+    registry.register(FamiliesCollector(lambda: merged_answers.metrics(families)))
     return metrics_port.text(registry)[1].decode()
 
 
