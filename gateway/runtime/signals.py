@@ -14,17 +14,10 @@ def ending() -> list[signal.Signals]:
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
 
-def on_user_signal(callback: Callable[[], object]) -> None:
-    """Call ``callback`` on SIGUSR1, which would end the process otherwise."""
-    _handle(signal.SIGUSR1, callback)
+def handle(number: signal.Signals, callback: Callable[[], object]) -> None:
+    """Call ``callback`` on SIGUSR1 or SIGHUP, which would end the process otherwise.
 
-
-def on_hang_up(callback: Callable[[], object]) -> None:
-    """Call ``callback`` on SIGHUP, which then no longer asks the gateway to stop."""
-    _handle(signal.SIGHUP, callback)
-
-
-def _handle(number: signal.Signals, callback: Callable[[], object]) -> None:
-    """Handle a signal; a gateway in a thread of another program leaves its signals alone."""
+    A gateway in a thread of another program leaves its signals alone.
+    """
     if threading.current_thread() is threading.main_thread():
         asyncio.get_running_loop().add_signal_handler(number, callback)

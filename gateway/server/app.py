@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -189,11 +190,11 @@ class GatewayServer:
         if self._access is not None:
             self._access.start()
             if self._alone and self._access.audit is not None:
-                signals.on_user_signal(self._access.audit.reopen)
+                signals.handle(signal.SIGUSR1, self._access.audit.reopen)
         if self._alone and self.watcher.is_needed:
             watching = asyncio.get_running_loop().create_task(self.watcher.run())
             self._background.callback(watching.cancel)
-            signals.on_hang_up(self.watcher.wake)
+            signals.handle(signal.SIGHUP, self.watcher.wake)
         if self._metrics is not None:
             await self._metrics.start()
         watchdog = Watchdog(self._report, lambda: self.manager.loading)

@@ -68,7 +68,6 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         #: Sent after the responses that are due; nothing more is parsed.
         self._error: error_response.ErrorResponse | None = None
         self._closing = self._crowded = self._probed = self._half_closed = False
-        self._read_buffer = ReadBuffer(loop, self._take)
         self._fed = False  # whether this slice held any of a body
         self._writable: asyncio.Future[None] | None = None
         self._timer = MovableTimer(loop, self._expired)
@@ -77,7 +76,7 @@ class HttpConnection(RequestParser, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        self._read_buffer.open(transport)
+        self._read_buffer = ReadBuffer(self.loop, transport, self._take)
         room = self._state.admit(self, transport)
         if room is Room.NONE:
             transport.write(error_response.serialize(error_response.CROWDED))

@@ -17,17 +17,16 @@ class ReadBuffer:
     __slots__ = ("_loop", "_paused", "_take", "_transport", "_unread", "held")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, take: Callable[[bytes | memoryview], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.Transport,
+        take: Callable[[bytes | memoryview], None],
     ) -> None:
-        self._loop, self._take = loop, take
-        self._transport: asyncio.Transport | None = None
+        self._loop, self._transport, self._take = loop, transport, take
         self._unread = memoryview(b"")
         self._paused = False
         #: Whether slices wait for ``resume``.
         self.held = False
-
-    def open(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
 
     def receive(self, data: bytes) -> None:
         self._unread = memoryview(data)
@@ -44,7 +43,7 @@ class ReadBuffer:
         self.held = False
         if self._unread:
             self._loop.call_soon(self._next)
-        elif self._paused and self._transport is not None and not self._transport.is_closing():
+        elif self._paused and not self._transport.is_closing():
             self._paused = False
             self._transport.resume_reading()
 
@@ -61,6 +60,6 @@ class ReadBuffer:
             self.resume()
 
     def _pause(self) -> None:
-        if not self._paused and self._transport is not None and not self._transport.is_closing():
+        if not self._paused and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()

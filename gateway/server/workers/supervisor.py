@@ -146,11 +146,11 @@ class WorkerSupervisor:
         if self._access is not None:
             self._access.start()
             if self._access.audit is not None:
-                signals.on_user_signal(self._access.audit.reopen)
+                signals.handle(signal.SIGUSR1, self._access.audit.reopen)
         await self._metrics.start()
         if self._watcher.is_needed:
             self._in_background(self._watcher.run())
-            signals.on_hang_up(self._watcher.wake)
+            signals.handle(signal.SIGHUP, self._watcher.wake)
         await self._rollouts.begin()
         for worker in self._workers.values():
             self._in_background(self._serve_channel(worker))

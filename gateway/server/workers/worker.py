@@ -51,96 +51,90 @@ def take_assignment() -> Assignment:
     return assignment
 
 
-class Worker:
-    """A process that serves, and takes part in the parent's coordination."""
+async def run(settings: Settings, assignment: Assignment) -> NoReturn:
+    """Serve until the parent asks for a drain or ends; then end the process."""
+    configure_logging(settings.log_format, settings.log_verbose, assignment.number)
+    status = 1
+    try:
+        await _serve(settings, assignment)
+        status = 0
+    except ModelportError:
+        pass  # reported to the parent, which logs it once; or the parent has ended
+    except Exception:
+        log.exception("a worker cannot continue")
+    finally:
+        # Not ``sys.exit``: a run or a load that cannot be interrupted may still hold a thread.
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(status)
 
-    def __init__(self, settings: Settings, assignment: Assignment) -> None:
-        configure_logging(settings.log_format, settings.log_verbose, assignment.number)
-        self._settings = settings
-        self._assignment = assignment
 
-    async def run(self) -> NoReturn:
-        """Serve until the parent asks for a drain or ends; then end the process."""
-        status = 1
+async def _serve(settings: Settings, assignment: Assignment) -> None:
+    handlers: dict[str, Operation] = {}
+    stream = socket.socket(fileno=assignment.channel)
+    stream.set_inheritable(False)
+    channel = MessageChannel(*await asyncio.open_connection(sock=stream), handlers)
+    ledger = None
+    if assignment.ledger >= 0:
+        ledger = QuotaLedger(settings.workers, assignment.number, assignment.ledger)
+    server = GatewayServer(
+        settings,
+        lambda manager: CoordinatedControl(manager, channel, settings),
+        _send_heartbeat(assignment.heartbeats),
+        ledger=ledger,
+    )
+    control = server.control
+    assert isinstance(control, CoordinatedControl)
+    draining = asyncio.Event()
+    handlers.update(_handlers(server, control, draining))
+    _leave_signals_to_parent()
+    listening = asyncio.ensure_future(channel.serve())
+    listening.add_done_callback(lambda _: os._exit(1))  # the parent has ended
+    starting = asyncio.ensure_future(
+        _start(server, control.operations, channel, assignment.restarted)
+    )
+    ending = asyncio.ensure_future(draining.wait())
+    await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
         try:
-            await self._serve()
-            status = 0
-        except ModelportError:
-            pass  # reported to the parent, which logs it once; or the parent has ended
-        except Exception:
-            log.exception("a worker cannot continue")
-        finally:
-            # Not ``sys.exit``: a run or a load that cannot be interrupted may still hold a thread.
-            with contextlib.suppress(OSError):
-                sys.stderr.flush()
-            os._exit(status)
+            starting.result()
+        except ModelportError as error:
+            await channel.request("failed", reason=str(error))
+            await server.stop()
+            raise
+        await ending
+    else:
+        starting.cancel()
+    await server.stop()
 
-    async def _serve(self) -> None:
-        handlers: dict[str, Operation] = {}
-        stream = socket.socket(fileno=self._assignment.channel)
-        stream.set_inheritable(False)
-        channel = MessageChannel(*await asyncio.open_connection(sock=stream), handlers)
-        server = GatewayServer(
-            self._settings,
-            lambda manager: CoordinatedControl(manager, channel, self._settings),
-            self._send_heartbeat(),
-            ledger=self._ledger(),
-        )
-        control = server.control
-        assert isinstance(control, CoordinatedControl)
-        draining = asyncio.Event()
-        handlers.update(_handlers(server, control, draining))
-        _leave_signals_to_parent()
-        listening = asyncio.ensure_future(channel.serve())
-        listening.add_done_callback(lambda _: os._exit(1))  # the parent has ended
-        starting = asyncio.ensure_future(self._start(server, control.operations, channel))
-        ending = asyncio.ensure_future(draining.wait())
-        await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            try:
-                starting.result()
-            except ModelportError as error:
-                await channel.request("failed", reason=str(error))
-                await server.stop()
-                raise
-            await ending
-        else:
-            starting.cancel()
-        await server.stop()
 
-    def _ledger(self) -> QuotaLedger | None:
-        """The ledger of quotas that all workers share."""
-        descriptor = self._assignment.ledger
-        if descriptor < 0:
-            return None
-        return QuotaLedger(self._settings.workers, self._assignment.number, descriptor)
+def _send_heartbeat(descriptor: int) -> Callable[[LoopHeartbeat], None]:
+    """Make a function that sends a heartbeat, or drops it if the socket is full."""
+    heartbeats = socket.socket(fileno=descriptor)
+    heartbeats.setblocking(False)
+    heartbeats.set_inheritable(False)
 
-    def _send_heartbeat(self) -> Callable[[LoopHeartbeat], None]:
-        """Make a function that sends a heartbeat, or drops it if the socket is full."""
-        heartbeats = socket.socket(fileno=self._assignment.heartbeats)
-        heartbeats.setblocking(False)
-        heartbeats.set_inheritable(False)
+    def tell(heartbeat: LoopHeartbeat) -> None:
+        with contextlib.suppress(OSError):
+            heartbeats.send(heartbeat.packed())
 
-        def tell(heartbeat: LoopHeartbeat) -> None:
-            with contextlib.suppress(OSError):
-                heartbeats.send(heartbeat.packed())
+    return tell
 
-        return tell
 
-    async def _start(
-        self, server: GatewayServer, operations: Operations, channel: MessageChannel
-    ) -> None:
-        snapshot = await channel.request("hello", number=self._assignment.number)
-        if self._assignment.restarted:
-            await _catch_up(server, operations, channel, snapshot)
-        await server.watcher.poll()  # takes what the parent has accepted meanwhile
-        await server.listen()
-        routings = await channel.request("listening")
-        if not self._assignment.restarted:
-            await server.participant.restore(routings)
-            await server.load()
-        models = len(server.manager.index(True))
-        await channel.request("started", ready=server.manager.ready, models=models)
+async def _start(
+    server: GatewayServer, operations: Operations, channel: MessageChannel, restarted: bool
+) -> None:
+    snapshot = await channel.request("hello")
+    if restarted:
+        await _catch_up(server, operations, channel, snapshot)
+    await server.watcher.poll()  # takes what the parent has accepted meanwhile
+    await server.listen()
+    routings = await channel.request("listening")
+    if not restarted:
+        await server.participant.restore(routings)
+        await server.load()
+    models = len(server.manager.index(True))
+    await channel.request("started", ready=server.manager.ready, models=models)
 
 
 async def _catch_up(
