@@ -151,10 +151,12 @@ class _OpenContainers:
         self._spine = cut.spine
         rest: Any = rests[kept - 1] if kept else [value]
         for level in range(kept, len(cut.spine)):
-            child = self._last(rest, cut.spine[level])
+            opened = cut.spine[level]
+            # The element that is still open is added when it is complete.
+            child = rest.pop() if opened.key is None else rest.pop(opened.key)
             if level:
                 self._nodes[level - 1].add(rest)
-            self._nodes.append(_Object() if cut.spine[level].bracket == _OBJECT else _Array())
+            self._nodes.append(_Object() if opened.bracket == _OBJECT else _Array())
             rest = child
         if self._nodes:
             self._nodes[-1].add(rest)
@@ -177,10 +179,6 @@ class _OpenContainers:
                     value = value.pop(MARK)
         return rests
 
-    def _last(self, rest: Any, opened: _Open) -> Any:
-        """Remove and return the element of ``rest`` that is still open."""
-        return rest.pop() if opened.key is None else rest.pop(opened.key)
-
 
 def loads(text: bytes, limits: JsonLimits, parse: Callable[[bytes], Any]) -> Any:
     """Parse ``text``, with ``parse`` for each piece.
@@ -194,7 +192,8 @@ def loads(text: bytes, limits: JsonLimits, parse: Callable[[bytes], Any]) -> Any
     try:
         while start <= len(text):
             cut = scanner.cut(start, spine)
-            piece = b"".join((_opening(spine), cut.piece, _closing(cut.spine)))
+            closing = (_CLOSING[opened.bracket] for opened in reversed(cut.spine))
+            piece = b"".join((_opening(spine), cut.piece, *closing))
             if start == 0 and not cut.spine:
                 return _value(text, piece, cut, parse)
             value = reader.take(_value(text, piece, cut, parse), cut)
@@ -251,10 +250,6 @@ def _opening(spine: list[_Open]) -> bytes:
         if opened.bracket == _OBJECT and level + 1 < len(spine):
             parts.append(_CONTINUED)
     return b"".join(parts)
-
-
-def _closing(spine: list[_Open]) -> bytes:
-    return b"".join(_CLOSING[opened.bracket] for opened in reversed(spine))
 
 
 class _Scanner:

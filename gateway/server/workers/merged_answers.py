@@ -12,8 +12,8 @@ Row = dict[str, str]
 _KEY = "batch_size"
 #: Members that are merged by maximum instead of sum.
 _LATEST = frozenset({"last_inference", _KEY})
-#: If workers disagree about a version, the first of these states that occurs is reported.
-_STATES = ("UNAVAILABLE", "LOADING", "UNLOADING", "READY")
+#: If workers disagree about a version, the state of the lowest rank is reported. Others have 0.
+_RANKS = {"UNAVAILABLE": 0, "LOADING": 1, "UNLOADING": 2, "READY": 3}
 _UNLOADED = ("UNAVAILABLE", "unloaded")
 #: Metric types whose values end with the worker that reported them.
 _MOMENTARY = frozenset({"gauge", "info", "stateset"})
@@ -43,7 +43,7 @@ def _row(rows: list[Row], workers: int) -> Row:
         return rows[0]
     if len(states) > 1 and any(state == "UNLOADING" for state, _ in states):
         rows = [row for row in rows if (row.get("state"), row.get("reason")) != _UNLOADED]
-    worst = min(rows, key=lambda row: _rank(row.get("state", "")))
+    worst = min(rows, key=lambda row: _RANKS.get(row.get("state", ""), 0))
     if worst.get("state") == "READY":
         if len(rows) == workers:  # READY everywhere, with a reason somewhere
             return next(row for row in rows if row.get("reason"))
@@ -53,10 +53,6 @@ def _row(rows: list[Row], workers: int) -> Row:
     if reason and alike < workers:
         reason = f"{reason} (in {alike} of {workers} workers)"
     return {**worst, **({"reason": reason} if "reason" in worst else {})}
-
-
-def _rank(state: str) -> int:
-    return _STATES.index(state) if state in _STATES else 0
 
 
 def silent(rows: Sequence[Row], reason: str) -> list[Row]:

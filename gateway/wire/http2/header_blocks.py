@@ -136,38 +136,34 @@ def scan(block: bytes) -> bool:
     Raises:
         ProtocolError: it is damaged, or has too many fields.
     """
+    at, end, fields, keeps_table = 0, len(block), 0, True
     try:
-        return _scan(block)
+        while at < end:
+            fields += 1
+            if fields > MAX_FIELDS:
+                raise ProtocolError("too many header fields", ErrorCode.ENHANCE_YOUR_CALM)
+            first = block[at]
+            if first >= _INDEXED:
+                _, at = _integer(block, at, _INDEX)
+                continue
+            prefix = _NAME
+            if first >= _WITHOUT_TABLE:
+                keeps_table = False
+                if first < _INDEXING:  # the table's size
+                    _, at = _integer(block, at, _SIZE)
+                    continue
+                prefix = _INDEXED_NAME
+            name, at = _integer(block, at, prefix)
+            for _ in range(1 if name else 2):  # the value, or a name before it
+                length, at = _integer(block, at, _STRING)
+                at += length
     except IndexError as error:
         raise _damaged() from error
+    return keeps_table
 
 
 def _damaged() -> ProtocolError:
     return ProtocolError("the header block cannot be decoded", ErrorCode.COMPRESSION_ERROR)
-
-
-def _scan(block: bytes) -> bool:
-    at, end, fields, keeps_table = 0, len(block), 0, True
-    while at < end:
-        fields += 1
-        if fields > MAX_FIELDS:
-            raise ProtocolError("too many header fields", ErrorCode.ENHANCE_YOUR_CALM)
-        first = block[at]
-        if first >= _INDEXED:
-            _, at = _integer(block, at, _INDEX)
-            continue
-        prefix = _NAME
-        if first >= _WITHOUT_TABLE:
-            keeps_table = False
-            if first < _INDEXING:  # the table's size
-                _, at = _integer(block, at, _SIZE)
-                continue
-            prefix = _INDEXED_NAME
-        name, at = _integer(block, at, prefix)
-        for _ in range(1 if name else 2):  # the value, or a name before it
-            length, at = _integer(block, at, _STRING)
-            at += length
-    return keeps_table
 
 
 def _integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:
