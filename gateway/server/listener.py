@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Protocol
@@ -13,7 +14,6 @@ from modelport.gateway.server.listening_socket import (
     ConnectionLimit,
     ListeningSocket,
     Room,
-    bind,
     until_no,
 )
 from modelport.gateway.server.tls.transport import TlsTransport
@@ -66,8 +66,7 @@ class Listener:
     """``make``'s connections on a port, and on a UNIX domain socket.
 
     Args:
-        flag: the flag that chooses the port.
-        reuse_port: other processes serve on the same port.
+        bound: the socket of the port, see ``listening_socket.bind``.
         tls: returns the context of a new connection's handshake, so that a new certificate needs no
             new listener; None for clear text, as on the UNIX domain socket.
     """
@@ -76,15 +75,11 @@ class Listener:
         self,
         state: ServerState,
         make: Callable[[], asyncio.BaseProtocol],
-        address: str,
-        port: int,
-        flag: str,
-        reuse_port: bool,
+        bound: socket.socket,
         tls: Callable[[], ssl.SSLContext] | None = None,
         unix: UnixSocket | None = None,
     ) -> None:
         self.state = state
-        bound = bind(address, port, flag, reuse_port)
         self.port: int = bound.getsockname()[1]
         secure = None if tls is None else lambda: TlsTransport(state, tls(), make())
         self._sockets = [ListeningSocket(secure or make, bound)]

@@ -13,6 +13,7 @@ from modelport.gateway.server import unix_socket
 from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.server.tls.certificate import ServerCertificate
 from modelport.gateway.settings import Settings
 from modelport.gateway.types import Deadline
@@ -46,18 +47,23 @@ class Listeners:
         route = settings.vertex_ai.health_route if settings.vertex_ai else ""
         unix = unix_socket.listen(settings.http_socket, "--http-socket", settings.socket_mode)
         self._http = HttpListener(
-            app, settings.http_address, settings.http_port, "--http-port", reuse_port,
-            [*HEALTH, *([route.encode()] if route else [])], overloaded=overloaded,
-            tls=None if certificate is None else certificate.http, unix=unix,
-        )  # fmt: skip
+            app,
+            bind(settings.http_address, settings.http_port, "--http-port", reuse_port),
+            [*HEALTH, *([route.encode()] if route else [])],
+            overloaded=overloaded,
+            tls=None if certificate is None else certificate.http,
+            unix=unix,
+        )
         limit = settings.http_max_input_bytes
         service = Service(methods, limit, overloaded, splits, access)
         try:
             unix = unix_socket.listen(settings.grpc_socket, "--grpc-socket", settings.socket_mode)
             self._grpc = GrpcListener(
-                service, settings.grpc_address, settings.grpc_port, "--grpc-port", reuse_port,
-                None if certificate is None else certificate.grpc, unix,
-            )  # fmt: skip
+                service,
+                bind(settings.grpc_address, settings.grpc_port, "--grpc-port", reuse_port),
+                None if certificate is None else certificate.grpc,
+                unix,
+            )
         except Unavailable:
             self._http.close()
             raise

@@ -139,7 +139,7 @@ def is_reset(transport: asyncio.Transport) -> bool:
     return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
 
-def bind(address: str, port: int, flag: str, reuse_port: bool) -> socket.socket:
+def bind(address: str, port: int, flag: str, reuse_port: bool = False) -> socket.socket:
     """Bind a socket, and listen if the port is not shared.
 
     Raises:

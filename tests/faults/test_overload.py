@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2_grpc
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.server import time_limits
 from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.types import Deadline
 from tests.faults import probes
 from tests.faults.probes import Background, ChangingRepository, elapsed, eventually
@@ -253,7 +254,7 @@ async def echo(_: Scope, receive: Receive, send: Send) -> None:
 @contextlib.asynccontextmanager
 async def listening() -> AsyncIterator[int]:
     """The port of a listener in this process."""
-    listener = HttpListener(echo, "127.0.0.1", 0, "--http-port")
+    listener = HttpListener(echo, bind("127.0.0.1", 0, "--http-port"))
     await listener.start()
     try:
         yield listener.port

@@ -27,6 +27,7 @@ from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.server.admin.rollout_control import RolloutControl
 from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.server.tls.certificate import ServerCertificate, certificate_families
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry.metrics import FamiliesCollector
@@ -59,9 +60,9 @@ def listener(
     app = rollouts.application(application(scrape))
     if access is not None:
         app = authenticated(answering_refusals(app, refuse), access, refuse)
-    address, port = settings.metrics_address, settings.metrics_port
+    bound = bind(settings.metrics_address, settings.metrics_port, "--metrics-port")
     tls = None if certificate is None else certificate.http
-    return HttpListener(app, address, port, "--metrics-port", most=CONNECTIONS, tls=tls)
+    return HttpListener(app, bound, most=CONNECTIONS, tls=tls)
 
 
 def register(

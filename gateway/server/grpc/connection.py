@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
@@ -135,10 +136,7 @@ class GrpcListener(Listener):
     def __init__(
         self,
         service: Service,
-        address: str,
-        port: int,
-        flag: str,
-        reuse_port: bool = False,
+        bound: socket.socket,
         tls: Callable[[], ssl.SSLContext] | None = None,
         unix: UnixSocket | None = None,
     ) -> None:
@@ -147,4 +145,4 @@ class GrpcListener(Listener):
         def make() -> GrpcConnection:
             return GrpcConnection(state, service, asyncio.get_running_loop())
 
-        super().__init__(state, make, address, port, flag, reuse_port, tls, unix)
+        super().__init__(state, make, bound, tls, unix)

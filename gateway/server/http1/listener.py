@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable, Collection
 
@@ -26,10 +27,7 @@ class HttpListener(Listener):
     def __init__(
         self,
         app: App,
-        address: str,
-        port: int,
-        flag: str,
-        reuse_port: bool = False,
+        bound: socket.socket,
         health: Collection[bytes] = (),
         most: int | None = None,
         overloaded: Collection[object] = (),
@@ -41,4 +39,4 @@ class HttpListener(Listener):
         def make() -> HttpConnection:
             return HttpConnection(state, asyncio.get_running_loop())
 
-        super().__init__(state, make, address, port, flag, reuse_port, tls, unix)
+        super().__init__(state, make, bound, tls, unix)

@@ -17,6 +17,7 @@ from modelport.gateway.errors import NotFound, TimedOut
 from modelport.gateway.protocols.grpc_method import Method, Methods
 from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
+from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.http2.frames import (
     DATA,
@@ -124,7 +125,7 @@ async def listening(
     probe: MethodProbe | None = None, max_message: int = MAX_MESSAGE
 ) -> AsyncIterator[GrpcListener]:
     service = Service((probe or MethodProbe()).methods(), max_message)
-    listener = GrpcListener(service, "127.0.0.1", 0, "--grpc-port")
+    listener = GrpcListener(service, bind("127.0.0.1", 0, "--grpc-port"))
     await listener.start()
     try:
         yield listener

@@ -18,6 +18,7 @@ from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.server import listening_socket, time_limits
 from modelport.gateway.server.http1 import protocol, request_cycle, request_parser, unread_timer
 from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire import via_header
 
@@ -72,7 +73,7 @@ class Stuck:
 
 @contextlib.asynccontextmanager
 async def listening(app: App, **options: Any) -> AsyncIterator[int]:
-    listener = HttpListener(app, "127.0.0.1", 0, "--http-port", **options)
+    listener = HttpListener(app, bind("127.0.0.1", 0, "--http-port"), **options)
     await listener.start()
     try:
         yield listener.port
@@ -658,7 +659,7 @@ async def test_health_is_answered_when_connections_are_exhausted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listening_socket, "MAX_CONNECTIONS", 1)
-    listener = HttpListener(echo, "127.0.0.1", 0, "--http-port", health=[b"/ready"])
+    listener = HttpListener(echo, bind("127.0.0.1", 0, "--http-port"), health=[b"/ready"])
     await listener.start()
     async with connected(listener.port) as first, connected(listener.port) as second:
         await first.send(post(b"1"))
@@ -758,7 +759,7 @@ async def test_bodies_that_never_end_hold_no_more_than_the_budget(
 
 async def test_a_request_cancelled_before_its_application_starts_gets_an_error() -> None:
     stuck = Stuck()
-    listener = HttpListener(stuck, "127.0.0.1", 0, "--http-port")
+    listener = HttpListener(stuck, bind("127.0.0.1", 0, "--http-port"))
     await listener.start()
     async with connected(listener.port) as client:
         await client.send(post(b""))
@@ -824,7 +825,7 @@ async def test_on_shutdown_requests_in_flight_are_answered_and_connections_close
         await released.wait()
         await reply(send, b"late")
 
-    listener = HttpListener(app, "127.0.0.1", 0, "--http-port")
+    listener = HttpListener(app, bind("127.0.0.1", 0, "--http-port"))
     await listener.start()
     async with connected(listener.port) as client, connected(listener.port) as idle:
         await client.send(post(b""))
@@ -839,7 +840,7 @@ async def test_on_shutdown_requests_in_flight_are_answered_and_connections_close
 
 async def test_a_request_that_outlasts_the_end_is_answered_503() -> None:
     app = Stuck()
-    listener = HttpListener(app, "127.0.0.1", 0, "--http-port")
+    listener = HttpListener(app, bind("127.0.0.1", 0, "--http-port"))
     await listener.start()
     async with connected(listener.port) as client:
         await client.send(post(b""))

@@ -21,7 +21,7 @@ from modelport.gateway.server.http1.read_buffer import SLICE_BYTES
 from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.http2.asgi import AsgiConnection
 from modelport.gateway.server.http2.connection import STREAM_WINDOW_BYTES
-from modelport.gateway.server.listening_socket import ConnectionLimit
+from modelport.gateway.server.listening_socket import ConnectionLimit, bind
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire import via_header
 from modelport.gateway.wire.http2.frames import (
@@ -478,7 +478,7 @@ async def test_health_is_answered_when_connections_are_exhausted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listening_socket, "MAX_CONNECTIONS", 1)
-    listener = HttpListener(echo, "127.0.0.1", 0, "--http-port", health=[b"/ready"])
+    listener = HttpListener(echo, bind("127.0.0.1", 0, "--http-port"), health=[b"/ready"])
     await listener.start()
     greeting = PREFACE + SETTLED
     async with connected(listener.port, greeting), connected(listener.port, greeting) as second:
@@ -527,7 +527,7 @@ async def test_a_drain_says_so_twice_and_finishes_requests() -> None:
             await release.wait()
         await reply(send, b"late")
 
-    listener = HttpListener(app, "127.0.0.1", 0, "--http-port")
+    listener = HttpListener(app, bind("127.0.0.1", 0, "--http-port"))
     await listener.start()
     async with connected(listener.port, PREFACE + SETTLED) as peer:
         peer.send(request(1, path="/wait"))
@@ -546,7 +546,7 @@ async def test_a_drain_says_so_twice_and_finishes_requests() -> None:
 
 async def test_a_request_that_outlasts_the_end_is_answered_503() -> None:
     app = Stuck()
-    listener = HttpListener(app, "127.0.0.1", 0, "--http-port")
+    listener = HttpListener(app, bind("127.0.0.1", 0, "--http-port"))
     await listener.start()
     async with connected(listener.port, PREFACE + SETTLED) as peer:
         peer.send(request(1))

@@ -17,6 +17,7 @@ from modelport.gateway.protocols.oip.grpc_request import RawRequest, model_of
 from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.types import Deadline
 
 BUSY = "/v2/models/busy/infer"
@@ -54,7 +55,7 @@ def overload() -> Iterator[None]:
 async def connected(
     app: Application,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    listener = HttpListener(app, "127.0.0.1", 0, "--http-port", overloaded=overloaded)
+    listener = HttpListener(app, bind("127.0.0.1", 0, "--http-port"), overloaded=overloaded)
     await listener.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     try:
@@ -139,7 +140,7 @@ async def test_a_call_for_what_is_overloaded_is_refused_unread(name: str, overlo
 
     method = Method(RawRequest, pb.ModelInferResponse, infer, Operation.INFER, refuses=refuses)
     service = Service({SERVICE: {NAME: method}}, 2**20, overloaded)
-    listener = GrpcListener(service, "127.0.0.1", 0, "--grpc-port")
+    listener = GrpcListener(service, bind("127.0.0.1", 0, "--grpc-port"))
     await listener.start()
     try:
         message = pb.ModelInferRequest(model_name=name, model_version="7")

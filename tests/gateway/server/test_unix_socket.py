@@ -21,6 +21,7 @@ from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.server import unix_socket
 from modelport.gateway.server.http1.head import CONNECTION
 from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.proto import grpc_service_pb2 as messages
 from tests import models
@@ -121,7 +122,7 @@ async def test_the_identity_of_a_connection_is_its_user(tmp_path: Path) -> None:
 
     path = tmp_path / "http.sock"
     listening = unix_socket.listen(path, FLAG, 0o600)
-    listener = HttpListener(app, "127.0.0.1", 0, "--http-port", unix=listening)
+    listener = HttpListener(app, bind("127.0.0.1", 0, "--http-port"), unix=listening)
     await listener.start()
     for http2 in (False, True):
         transport = httpx.AsyncHTTPTransport(uds=str(path), http1=not http2, http2=http2)

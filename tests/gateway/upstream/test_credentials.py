@@ -19,6 +19,7 @@ from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.gateway_files import GatewayFiles
 from modelport.gateway.server.http1.head import CONNECTION
 from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.settings import TlsFiles
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream import credentials, grpc
@@ -52,7 +53,7 @@ class RecordingServer:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         contexts = server_contexts(self.files)
-        listener = HttpListener(self, "127.0.0.1", 0, "--port", tls=lambda: contexts.http)
+        listener = HttpListener(self, bind("127.0.0.1", 0, "--port"), tls=lambda: contexts.http)
         await listener.start()
         self.address = f"localhost:{listener.port}"
         try:

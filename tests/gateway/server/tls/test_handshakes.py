@@ -22,6 +22,7 @@ from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.server.http1.head import CONNECTION
 from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.server.tls import transport
 from modelport.gateway.server.tls.certificate import TlsContexts
 from modelport.gateway.settings import TlsFiles
@@ -54,7 +55,7 @@ def client(authority: TestAuthority) -> ssl.SSLContext:
 
 @contextlib.asynccontextmanager
 async def listening(context: ssl.SSLContext) -> AsyncIterator[HttpListener]:
-    listener = HttpListener(identity, "127.0.0.1", 0, "--http-port", tls=lambda: context)
+    listener = HttpListener(identity, bind("127.0.0.1", 0, "--http-port"), tls=lambda: context)
     await listener.start()
     try:
         yield listener
@@ -205,7 +206,7 @@ async def test_a_grpc_port_agrees_on_http2_only(
     contexts: TlsContexts, client: ssl.SSLContext
 ) -> None:
     listener = GrpcListener(
-        Service({}, 1000), "127.0.0.1", 0, "--grpc-port", tls=lambda: contexts.grpc
+        Service({}, 1000), bind("127.0.0.1", 0, "--grpc-port"), tls=lambda: contexts.grpc
     )
     await listener.start()
     for offered, agreed in ((["h2"], "h2"), (["http/1.1", "h2"], "h2"), (["http/1.1"], None)):
