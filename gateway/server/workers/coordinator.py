@@ -93,9 +93,9 @@ class PublishedFiles:
         self._channels: set[MessageChannel] = set()
         watcher.publish = self._publish
 
-    def begin(self, channel: MessageChannel) -> None:
-        """Send the files to a worker that starts, as the first message, and all later changes."""
-        channel.send(self._watcher.rows())
+    def begin(self, channel: MessageChannel, number: int) -> None:
+        """Send a worker that starts its number and the files, first of all, then all changes."""
+        channel.send([number, self._watcher.rows()])
         self._channels.add(channel)
 
     def end(self, channel: MessageChannel) -> None:

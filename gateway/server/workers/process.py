@@ -19,8 +19,6 @@ import modelport
 
 #: Environment variable with a worker's assignment, as JSON.
 VARIABLE = "MODELPORT_WORKER"
-#: Size of the message that tells a spare its number.
-NUMBER_BYTES = 4
 PR_SET_PDEATHSIG = 1
 #: Bounds of the exponential backoff before a worker is started again.
 FIRST_WAIT_SECONDS = 0.1
@@ -48,7 +46,7 @@ class Assignment:
             for none.
         grpc_socket: The same for gRPC.
         ledger: Descriptor of the ledger of quotas; -1 for none.
-        spare: The worker waits on ``channel`` for the number of the worker that it replaces.
+        spare: The worker waits on ``channel`` until it replaces another, whose number it gets.
         restarted: The other workers serve already, so it restores their state before it listens.
     """
 
@@ -121,13 +119,7 @@ class WorkerProcess:
         return WorkerProcess(replace(self._assignment, number=number), self._entry_point)
 
     def adopt(self, spare: WorkerProcess) -> None:
-        """Replace this worker's process with that of ``spare``.
-
-        Raises:
-            OSError: The spare has ended.
-        """
-        assert spare.channel is not None
-        spare.channel.sendall(self.number.to_bytes(NUMBER_BYTES, "big"))
+        """Replace this worker's process with that of ``spare``, which waits on its channel."""
         if spare.pid is not None:
             with contextlib.suppress(OSError):
                 os.sched_setscheduler(spare.pid, os.SCHED_OTHER, os.sched_param(0))

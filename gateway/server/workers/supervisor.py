@@ -196,7 +196,7 @@ class WorkerSupervisor:
         heartbeats, worker.heartbeats = worker.heartbeats, None
         assert heartbeats is not None
         channel = MessageChannel(*await asyncio.open_connection(sock=stream), handlers)
-        self._files.begin(channel)
+        self._files.begin(channel, worker.number)
         connected = ConnectedWorker(worker.number, channel)
         asyncio.get_running_loop().add_reader(heartbeats, connected.heard, heartbeats)
         handlers.update(self._coordinator.handlers(connected))

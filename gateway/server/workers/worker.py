@@ -26,7 +26,7 @@ from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.workers import merged_answers
 from modelport.gateway.server.workers.channel import ChannelClosed, MessageChannel, receive
 from modelport.gateway.server.workers.coordinator_control import MODELS, CoordinatedControl, plain
-from modelport.gateway.server.workers.process import NUMBER_BYTES, VARIABLE, Assignment
+from modelport.gateway.server.workers.process import VARIABLE, Assignment
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import configure_logging
 
@@ -36,19 +36,20 @@ log = structlog.get_logger("modelport.workers")
 def take_assignment() -> Assignment:
     """Remove the assignment from the environment, and take the files that the parent has accepted.
 
-    A spare first waits for its worker's number.
+    A spare waits until it replaces a worker.
     """
     fields = json.loads(os.environ.pop(VARIABLE))
     assignment = Assignment(**{**fields, "arguments": tuple(fields["arguments"])})
     if assignment.spare:
-        assignment = replace(assignment, number=_wait_for_number(assignment.channel))
-    _name_process(f"modelport:{assignment.number}")
+        _prepare_spare()
     with socket.socket(fileno=os.dup(assignment.channel)) as stream:
         try:
-            FILES.receive(receive(stream))
+            number, rows = receive(stream)
         except (ChannelClosed, OSError):
             os._exit(0)
-    return assignment
+    _name_process(f"modelport:{number}")
+    FILES.receive(rows)
+    return replace(assignment, number=number)
 
 
 async def run(settings: Settings, assignment: Assignment) -> NoReturn:
@@ -189,19 +190,14 @@ def _handlers(
     return {**handlers, **server.participant.handlers}
 
 
-def _wait_for_number(channel: int) -> int:
-    """Import what takes long, at idle priority, then wait for the number of a worker to replace."""
+def _prepare_spare() -> None:
+    """Import what takes long, at idle priority, which ``WorkerProcess.adopt`` ends."""
     _name_process("modelport:spare")
     with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # ``adopt`` ends that
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with contextlib.suppress(ImportError):
         importlib.import_module("onnxruntime")
     _leave_signals_to_parent()
-    with socket.socket(fileno=os.dup(channel)) as waiting:
-        number = waiting.recv(NUMBER_BYTES, socket.MSG_WAITALL)
-    if len(number) < NUMBER_BYTES:
-        os._exit(0)  # the parent has ended
-    return int.from_bytes(number, "big")
 
 
 def _name_process(name: str) -> None:
