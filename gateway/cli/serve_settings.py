@@ -61,7 +61,7 @@ def file_mode(ctx: Any, param: Any, value: str) -> int:
 
 
 def read_monitoring_config(ctx: Any, param: Any, value: str | None) -> str:
-    from modelport.gateway.server.admin.monitoring import prometheus_path
+    from modelport.gateway.server.admin.metrics_port import prometheus_path
 
     return prometheus_path(Path(value)) if value else ""
 

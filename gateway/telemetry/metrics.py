@@ -247,7 +247,7 @@ class FamiliesCollector(Collector):
 class PlainCounter(CounterMetricFamily):
     """A counter whose samples have the family's own name, without ``_total``.
 
-    ``admin.metrics`` removes the suffix from the family's name in the text.
+    ``admin.metrics_port`` removes the suffix from the family's name in the text.
     """
 
     def add_metric(self, labels: Any, value: float, *_: Any, **__: Any) -> None:

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.server.admin.monitoring import prometheus_path
+from modelport.gateway.server.admin.metrics_port import prometheus_path
 from tests import models
 from tests.conformance.repository import add
 from tests.conformance.torchserve import error, predict

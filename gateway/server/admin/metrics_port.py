@@ -9,7 +9,9 @@ import json
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 
+from google.protobuf import text_format
 from prometheus_client import CollectorRegistry, exposition
 
 from modelport.gateway.access.access import Access
@@ -17,7 +19,7 @@ from modelport.gateway.access.access_metrics import AccessCollector
 from modelport.gateway.access.context import CURRENT, enter
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import AllowedVersions
-from modelport.gateway.errors import Code, ModelportError
+from modelport.gateway.errors import Code, InvalidArgument, ModelportError
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.protocols.authenticated_application import (
     answering_refusals,
@@ -25,12 +27,14 @@ from modelport.gateway.protocols.authenticated_application import (
 )
 from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.runtime.file_watcher import FileWatcher
+from modelport.gateway.runtime.gateway_files import FILES
 from modelport.gateway.server.admin.rollout_control import RolloutControl
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.server.tls.certificate import ServerCertificate, certificate_families
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry.metrics import FamiliesCollector
+from modelport.gateway.wire.proto import serving_pb2
 
 #: The client library appends ``_total`` to counters; the names of other servers do not have it.
 _SUFFIX = re.compile(
@@ -149,3 +153,26 @@ async def _answer(send: Send, status: int, content_type: str, body: bytes) -> No
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def prometheus_path(file: Path) -> str:
+    """Read TensorFlow Serving's monitoring configuration: metrics on the port of its REST API.
+
+    Return the path that ``prometheus_config`` in ``file`` enables, or an empty string.
+
+    Raises:
+        InvalidArgument: The file cannot be read or parsed, or its path is invalid.
+    """
+    config = serving_pb2.MonitoringConfig()
+    try:
+        text_format.Parse(FILES.keep("monitoring", file).read().decode(), config)
+    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+        raise InvalidArgument(
+            f"'{file}' is not a tensorflow.serving.MonitoringConfig: {str(error).strip()}"
+        ) from error
+    if not config.prometheus_config.enable:
+        return ""
+    path: str = config.prometheus_config.path or TFSERVING_PATH
+    if not path.startswith("/"):
+        raise InvalidArgument(f"'{file}': the path '{path}' must begin with '/'")
+    return path
