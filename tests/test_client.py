@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from modelport.gateway.cli.infer import MAX_FILE_BYTES
 from tests import models
 from tests.commands import modelport
 from tests.server import Gateway, serving
@@ -123,6 +125,10 @@ def test_infer_sends_and_prints_strings(target: list[str], tmp_path: Path) -> No
         (["nope", "a.json"], "Request for unknown model: 'nope' is not found"),
         (["x2", "missing.json"], "'missing.json' does not exist"),
         (["x2", "bad.json"], "'bad.json' cannot be read"),
+        (["x2", "pipe.json"], "'pipe.json' cannot be read: it is not a regular file"),
+        (["x2", "pipe.npy"], "'pipe.npy' cannot be read: it is not a regular file"),
+        (["x2", "large.json"], "'large.json' cannot be read: it is larger than"),
+        (["picture", "large.png"], "'large.png' is larger than"),
         (["x2", "wrong.json"], "holds 'z', but the model's inputs are x"),
         (["x2", "words.json"], "input 'x' is not FP32"),
         (["whole", "fraction.json"], "input 'x' is not INT64"),
@@ -146,6 +152,11 @@ def test_what_is_wrong_is_said_in_one_line(
     monkeypatch.chdir(tmp_path)
     Path("a.json").write_text('{"x": [[1, 2, 3, 4]]}')
     Path("bad.json").write_text('{"x": ')
+    for name in ("pipe.json", "pipe.npy"):
+        os.mkfifo(name)
+    for name in ("large.json", "large.png"):
+        with open(name, "wb") as file:
+            file.truncate(MAX_FILE_BYTES + 1)
     Path("wrong.json").write_text('{"z": [1]}')
     Path("words.json").write_text('{"x": [["a", "b", "c", "d"]]}')
     for name, data in (("fraction", [1, 2, 3, 4.5]), ("text", ["1", "2", "3", "4"])):

@@ -22,6 +22,7 @@ from typing import Any
 from modelport.exporters.migration.unpacking import MAX_DEPTH, MAX_MEMBERS, unpack
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.repository import untrusted_files
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 WORKFLOW = "WAR-INF"
@@ -63,7 +64,7 @@ class TorchServeArchive:
         """Read a file of at most ``most`` bytes; raise ``IntegrityError`` if it is larger."""
         if self.files[file] > most:
             raise IntegrityError(f"'{file}' in '{self.name}' is larger than {most} bytes")
-        return (self.root / file).read_bytes()
+        return untrusted_files.read(self.root / file, most)
 
     def json(self, file: str) -> Any:
         """Parse a file as JSON; raise ``IntegrityError`` if it is not JSON."""

@@ -17,7 +17,7 @@ from modelport.exporters.publishing import contract, publish
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, InvalidArgument, Unsupported
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import signing
+from modelport.gateway.repository import signing, untrusted_files
 from modelport.gateway.repository.config import ModelConfig, Platform
 from modelport.gateway.repository.scan import MAX_VERSION, VERSION_NAME
 from modelport.gateway.types import ModelSignature
@@ -256,7 +256,8 @@ class _StagedArchive:
 def _after_another(folder: Path, config: ModelConfig, ours: bool, report: MigrationReport) -> None:
     """Keep the configuration of an existing model; a model made by this run serves all versions."""
     path = folder / configuration.FILENAME
-    there = configuration.parse(path.read_text(encoding="utf-8"))
+    text = untrusted_files.read_text(path, untrusted_files.MAX_CONFIG_BYTES)
+    there = configuration.parse(text)
     wanted = configuration.parse(configuration.to_text(config))
     if ours:
         there.version_policy.all.SetInParent()

@@ -15,6 +15,7 @@ from typing import Any
 
 from modelport.exporters.migration.report import ReplayComparison
 from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.repository import untrusted_files
 
 MAX_BODY_BYTES = 64 << 20
 TIMEOUT_SECONDS = 60.0
@@ -91,7 +92,8 @@ def compare(
     Two answers are equal if they have the same status and, for status 200, the same structure with
     every number within ``tolerance * max(1, |old|)``. The wording of errors is not compared.
     """
-    body, kind = file.read_bytes(), CONTENT_TYPES.get(file.suffix.lower(), BYTES)
+    body = untrusted_files.read(file, MAX_BODY_BYTES)
+    kind = CONTENT_TYPES.get(file.suffix.lower(), BYTES)
     answers = [_ask(each, model, body, kind) for each in (old, new)]
     statuses = (answers[0].status, answers[1].status)
 

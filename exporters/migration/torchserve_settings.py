@@ -19,6 +19,7 @@ import yaml
 from modelport.exporters.migration.archive import MAX_DOCUMENT_BYTES, TorchServeArchive
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository import untrusted_files
 
 MAX_YAML_BYTES = 64 * 1024  # the parser is slow
 MAX_NUMBER = 2**31 - 1
@@ -88,11 +89,10 @@ def read_properties(path: Path) -> Properties:
         UsageError: it cannot be read, or a value in it is of another form than TorchServe's.
     """
     try:
-        if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise UsageError(f"--config '{path}' is larger than {MAX_DOCUMENT_BYTES} bytes")
-        values = dict(_lines(path.read_text(encoding="utf-8")))
+        values = dict(_lines(untrusted_files.read_text(path, MAX_DOCUMENT_BYTES)))
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config '{path}' cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"--config '{path}' cannot be read: {reason}") from error
     models = _models(values.get("models", "{}"))
     workers = values.get("default_workers_per_model")
     if workers is not None and not workers.isdecimal():

@@ -19,11 +19,14 @@ from modelport.gateway.cli.server_credentials import CommandT, credential_option
 from modelport.gateway.cli.tables import print_table
 from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.inference import images
+from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.types import Array, Datatype, TensorSpec
 
 DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
 TIMEOUT_SECONDS = 60.0
+#: The size of a file of requests.
+MAX_FILE_BYTES = 1 << 30
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 
 _url = click.option(
@@ -195,7 +198,8 @@ def _read(
     requests: Sequence[Mapping[str, Any]]
     try:
         if suffix == ".npy":
-            requests = [{_only(specs, file): np.load(file, allow_pickle=False)}]
+            with untrusted_files.open_file(file) as stream:
+                requests = [{_only(specs, file): np.load(stream, allow_pickle=False)}]
         elif suffix == ".npz":
             zip_guard.check(file)
             with np.load(file, allow_pickle=False) as archive:
@@ -204,12 +208,14 @@ def _read(
             name = _only(specs, file)
             requests = [{name: _image(file, specs[name], parameters())}]
         else:
-            text = sys.stdin.read() if str(file) == "-" else file.read_text()
+            stdin = str(file) == "-"
+            text = sys.stdin.read() if stdin else untrusted_files.read_text(file, MAX_FILE_BYTES)
             requests = _from_json(json.loads(text), specs, file)
     except FileNotFoundError:
         raise InvalidArgument(f"'{file}' does not exist") from None
     except (OSError, ValueError) as error:
-        raise InvalidArgument(f"'{file}' cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidArgument(f"'{file}' cannot be read: {reason}") from error
     for name in {name: None for request in requests for name in request}:
         if name not in specs:
             raise InvalidArgument(
@@ -284,4 +290,4 @@ def _image(file: Path, spec: TensorDescription, parameters: Mapping[str, str]) -
             f"'{file}' is an image, but input '{spec.name}' is {datatype} {list(spec.shape)}: not "
             "three dimensions with 1 or 3 channels"
         )
-    return decode(file.read_bytes())[np.newaxis]
+    return decode(untrusted_files.read(file, MAX_FILE_BYTES))[np.newaxis]

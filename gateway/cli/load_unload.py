@@ -11,6 +11,7 @@ from modelport.client import Client
 from modelport.gateway.cli.infer import connect, protocol_option, url_option
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import untrusted_files
 
 
 @click.command()
@@ -54,11 +55,12 @@ def unload(model: str, url: str | None, protocol: str, unload_dependents: bool) 
 def _read_config(file: Path) -> str:
     """Convert the configuration in ``file`` to the JSON of a load request."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = untrusted_files.read_text(file, untrusted_files.MAX_CONFIG_BYTES)
         json_like = text.lstrip().startswith("{")
         config = configuration.parse_json(text) if json_like else configuration.parse(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"'{file}' cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidArgument(f"'{file}' cannot be read: {reason}") from error
     except ModelportError as error:
         raise InvalidArgument(f"'{file}': {error}") from error
     return json.dumps(configuration.to_json(config))

@@ -7,9 +7,9 @@ import dataclasses
 import getpass
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 
@@ -20,11 +20,11 @@ from modelport.gateway.cli.errors import Failure, OneLineGroup, UsageError
 from modelport.gateway.cli.server_credentials import CommandT, credential_options
 from modelport.gateway.cli.tables import printable
 from modelport.gateway.errors import ModelportError, Unavailable
+from modelport.gateway.repository import untrusted_files
+from modelport.gateway.repository.scan import MODEL_NAME
 from modelport.gateway.rollout import gate_report as gate_reports
 from modelport.gateway.rollout.plan import MAX_REQUESTS, RolloutLimits, RolloutPlan
 from modelport.gateway.rollout.state import RolloutPhase
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: Exit codes of ``start``; the others are those of ``--wait``.
 PROMOTED, ROLLED_BACK, NOT_STARTED, UNDECIDED = 0, 1, 2, 3
@@ -32,46 +32,29 @@ PROMOTED, ROLLED_BACK, NOT_STARTED, UNDECIDED = 0, 1, 2, 3
 LOOK_SECONDS = 0.5
 #: Time for a gateway to be started again while a command waits.
 RESTART_SECONDS = 120.0
-_PATH = "/v2/rollouts"
+_ROLLOUTS = "/v2/rollouts"
 #: Settings of ``[answers]`` that are not limits.
 _ANSWERS = frozenset({"retrained", "decision_output", "decision_threshold", "decision_top_k"})
-#: Most rows of feedback in one request.
-FEEDBACK_ROWS = 10_000
+#: Most rows of feedback in one request, and the size of a file of them.
+FEEDBACK_ROWS, MAX_FEEDBACK_BYTES = 10_000, 1 << 30
 _LIMITS = frozenset(field.name for field in dataclasses.fields(RolloutLimits))
 _STAGE = slo.RolloutSettings()
 
 
-class Share(click.ParamType[float]):
-    """A share of the traffic: ``5%`` or ``0.05``."""
-
-    name = "share"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        if isinstance(value, float):
-            return value
-        text = str(value).strip()
-        try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            share = -1.0
-        if not 0 <= share <= 1:
-            self.fail(f"'{value}' is not a share of the traffic, such as 5% or 0.05", param, ctx)
-        return share
+def read_share(text: str) -> float:
+    """Parse a share of the traffic: ``5%`` or ``0.05``."""
+    try:
+        share = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise click.BadParameter(f"'{text}' is not a share of the traffic, such as 5% or 0.05")
+    return share
 
 
-class Shares(click.ParamType[tuple[float, ...]]):
-    """Shares, separated by commas."""
-
-    name = "shares"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
-        return tuple(Share().convert(each, param, ctx) for each in str(value).split(","))
+def read_shares(text: str) -> tuple[float, ...]:
+    """Parse shares that commas separate."""
+    return tuple(map(read_share, text.split(",")))
 
 
 @click.group(cls=OneLineGroup)
@@ -79,17 +62,10 @@ def rollout() -> None:
     """Replace a version by a candidate step by step; roll it back if it does harm."""
 
 
-_url_alone = click.option(
-    "--url",
-    "-u",
-    default=DEFAULT_URL,
-    show_default=True,
-    help="URL of the gateway's metrics port.",
-)
-
-
 def _url(command: CommandT) -> CommandT:
-    return _url_alone(credential_options(command))
+    text = "URL of the gateway's metrics port."
+    option = click.option("--url", "-u", default=DEFAULT_URL, show_default=True, help=text)
+    return option(credential_options(command))
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -114,15 +90,15 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="Reason, for
 )
 @click.option(
     "--shadow",
-    type=Share(),
-    default=0.0,
+    type=read_share,
+    default="0",
     metavar="SHARE",
     help="Begin with a stage that copies this share of the requests to the candidate, and "
     "compares the answers.  [default: no shadow stage]",
 )
 @click.option(
     "--steps",
-    type=Shares(),
+    type=read_shares,
     default="1%,5%,25%,100%",
     show_default=True,
     metavar="SHARE,...",
@@ -203,7 +179,7 @@ def start(model: str, url: str, wait: bool, as_json: bool, **options: Any) -> No
     """
     with _failing(NOT_STARTED):
         client = AdminClient(url)
-        state = client.post(f"{_PATH}/{_checked(model)}", _request(**options))
+        state = client.post(_path(model), _request(**options))
     plan = RolloutPlan.from_json(state["plan"])
     if not as_json:
         click.echo(
@@ -263,7 +239,7 @@ def _wait(client: AdminClient, model: str, rollout_id: str, *, as_json: bool) ->
     shown: list[str] = []
     problem = ""
     while True:
-        state = _patiently(client, f"{_PATH}/{model}")
+        state = _patiently(client, _path(model))
         if state["plan"]["id"] != rollout_id:
             raise Unavailable(f"another rollout of '{model}' has started")
         lines = [rollout_display.event_line(state, event) for event in state["events"]]
@@ -309,13 +285,13 @@ def status(model: str, url: str, as_json: bool, watch: bool) -> None:
     """
     client = AdminClient(url)
     if not model:
-        states = client.get(_PATH)
+        states = client.get(_ROLLOUTS)
         if as_json:
             click.echo(json.dumps(states, indent=2))
         else:
             rollout_display.show_all(states)
         return
-    path = f"{_PATH}/{_checked(model)}"
+    path = _path(model)
     if as_json:
         click.echo(json.dumps(client.get(path), indent=2))
     elif watch or rollout_display.is_terminal():
@@ -330,7 +306,7 @@ def status(model: str, url: str, as_json: bool, watch: bool) -> None:
 @_json
 def history(model: str, url: str, as_json: bool) -> None:
     """List the rollouts of MODEL that have ended, latest first, with evidence and verdict."""
-    states = AdminClient(url).get(f"{_PATH}/{_checked(model)}/history")
+    states = AdminClient(url).get(_path(model, "history"))
     if as_json:
         click.echo(json.dumps(states, indent=2))
         return
@@ -351,7 +327,7 @@ def history(model: str, url: str, as_json: bool) -> None:
 )
 def examples(model: str, url: str, output: Path | None) -> None:
     """Print the kept requests of MODEL with disagreeing answers, as JSON."""
-    found = json.dumps(AdminClient(url).get(f"{_PATH}/{_checked(model)}/examples"), indent=2)
+    found = json.dumps(AdminClient(url).get(_path(model, "examples")), indent=2)
     if output is None:
         click.echo(found)
     else:
@@ -368,14 +344,14 @@ def examples(model: str, url: str, output: Path | None) -> None:
 def feedback(model: str, file: Path, url: str) -> None:
     """Send true labels that became known later: a JSON list of {"id": ..., "label": ...}."""
     try:
-        rows = json.loads(file.read_text(encoding="utf-8"))
+        rows = json.loads(untrusted_files.read_text(file, MAX_FEEDBACK_BYTES))
     except OSError as error:
         raise UsageError(f"'{file}' cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"'{file}' is not JSON: {error}") from error
     if not isinstance(rows, list):
         raise UsageError(f'\'{file}\' is not a JSON list of {{"id": ..., "label": ...}}')
-    client, path = AdminClient(url), f"{_PATH}/{_checked(model)}/feedback"
+    client, path = AdminClient(url), _path(model, "feedback")
     counted = unknown = repeated = 0
     for first in range(0, max(1, len(rows)), FEEDBACK_ROWS):
         answer = client.post(path, {"rows": rows[first : first + FEEDBACK_ROWS]})
@@ -394,8 +370,8 @@ def _command(name: str, help: str, said: str) -> None:
     @_url
     @_json
     def command(model: str, reason: str, url: str, as_json: bool) -> None:
-        path = f"{_PATH}/{_checked(model)}/{name}"
-        state = AdminClient(url).post(path, {"reason": reason, "by": _user()})
+        client, request = AdminClient(url), {"reason": reason, "by": _user()}
+        state = client.post(_path(model, name), request)
         click.echo(json.dumps(state, indent=2) if as_json else f"{model}: {said}")
 
 
@@ -409,10 +385,12 @@ _command(
 _command("rollback", "Send all requests to the baseline at once.", "rolled back")
 
 
-def _checked(model: str) -> str:
-    """``model``, if it can be part of a path."""
-    from modelport.gateway.repository.scan import MODEL_NAME
+def _path(model: str, *rest: str) -> str:
+    """The path of a model's rollout, or of what is below it.
 
+    Raises:
+        UsageError: ``model`` cannot be part of a path.
+    """
     if not MODEL_NAME.match(model):
         raise UsageError(f"'{model}' is not a valid model name")
-    return model
+    return "/".join((_ROLLOUTS, model, *rest))

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository import untrusted_files
 from modelport.gateway.rollout.sequential_tests import TrialCounts, confidence_sequence
 
 FORMAT = "modelport-gate/1"
@@ -26,8 +27,7 @@ def max_disagreement(file: Path) -> float | None:
         InvalidArgument: the file cannot be read, or has no changed decisions of a candidate.
     """
     try:
-        with file.open("rb") as stream:
-            report = json.loads(stream.read(MAX_REPORT_BYTES))
+        report = json.loads(untrusted_files.read_text(file, MAX_REPORT_BYTES))
         agreement = report["agreement"]
         if agreement is None and report["format"] == FORMAT:
             return None

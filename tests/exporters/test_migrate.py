@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from click.testing import Result
 from torch import Tensor, nn
 
+from modelport.exporters.migration.archive import MAX_DOCUMENT_BYTES
 from modelport.gateway.repository import config, manifest
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.archives import folder, mar, migrate, refused, state_dict, tgz, torchscript
@@ -444,6 +446,19 @@ def test_settings_of_another_form_are_refused(
     archive = mar(tmp_path / "m.mar", "m", {"model.pt": linear})
     (tmp_path / "c").write_text(text)
     refused(migrate(archive, repository, *LINEAR, "--config", str(tmp_path / "c")), 2, "--config")
+
+
+def test_only_a_regular_file_of_a_bounded_size_is_read_as_settings(
+    tmp_path: Path, repository: Path, linear: bytes
+) -> None:
+    archive = mar(tmp_path / "m.mar", "m", {"model.pt": linear})
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    with large.open("wb") as stream:
+        stream.truncate(MAX_DOCUMENT_BYTES + 1)
+    for file, words in ((pipe, "it is not a regular file"), (large, "it is larger than")):
+        said = f"--config '{file}' cannot be read: {words}"
+        refused(migrate(archive, repository, *LINEAR, "--config", str(file)), 2, said)
 
 
 def test_the_report_in_markdown_holds_no_markup_of_an_archives(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from modelport import cli
+from modelport.gateway.cli import rollout
 from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import untrusted_files
 from tests import models
 from tests.server import serving
 
@@ -129,6 +132,29 @@ def test_a_file_that_cannot_be_changed_with_certainty_is_left_alone(model: Path)
     assert result.exit_code == 2
     assert 'edit it by hand to have: parameters { key: "version_label.stable"' in result.stderr
     assert (model / "config.pbtxt").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "most"),
+    [
+        (("load", "iris", "--model-config"), untrusted_files.MAX_CONFIG_BYTES),
+        (("rollout", "feedback", "iris"), rollout.MAX_FEEDBACK_BYTES),
+    ],
+    ids=["load", "feedback"],
+)
+def test_only_a_regular_file_of_a_bounded_size_is_read(
+    tmp_path: Path, arguments: tuple[str, ...], most: int
+) -> None:
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    with large.open("wb") as stream:
+        stream.truncate(most + 1)
+    for file, words in ((pipe, "it is not a regular file"), (large, f"larger than {most} bytes")):
+        result = run(*arguments, str(file))
+        assert result.exit_code == 2
+        [line] = result.stderr.splitlines()
+        assert line.startswith(f"modelport: error: '{file}' cannot be read: ")
+        assert words in line
 
 
 def test_load_and_unload_control_a_running_gateway(model: Path, tmp_path: Path) -> None:

@@ -300,3 +300,7 @@ def test_a_gate_report_gives_the_limit_of_changed_decisions(tmp_path: Path) -> N
             gate_report.max_disagreement(report)
     with pytest.raises(InvalidArgument, match="cannot be read"):
         gate_report.max_disagreement(tmp_path / "missing.json")
+    with report.open("wb") as stream:
+        stream.truncate(gate_report.MAX_REPORT_BYTES + 1)
+    with pytest.raises(InvalidArgument, match="cannot be read: it is larger than"):
+        gate_report.max_disagreement(report)
