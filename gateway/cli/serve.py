@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,24 @@ from modelport.gateway.cli.serve_settings import (
     read_monitoring_config,
     settings_from,
 )
+from modelport.gateway.cli.server_credentials import CommandT
 from modelport.gateway.repository.storage.location import Repository
-from modelport.gateway.settings import AspiredVersionPolicy, LogFormat, ModelControlMode, Settings
+from modelport.gateway.settings import Settings
 
 DEFAULTS = Settings(model_repositories=())
 #: More processes than any machine needs.
 MAX_WORKERS = 256
+
+_file = functools.partial(click.option, metavar="FILE", type=click.Path(path_type=Path))
+
+
+def _setting(*names: str, **attributes: Any) -> Callable[[CommandT], CommandT]:
+    """An option with the default of its field in ``Settings``; an enum's values are choices."""
+    default = getattr(DEFAULTS, names[-1].lstrip("-").replace("-", "_"))
+    if isinstance(default, StrEnum):
+        attributes["type"] = click.Choice(list(map(str, type(default))))
+        default = str(default)
+    return click.option(*names, default=default, **attributes)
 
 
 class Serve(click.Command):
@@ -55,17 +69,13 @@ class Serve(click.Command):
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for copies of models in object storage.  [default: the user's cache folder]",
 )
-@click.option(
+@_file(
     "--routes",
     "routes_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
     help="File of models on other servers and their addresses: TOML or YAML.",
 )
-@click.option(
+@_setting(
     "--model-control-mode",
-    type=click.Choice([mode.value for mode in ModelControlMode]),
-    default=DEFAULTS.model_control_mode.value,
     help="none: load all models at start; poll: poll the repository; explicit: load on request.",
 )
 @click.option(
@@ -74,44 +84,37 @@ class Serve(click.Command):
     multiple=True,
     help="A model to load at start with explicit control ('*': all). Repeatable.",
 )
-@click.option(
+@_setting(
     "--repository-poll-secs",
     "repository_poll_seconds",
     type=FiniteSeconds(min=0, min_open=True),
-    default=DEFAULTS.repository_poll_seconds,
     help="Seconds between polls of the repository with poll control.",
 )
-@click.option(
+@_setting(
     "--aspired-version-policy",
-    type=click.Choice([policy.value for policy in AspiredVersionPolicy]),
-    default=DEFAULTS.aspired_version_policy.value,
     help="Load new versions before unloading old ones, or unload old ones first.",
 )
-@click.option(
+@_setting(
     "--model-load-retry-count",
     type=click.IntRange(min=0),
-    default=DEFAULTS.model_load_retry_count,
     help="Retries of a failed load. Loads waiting for an unavailable server retry indefinitely.",
 )
-@click.option(
+@_setting(
     "--load-retry-interval-secs",
     "load_retry_interval_seconds",
     type=FiniteSeconds(min=0),
-    default=DEFAULTS.load_retry_interval_seconds,
     help="Seconds between retries of a load.",
 )
-@click.option(
+@_setting(
     "--model-load-timeout-secs",
     "model_load_timeout_seconds",
     type=FiniteSeconds(min=0, min_open=True),
-    default=DEFAULTS.model_load_timeout_seconds,
     help="Time limit of a load, in seconds.",
 )
 @click.option("--require-manifest", is_flag=True, help="Serve only versions with a manifest.")
-@click.option(
+@_file(
     "--require-signature",
     metavar="PUBKEY",
-    type=click.Path(path_type=Path),
     multiple=True,
     help="Serve only versions signed with this key (PEM file). Repeatable: any of the keys.",
 )
@@ -121,19 +124,17 @@ class Serve(click.Command):
     help="Serve unsigned versions that run native code (AOTInductor, custom operators and classes) "
     "or access files. By default only versions signed with a --require-signature key may.",
 )
-@click.option(
+@_setting(
     "--strict-readiness",
     type=bool,
-    default=DEFAULTS.strict_readiness,
     help="Report ready only while every model has a version that serves.",
 )
-@click.option(
+@_setting(
     "--exit-on-error",
     type=bool,
-    default=DEFAULTS.exit_on_error,
     help="Exit with status 1 if a model does not load at start.",
 )
-@click.option("--http-address", default=DEFAULTS.http_address, help="Address to serve HTTP on.")
+@_setting("--http-address", help="Address to serve HTTP on.")
 @click.option(
     "--http-port",
     type=click.IntRange(0, 65535),
@@ -141,11 +142,10 @@ class Serve(click.Command):
     show_default=f"{DEFAULTS.http_port}; on Vertex AI, AIP_HTTP_PORT",
     help="Port to serve HTTP on.",
 )
-@click.option(
+@_setting(
     "--http-max-input-size",
     "http_max_input_bytes",
     type=click.IntRange(min=1),
-    default=DEFAULTS.http_max_input_bytes,
     help="Largest HTTP request body or gRPC message in bytes, after decompression.",
 )
 @click.option(
@@ -169,10 +169,9 @@ class Serve(click.Command):
     metavar="NAME",
     help="Also serve this protocol of an installed package (modelport.dialects). Repeatable.",
 )
-@click.option(
+@_setting(
     "--allow-sagemaker",
     type=bool,
-    default=DEFAULTS.allow_sagemaker,
     help="Serve SageMaker's /invocations (SAGEMAKER_TRITON_DEFAULT_MODEL_NAME).",
 )
 @click.option(
@@ -189,34 +188,22 @@ class Serve(click.Command):
     show_default="the only one",
     help="The model that answers Vertex AI requests.",
 )
-@click.option("--grpc-address", default=DEFAULTS.grpc_address, help="Address to serve gRPC on.")
-@click.option(
-    "--grpc-port",
-    type=click.IntRange(0, 65535),
-    default=DEFAULTS.grpc_port,
-    help="Port to serve gRPC on.",
-)
-@click.option(
-    "--metrics-address",
-    default=DEFAULTS.metrics_address,
-    help="Address to serve metrics and rollouts on.",
-)
-@click.option(
+@_setting("--grpc-address", help="Address to serve gRPC on.")
+@_setting("--grpc-port", type=click.IntRange(0, 65535), help="Port to serve gRPC on.")
+@_setting("--metrics-address", help="Address to serve metrics and rollouts on.")
+@_setting(
     "--metrics-port",
     type=click.IntRange(0, 65535),
-    default=DEFAULTS.metrics_port,
     help="Port to serve metrics and rollouts on.",
 )
-@click.option(
+@_file(
     "--http-socket",
     metavar="PATH",
-    type=click.Path(path_type=Path),
     help="Serve HTTP on a UNIX domain socket as well, in clear text.",
 )
-@click.option(
+@_file(
     "--grpc-socket",
     metavar="PATH",
-    type=click.Path(path_type=Path),
     help="Serve gRPC on a UNIX domain socket as well, in clear text (unix:PATH).",
 )
 @click.option(
@@ -226,23 +213,14 @@ class Serve(click.Command):
     callback=file_mode,
     help="Permissions of the socket files, in octal digits as for chmod.",
 )
-@click.option(
+@_file(
     "--tls-cert",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
     help="Serve TLS 1.2 and 1.3 on all ports, with this certificate and its chain (PEM). The files "
     "are read again when they change.",
 )
-@click.option(
-    "--tls-key",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The certificate's private key (PEM).",
-)
-@click.option(
+@_file("--tls-key", help="The certificate's private key (PEM).")
+@_file(
     "--tls-client-ca",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
     help="Verify the certificates of clients with these authorities (PEM): mutual TLS.",
 )
 @click.option(
@@ -251,10 +229,8 @@ class Serve(click.Command):
     show_default="required",
     help="Refuse clients without a certificate, or accept them.",
 )
-@click.option(
+@_file(
     "--access",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
     help="File of rules that authorize clients (access.toml), read again when it changes.",
 )
 @click.option(
@@ -283,16 +259,13 @@ class Serve(click.Command):
     metavar="FILE",
     help="As in TensorFlow Serving: prometheus_config { enable: true } adds metrics to HTTP.",
 )
-@click.option(
+@_file(
     "--rollout-webhook-secret",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
     help="File with the secret that signs webhook calls of rollouts (x-modelport-signature-256).",
 )
-@click.option(
+@_setting(
     "--workers",
     type=click.IntRange(1, MAX_WORKERS),
-    default=DEFAULTS.workers,
     help="Processes that share the ports, each serving every model; at most one per core.",
 )
 @click.option(
@@ -309,10 +282,9 @@ class Serve(click.Command):
     type=click.IntRange(min=0),
     help="Deprecated, as in Triton: --cache-config local,size=BYTES.",
 )
-@click.option(
+@_setting(
     "--allow-client-shm",
     type=bool,
-    default=DEFAULTS.allow_client_shm,
     help="Let clients on this machine pass tensors in system shared memory.",
 )
 @click.option(
@@ -321,25 +293,14 @@ class Serve(click.Command):
     type=FiniteSeconds(min=0, min_open=True),
     help="Upper limit of every request's deadline, in seconds.  [default: no limit]",
 )
-@click.option(
+@_setting(
     "--exit-timeout-secs",
     "exit_timeout_seconds",
     type=FiniteSeconds(min=0),
-    default=DEFAULTS.exit_timeout_seconds,
     help="Seconds for requests in flight to finish after SIGTERM.",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice([form.value for form in LogFormat]),
-    default=DEFAULTS.log_format.value,
-    help="Format of the log on standard error.",
-)
-@click.option(
-    "--log-verbose",
-    type=click.IntRange(min=0),
-    default=DEFAULTS.log_verbose,
-    help="1: log every request with its id.",
-)
+@_setting("--log-format", help="Format of the log on standard error.")
+@_setting("--log-verbose", type=click.IntRange(min=0), help="1: log every request with its id.")
 @click.pass_context
 def serve(context: click.Context, /, **options: Any) -> None:
     """Serve a model repository over HTTP and gRPC (Open Inference Protocol, Triton's flag names).
