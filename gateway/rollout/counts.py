@@ -7,18 +7,19 @@ the candidate. A burst hits both sides in proportion to their shares, so that it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self, TypeVar
 
 from modelport.gateway.errors import InvalidArgument
 
-K = TypeVar("K")
-V = TypeVar("V", int, "Attribution")
+V = TypeVar("V")
 #: Counts stay exact in JSON up to here.
 MAX_COUNT = 2**53
 #: Most keys of a table of counts in a document.
 MAX_KEYS = 4096
+#: The fields of ``StageCounts`` that are numbers.
+_NUMBERS = ("compared", "disagreed", "invalid", "failed", "dropped", "sources")
 
 
 def latency_bucket(seconds: float) -> int:
@@ -27,18 +28,31 @@ def latency_bucket(seconds: float) -> int:
 
 
 @dataclass(slots=True)
-class Attribution:
+class _Counts:
+    """Counts that add up field by field, and tables of counts by key."""
+
+    def __add__(self, other: Self) -> Self:
+        names = [each.name for each in fields(self)]
+        return type(self)(*(_sum(getattr(self, name), getattr(other, name)) for name in names))
+
+    def to_json(self) -> Any:
+        """The counts as JSON values."""
+        return {each.name: _json(getattr(self, each.name)) for each in fields(self)}
+
+
+@dataclass(slots=True)
+class Attribution(_Counts):
     """Events of both sides, and those of the candidate."""
 
     candidate: int = 0
     total: int = 0
 
-    def __add__(self, other: Attribution) -> Attribution:
-        return Attribution(self.candidate + other.candidate, self.total + other.total)
+    def to_json(self) -> list[int]:
+        return [self.candidate, self.total]
 
 
 @dataclass(slots=True)
-class SideCounts:
+class SideCounts(_Counts):
     """Requests that were assigned to one side, without copies for a comparison.
 
     Neither requests that both sides find invalid nor those whose client has gone are counted.
@@ -54,18 +68,9 @@ class SideCounts:
     #: Scores of the answers by twentieths of their range, for a retrained candidate. For people.
     scores: dict[int, int] = field(default_factory=dict)
 
-    def __add__(self, other: SideCounts) -> SideCounts:
-        return SideCounts(
-            self.requests + other.requests,
-            self.errors + other.errors,
-            _sum(self.over_limit, other.over_limit),
-            _sum(self.latency, other.latency),
-            _sum(self.scores, other.scores),
-        )
-
 
 @dataclass(slots=True)
-class StageCounts:
+class StageCounts(_Counts):
     """Everything that is counted in one stage."""
 
     baseline: SideCounts = field(default_factory=SideCounts)
@@ -89,37 +94,6 @@ class StageCounts:
     #: Processes whose first count was in this stage. Each may have counted events of the same key.
     sources: int = 0
 
-    def __add__(self, other: StageCounts) -> StageCounts:
-        return StageCounts(
-            self.baseline + other.baseline,
-            self.candidate + other.candidate,
-            self.compared + other.compared,
-            self.disagreed + other.disagreed,
-            self.invalid + other.invalid,
-            self.failed + other.failed,
-            self.dropped + other.dropped,
-            _sum(self.slow, other.slow),
-            _sum(self.wrong, other.wrong),
-            self.errors + other.errors,
-            self.sources + other.sources,
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The counts as JSON values."""
-        return {
-            "baseline": _side_json(self.baseline),
-            "candidate": _side_json(self.candidate),
-            "compared": self.compared,
-            "disagreed": self.disagreed,
-            "invalid": self.invalid,
-            "failed": self.failed,
-            "dropped": self.dropped,
-            "slow": {key: [each.candidate, each.total] for key, each in self.slow.items()},
-            "wrong": {key: [each.candidate, each.total] for key, each in self.wrong.items()},
-            "errors": [self.errors.candidate, self.errors.total],
-            "sources": self.sources,
-        }
-
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StageCounts:
         """The counts of ``to_json``'s document.
@@ -128,27 +102,18 @@ class StageCounts:
             InvalidArgument: it is not one.
         """
         try:
-            return cls._from_json(document)
+            found = cls(
+                _side(document["baseline"]),
+                _side(document["candidate"]),
+                slow=_table(document["slow"], _attribution),
+                wrong=_table(document["wrong"], _attribution),
+                errors=_attribution(document["errors"]),
+                **{name: _count(document[name]) for name in _NUMBERS},
+            )
+            if max(found.disagreed, found.invalid) > found.compared:
+                raise ValueError("more disagreements than compared answers")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidArgument(f"counts of a rollout are malformed: {error}") from error
-
-    @classmethod
-    def _from_json(cls, document: Mapping[str, Any]) -> StageCounts:
-        found = cls(
-            _side(document["baseline"]),
-            _side(document["candidate"]),
-            compared=_count(document["compared"]),
-            disagreed=_count(document["disagreed"]),
-            invalid=_count(document["invalid"]),
-            failed=_count(document["failed"]),
-            dropped=_count(document["dropped"]),
-            slow=_attributions(document["slow"]),
-            wrong=_attributions(document["wrong"]),
-            errors=_attribution(document["errors"]),
-            sources=_count(document["sources"]),
-        )
-        if max(found.disagreed, found.invalid) > found.compared:
-            raise ValueError("more disagreements than compared answers")
         return found
 
 
@@ -158,14 +123,12 @@ def _count(value: Any) -> int:
     return value
 
 
-def _keyed(document: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+def _table(
+    document: Mapping[str, Any], read: Callable[[Any], V], key: Callable[[str], Any] = str
+) -> dict[Any, V]:
     if len(document) > MAX_KEYS:
         raise ValueError("a table of counts is too large")
-    return document.items()
-
-
-def _attributions(document: Mapping[str, Any]) -> dict[str, Attribution]:
-    return {key: _attribution(pair) for key, pair in _keyed(document)}
+    return {key(name): read(value) for name, value in document.items()}
 
 
 def _attribution(pair: Iterable[Any]) -> Attribution:
@@ -175,31 +138,26 @@ def _attribution(pair: Iterable[Any]) -> Attribution:
     return found
 
 
-def _sum(one: Mapping[K, V], other: Mapping[K, V]) -> dict[K, V]:
-    return {
-        **one,
-        **{key: one[key] + value if key in one else value for key, value in other.items()},
-    }
-
-
-def _side_json(side: SideCounts) -> dict[str, Any]:
-    return {
-        "requests": side.requests,
-        "errors": side.errors,
-        "over_limit": side.over_limit,
-        "latency": {str(key): value for key, value in side.latency.items()},
-        "scores": {str(key): value for key, value in side.scores.items()},
-    }
-
-
 def _side(document: Mapping[str, Any]) -> SideCounts:
     found = SideCounts(
         _count(document["requests"]),
         _count(document["errors"]),
-        {key: _count(value) for key, value in _keyed(document["over_limit"])},
-        {int(key): _count(value) for key, value in _keyed(document["latency"])},
-        {int(key): _count(value) for key, value in _keyed(document["scores"])},
+        _table(document["over_limit"], _count),
+        _table(document["latency"], _count, int),
+        _table(document["scores"], _count, int),
     )
     if max((found.errors, *found.over_limit.values())) > found.requests:
         raise ValueError("more errors or slow requests than requests")
     return found
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if not isinstance(one, dict):
+        return one + other
+    return one | {key: one[key] + each if key in one else each for key, each in other.items()}
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _json(each) for key, each in value.items()}
+    return value.to_json() if isinstance(value, _Counts) else value
