@@ -125,7 +125,7 @@ class _Criterion(NamedTuple):
     name: str
     relative: bool
     limit: float
-    trials: Callable[[_Stage], TrialCounts]
+    trials: Callable[[_Criterion, _Stage], TrialCounts]
     emphasis: float = LARGE_CHANGES
 
 
@@ -145,7 +145,7 @@ def criteria_of(plan: RolloutPlan, counts: Sequence[StageCounts]) -> tuple[Crite
     return tuple(
         _evidence(
             criterion,
-            [criterion.trials(stage) for stage in stages],
+            [criterion.trials(criterion, stage) for stage in stages],
             alpha=error * weight / sum(weights),
             parts=sources if criterion.relative else 1,
             proof=error,
@@ -157,88 +157,71 @@ def criteria_of(plan: RolloutPlan, counts: Sequence[StageCounts]) -> tuple[Crite
 
 def _criteria(limits: RolloutLimits) -> Iterator[_Criterion]:
     """The criteria that are switched on."""
-    if (limit := limits.max_disagreement) is not None:
-        yield _Criterion("disagreement", False, limit, _disagreements(limit))
-    if (limit := limits.max_invalid) is not None:
-        yield _Criterion("invalid", False, limit, _invalid(limit))
-    if (limit := limits.max_error_ratio) is not None:
-        yield _Criterion("errors", True, limit, _errors(limit))
-    if (limit := limits.max_error_share) is not None:
-        yield _Criterion("error_share", False, limit, _error_share(limit))
+    for name, relative, limit, trials in (
+        ("disagreement", False, limits.max_disagreement, _disagreements),
+        ("invalid", False, limits.max_invalid, _invalid),
+        ("errors", True, limits.max_error_ratio, _errors),
+        ("error_share", False, limits.max_error_share, _error_share),
+    ):
+        if limit is not None:
+            yield _Criterion(name, relative, limit, trials)
     for name in _QUANTILES:
         if getattr(limits, f"max_{name}_regression") is not None:
-            yield _Criterion(name, True, 1.0, _slow(name), SMALL_CHANGES)
+            yield _Criterion(name, True, 1.0, _slow, SMALL_CHANGES)
     for name, beyond in (("p50_ms", 0.5), ("p99_ms", 0.01)):
         if getattr(limits, name) is not None:
-            yield _Criterion(name, False, beyond, _over_limit(name, beyond))
+            yield _Criterion(name, False, beyond, _over_limit)
     if (limit := limits.max_quality_ratio) is not None:
         for name in ("accuracy", "precision", "recall"):
-            yield _Criterion(name, True, limit, _wrong(name, limit), SMALL_CHANGES)
+            yield _Criterion(name, True, limit, _wrong, SMALL_CHANGES)
 
 
-def _disagreements(limit: float) -> Callable[[_Stage], TrialCounts]:
-    return lambda stage: TrialCounts(limit, stage.counts.disagreed, stage.counts.compared)
+def _disagreements(criterion: _Criterion, stage: _Stage) -> TrialCounts:
+    return TrialCounts(criterion.limit, stage.counts.disagreed, stage.counts.compared)
 
 
-def _invalid(limit: float) -> Callable[[_Stage], TrialCounts]:
-    return lambda stage: TrialCounts(limit, stage.counts.invalid, stage.counts.compared)
+def _invalid(criterion: _Criterion, stage: _Stage) -> TrialCounts:
+    return TrialCounts(criterion.limit, stage.counts.invalid, stage.counts.compared)
 
 
-def _errors(ratio: float) -> Callable[[_Stage], TrialCounts]:
-    def trials(stage: _Stage) -> TrialCounts:
-        if stage.plan.kind is StageKind.CANARY:
-            return _attributed(stage.counts.errors, stage.new_share, ratio)
-        # Any of the baseline's requests may fail, but only a share of them is copied, so that the
-        # odds of a failure of the candidate are share * ratio to 1.
-        odds = stage.plan.share * ratio
-        failed = stage.counts.failed
-        return TrialCounts(odds / (1 + odds), failed, failed + stage.counts.baseline.errors)
-
-    return trials
+def _errors(criterion: _Criterion, stage: _Stage) -> TrialCounts:
+    if stage.plan.kind is StageKind.CANARY:
+        return _attributed(criterion, stage, stage.counts.errors)
+    # Any of the baseline's requests may fail, but only a share of them is copied, so that the
+    # odds of a failure of the candidate are share * ratio to 1.
+    odds = stage.plan.share * criterion.limit
+    failed = stage.counts.failed
+    return TrialCounts(odds / (1 + odds), failed, failed + stage.counts.baseline.errors)
 
 
-def _error_share(limit: float) -> Callable[[_Stage], TrialCounts]:
-    def trials(stage: _Stage) -> TrialCounts:
-        if stage.plan.kind is StageKind.CANARY:
-            candidate = stage.counts.candidate
-            return TrialCounts(limit, candidate.errors, candidate.requests)
-        failed = stage.counts.failed
-        return TrialCounts(limit, failed, failed + stage.counts.compared)
-
-    return trials
-
-
-def _slow(name: str) -> Callable[[_Stage], TrialCounts]:
-    def trials(stage: _Stage) -> TrialCounts:
-        if stage.plan.kind is not StageKind.CANARY:
-            return _NOTHING
-        return _attributed(stage.counts.slow.get(name, Attribution()), stage.new_share, 1.0)
-
-    return trials
-
-
-def _over_limit(name: str, beyond: float) -> Callable[[_Stage], TrialCounts]:
-    def trials(stage: _Stage) -> TrialCounts:
+def _error_share(criterion: _Criterion, stage: _Stage) -> TrialCounts:
+    if stage.plan.kind is StageKind.CANARY:
         candidate = stage.counts.candidate
-        return TrialCounts(beyond, candidate.over_limit.get(name, 0), candidate.requests)
-
-    return trials
-
-
-def _wrong(name: str, ratio: float) -> Callable[[_Stage], TrialCounts]:
-    def trials(stage: _Stage) -> TrialCounts:
-        if stage.plan.kind is not StageKind.CANARY:  # only the baseline's answers get labels
-            return _NOTHING
-        wrong = stage.counts.wrong.get(name, Attribution())
-        return _attributed(wrong, stage.new_share, ratio)
-
-    return trials
+        return TrialCounts(criterion.limit, candidate.errors, candidate.requests)
+    failed = stage.counts.failed
+    return TrialCounts(criterion.limit, failed, failed + stage.counts.compared)
 
 
-def _attributed(events: Attribution, share: float, ratio: float) -> TrialCounts:
-    if share >= 1:
+def _slow(criterion: _Criterion, stage: _Stage) -> TrialCounts:
+    return _attributed(criterion, stage, stage.counts.slow.get(criterion.name))
+
+
+def _over_limit(criterion: _Criterion, stage: _Stage) -> TrialCounts:
+    candidate = stage.counts.candidate
+    over = candidate.over_limit.get(criterion.name, 0)
+    return TrialCounts(criterion.limit, over, candidate.requests)
+
+
+def _wrong(criterion: _Criterion, stage: _Stage) -> TrialCounts:
+    return _attributed(criterion, stage, stage.counts.wrong.get(criterion.name))
+
+
+def _attributed(criterion: _Criterion, stage: _Stage, found: Attribution | None) -> TrialCounts:
+    share, events = stage.new_share, found or Attribution()
+    # In a shadow stage, only the baseline's answers count and get labels.
+    if stage.plan.kind is not StageKind.CANARY or share >= 1:
         return _NOTHING
-    odds = share * ratio / (1 - share)
+    odds = share * criterion.limit / (1 - share)
     return TrialCounts(odds / (1 + odds), events.candidate, events.total)
 
 
