@@ -66,16 +66,14 @@ class RolloutParticipant:
 
     async def describe_model(self, arguments: Arguments) -> Document:
         """Describe a model; as ``side_description.model``."""
-        return _json(side_description.model(self._manager, arguments["model"]))
+        return dataclasses.asdict(side_description.model(self._manager, arguments["model"]))
 
     async def describe_version(self, arguments: Arguments) -> Document:
         """Describe a version; as ``side_description.version``."""
-        return _json(
-            await asyncio.to_thread(
-                side_description.version,
-                self._manager, arguments["model"], arguments["version"],
-            )
-        )  # fmt: skip
+        model, number = arguments["model"], arguments["version"]
+        return dataclasses.asdict(
+            await asyncio.to_thread(side_description.version, self._manager, model, number)
+        )
 
     async def hold(self, arguments: Arguments) -> None:
         """Load both sides of a plan, and keep them served. The default version stays.
@@ -105,11 +103,10 @@ class RolloutParticipant:
 
     def _route(self, routing: Document) -> None:
         model = routing["model"]
-        known = self._routings.get(model)
-        if known is not None and routing["revision"] < known["revision"]:
-            same = known["plan"]["id"] == routing["plan"]["id"]
-            if same:  # it was overtaken
-                return
+        known = self._routings.get(model, routing)
+        same = known["plan"]["id"] == routing["plan"]["id"]
+        if same and routing["revision"] < known["revision"]:  # it was overtaken
+            return
         self._routings[model] = routing
         self._lease(model, routing["until"])
 
@@ -174,14 +171,11 @@ class RolloutParticipant:
                 await held.release(plan.candidate.model, rollout=plan.id)
         routing = self._routings.get(plan.model)
         if routing is not None and routing["plan"]["id"] == plan.id:
-            self._forget(plan.model)
-
-    def _forget(self, model: str) -> None:
-        self._examples[model] = self._rollouts.examples(model)
-        self._rollouts.remove(model)
-        self._routings.pop(model, None)
-        if model in self._leases:
-            self._leases.pop(model).cancel()
+            self._examples[plan.model] = self._rollouts.examples(plan.model)
+            self._rollouts.remove(plan.model)
+            del self._routings[plan.model]
+            if plan.model in self._leases:
+                self._leases.pop(plan.model).cancel()
 
     async def counts(self, _: Arguments) -> dict[str, Any]:
         """The counts of this process since it began, with its identifier."""
@@ -190,9 +184,8 @@ class RolloutParticipant:
     async def problem(self, arguments: Arguments) -> str:
         """The reason why a side can no longer serve; empty while it serves or loads."""
         side = RolloutSide(*arguments["side"])
-        return "" if not self._manager.started else self._problem(side)
-
-    def _problem(self, side: RolloutSide) -> str:
+        if not self._manager.started:
+            return ""
         served = self._manager.find(*side)
         gone = f"model '{side.model}' no longer has version {side.version}"
         if served is not None:
@@ -246,8 +239,3 @@ class RolloutParticipant:
 def _default(plan: RolloutPlan) -> int:
     """The version for requests without one while the rollout of ``plan`` runs."""
     return plan.default_version or plan.baseline.version
-
-
-def _json(description: Any) -> Document:
-    """A dataclass as JSON values."""
-    return dataclasses.asdict(description)

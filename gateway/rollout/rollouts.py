@@ -22,29 +22,25 @@ class Rollouts:
     def __init__(self, service: InferenceService) -> None:
         self._service = service
         self._splits: dict[str, TrafficSplit] = {}
-        self._revisions: dict[str, int] = {}
 
     def apply(self, document: Mapping[str, Any]) -> None:
         """Route the traffic of a model as ``document`` says, for every request from now on.
 
         The document has the ``model``, the ``plan``, the ``stage``'s index, its ``kind`` and
-        ``share``, and a ``revision``; one that is older than the last is ignored. A share of 0
-        sends everything to the baseline, and so does the monotonic time ``until``, if there is one.
+        ``share``. A share of 0 sends everything to the baseline, and so does the monotonic time
+        ``until``, if there is one.
         """
-        model, revision = str(document["model"]), int(document["revision"])
+        model = str(document["model"])
         split = self._splits.get(model)
         if split is None or split.plan.id != document["plan"]["id"]:
             plan = RolloutPlan.from_json(document["plan"])
             if split is not None:
                 split.close()
             split = TrafficSplit(plan, self._service)
-        elif revision < self._revisions[model]:
-            return
         kind, share = StageKind(document["kind"]), float(document["share"])
         until = document.get("until")
         split.route(int(document["stage"]), kind, share, math.inf if until is None else until)
-        self._splits[model], self._revisions[model] = split, revision
-        self._service.splits[model] = split
+        self._splits[model] = self._service.splits[model] = split
 
     def remove(self, model: str) -> None:
         """Forget the rollout of ``model``; its requests go to the default version again.
@@ -55,7 +51,6 @@ class Rollouts:
         split = self._splits.pop(model, None)
         if split is not None:
             split.close()
-        self._revisions.pop(model, None)
 
     def feedback(self, model: str, rows: Any, complete: bool = False) -> dict[str, Any]:
         """Count labels that came later.

@@ -43,6 +43,14 @@ async def test_a_start_that_fails_leaves_the_rollout_of_another_gateway_alone(
     assert found.manager.held.of("m").versions == (1, 2)
 
 
+async def test_a_routing_that_is_older_than_the_last_is_ignored(tmp_path: Path) -> None:
+    found, group = await processes(tmp_path)
+    await group.apply(to_the_candidate(RUNNING))
+    await group.apply(to_the_candidate(RUNNING)._replace(share=0.0, revision=5))
+    await group.apply(to_the_candidate(RUNNING)._replace(revision=4))
+    assert (await found.ask()).model_version == 1
+
+
 async def test_kept_requests_are_those_of_the_latest_rollout_that_has_begun(tmp_path: Path) -> None:
     found, group = await processes(tmp_path)
     await group.apply(to_the_candidate(RUNNING))

@@ -252,15 +252,6 @@ async def test_a_client_that_disconnects_leaves_nothing(tmp_path: Path) -> None:
     assert not found.baseline.asked
 
 
-async def test_a_routing_that_is_older_than_the_last_is_ignored(tmp_path: Path) -> None:
-    found = await sides(tmp_path, times(3))
-    found.apply(1.0)
-    document = {"model": "m", "plan": found.plan.to_json(), "stage": 0, "kind": "canary"}
-    found.rollouts.apply({**document, "share": 0.0, "revision": 5})
-    found.rollouts.apply({**document, "share": 1.0, "revision": 4})
-    assert (await found.ask()).model_version == 1
-
-
 async def test_counts_are_kept_by_stage_and_forgotten_with_the_rollout(tmp_path: Path) -> None:
     found = await sides(tmp_path, times(3))
     for stage in range(2):
