@@ -73,15 +73,18 @@ class RolloutStore:
         """
         key = _state_key(model, revision)
         try:
-            content = await self._files.read(key, MAX_STATE_BYTES + 1)
-            if len(content) > MAX_STATE_BYTES:
-                raise InvalidArgument(f"it is larger than {MAX_STATE_BYTES} bytes")
-            return read_state(content, model, revision)
+            return read_state(await self._read(key, MAX_STATE_BYTES), model, revision)
         except InvalidArgument as error:
             raise InvalidArgument(
                 f"'.rollouts/{key}' is not the state of a rollout, or is from a newer release: "
                 f"{error}; remove '.rollouts/state/{model}' to forget the rollout"
             ) from error
+
+    async def _read(self, key: str, most: int) -> bytes:
+        content = await self._files.read(key, most + 1)
+        if len(content) > most:
+            raise InvalidArgument(f"it is larger than {most} bytes")
+        return content
 
     async def write(self, state: RolloutState) -> bool:
         """Write a new revision; whether it is the state now, and no other gateway's.
@@ -134,10 +137,7 @@ class RolloutStore:
 
     async def _read_counts(self, key: str) -> StagesCounts:
         try:
-            content = await self._files.read(key, MAX_COUNTS_BYTES + 1)
-            if len(content) > MAX_COUNTS_BYTES:
-                raise InvalidArgument(f"it is larger than {MAX_COUNTS_BYTES} bytes")
-            return _stages(content)
+            return _stages(await self._read(key, MAX_COUNTS_BYTES))
         except NotFound:
             return {}
         except InvalidArgument as error:
@@ -165,8 +165,8 @@ class RolloutStore:
         found = []
         for name in reversed((await self._history(model))[-MAX_HISTORY:]):
             try:
-                content = await self._files.read(f"history/{model}/{name}", MAX_STATE_BYTES + 1)
-                state = checked_json.read(RolloutState, content[: MAX_STATE_BYTES + 1])
+                content = await self._read(f"history/{model}/{name}", MAX_STATE_BYTES)
+                state = checked_json.read(RolloutState, content)
                 if state.plan.model != model:
                     raise InvalidArgument(f"it belongs to '{state.plan.model}'")
                 found.append(state)
