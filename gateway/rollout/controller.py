@@ -21,11 +21,7 @@ from typing import Any
 
 import structlog
 
-from modelport.gateway.errors import (
-    InvalidArgument,
-    ModelportError,
-    Unavailable,
-)
+from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.rollout import transitions
 from modelport.gateway.rollout.background_settlement import BackgroundSettlement
 from modelport.gateway.rollout.counts import StageCounts
@@ -271,8 +267,7 @@ class RolloutController:
             or state.hold_reason,
         }
         if not state.phase.ended:
-            decision = self._decision(rollout)
-            document["decision"] = decision.to_json()
+            document["decision"] = self._decision(rollout).to_json()
             document["evidence"] = document["decision"]["criteria"]
             document["counts"] = [each.to_json() for each in self._counts.of(rollout)]
         return document
@@ -345,8 +340,11 @@ class RolloutController:
 
     async def _lead(self, rollout: ReplicatedRollout) -> None:
         """Write the next state if that is this gateway's part."""
-        if rollout.rollback is not None:
-            await self._record_rollback(rollout, rollout.rollback)
+        if rollout.rollback is not None:  # it is applied
+            change, criteria = rollout.rollback
+            undone = transitions.rolled_back(rollout.current, self.replica, change)
+            await self._write(self._with_evidence(rollout, undone, criteria))
+            await rollout.apply()
         if rollout.routed is not None and rollout.routed.share:
             self._processes.renew(rollout.state.plan.model, rollout.until)
         if not rollout.state.needs_leader:
@@ -380,12 +378,6 @@ class RolloutController:
         if decision.verdict in (RolloutVerdict.ADVANCE, RolloutVerdict.PROMOTE):
             return self._with_evidence(rollout, transitions.advanced(state, self.replica, change))
         return None
-
-    async def _record_rollback(self, rollout: ReplicatedRollout, rollback: PendingRollback) -> None:
-        """Record a rollback, which is applied."""
-        new = transitions.rolled_back(rollout.current, self.replica, rollback.change)
-        await self._write(self._with_evidence(rollout, new, rollback.criteria))
-        await rollout.apply()
 
     async def _write(self, new: RolloutState) -> None:
         """Write a change, and notify the webhooks."""

@@ -63,12 +63,11 @@ class CountsExchange:
     def forget(self, rollout_id: str) -> None:
         """Forget the counts of a rollout that has ended."""
         self._written.pop(rollout_id, None)
-        for process, counts in tuple(self._collected.items()):
-            if rollout_id in counts:
-                kept = {key: each for key, each in counts.items() if key != rollout_id}
-                self._collected[process] = kept
-                if not kept:
-                    del self._collected[process]
+        left = {
+            process: {key: each for key, each in counts.items() if key != rollout_id}
+            for process, counts in self._collected.items()
+        }
+        self._collected = {process: counts for process, counts in left.items() if counts}
 
     def _own(self, rollout_id: str) -> dict[int, StageCounts]:
         found = self._collected.values()

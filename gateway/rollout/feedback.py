@@ -49,10 +49,11 @@ class LabelledRequests:
         #: Ids of complete rows, so that a label that is sent twice counts once.
         self._labelled: OrderedDict[str, None] = OrderedDict()
 
-    def remember(self, request_id: str, answer: AnsweredRequest) -> None:
-        """Note the decisions of a request; the oldest requests are forgotten."""
-        if len(answer.decisions) <= MAX_DECISIONS:
-            self._answers[request_id] = answer
+    def remember(self, request_id: str, assigned: AssignedRequest, decisions: Array | None) -> None:
+        """Note the decisions of a request, if there are any; the oldest requests are forgotten."""
+        if decisions is not None and 0 < decisions.size <= MAX_DECISIONS:
+            found = tuple(int(each) for each in decisions.tolist())
+            self._answers[request_id] = AnsweredRequest(assigned, found)
             if len(self._answers) > MAX_REQUESTS:
                 self._answers.popitem(last=False)
 
@@ -135,13 +136,6 @@ def check(rows: Any) -> Sequence[Mapping[str, Any]]:
             )
         _decisions(row, "label")
     return rows
-
-
-def decisions_of(found: Array | None) -> tuple[int, ...]:
-    """Decisions as integers; empty if there are none, or too many."""
-    if found is None or found.size > MAX_DECISIONS:
-        return ()
-    return tuple(int(each) for each in found.tolist())
 
 
 def _name(plan: RolloutPlan, side: RolloutSide) -> str:

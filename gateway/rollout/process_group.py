@@ -59,8 +59,7 @@ class ThisProcess:
         except ModelportError as error:
             return [error]
 
-    async def ask_patiently(self, operation: str, arguments: Document) -> Sequence[Answer]:
-        return await self.ask(operation, arguments)
+    ask_patiently = ask
 
     async def insist(self, operation: str, arguments: Document) -> None:
         await self._participant.handlers[operation](arguments)

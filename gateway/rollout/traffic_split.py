@@ -27,7 +27,7 @@ from modelport.gateway.rollout.answer_comparison import (
 )
 from modelport.gateway.rollout.assignment import RequestAssignment
 from modelport.gateway.rollout.counts import StageCounts
-from modelport.gateway.rollout.feedback import AnsweredRequest, LabelledRequests, decisions_of
+from modelport.gateway.rollout.feedback import LabelledRequests
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide, StageKind
 from modelport.gateway.rollout.request_events import AssignedRequest, RequestEvents
 from modelport.gateway.rollout.request_routing import CURRENT
@@ -127,10 +127,8 @@ class TrafficSplit:
             loop = asyncio.get_running_loop()
             for limit, deadline in self._on_candidate.items():
                 remaining = deadline.remaining()
-                seconds = STOP_SECONDS
-                if remaining is not None:
-                    seconds = min(seconds, remaining * STOP_SHARE)
-                loop.call_later(seconds, self._end, limit)
+                seconds = math.inf if remaining is None else remaining * STOP_SHARE
+                loop.call_later(min(STOP_SECONDS, seconds), self._end, limit)
 
     def _end(self, limit: TimeLimit) -> None:
         if limit in self._on_candidate:
@@ -154,9 +152,8 @@ class TrafficSplit:
 
     def diverts(self, request: InferRequest) -> bool:
         """Whether ``request`` belongs to the rollout."""
-        if self.plan.id in _DIVERTING.get():
-            return False
-        if request.parameters and _SEQUENCE in request.parameters:
+        in_sequence = request.parameters and _SEQUENCE in request.parameters
+        if in_sequence or self.plan.id in _DIVERTING.get():
             return False
         if not request.model_version or request.label == "":
             return self._default
@@ -321,10 +318,8 @@ class TrafficSplit:
         side = counts.candidate if assigned.is_candidate else counts.baseline
         count_scores(side.scores, self.comparison.scores(outputs))
         if self._learns and (request.id or request.trace):
-            decisions = decisions_of(self.comparison.decided(outputs))
-            if decisions:
-                answered = AnsweredRequest(assigned, decisions)
-                self._labelled.remember(request.id or request.trace, answered)
+            decisions = self.comparison.decided(outputs)
+            self._labelled.remember(request.id or request.trace, assigned, decisions)
 
     def _copy(self, diverted: _DivertedRequest, outputs: Sequence[Tensor], seconds: float) -> None:
         """Send a copy to the side that has not answered, once the response is on its way."""
