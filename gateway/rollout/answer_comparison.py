@@ -60,21 +60,19 @@ class AnswerComparison:
             if tensor.datatype is not other.datatype or tensor.data.shape != other.data.shape:
                 return _INVALID
             expected, actual = numbers(tensor), numbers(other)
-            if tensor.datatype in _FLOATS and self._close(expected, actual):
-                continue
-            if tensor.datatype in _FLOATS and np.any(np.isfinite(expected) & ~np.isfinite(actual)):
-                return _INVALID
+            if tensor.datatype in _FLOATS:
+                if not self.decides and self._within(expected, actual).all():
+                    continue  # as most answers are
+                if np.any(np.isfinite(expected) & ~np.isfinite(actual)):
+                    return _INVALID
             worst = max(worst, self._disagreement(tensor, expected, actual))
         return ComparedAnswers(worst)
 
-    def _close(self, expected: Array, actual: Array) -> bool:
-        """Whether all values are finite and within the tolerance, as most answers are."""
-        if self.decides:
-            return False
+    def _within(self, expected: Array, actual: Array) -> Array:
+        """Whether values are finite, and their difference within the tolerance."""
         with np.errstate(invalid="ignore"):  # infinity - infinity
-            difference = np.abs(expected - actual)
-            within = difference <= self._atol + self._rtol * np.abs(expected)
-        return bool(within.all() and np.isfinite(difference).all())
+            within = np.abs(expected - actual) <= self._atol + self._rtol * np.abs(expected)
+        return np.asarray(within & np.isfinite(expected) & np.isfinite(actual))
 
     def _disagreement(self, tensor: Tensor, expected: Array, actual: Array) -> float:
         is_float = tensor.datatype in _FLOATS
@@ -87,10 +85,8 @@ class AnswerComparison:
                 return 0.0  # the output leads to no decision
         if not is_float:
             return float(not np.array_equal(expected, actual))
-        with np.errstate(invalid="ignore"):  # infinity - infinity
-            within = np.abs(expected - actual) <= self._atol + self._rtol * np.abs(expected)
         same = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
-        return float(not np.all(within & np.isfinite(expected) | same))
+        return float(not np.all(self._within(expected, actual) | same))
 
     def _chosen(self, name: str, values: Array) -> Array | None:
         """The decisions, or the sorted indices of the ``decision_top_k`` largest classes."""
