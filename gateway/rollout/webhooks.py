@@ -11,9 +11,8 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
@@ -43,9 +42,6 @@ NO_SECRET = (
     "webhooks are signed, and this gateway has no secret for that; start it with "
     "--rollout-webhook-secret FILE"
 )
-
-#: Calls a URL with a body and a secret, within seconds; returns the status.
-Call = Callable[[str, bytes, bytes, float], Awaitable[int]]
 
 
 def read_secret(file: Path) -> bytes:
@@ -79,13 +75,6 @@ def signature(secret: bytes, body: bytes) -> str:
     return f"sha256={hmac.new(secret, body, hashlib.sha256).hexdigest()}"
 
 
-async def _call(url: str, body: bytes, secret: bytes, seconds: float) -> int:
-    from modelport.gateway.upstream import webhook_call  # imports aiohttp
-
-    header = {SIGNATURE_HEADER: signature(secret, body)}
-    return await webhook_call.call(url, body, header, seconds)
-
-
 class RolloutWebhooks:
     """Calls of the webhooks in the plans of one gateway's rollouts. Only the event loop uses it.
 
@@ -98,13 +87,11 @@ class RolloutWebhooks:
         self,
         secret: Path | None = None,
         *,
-        call: Call = _call,
         answer_seconds: float = ANSWER_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._secret = secret
-        self._send = call
         self._answer_seconds = answer_seconds
         self._retry_seconds = retry_seconds
         self._now = monotonic
@@ -157,8 +144,8 @@ class RolloutWebhooks:
         if known is None or known.key != key:
             if known is not None:
                 known.cancel()
-            known = _Permission(key, new.plan.webhooks, self._status, self._now)
-            known.retry_seconds = self._retry_seconds
+            retry, urls = self._retry_seconds, new.plan.webhooks
+            known = _Permission(key, urls, self._status, self._now, retry)
             self._permissions[model] = known
         return known
 
@@ -174,12 +161,9 @@ class RolloutWebhooks:
                 )
                 continue
             body = self._body(new, str(new.events[-1].kind))
-            self._keep(self._notify(url, body))
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._notifying.add(task)
-        task.add_done_callback(self._notifying.discard)
+            task = asyncio.create_task(self._notify(url, body))
+            self._notifying.add(task)
+            task.add_done_callback(self._notifying.discard)
 
     async def _notify(self, url: str, body: bytes) -> None:
         pause = self._retry_seconds
@@ -204,11 +188,13 @@ class RolloutWebhooks:
 
     async def _status(self, url: str, body: bytes) -> str:
         """Call ``url``; return the problem, or nothing after an answer of 2xx."""
+        from modelport.gateway.upstream import webhook_call  # imports aiohttp
+
         try:
             if self._secret is None:
                 raise InvalidArgument(NO_SECRET)
-            secret = read_secret(self._secret)
-            status = await self._send(url, body, secret, self._answer_seconds)
+            header = {SIGNATURE_HEADER: signature(read_secret(self._secret), body)}
+            status = await webhook_call.call(url, body, header, self._answer_seconds)
         except ModelportError as error:
             return f"the webhook {_name(url)} cannot be called: {error}"
         return "" if 200 <= status < 300 else f"the webhook {_name(url)} returned status {status}"
@@ -242,14 +228,15 @@ class _Permission:
         urls: tuple[str, ...],
         status: Callable[[str, bytes], Awaitable[str]],
         now: Callable[[], float],
+        retry_seconds: float,
     ) -> None:
         self.key = key
-        self.retry_seconds = RETRY_SECONDS
         #: The reason of the latest refusal.
         self.problem = ""
         self._urls = urls
         self._status = status
         self._now = now
+        self._retry_seconds = retry_seconds
         self._until = self._due = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
@@ -282,8 +269,8 @@ class _Permission:
         if not self.problem:
             self._until = self._now() + PERMITTED_SECONDS
             return
-        self._due = self._now() + self.retry_seconds
-        self.retry_seconds = min(2 * self.retry_seconds, MAX_RETRY_SECONDS)
+        self._due = self._now() + self._retry_seconds
+        self._retry_seconds = min(2 * self._retry_seconds, MAX_RETRY_SECONDS)
         log.warning("the next stage of a rollout waits", reason=self.problem)
 
 
