@@ -52,9 +52,8 @@ class _Durations:
     def __init__(self, criteria: Sequence[_SlowCriterion], limits: RolloutLimits) -> None:
         self.criteria = criteria
         self._least_difference = limits.min_regression_ms / 1e3
-        #: None until the first ``BLOCK`` requests.
-        self.thresholds: list[float] | None = None
-        #: Criteria with the thresholds of the baseline, and of the candidate.
+        #: Criteria with the thresholds of the baseline, and of the candidate; none until the first
+        #: ``BLOCK`` requests.
         self._slow: list[list[tuple[str, float]]] = [[], []]
         self._block: list[float] = []
         self._window = np.empty(WINDOW)
@@ -71,16 +70,11 @@ class _Durations:
         self._size = min(self._size + BLOCK, WINDOW)
         ranks = [math.ceil(each.quantile * self._size) - 1 for each in self.criteria]
         parted = np.partition(self._window[: self._size], ranks)
-        self.thresholds = [float(parted[rank]) for rank in ranks]
-        self._slow = [self._thresholds_of(is_candidate) for is_candidate in (False, True)]
-
-    def _thresholds_of(self, is_candidate: bool) -> list[tuple[str, float]]:
-        found = []
-        for each, threshold in zip(self.criteria, self.thresholds or (), strict=True):
-            if is_candidate:
-                threshold = max(threshold * each.allowed, threshold + self._least_difference)
-            found.append((each.name, threshold))
-        return found
+        self._slow = [[], []]
+        for each, threshold in zip(self.criteria, map(float, parted[ranks]), strict=True):
+            allowed = max(threshold * each.allowed, threshold + self._least_difference)
+            self._slow[False].append((each.name, threshold))
+            self._slow[True].append((each.name, allowed))
 
     def slow(self, seconds: float, *, is_candidate: bool) -> list[str]:
         """Names of the criteria by which such a request is slow."""
