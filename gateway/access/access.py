@@ -43,16 +43,9 @@ MAX_KEPT = 1024
 _KEPT_METHODS = ("key", "jwt")
 
 
-class _Configured(NamedTuple):
-    """An authenticator, and the table that it was made of."""
-
-    table: TomlTable
-    authenticator: Authenticator
-
-
 class _Loaded(NamedTuple):
     policy: AccessPolicy
-    configured: tuple[_Configured, ...]
+    configured: Sequence[tuple[TomlTable, Authenticator]]
     quotas: Sequence[Quota]
 
 
@@ -83,7 +76,8 @@ class Access:
         self._verifies_clients = verifies_clients
         self._watcher = watcher
         self._started = False
-        self._configured: tuple[_Configured, ...] = ()
+        #: The authenticators, and the tables that they were made of.
+        self._configured: Sequence[tuple[TomlTable, Authenticator]] = ()
         self._authenticators: tuple[Authenticator, ...] = ()
         self._chain = AuthenticatorChain()
         self.policy = AccessPolicy(())
@@ -138,13 +132,10 @@ class Access:
             principal = self._chain.authenticate(combined(headers), connection)
         except Unauthenticated as error:
             if self.audit is not None:
+                known = credential_headers.fingerprint(combined(headers))
+                stranger = PrincipalRights(_NO_RIGHTS, Principal("", fingerprint=known))
                 record = AccessRecord(headers, connection, self.audit)
-                stranger = Principal(
-                    "", fingerprint=credential_headers.fingerprint(combined(headers))
-                )
-                AccessContext(PrincipalRights(_NO_RIGHTS, stranger), record).note_refusal(
-                    str(error)
-                )
+                AccessContext(stranger, record).note_refusal(str(error))
             raise
         context = AccessContext(self.policy.rights(principal))
         size = sum(map(len, credential))
@@ -187,47 +178,43 @@ class Access:
 
     def _load(self, contents: Contents) -> _Loaded:
         file = parse_access_file(contents[0])
-        configured: list[_Configured] = []
+        configured: list[tuple[TomlTable, Authenticator]] = []
         try:
             for table in file.authenticators:
-                wanted = table.name, table.values
-                same = (e for e in self._configured if (e.table.name, e.table.values) == wanted)
-                kept = next(same, None)
-                if kept is not None:
-                    configured.append(_Configured(table, kept.authenticator))
-                    continue
-                if table.name == CERTIFICATES and not self._verifies_clients:
-                    raise table.error(
-                        f"[{CERTIFICATES}] identifies nobody without --tls-client-ca FILE; add the "
-                        "option, or remove the table"
-                    )
-                configured.append(_Configured(table, _make(table, self._watcher)))
+                authenticator = self._authenticator(table)
+                configured.append((table, authenticator))
         except BaseException:
-            self._close_others(configured, self._configured)
+            for each in _without([made for _, made in configured], self._authenticators):
+                each.close()
             raise
-        return _Loaded(file.policy, tuple(configured), file.quotas)
+        return _Loaded(file.policy, configured, file.quotas)
+
+    def _authenticator(self, table: TomlTable) -> Authenticator:
+        """The authenticator of a table that has not changed, or a new one."""
+        for known, authenticator in self._configured:
+            if (known.name, known.values) == (table.name, table.values):
+                return authenticator
+        if table.name == CERTIFICATES and not self._verifies_clients:
+            raise table.error(
+                f"[{CERTIFICATES}] identifies nobody without --tls-client-ca FILE; add the "
+                "option, or remove the table"
+            )
+        descriptor = AUTHENTICATORS.get(table.name)
+        if descriptor is None:
+            raise table.error(f"there is no authenticator '{table.name}'")
+        return descriptor.make(table, self._watcher)
 
     def _use(self, loaded: _Loaded) -> None:
-        before, self._configured = self._configured, loaded.configured
-        self.policy = loaded.policy
+        self.policy, self._configured = loaded.policy, loaded.configured
         self.quotas.replace(loaded.quotas, loaded.policy.names)
-        configured = (each.authenticator for each in loaded.configured)
-        self._authenticators = (*configured, *ALWAYS)
+        before = self._authenticators
+        self._authenticators = (*(each for _, each in loaded.configured), *ALWAYS)
         self._chain = AuthenticatorChain(self._authenticators)
         if self._started:
-            known = {id(each.authenticator) for each in before}
-            for each in loaded.configured:
-                if id(each.authenticator) not in known:
-                    each.authenticator.start()
-        self._close_others(before, loaded.configured)
-
-    @staticmethod
-    def _close_others(made: Iterable[_Configured], kept: Iterable[_Configured]) -> None:
-        """Close the authenticators of ``made`` that are not in ``kept``."""
-        known = {id(each.authenticator) for each in kept}
-        for each in made:
-            if id(each.authenticator) not in known:
-                each.authenticator.close()
+            for each in _without(self._authenticators, before):
+                each.start()
+        for each in _without(before, self._authenticators):
+            each.close()
 
 
 def access_of(
@@ -263,8 +250,8 @@ def warn_if_exposed(settings: Settings) -> None:
             remedy="--access FILE or --tls-client-ca FILE")  # fmt: skip
 
 
-def _make(table: TomlTable, watcher: FileWatcher) -> Authenticator:
-    descriptor = AUTHENTICATORS.get(table.name)
-    if descriptor is None:
-        raise table.error(f"there is no authenticator '{table.name}'")
-    return descriptor.make(table, watcher)
+def _without(
+    these: Iterable[Authenticator], others: Iterable[Authenticator]
+) -> list[Authenticator]:
+    known = set(map(id, others))
+    return [each for each in these if id(each) not in known]

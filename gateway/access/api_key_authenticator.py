@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -87,10 +87,6 @@ def keys_of(table: TomlTable, name: str) -> list[Principal]:
 
 def _parse(table: TomlTable, file: FileContent) -> dict[bytes, _Entry]:
     option = f"{table.path.name}:{table.lines.get('file', table.line)}: file"
-    return _by_id(api_key_file.parse_file(file, option))
-
-
-def _by_id(keys: Sequence[ApiKey]) -> dict[bytes, _Entry]:
     return {
         key.id.encode(): _Entry(
             bytes.fromhex(key.sha256),
@@ -102,7 +98,7 @@ def _by_id(keys: Sequence[ApiKey]) -> dict[bytes, _Entry]:
                 expires=math.inf if key.expires is None else key.expires.timestamp(),
             ),
         )
-        for key in keys
+        for key in api_key_file.parse_file(file, option)
     }
 
 

@@ -166,7 +166,7 @@ class AccessContext:
 
     def may(self, operation: Operation) -> bool:
         """Whether the caller may perform an operation on some model."""
-        return self.caller.of(operation).permitted
+        return self.caller.by_operation[operation].permitted
 
 
 CURRENT: ContextVar[AccessContext | None] = ContextVar("access", default=None)

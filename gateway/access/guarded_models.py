@@ -103,7 +103,7 @@ def require_use(operation: Operation, name: str, use: str) -> None:
     context = CURRENT.get()
     if context is None:
         raise Unauthenticated(NO_CREDENTIAL)
-    if context.caller.of(operation).versions[name] is not ALL_VERSIONS:
+    if context.caller.by_operation[operation].versions[name] is not ALL_VERSIONS:
         raise denied(f"{use} needs the operation '{operation}' on all versions of '{name}'", name)
 
 

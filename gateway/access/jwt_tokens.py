@@ -117,23 +117,19 @@ class JwtAuthenticator(CredentialAuthenticator):
         self.source.close()
 
     def metrics(self) -> Iterator[Metric]:
-        labels, name = ("issuer",) if self._settings.name else (), self._settings.name
-        values = (name,) if name else ()
-        age = self.source.age_seconds()
-        if age is not None:
-            ages = GaugeMetricFamily(
-                "modelport_jwks_age_seconds",
-                "Time since the issuer's keys were read",
-                labels=labels,
-            )
-            ages.add_metric(values, age)
-            yield ages
+        name = self._settings.name
+        labels, values = (("issuer",), (name,)) if name else ((), ())
         failures = CounterMetricFamily(
-            "modelport_jwks_refresh_failures",
-            "Failed fetches of the issuer's keys",
-            labels=labels,
+            "modelport_jwks_refresh_failures", "Failed fetches of the issuer's keys", labels=labels
         )
         failures.add_metric(values, self.source.failures)
+        ages = GaugeMetricFamily(
+            "modelport_jwks_age_seconds", "Time since the issuer's keys were read", labels=labels
+        )
+        age = self.source.age_seconds()
+        if age is not None:
+            ages.add_metric(values, age)
+            yield ages
         yield failures
 
     def recognise(self, credential: bytes) -> Principal | None:

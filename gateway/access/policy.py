@@ -110,9 +110,6 @@ class PrincipalRights:
             for operation in Operation
         }
 
-    def of(self, operation: Operation) -> OperationRights:
-        return self.by_operation[operation]
-
 
 @dataclass(frozen=True)
 class AccessPolicy:

@@ -335,8 +335,8 @@ def test_rules_are_compiled_or_refused_with_their_line(tmp_path: Path) -> None:
             policy = read_access_file(path).policy
             for caller in CALLERS:
                 for operation in Operation:
-                    policy.rights(caller).of(operation).versions["fraud"]
-            stranger = policy.rights(Principal("stranger:x")).of(Operation.CONTROL)
+                    policy.rights(caller).by_operation[operation].versions["fraud"]
+            stranger = policy.rights(Principal("stranger:x")).by_operation[Operation.CONTROL]
             assert stranger.versions["fraud"] is None or any(
                 Operation.CONTROL in rule.operations for rule in policy.rules
             ), "a right that no rule gives"

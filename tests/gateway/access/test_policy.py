@@ -34,17 +34,17 @@ def rule(*principals: str, models: tuple[str, ...] = ("*",), versions: str = "")
 
 
 def versions(policy: AccessPolicy, caller: Principal, model: str = "m") -> frozenset[str] | None:
-    return policy.rights(caller).of(INFER).versions[model]
+    return policy.rights(caller).by_operation[INFER].versions[model]
 
 
 def test_what_no_rule_allows_is_denied() -> None:
     rights = AccessPolicy([rule("ci", models=("fraud*",))]).rights(Principal("ci"))
-    assert rights.of(INFER).permitted
-    assert rights.of(INFER).versions["fraud-2"] == ALL_VERSIONS
-    assert rights.of(INFER).versions["other"] is None
-    assert not rights.of(METADATA).permitted
-    assert rights.of(METADATA).versions["fraud-2"] is None
-    assert not AccessPolicy(()).rights(Principal("ci")).of(INFER).permitted
+    assert rights.by_operation[INFER].permitted
+    assert rights.by_operation[INFER].versions["fraud-2"] == ALL_VERSIONS
+    assert rights.by_operation[INFER].versions["other"] is None
+    assert not rights.by_operation[METADATA].permitted
+    assert rights.by_operation[METADATA].versions["fraud-2"] is None
+    assert not AccessPolicy(()).rights(Principal("ci")).by_operation[INFER].permitted
 
 
 @pytest.mark.parametrize(
@@ -107,16 +107,16 @@ def test_a_label_allows_the_version_that_it_names_now() -> None:
 
 def test_only_a_rule_for_all_models_and_versions_is_unrestricted() -> None:
     ci = Principal("ci")
-    assert AccessPolicy([rule("ci")]).rights(ci).of(INFER).unrestricted
+    assert AccessPolicy([rule("ci")]).rights(ci).by_operation[INFER].unrestricted
     for limited in (rule("ci", models=("a*",)), rule("ci", versions="1")):
-        assert not AccessPolicy([limited]).rights(ci).of(INFER).unrestricted
+        assert not AccessPolicy([limited]).rights(ci).by_operation[INFER].unrestricted
 
 
 def test_open_health_is_for_the_server_and_not_for_models() -> None:
-    rights = AccessPolicy(()).rights(ANONYMOUS).of(HEALTH)
+    rights = AccessPolicy(()).rights(ANONYMOUS).by_operation[HEALTH]
     assert rights.permitted
     assert not rights.has_models
-    assert not AccessPolicy((), health_open=False).rights(ANONYMOUS).of(HEALTH).permitted
+    assert not AccessPolicy((), health_open=False).rights(ANONYMOUS).by_operation[HEALTH].permitted
 
 
 def test_a_key_brings_rights_of_its_own() -> None:
@@ -131,7 +131,7 @@ def test_names_that_clients_choose_do_not_fill_memory(monkeypatch: pytest.Monkey
     monkeypatch.setattr(policies, "KEPT_PRINCIPALS", 16)
     monkeypatch.setattr(policies, "KEPT_MODELS", 16)
     policy = AccessPolicy([rule("authenticated", models=("fraud*",))])
-    rights = policy.rights(Principal("ci")).of(INFER)
+    rights = policy.rights(Principal("ci")).by_operation[INFER]
     for number in range(40):
         rights.versions[f"fraud{number}"]
         policy.rights(Principal(f"jwt:{number}"))

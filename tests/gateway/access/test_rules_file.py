@@ -43,13 +43,13 @@ def test_a_file_is_read_with_defaults(tmp_path: Path) -> None:
     assert (first.models, first.versions, first.line) == (("fraud*",), {"1", "stable"}, 5)
     assert (second.operations, second.models) == (frozenset(Operation), ("*",))
     assert not policy.health_open
-    alice = policy.rights(Principal("alice")).of(Operation.INFER)
+    alice = policy.rights(Principal("alice")).by_operation[Operation.INFER]
     assert alice.versions["fraud"] == {"1", "stable"}
 
 
 def test_an_empty_file_allows_probes_and_nothing_else(tmp_path: Path) -> None:
     policy = read_access_file(write(tmp_path, "")).policy
-    permitted = [one for one in Operation if policy.rights(ANONYMOUS).of(one).permitted]
+    permitted = [one for one in Operation if policy.rights(ANONYMOUS).by_operation[one].permitted]
     assert permitted == [Operation.HEALTH]
 
 

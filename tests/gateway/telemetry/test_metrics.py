@@ -271,7 +271,7 @@ def test_who_may_see_some_versions_sees_their_samples_only() -> None:
     allowed = (
         AccessPolicy([Rule(("ci",), frozenset({Operation.METRICS}), ("m",), frozenset({"1"}), 1)])
         .rights(Principal("ci"))
-        .of(Operation.METRICS)
+        .by_operation[Operation.METRICS]
         .versions
     )
     shown = {
