@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 
@@ -63,11 +62,11 @@ def check(
     """
     rules = read_access_file(file)
     wanted = Operation(operation)
-    caller = Principal(principal, frozenset(groups))
-    if principal == ANONYMOUS_NAME:
-        caller = ANONYMOUS
+    anonymous = principal == ANONYMOUS_NAME
+    caller = ANONYMOUS if anonymous else Principal(principal, frozenset(groups))
+    #: A rule's place, and why it does not allow the request; empty if it does.
     verdicts = [
-        RuleVerdictLine(f"{file.name}:{rule.line}", objection)
+        (f"{file.name}:{rule.line}", objection)
         for rule, objection in rules.policy.explain(caller, wanted, model, version)
     ]
     tables = [table for table in rules.authenticators if table.name == KEYS_TABLE]
@@ -76,13 +75,17 @@ def check(
         if key.grant is not None:
             *_, last = rules.policy.explain(key, wanted, model, version)
             objection = "it has expired" if key.expires <= time.time() else last.objection
-            verdicts.append(RuleVerdictLine(f"key {key.fingerprint}", objection))
+            verdicts.append((f"key {key.fingerprint}", objection))
     if wanted is Operation.HEALTH and not model:
         closed = "" if rules.policy.health_open else "[health] open is false"
-        verdicts.append(RuleVerdictLine("open probes", closed))
-    allowed = any(not verdict.objection for verdict in verdicts)
+        verdicts.append(("open probes", closed))
+    allowed = any(not objection for _, objection in verdicts)
     if as_json:
-        _print_json(allowed, verdicts)
+        shown = [
+            {"place": place, "allows": not objection, "objection": objection}
+            for place, objection in verdicts
+        ]
+        click.echo(json.dumps({"allowed": allowed, "rules": shown}, indent=2))
     else:
         what = f" '{model}'" if model else ""
         what += f" version {version}" if version else ""
@@ -91,29 +94,10 @@ def check(
         click.echo(printable(f"{decision}: '{principal}' {may} {operation}{what}"))
         rows = [(place, "no" if why else "yes", why) for place, why in verdicts]
         print_table(("rule", "allows it", "because"), rows)
-        if _needs_key(caller) and not any(key.expires > time.time() for key in keys):
+        needs_key = not anonymous and ":" not in principal  # all other names have a colon
+        if needs_key and not any(key.expires > time.time() for key in keys):
             click.echo(
                 printable(f"'{principal}' has no valid API key, so its requests get 401"), err=True
             )
     if not allowed:
         raise SystemExit(EXIT_DENIED)
-
-
-def _needs_key(caller: Principal) -> bool:
-    """Whether the name is that of an API key: all others have a colon."""
-    return not caller.is_anonymous and ":" not in caller.name
-
-
-class RuleVerdictLine(NamedTuple):
-    """A rule's place, and why it does not allow the request; empty if it does."""
-
-    place: str
-    objection: str
-
-
-def _print_json(allowed: bool, verdicts: list[RuleVerdictLine]) -> None:
-    rules = [
-        {"place": place, "allows": not objection, "objection": objection}
-        for place, objection in verdicts
-    ]
-    click.echo(json.dumps({"allowed": allowed, "rules": rules}, indent=2))

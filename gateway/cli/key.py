@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -16,8 +16,6 @@ from modelport.gateway.access.api_key_file import ApiKey, Entries
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.cli.errors import OneLineGroup, UsageError
 from modelport.gateway.cli.tables import print_table
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_FILE = "keys.toml"
 #: Operations of a key with ``--models`` and without ``--operations``.
@@ -28,11 +26,11 @@ _DURATION = re.compile(r"(\d{1,6})([smhdw])")
 _NEVER = "never"
 _LONGEST = timedelta(days=100_000)
 
-file_option: Callable[[F], F] = click.option(
+_file_option = click.option(
     "--file", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     default=DEFAULT_FILE, show_default=True, help="The key file that access.toml names.",
 )  # fmt: skip
-expires_option: Callable[[F], F] = click.option(
+_expires_option = click.option(
     "--expires", metavar="WHEN",
     help="When the key expires: 90d, 12h, 2030-01-31 (UTC), or never.",
 )  # fmt: skip
@@ -58,8 +56,8 @@ def key() -> None:
 @click.option("--operations", metavar="NAME[,...]", multiple=True,
               help=f"Operations that the key allows: {', '.join(Operation)}, or '*'.  [default: "
                    "none, or infer,metadata with --models]")  # fmt: skip
-@expires_option
-@file_option
+@_expires_option
+@_file_option
 def create(
     name: str,
     models: tuple[str, ...],
@@ -88,8 +86,8 @@ def create(
 @click.argument("name")
 @click.option("--overlap", metavar="DURATION", default=DEFAULT_OVERLAP, show_default=True,
               help="Time during which the old key is valid too: 24h, 7d.")  # fmt: skip
-@expires_option
-@file_option
+@_expires_option
+@_file_option
 def rotate(name: str, overlap: str, expires: str | None, file: Path) -> None:
     """Replace the key of NAME, and print the new one once.
 
@@ -109,7 +107,7 @@ def rotate(name: str, overlap: str, expires: str | None, file: Path) -> None:
 
 @key.command()
 @click.argument("name_or_id", metavar="NAME|ID")
-@file_option
+@_file_option
 def revoke(name_or_id: str, file: Path) -> None:
     """Remove all keys of NAME, or the key ID."""
     with api_key_file.locked(file) as replace:
@@ -121,7 +119,7 @@ def revoke(name_or_id: str, file: Path) -> None:
 
 @key.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@file_option
+@_file_option
 def list_command(file: Path, as_json: bool) -> None:
     """List names, rights and expiry of the keys."""
     now = datetime.now(UTC)
