@@ -59,17 +59,14 @@ class AccessRecord:
         """Write an event of the request to the audit log, if there is one."""
         if self._audit is not None:
             source = self.connection.address or self.connection.user
+            ids = (value for name, value in self.headers if name == _REQUEST_ID)
+            request_id = next(ids, b"")[:_MAX_REQUEST_ID].decode("latin-1")
             self._audit.write(
                 AuditEvent(
                     caller.name, caller.fingerprint, source, operation, action, model[:MAX_TEXT],
-                    version, outcome, reason, self._request_id(),
+                    version, outcome, reason, request_id,
                 )
             )  # fmt: skip
-
-    def _request_id(self) -> str:
-        """The client's id of the request, or an empty string."""
-        found = next((value for name, value in self.headers if name == _REQUEST_ID), b"")
-        return found[:_MAX_REQUEST_ID].decode("latin-1")
 
 
 class AccessContext:

@@ -11,13 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from modelport.gateway.access.context import (
-    CURRENT,
-    AccessContext,
-    audited,
-    principal_name,
-    required,
-)
+from modelport.gateway.access.context import CURRENT, audited, principal_name, required
 from modelport.gateway.access.guarded_models import (
     AllowedTarget,
     GuardedModels,
@@ -28,7 +22,7 @@ from modelport.gateway.access.guarded_models import (
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import ALL_VERSIONS
 from modelport.gateway.access.principal import ANONYMOUS_NAME
-from modelport.gateway.access.quotas import QuotaAccount, Quotas
+from modelport.gateway.access.quotas import Quotas
 from modelport.gateway.errors import InvalidArgument, QuotaExceeded
 from modelport.gateway.inference.service import SupportsInference
 from modelport.gateway.models.control import Control
@@ -136,28 +130,24 @@ class GuardedService:
         if context is None or version is None:
             return None  # the service has the error
         account = self._quotas.account(context.principal, version.name)
-        return None if account is None else _charge(self._quotas, account, context, request)
+        if account is None:
+            return None
+        counted = account.quota.bytes_per_second is not None
+        size = sum(tensor.size_bytes for tensor in request.inputs) if counted else 0
+        try:
+            return self._quotas.enter(account, size)
+        except QuotaExceeded as error:
+            stated = str(request.model_version or "")
+            context.note_refusal(str(error), "", request.model_name, stated)
+            seconds = max(1, math.ceil(error.retry_after_seconds))
+            context.add_fields((b"retry-after", b"%d" % seconds))
+            raise
+        finally:
+            context.add_fields(*self._quotas.headers(account))
 
     def refuses(self, name: str, number: int) -> bool:
         target = self._guarded.target(name, number)
         return self._service.refuses(target.name, target.number)
-
-
-def _charge(
-    quotas: Quotas, account: QuotaAccount, context: AccessContext, request: InferRequest
-) -> int:
-    counted = account.quota.bytes_per_second is not None
-    size = sum(tensor.size_bytes for tensor in request.inputs) if counted else 0
-    try:
-        return quotas.enter(account, size)
-    except QuotaExceeded as error:
-        version = str(request.model_version or "")
-        context.note_refusal(str(error), "", request.model_name, version)
-        seconds = max(1, math.ceil(error.retry_after_seconds))
-        context.add_fields((b"retry-after", b"%d" % seconds))
-        raise
-    finally:
-        context.add_fields(*quotas.headers(account))
 
 
 def _require_steps(override: str) -> None:

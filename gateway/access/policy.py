@@ -98,7 +98,7 @@ class PrincipalRights:
     def __init__(self, policy: AccessPolicy, principal: Principal) -> None:
         self.principal, self.name = principal, principal.name
         self.has_quota = any(policy.names(each, principal) for each in policy.limited)
-        rules = [rule for rule in policy.rules if policy.applies(rule, principal)]
+        rules = [rule for rule in policy.rules if policy.names(rule.principals, principal)]
         if principal.grant is not None:
             rules.append(granted(principal, principal.grant))
         self.by_operation = {
@@ -136,10 +136,6 @@ class AccessPolicy:
             found = self._rights[principal] = PrincipalRights(self, principal)
         return found
 
-    def applies(self, rule: Rule, principal: Principal) -> bool:
-        """Whether ``rule`` is for ``principal``."""
-        return self.names(rule.principals, principal)
-
     def names(self, principals: Sequence[str], principal: Principal) -> bool:
         """Whether one of ``principals``, names, globs and groups, is or contains ``principal``."""
         return any(self._names(wanted, principal) for wanted in principals)
@@ -154,7 +150,7 @@ class AccessPolicy:
         own = () if principal.grant is None else (granted(principal, principal.grant),)
         for rule in (*self.rules, *own):
             objection = ""
-            if not self.applies(rule, principal):
+            if not self.names(rule.principals, principal):
                 objection = f"it is for {', '.join(rule.principals)}"
             elif operation not in rule.operations:
                 objection = f"it allows {', '.join(sorted(rule.operations))}"

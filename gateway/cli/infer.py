@@ -167,15 +167,11 @@ def infer(
 
 def _show(answers: Mapping[str, Array], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({name: _plain(array) for name, array in answers.items()}))
+        click.echo(json.dumps({name: _shown(array).tolist() for name, array in answers.items()}))
         return
     for name, array in answers.items():
         shape = "x".join(map(str, array.shape)) or "scalar"
         click.echo(f"{name} {array.dtype} {shape}\n{np.array2string(_shown(array), threshold=200)}")
-
-
-def _plain(array: Array) -> Any:
-    return _shown(array).tolist()
 
 
 def _shown(array: Array) -> Array:

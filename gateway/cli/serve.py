@@ -28,17 +28,21 @@ from modelport.gateway.settings import Settings
 DEFAULTS = Settings(model_repositories=())
 #: More processes than any machine needs.
 MAX_WORKERS = 256
+PORT = click.IntRange(0, 65535)
 
 _file = functools.partial(click.option, metavar="FILE", type=click.Path(path_type=Path))
 
 
 def _setting(*names: str, **attributes: Any) -> Callable[[CommandT], CommandT]:
-    """An option with the default of its field in ``Settings``; an enum's values are choices."""
+    """An option with the type and the default of its field in ``Settings``.
+
+    The values of an enum are choices.
+    """
     default = getattr(DEFAULTS, names[-1].lstrip("-").replace("-", "_"))
+    kind: Any = type(default)
     if isinstance(default, StrEnum):
-        attributes["type"] = click.Choice(list(map(str, type(default))))
-        default = str(default)
-    return click.option(*names, default=default, **attributes)
+        kind, default = click.Choice(list(map(str, kind))), str(default)
+    return click.option(*names, **{"type": kind, "default": default, **attributes})
 
 
 class Serve(click.Command):
@@ -126,18 +130,13 @@ class Serve(click.Command):
 )
 @_setting(
     "--strict-readiness",
-    type=bool,
     help="Report ready only while every model has a version that serves.",
 )
-@_setting(
-    "--exit-on-error",
-    type=bool,
-    help="Exit with status 1 if a model does not load at start.",
-)
+@_setting("--exit-on-error", help="Exit with status 1 if a model does not load at start.")
 @_setting("--http-address", help="Address to serve HTTP on.")
 @click.option(
     "--http-port",
-    type=click.IntRange(0, 65535),
+    type=PORT,
     default=lambda: (on_vertex_ai() and os.environ.get("AIP_HTTP_PORT")) or DEFAULTS.http_port,
     show_default=f"{DEFAULTS.http_port}; on Vertex AI, AIP_HTTP_PORT",
     help="Port to serve HTTP on.",
@@ -171,7 +170,6 @@ class Serve(click.Command):
 )
 @_setting(
     "--allow-sagemaker",
-    type=bool,
     help="Serve SageMaker's /invocations (SAGEMAKER_TRITON_DEFAULT_MODEL_NAME).",
 )
 @click.option(
@@ -189,13 +187,9 @@ class Serve(click.Command):
     help="The model that answers Vertex AI requests.",
 )
 @_setting("--grpc-address", help="Address to serve gRPC on.")
-@_setting("--grpc-port", type=click.IntRange(0, 65535), help="Port to serve gRPC on.")
+@_setting("--grpc-port", type=PORT, help="Port to serve gRPC on.")
 @_setting("--metrics-address", help="Address to serve metrics and rollouts on.")
-@_setting(
-    "--metrics-port",
-    type=click.IntRange(0, 65535),
-    help="Port to serve metrics and rollouts on.",
-)
+@_setting("--metrics-port", type=PORT, help="Port to serve metrics and rollouts on.")
 @_file(
     "--http-socket",
     metavar="PATH",
@@ -284,7 +278,6 @@ class Serve(click.Command):
 )
 @_setting(
     "--allow-client-shm",
-    type=bool,
     help="Let clients on this machine pass tensors in system shared memory.",
 )
 @click.option(

@@ -38,13 +38,9 @@ def write(value: Any) -> bytes:
         InvalidArgument: JSON cannot hold the value.
     """
     try:
-        return orjson.dumps(value, default=_named_tuple)
+        return orjson.dumps(value, default=lambda named_tuple: named_tuple._asdict())
     except orjson.JSONEncodeError as error:
         raise InvalidArgument(f"this is not JSON: {error}") from error
-
-
-def _named_tuple(value: Any) -> Any:
-    return value._asdict()
 
 
 @functools.cache

@@ -84,7 +84,8 @@ def decide(
     criteria = criteria_of(plan, counts[: stage + 1])
     broken = [each for each in criteria if each.status is CriterionStatus.BROKEN]
     if broken:
-        return RolloutDecision(RolloutVerdict.ROLLBACK, _sentence(broken), criteria)
+        reasons = (f"{each.name}: {_CLAIMS[each.name]} ({_observed(each)})" for each in broken)
+        return RolloutDecision(RolloutVerdict.ROLLBACK, "; ".join(reasons), criteria)
     here = counts[stage] if stage < len(counts) else StageCounts()
     missing = tuple(_missing(plan, plan.stages[stage], here, seconds_in_stage, criteria))
     if missing and seconds_in_stage >= plan.max_seconds:
@@ -124,10 +125,6 @@ def _missing(
         if each.status is CriterionStatus.SUSPECT
     ]
     return found
-
-
-def _sentence(broken: Sequence[CriterionEvidence]) -> str:
-    return "; ".join(f"{each.name}: {_CLAIMS[each.name]} ({_observed(each)})" for each in broken)
 
 
 def _observed(each: CriterionEvidence) -> str:

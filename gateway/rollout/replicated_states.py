@@ -122,12 +122,11 @@ class ReplicatedStates:
 
     async def _see(self, model: str, revision: int, began: float) -> None:
         rollout = self._rollouts.get(model)
-        known = rollout.state.revision if rollout is not None else 0
-        if revision < known:  # a network file system shows an old listing
-            return
         state = rollout.state if rollout is not None else None
+        if state is not None and revision < state.revision:
+            return  # a network file system shows an old listing
         try:
-            if state is None or revision > known:
+            if state is None or revision > state.revision:
                 state = await self._store.read(model, revision)
         except NotFound:
             return  # there are newer ones

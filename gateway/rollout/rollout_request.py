@@ -200,21 +200,20 @@ def completed(
     if retrained is None:
         origins = {proof.checkpoint for proof in proofs}
         retrained = len(origins) > 1 and () not in origins
-    limits = plan.limits
     decision = _decision(request, proofs, candidate)
-    if not retrained:
-        atol, rtol = _tolerance(*proofs)
-        if "atol" not in request.limits:
-            limits = dataclasses.replace(limits, atol=atol)
-        if "rtol" not in request.limits:
-            limits = dataclasses.replace(limits, rtol=rtol)
-        comparison = ComparisonKind.VALUES
-    else:
+    defaults: dict[str, Any] = {}
+    if retrained:
         _require_decision(decision, candidate)
-        if "max_disagreement" not in request.limits:  # nobody knows how often it decides alike
-            limits = dataclasses.replace(limits, max_disagreement=None)
-        comparison = ComparisonKind.DECISIONS
-    return dataclasses.replace(plan, comparison=comparison, limits=limits, **decision._asdict())
+        defaults["max_disagreement"] = None  # nobody knows how often it decides alike
+    else:
+        defaults["atol"], defaults["rtol"] = _tolerance(*proofs)
+    left_out = {name: each for name, each in defaults.items() if name not in request.limits}
+    return dataclasses.replace(
+        plan,
+        comparison=ComparisonKind.DECISIONS if retrained else ComparisonKind.VALUES,
+        limits=dataclasses.replace(plan.limits, **left_out),
+        **decision._asdict(),
+    )
 
 
 class _Decision(NamedTuple):
