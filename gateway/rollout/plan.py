@@ -134,8 +134,43 @@ class RolloutLimits:
                 raise InvalidArgument(f"{name} must not exceed {MAX_RATIO:g}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutChoices:
+    """The fields of a plan that a person's request states as they are."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    #: The label that moves to the candidate at its promotion; empty: the default version.
+    label: str = ""
+    #: Share of requests copied in the shadow stage; 0: there is no shadow stage.
+    shadow: float = 0.0
+    #: Shares of the canary stages, growing.
+    steps: tuple[float, ...] = (0.01, 0.05, 0.25, 1.0)
+    #: Least requests that the candidate answers (that are compared, in shadow) in each stage.
+    min_requests: int = 500
+    #: Least and longest duration of each stage.
+    min_seconds: float = 60.0
+    max_seconds: float = 86_400.0
+    #: Whether the baseline also answers each request of a canary, to compare the answers.
+    pair: bool = False
+    #: Whether each stage waits for a person's ``promote``.
+    manual: bool = False
+    #: Whether the candidate stays loaded after a rollback.
+    keep: bool = False
+    #: Most disagreeing requests to keep for a person.
+    keep_inputs: int = 10
+    #: The output whose decisions are compared; empty: the largest class of every output.
+    decision_output: str = ""
+    #: The two sides of this value are the decisions; None: the largest class.
+    decision_threshold: float | None = None
+    #: The number of largest classes whose set is the decision.
+    decision_top_k: int = 1
+    #: URLs that are called before each stage and after each decision.
+    webhooks: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
-class RolloutPlan:
+class RolloutPlan(RolloutChoices):
     """A rollout of ``candidate`` in place of ``baseline``, for requests to ``model``.
 
     ``to_json`` and ``from_json`` keep every field. Nothing but a plan that can be carried out can
@@ -152,40 +187,13 @@ class RolloutPlan:
     model: str
     baseline: RolloutSide
     candidate: RolloutSide
-    #: The label that moves to the candidate at its promotion; empty: the default version.
-    label: str = ""
-    #: Share of requests copied in the shadow stage; 0: there is no shadow stage.
-    shadow: float = 0.0
-    #: Shares of the canary stages, growing.
-    steps: tuple[float, ...] = (0.01, 0.05, 0.25, 1.0)
-    #: Least requests that the candidate answers (that are compared, in shadow) in each stage.
-    min_requests: int = 500
-    #: Least and longest duration of each stage.
-    min_seconds: float = 60.0
-    max_seconds: float = 86_400.0
     assignment: AssignmentKind = AssignmentKind.REQUEST
     #: The parameter's name if the assignment is by a parameter.
     parameter: str = ""
-    #: Whether the baseline also answers each request of a canary, to compare the answers.
-    pair: bool = False
-    #: Whether each stage waits for a person's ``promote``.
-    manual: bool = False
-    #: Whether the candidate stays loaded after a rollback.
-    keep: bool = False
-    #: Most disagreeing requests to keep for a person.
-    keep_inputs: int = 10
     comparison: ComparisonKind = ComparisonKind.VALUES
-    #: The output whose decisions are compared; empty: the largest class of every output.
-    decision_output: str = ""
-    #: The two sides of this value are the decisions; None: the largest class.
-    decision_threshold: float | None = None
-    #: The number of largest classes whose set is the decision.
-    decision_top_k: int = 1
     #: The version for requests without a version. They are diverted only if it is the baseline's.
     default_version: int = 0
     limits: RolloutLimits = field(default_factory=RolloutLimits)
-    #: URLs that are called before each stage and after each decision.
-    webhooks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_sides()

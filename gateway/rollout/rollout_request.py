@@ -6,16 +6,16 @@ import dataclasses
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from modelport.gateway.access.context import CURRENT
 from modelport.gateway.errors import InvalidArgument, NotFound, Unsupported
 from modelport.gateway.repository.scan import MODEL_NAME, VERSION_NAME
 from modelport.gateway.rollout import checked_json
 from modelport.gateway.rollout.plan import (
-    STRICT,
     AssignmentKind,
     ComparisonKind,
+    RolloutChoices,
     RolloutLimits,
     RolloutPlan,
     RolloutSide,
@@ -29,42 +29,25 @@ from modelport.gateway.rollout.side_description import (
 #: The tolerance without certificates, as that of load tests.
 DEFAULT_ATOL, DEFAULT_RTOL = 1e-4, 1e-3
 _PARAMETER = "parameter:"
-_NOT_IN_THE_PLAN = ("candidate", "baseline", "sticky", "retrained", "limits", "by")
-_DECISION = ("decision_output", "decision_threshold", "decision_top_k")
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutRequest:
-    """The body of ``POST /v2/rollouts/MODEL``. What is left out has the plan's default."""
+class RolloutRequest(RolloutChoices):
+    """The body of ``POST /v2/rollouts/MODEL``. What is left out has the plan's default.
 
-    __pydantic_config__: ClassVar = STRICT
+    The decision that callers take from an answer is the certificates' if it is left out.
+    """
 
     #: A version of the model, a label of it, or another model: ``NAME`` or ``NAME/VERSION``.
     candidate: str
     #: 0: the version of ``label``, else the default version.
     baseline: int = 0
-    label: str = ""
-    shadow: float = 0.0
-    steps: tuple[float, ...] = (0.01, 0.05, 0.25, 1.0)
-    min_requests: int = 500
-    min_seconds: float = 60.0
-    max_seconds: float = 86_400.0
     #: ``request``, ``header``, ``principal`` or ``parameter:NAME``.
     sticky: str = AssignmentKind.REQUEST
-    pair: bool = False
-    manual: bool = False
-    keep: bool = False
-    keep_inputs: int = 10
     #: Whether the candidate has another checkpoint; None: the certificates say.
     retrained: bool | None = None
-    #: The decision that callers take from an answer; empty or None: the certificates say.
-    decision_output: str = ""
-    decision_threshold: float | None = None
-    decision_top_k: int = 1
     #: The limits that differ from ``RolloutLimits``' defaults.
     limits: dict[str, float | None] = field(default_factory=dict)
-    #: URLs that are called before each stage and after each change.
-    webhooks: tuple[str, ...] = ()
     #: The person who asks, for the history.
     by: str = ""
 
@@ -131,9 +114,7 @@ def draft(
                 f"{request.baseline}; omit baseline or label"
             )
     assignment, parameter = _assignment(request.sticky)
-    fields = dataclasses.asdict(request)
-    for name in (*_NOT_IN_THE_PLAN, *_DECISION):
-        del fields[name]
+    choices = {each.name for each in dataclasses.fields(RolloutChoices)} - {*_Decision._fields}
     return RolloutPlan(
         id=secrets.token_hex(16),
         model=model.name,
@@ -143,7 +124,7 @@ def draft(
         parameter=parameter,
         default_version=model.default if request.label else baseline,
         limits=RolloutLimits(**_limits(request)),
-        **fields,
+        **{name: getattr(request, name) for name in choices},
     )
 
 
