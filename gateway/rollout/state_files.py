@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
 from modelport.gateway.repository.storage.location import Location
@@ -36,34 +36,6 @@ _OPEN = os.O_NOFOLLOW | os.O_CLOEXEC
 #: Errors of a folder that is misplaced or protected; others may pass.
 _LASTING = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR})
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-
-
-class RolloutFiles(Protocol):
-    """Files by keys such as ``state/fraud/0000000001.json``.
-
-    Every method raises:
-        Unavailable: the storage does not respond; what was asked may be done, now or later.
-        InvalidArgument: it refuses.
-    """
-
-    async def listing(self, below: str) -> Mapping[str, str]:
-        """The files below a folder, by keys relative to it; the value changes with the content."""
-
-    async def read(self, key: str, most: int) -> bytes:
-        """The content; of a file larger than ``most`` bytes, at least ``most`` of them.
-
-        Raises:
-            NotFound: there is no such file.
-        """
-
-    async def create(self, key: str, content: bytes) -> bool:
-        """Create the file unless it exists; whether it has this content now."""
-
-    async def replace(self, key: str, content: bytes) -> None:
-        """Write the file atomically: every reader sees the old or the new content."""
-
-    async def delete(self, keys: Iterable[str]) -> None:
-        """Delete the existing files among ``keys``."""
 
 
 class FolderFiles:
@@ -182,31 +154,46 @@ class ObjectFiles:
         self._objects.delete(f"{FOLDER}/{key}" for key in keys)
 
 
-class ThreadedFiles:
-    """``RolloutFiles`` of blocking ones: one thread, because no write may overtake another.
+class RolloutFiles:
+    """Files by keys such as ``state/fraud/0000000001.json``.
+
+    One thread reads and writes them, because no write may overtake another. Every method raises:
+        Unavailable: the storage does not respond; what was asked may be done, now or later.
+        InvalidArgument: it refuses.
 
     Args:
         seconds: the longest wait for an operation, which may still be done afterwards.
     """
 
-    def __init__(self, files: FolderFiles | ObjectFiles, seconds: float) -> None:
-        self._files = files
+    def __init__(self, repository: Path | Location, seconds: float) -> None:
+        self._files: FolderFiles | ObjectFiles = (
+            FolderFiles(repository) if isinstance(repository, Path) else ObjectFiles(repository)
+        )
         self._seconds = seconds
         self._thread = ThreadPoolExecutor(1, "rollouts")
 
     async def listing(self, below: str) -> Mapping[str, str]:
+        """The files below a folder, by keys relative to it; the value changes with the content."""
         return await self._call(lambda: self._files.listing(below))
 
     async def read(self, key: str, most: int) -> bytes:
+        """The content; of a file larger than ``most`` bytes, at least ``most`` of them.
+
+        Raises:
+            NotFound: there is no such file.
+        """
         return await self._call(lambda: self._files.read(key, most))
 
     async def create(self, key: str, content: bytes) -> bool:
+        """Create the file unless it exists; whether it has this content now."""
         return await self._call(lambda: self._files.create(key, content))
 
     async def replace(self, key: str, content: bytes) -> None:
+        """Write the file atomically: every reader sees the old or the new content."""
         await self._call(lambda: self._files.replace(key, content))
 
     async def delete(self, keys: Iterable[str]) -> None:
+        """Delete the existing files among ``keys``."""
         await self._call(lambda: self._files.delete(keys))
 
     async def _call(self, operation: Callable[[], T]) -> T:
@@ -215,12 +202,6 @@ class ThreadedFiles:
                 return await asyncio.get_running_loop().run_in_executor(self._thread, operation)
         except TimeoutError:
             raise Unavailable("the repository does not respond in time") from None
-
-
-def rollout_files(repository: Path | Location, seconds: float) -> RolloutFiles:
-    """The files of rollouts in ``repository``."""
-    blocking = FolderFiles if isinstance(repository, Path) else ObjectFiles
-    return ThreadedFiles(blocking(repository), seconds)  # type: ignore[arg-type]
 
 
 def _files(folder: int, prefix: str, depth: int = 0) -> Iterator[tuple[str, str]]:

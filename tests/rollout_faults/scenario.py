@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from modelport.gateway.rollout.state_files import rollout_files
+from modelport.gateway.rollout.state_files import RolloutFiles
 from modelport.gateway.rollout.state_store import RolloutStore
 from tests.gateway.server.workers.processes import workers
 from tests.rollout_faults.clients import (
@@ -272,7 +272,7 @@ class RunningScenario:
 
     async def _stored(self) -> tuple[dict[str, Any], int]:
         """The state in the repository, and the number of answers of the candidate in it."""
-        store = RolloutStore(rollout_files(self._place.root, 30.0))
+        store = RolloutStore(RolloutFiles(self._place.root, 30.0))
         revision = (await store.look())[MODEL]
         state = await store.read(MODEL, revision)
         counts = await store.read_counts(MODEL, self._id, "")

@@ -11,7 +11,7 @@ from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.rollout.controller import LEASE_SECONDS, RolloutController
 from modelport.gateway.rollout.process_group import ProcessGroup, RolloutMembers
 from modelport.gateway.rollout.rollout_service import RolloutService
-from modelport.gateway.rollout.state_files import rollout_files
+from modelport.gateway.rollout.state_files import RolloutFiles
 from modelport.gateway.rollout.state_store import RolloutStore
 from modelport.gateway.rollout.webhooks import RolloutWebhooks
 from modelport.gateway.settings import Settings
@@ -35,7 +35,7 @@ class RolloutControl:
         group = ProcessGroup(members, settings.model_repositories)
         self._controller: RolloutController | None = None
         if settings.model_repositories:
-            files = rollout_files(settings.model_repositories[0], STORE_SECONDS)
+            files = RolloutFiles(settings.model_repositories[0], STORE_SECONDS)
             webhooks = RolloutWebhooks(settings.rollout_webhook_secret)
             self._controller = RolloutController(RolloutStore(files), group, webhooks=webhooks)
         self.service = RolloutService(self._controller, group)

@@ -19,7 +19,7 @@ from modelport.gateway.rollout import controller as controllers
 from modelport.gateway.rollout.controller import RolloutController
 from modelport.gateway.rollout.decision import decide
 from modelport.gateway.rollout.state import RolloutPhase
-from modelport.gateway.rollout.state_files import rollout_files
+from modelport.gateway.rollout.state_files import RolloutFiles
 from modelport.gateway.rollout.state_store import RolloutStore
 from tests.gateway.repository.storage.moto_server import Moto
 from tests.gateway.rollout.plans import plan
@@ -35,7 +35,7 @@ class RealGateway:
     def __init__(self, repository: Path | Location) -> None:
         self.processes = SimulatedProcesses(random.Random(1), time.monotonic)
         self.processes.slow = 0.0
-        self.store = RolloutStore(rollout_files(repository, 30.0))
+        self.store = RolloutStore(RolloutFiles(repository, 30.0))
         self.controller = RolloutController(self.store, self.processes, decide, lease_seconds=2.0)
         self.task = asyncio.create_task(self.controller.run())
 

@@ -28,7 +28,7 @@ from modelport.gateway.rollout.state import (
     RolloutPhase,
     RolloutState,
 )
-from modelport.gateway.rollout.state_files import FOLDER, FolderFiles, RolloutFiles, rollout_files
+from modelport.gateway.rollout.state_files import FOLDER, FolderFiles, RolloutFiles
 from modelport.gateway.rollout.state_store import (
     KEPT_REVISIONS,
     MAX_COUNTS_BYTES,
@@ -64,7 +64,7 @@ def repository(
 
 @pytest.fixture
 def files(repository: Path | Location) -> RolloutFiles:
-    return rollout_files(repository, 30.0)
+    return RolloutFiles(repository, 30.0)
 
 
 def state(revision: int = 1, **fields: Any) -> RolloutState:
@@ -107,7 +107,7 @@ async def test_old_revisions_are_deleted_and_cannot_come_back(files: RolloutFile
 async def test_a_revision_that_is_deleted_while_another_gateway_writes_it_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, first = RolloutStore(rollout_files(tmp_path, 30.0)), state()
+    store, first = RolloutStore(RolloutFiles(tmp_path, 30.0)), state()
     assert await store.write(first)
     link = os.link
 
@@ -138,7 +138,7 @@ async def test_counts_of_all_other_lives_add_up(files: RolloutFiles) -> None:
 
 
 async def test_the_history_has_the_latest_rollouts_first(tmp_path: Path) -> None:
-    store = RolloutStore(rollout_files(tmp_path, 30.0))
+    store = RolloutStore(RolloutFiles(tmp_path, 30.0))
     for number in range(MAX_HISTORY + 3):
         began = transitions.started(plan(), None, ME, Change(1e9 + number))
         ended = transitions.rolled_back(began, ME, Change(2e9, "slow"))
@@ -158,7 +158,7 @@ from dataclasses import replace
 from modelport.gateway.repository.storage.location import parse
 from modelport.gateway.rollout import checked_json
 from modelport.gateway.rollout.state import RolloutState
-from modelport.gateway.rollout.state_files import rollout_files
+from modelport.gateway.rollout.state_files import RolloutFiles
 from modelport.gateway.rollout.state_store import RolloutStore
 from pathlib import Path
 
@@ -166,7 +166,7 @@ where, first, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 repository = parse(where) if "://" in where else Path(where)
 
 async def main():
-    store, me, won = RolloutStore(rollout_files(repository, 30.0)), uuid.uuid4().hex, []
+    store, me, won = RolloutStore(RolloutFiles(repository, 30.0)), uuid.uuid4().hex, []
     state = checked_json.read(RolloutState, first.encode())
     print("ready", flush=True)
     sys.stdin.readline()
@@ -265,7 +265,7 @@ HOSTILE = {
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
 async def test_a_hostile_state_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     put(tmp_path, "state/fraud/0000000001.json", content)
-    store = RolloutStore(rollout_files(tmp_path, 30.0))
+    store = RolloutStore(RolloutFiles(tmp_path, 30.0))
     assert await store.look() == {"fraud": 1}
     with pytest.raises(InvalidArgument, match="is not the state of a rollout") as refusal:
         await store.read("fraud", 1)
@@ -285,7 +285,7 @@ async def test_files_that_are_no_states_are_not_looked_at(tmp_path: Path) -> Non
     put(tmp_path, "state/.hidden/0000000001.json", b"{}")
     put(tmp_path, "state/0000000001.json", b"{}")
     put(tmp_path, "state/a/b/0000000001.json", b"{}")
-    assert await RolloutStore(rollout_files(tmp_path, 30.0)).look() == {}
+    assert await RolloutStore(RolloutFiles(tmp_path, 30.0)).look() == {}
 
 
 def link(path: Path, target: Path) -> None:
@@ -332,7 +332,7 @@ async def test_a_pipe_in_place_of_a_state_does_not_block(tmp_path: Path) -> None
     path = put(tmp_path, "state/fraud/0000000001.json", b"")
     path.unlink()
     os.mkfifo(path)
-    store = RolloutStore(rollout_files(tmp_path, 5.0))
+    store = RolloutStore(RolloutFiles(tmp_path, 5.0))
     assert await store.look() == {}
     with pytest.raises(InvalidArgument, match="not a regular file"):
         await store.read("fraud", 1)
@@ -365,16 +365,16 @@ async def test_hostile_counts_are_ignored(tmp_path: Path) -> None:
         put(tmp_path, f"counts/fraud/{rollout}.{number:032x}.json", content)
     good = json.dumps({"stages": {"0": COUNTS.to_json()}}).encode()
     put(tmp_path, f"counts/fraud/{rollout}.{OTHER}.json", good)
-    store = RolloutStore(rollout_files(tmp_path, 30.0))
+    store = RolloutStore(RolloutFiles(tmp_path, 30.0))
     assert await store.read_counts("fraud", rollout, ME) == {0: COUNTS}
 
 
 async def test_a_repository_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / FOLDER).write_text("a file")
     with pytest.raises(InvalidArgument, match=r"'\.rollouts' of the repository cannot be used"):
-        await RolloutStore(rollout_files(tmp_path, 30.0)).write(state())
+        await RolloutStore(RolloutFiles(tmp_path, 30.0)).write(state())
     with pytest.raises(Unavailable, match="folder is gone"):
-        await RolloutStore(rollout_files(tmp_path / "absent", 30.0)).look()
+        await RolloutStore(RolloutFiles(tmp_path / "absent", 30.0)).look()
 
 
 async def test_files_that_a_dead_process_left_behind_are_deleted(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ async def test_files_that_a_dead_process_left_behind_are_deleted(tmp_path: Path)
 
 
 async def test_a_store_that_hangs_is_given_up(tmp_path: Path) -> None:
-    files = rollout_files(tmp_path, 0.05)
+    files = RolloutFiles(tmp_path, 0.05)
     released = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -403,12 +403,12 @@ async def test_a_store_that_hangs_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(Unavailable, match="does not respond in time"):  # it waits its turn
             await files.create("state/fraud/0000000001.json", b"")
         released.set()
-    assert await rollout_files(tmp_path, 30.0).listing("state") == {}
+    assert await RolloutFiles(tmp_path, 30.0).listing("state") == {}
 
 
 async def test_a_scan_does_not_take_the_states_for_a_model(tmp_path: Path) -> None:
     (tmp_path / "fraud" / "1").mkdir(parents=True)
-    assert await RolloutStore(rollout_files(tmp_path, 30.0)).write(state())
+    assert await RolloutStore(RolloutFiles(tmp_path, 30.0)).write(state())
     assert list(scan.scan([tmp_path])) == ["fraud"]
 
 
@@ -418,7 +418,7 @@ async def test_a_mirror_neither_takes_the_states_for_a_model_nor_loads_nor_delet
     moto.put(f"{prefix}/fraud/config.pbtxt", b'backend: "fake"')
     moto.put(f"{prefix}/fraud/1/model.fake", b"weights")
     location = moto.location(prefix)
-    assert await RolloutStore(rollout_files(location, 30.0)).write(state())
+    assert await RolloutStore(RolloutFiles(location, 30.0)).write(state())
     before = len(moto.requests())
     mirror = Mirror(location, tmp_path / "cache")
     for _ in range(2):

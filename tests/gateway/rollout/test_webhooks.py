@@ -23,7 +23,7 @@ from modelport.gateway.errors import InvalidArgument, Unavailable
 from modelport.gateway.rollout import controller as controllers
 from modelport.gateway.rollout.controller import RolloutController
 from modelport.gateway.rollout.state import RolloutPhase
-from modelport.gateway.rollout.state_files import rollout_files
+from modelport.gateway.rollout.state_files import RolloutFiles
 from modelport.gateway.rollout.state_store import RolloutStore
 from modelport.gateway.rollout.transitions import RolloutCommand
 from modelport.gateway.rollout.webhooks import PRE_STAGE, RolloutWebhooks
@@ -63,7 +63,7 @@ class HookedGateway:
         self.processes = SimulatedProcesses(random.Random(1), time.monotonic)
         self.processes.slow = 0.0
         self.controller = RolloutController(
-            RolloutStore(rollout_files(folder / "models", 30.0)),
+            RolloutStore(RolloutFiles(folder / "models", 30.0)),
             self.processes,
             decide,
             # A hook that anything waits for makes its test fail, instead of slow.
@@ -284,7 +284,7 @@ async def test_an_answer_that_does_not_end_in_time_is_a_refusal(tmp_path: Path) 
     application.router.add_post("/", hang)
     async with TestServer(application) as server:
         controller = RolloutController(
-            RolloutStore(rollout_files(tmp_path / "models", 30.0)),
+            RolloutStore(RolloutFiles(tmp_path / "models", 30.0)),
             SimulatedProcesses(random.Random(1), time.monotonic),
             webhooks=RolloutWebhooks(tmp_path / "secret", answer_seconds=0.1),
         )
@@ -293,7 +293,7 @@ async def test_an_answer_that_does_not_end_in_time_is_a_refusal(tmp_path: Path) 
 
 
 async def test_without_a_secret_no_plan_has_webhooks(tmp_path: Path) -> None:
-    store = RolloutStore(rollout_files(tmp_path, 30.0))
+    store = RolloutStore(RolloutFiles(tmp_path, 30.0))
     controller = RolloutController(store, SimulatedProcesses(random.Random(1), time.monotonic))
     with pytest.raises(InvalidArgument, match="--rollout-webhook-secret"):
         await controller.start(plan(webhooks=("http://127.0.0.1/",)))
