@@ -73,12 +73,11 @@ class CriterionInterval(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CriterionEvidence:
-    """One criterion with everything that was observed about it.
+class CriterionFigures:
+    """The figures of one criterion, without its estimate.
 
     A ``relative`` criterion estimates the candidate's rate of events as a multiple of the
-    baseline's; any other a share of requests. The estimate is computed when it is read: decisions
-    are made several times a second, between the requests of clients, and do not need it.
+    baseline's; any other a share of requests.
     """
 
     name: str
@@ -88,13 +87,23 @@ class CriterionEvidence:
     #: Events that count against the candidate, among ``trials``.
     events: int
     trials: int
-    #: The trials of each stage, by which the limit is tested.
-    tested: Sequence[TrialCounts]
     #: Part of the error probability: the limit is broken at an e-value of ``1 / alpha``.
     alpha: float
     log_e_value: float
     #: The same of the evidence that the limit is kept.
     log_e_value_kept: float
+
+
+@dataclass(frozen=True)
+class CriterionEvidence(CriterionFigures):
+    """One criterion with everything that was observed about it.
+
+    The estimate is computed when it is read: decisions are made several times a second, between
+    the requests of clients, and do not need it.
+    """
+
+    #: The trials of each stage, by which the limit is tested.
+    tested: Sequence[TrialCounts]
 
     @cached_property
     def interval(self) -> CriterionInterval:
@@ -109,9 +118,8 @@ class CriterionEvidence:
 
     def to_json(self) -> dict[str, Any]:
         """The evidence as JSON values."""
-        document = {each.name: getattr(self, each.name) for each in fields(self)}
-        del document["tested"]
-        return document | self.interval._asdict()
+        figures = {each.name: getattr(self, each.name) for each in fields(CriterionFigures)}
+        return figures | self.interval._asdict()
 
 
 class _Stage(NamedTuple):

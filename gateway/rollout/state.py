@@ -13,7 +13,7 @@ import orjson
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.rollout import checked_json
 from modelport.gateway.rollout.counts import StageCounts
-from modelport.gateway.rollout.criteria import CriterionStatus
+from modelport.gateway.rollout.criteria import CriterionFigures
 from modelport.gateway.rollout.plan import STRICT, RolloutPlan, StageKind
 
 MAX_REVISION = 10**10 - 1
@@ -70,20 +70,11 @@ class RolloutEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedCriterion:
+class RecordedCriterion(CriterionFigures):
     """The evidence about a criterion at the end, as ``CriterionEvidence.to_json`` has it."""
 
     __pydantic_config__: ClassVar = STRICT
 
-    name: str
-    relative: bool
-    limit: float
-    status: CriterionStatus
-    events: int
-    trials: int
-    alpha: float
-    log_e_value: float
-    log_e_value_kept: float
     estimate: float | None
     lower: float | None
     upper: float | None
