@@ -20,8 +20,8 @@ from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.policy import AccessPolicy, PrincipalRights
 from modelport.gateway.access.principal import ConnectionIdentity, Principal
 from modelport.gateway.access.quota_ledger import QuotaLedger
-from modelport.gateway.access.quotas import Quota, Quotas
-from modelport.gateway.access.rules_file import parse_access_file
+from modelport.gateway.access.quotas import Quotas
+from modelport.gateway.access.rules_file import AccessFile, parse_access_file
 from modelport.gateway.errors import Unauthenticated
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.gateway_files import Contents
@@ -44,9 +44,8 @@ _KEPT_METHODS = ("key", "jwt")
 
 
 class _Loaded(NamedTuple):
-    policy: AccessPolicy
+    file: AccessFile
     configured: Sequence[tuple[TomlTable, Authenticator]]
-    quotas: Sequence[Quota]
 
 
 class Access:
@@ -187,7 +186,7 @@ class Access:
             for each in _without([made for _, made in configured], self._authenticators):
                 each.close()
             raise
-        return _Loaded(file.policy, configured, file.quotas)
+        return _Loaded(file, configured)
 
     def _authenticator(self, table: TomlTable) -> Authenticator:
         """The authenticator of a table that has not changed, or a new one."""
@@ -205,8 +204,8 @@ class Access:
         return descriptor.make(table, self._watcher)
 
     def _use(self, loaded: _Loaded) -> None:
-        self.policy, self._configured = loaded.policy, loaded.configured
-        self.quotas.replace(loaded.quotas, loaded.policy.names)
+        self.policy, self._configured = loaded.file.policy, loaded.configured
+        self.quotas.replace(loaded.file.quotas, self.policy.names)
         before = self._authenticators
         self._authenticators = (*(each for _, each in loaded.configured), *ALWAYS)
         self._chain = AuthenticatorChain(self._authenticators)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 import ssl
 import time
@@ -195,7 +196,7 @@ class JwtAuthenticator(CredentialAuthenticator):
         ``jwt.decode`` reads them first.
         """
         parts = _TOKEN.fullmatch(token)
-        header = _header(parts[1]) if parts is not None else None
+        header = _object(parts[1], MAX_HEADER_BYTES) if parts is not None else None
         if parts is None or header is None:
             raise Unauthenticated("the token is malformed")
         algorithm, kid = header.get("alg"), header.get("kid")
@@ -261,13 +262,9 @@ def _decoded(segment: bytes) -> bytes | None:
     return decoded if base64.urlsafe_b64encode(decoded).rstrip(b"=") == segment else None
 
 
-def _header(segment: bytes) -> dict[str, Any] | None:
-    return _object(segment) if len(segment) <= MAX_HEADER_BYTES else None
-
-
-def _object(segment: bytes) -> dict[str, Any] | None:
+def _object(segment: bytes, most: float = math.inf) -> dict[str, Any] | None:
     """Return the JSON object in a part of a token, or None."""
-    decoded = _decoded(segment)
+    decoded = _decoded(segment) if len(segment) <= most else None
     if decoded is None:
         return None
     try:
