@@ -153,14 +153,6 @@ class AccessContext:
             refused = operation or self.operation or ""
             self.record.write(self.principal, refused, refused, model, version, "refused", reason)
 
-    def note(
-        self, outcome: str, action: str, model: str = "", version: str = "", reason: str = ""
-    ) -> None:
-        """Write an event of the request to the audit log, if there is one."""
-        if self.record is not None:
-            operation = self.operation or ""
-            self.record.write(self.principal, operation, action, model, version, outcome, reason)
-
     def may(self, operation: Operation) -> bool:
         """Whether the caller may perform an operation on some model."""
         return self.caller.by_operation[operation].permitted
@@ -213,14 +205,16 @@ def required(*operations: Operation) -> OperationRights:
 def audited(action: str, model: str = "", version: str = "") -> Iterator[None]:
     """Write to the audit log that the current request performs ``action``, and the outcome."""
     context = CURRENT.get()
-    if context is None:
+    record = None if context is None else context.record
+    if context is None or record is None:
         yield
         return
+    event = context.principal, context.operation or "", action, model, version
     try:
         yield
     except BaseException as error:
-        if context.record is not None and not context.record.is_refused:
+        if not record.is_refused:
             reason = str(error) if isinstance(error, ModelportError) else type(error).__name__
-            context.note("failed", action, model, version, reason)
+            record.write(*event, "failed", reason)
         raise
-    context.note("allowed", action, model, version)
+    record.write(*event, "allowed", "")
