@@ -95,13 +95,7 @@ class RolloutParticipant:
 
     async def apply(self, arguments: Arguments) -> None:
         """Route requests as the routing says, at once."""
-        self._route(arguments["routing"])
-
-    async def hold_sides(self, arguments: Arguments) -> None:
-        """Hold both sides, and only log a failure, which ``problem`` reports."""
-        await self._hold_or_log(arguments["routing"])
-
-    def _route(self, routing: Document) -> None:
+        routing: Document = arguments["routing"]
         model = routing["model"]
         known = self._routings.get(model, routing)
         same = known["plan"]["id"] == routing["plan"]["id"]
@@ -109,6 +103,14 @@ class RolloutParticipant:
             return
         self._routings[model] = routing
         self._lease(model, routing["until"])
+
+    async def hold_sides(self, arguments: Arguments) -> None:
+        """Hold both sides, and only log a failure, which ``problem`` reports."""
+        plan = RolloutPlan.from_json(arguments["routing"]["plan"])
+        try:
+            await self._hold(plan, _default(plan))
+        except ModelportError as error:
+            log.error("a version of a rollout is not served", model=plan.model, reason=str(error))
 
     def _lease(self, model: str, until: float | None) -> None:
         """Route as the model's routing says until a monotonic time; None: for good."""
@@ -208,17 +210,11 @@ class RolloutParticipant:
         for model in self._routings.keys() - plans.keys():
             await self.remove({"plan": self._routings[model]["plan"], "winner": None})
         for routing in routings:
+            arguments = {"routing": routing}
             if routing["share"]:
-                await self._hold_or_log(routing)
-            self._route(routing)
-            await self._hold_or_log(routing)
-
-    async def _hold_or_log(self, routing: Document) -> None:
-        plan = RolloutPlan.from_json(routing["plan"])
-        try:
-            await self._hold(plan, _default(plan))
-        except ModelportError as error:  # ``problem`` tells the controller
-            log.error("a version of a rollout is not served", model=plan.model, reason=str(error))
+                await self.hold_sides(arguments)
+            await self.apply(arguments)
+            await self.hold_sides(arguments)
 
     async def examples(self, arguments: Arguments) -> list[Any]:
         """The kept requests with disagreeing answers, also after the rollout's end."""
