@@ -35,7 +35,6 @@ class ComparedAnswers(NamedTuple):
     invalid: bool = False
 
 
-AGREEMENT = ComparedAnswers(0.0)
 _INVALID = ComparedAnswers(1.0, invalid=True)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelport.gateway.rollout.answer_comparison import AGREEMENT, AnswerComparison, ComparedAnswers
+from modelport.gateway.rollout.answer_comparison import AnswerComparison, ComparedAnswers
 from modelport.gateway.rollout.plan import ComparisonKind, RolloutLimits
 from modelport.gateway.types import NUMPY_DTYPES, Datatype, Tensor
 from tests.gateway.rollout.sides import PLAN
 
 INVALID = ComparedAnswers(1.0, invalid=True)
-DISAGREEMENT = ComparedAnswers(1.0)
+AGREEMENT, DISAGREEMENT = ComparedAnswers(0.0), ComparedAnswers(1.0)
 NAN, INF = float("nan"), float("inf")
 
 
