@@ -23,7 +23,6 @@ import structlog
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.rollout import transitions
-from modelport.gateway.rollout.background_settlement import BackgroundSettlement
 from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.counts_exchange import CountsExchange, requests_first
 from modelport.gateway.rollout.decision import RolloutDecision, RolloutVerdict, decide
@@ -83,9 +82,8 @@ class RolloutController:
         self._now = monotonic
         self._clock = clock
         self._counts = CountsExchange(processes, store, self.replica)
-        self._states = ReplicatedStates(store, processes, lease_seconds, monotonic)
+        self._states = ReplicatedStates(store, processes, self.replica, lease_seconds, monotonic)
         self._webhooks = webhooks or RolloutWebhooks(monotonic=monotonic)
-        self._settlement = BackgroundSettlement(store, processes, self._states, self.replica)
         self._tasks: list[asyncio.Task[None]] = []
         #: Ends the pause of a gateway in which nothing ran.
         self._begun = asyncio.Event()
@@ -124,7 +122,7 @@ class RolloutController:
     def _cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
-        self._settlement.cancel()
+        self._states.cancel()
         self._webhooks.cancel()
 
     async def _repeat(
@@ -367,7 +365,7 @@ class RolloutController:
             if silent >= HEARTBEAT * self._lease or beat.hold_reason != state.hold_reason:
                 await self._states.write(beat)
         if rollout.state.phase.ended and self._leads(rollout):
-            self._settlement.begin(rollout)
+            self._states.begin_settlement(rollout)
 
     def _decided(self, rollout: ReplicatedRollout, state: RolloutState) -> RolloutState | None:
         """The state after an automatic decision; None: nothing changes."""

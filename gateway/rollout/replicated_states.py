@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 
-from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
+from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
+from modelport.gateway.rollout import transitions
 from modelport.gateway.rollout.processes import RolloutProcesses
 from modelport.gateway.rollout.replicated_rollout import ReplicatedRollout
 from modelport.gateway.rollout.state import RolloutState
@@ -29,16 +30,20 @@ class ReplicatedStates:
         self,
         store: RolloutStore,
         processes: RolloutProcesses,
+        replica: str,
         lease_seconds: float,
         now: Callable[[], float],
     ) -> None:
         self._store = store
         self._processes = processes
+        self._replica = replica
         self._lease = lease_seconds
         self._now = now
         self._rollouts: dict[str, ReplicatedRollout] = {}
         #: The reasons why states cannot be read, by model.
         self._problems: dict[str, str] = {}
+        #: The settlements in the background, by model.
+        self._settling: dict[str, asyncio.Task[None]] = {}
 
     def __iter__(self) -> Iterator[ReplicatedRollout]:
         return iter(tuple(self._rollouts.values()))
@@ -119,6 +124,37 @@ class ReplicatedStates:
         await self.refresh(new.plan.model)
         rollout = self._rollouts.get(new.plan.model)
         return rollout is not None and rollout.state == new
+
+    def begin_settlement(self, rollout: ReplicatedRollout) -> None:
+        """Settle an outcome in the background, unless that has begun."""
+        model = rollout.state.plan.model
+        if model not in self._settling or self._settling[model].done():
+            self._settling[model] = asyncio.create_task(self._settle(rollout))
+
+    def cancel(self) -> None:
+        """Give up the settlements."""
+        for task in self._settling.values():
+            task.cancel()
+
+    async def _settle(self, rollout: ReplicatedRollout) -> None:
+        ended = rollout.state
+        try:
+            reason = await self._processes.settle(ended)
+            state = rollout.state
+            if (state.plan.id, state.phase, state.settled) != (ended.plan.id, ended.phase, False):
+                return
+            new = transitions.settled(state, self._replica, reason)
+            await self._store.archive(new)
+            if await self.write(new):
+                await self._store.forget_counts(state.plan.model, keep="")
+            await rollout.apply()
+        except ModelportError as error:
+            log.warning(
+                "the outcome of a rollout is not settled yet",
+                model=ended.plan.model, reason=str(error),
+            )  # fmt: skip
+        except Exception:
+            log.exception("the outcome of a rollout is not settled yet", model=ended.plan.model)
 
     async def _see(self, model: str, revision: int, began: float) -> None:
         rollout = self._rollouts.get(model)
