@@ -23,6 +23,7 @@ DEFAULT_URL = "http://localhost:8002"
 #: A start waits until the candidate is loaded.
 TIMEOUT_SECONDS = 1800.0
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
+#: By status; any other means ``Unavailable``.
 _ERRORS: dict[int, type[ModelportError]] = {
     400: InvalidArgument,
     401: Unauthenticated,
@@ -30,7 +31,6 @@ _ERRORS: dict[int, type[ModelportError]] = {
     404: NotFound,
     409: AlreadyExists,
     415: InvalidArgument,
-    503: Unavailable,
 }
 
 

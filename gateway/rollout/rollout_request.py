@@ -66,30 +66,23 @@ def read(content: bytes) -> RolloutRequest:
     return request
 
 
-class NamedCandidate(NamedTuple):
-    """The candidate as a request names it; version 0 is the default one of another model."""
-
-    model: str
-    version: int
-
-
-def candidate_of(request: RolloutRequest, model: RolloutModelDescription) -> NamedCandidate:
-    """The candidate that ``request`` names for ``model``.
+def candidate_of(request: RolloutRequest, model: RolloutModelDescription) -> RolloutSide:
+    """The candidate that ``request`` names for ``model``; version 0 is another model's default.
 
     Raises:
         InvalidArgument: it is neither a version nor a model.
     """
     text = request.candidate
     if VERSION_NAME.match(text):
-        return NamedCandidate(model.name, int(text))
+        return RolloutSide(model.name, int(text))
     if text in model.labels:
-        return NamedCandidate(model.name, model.labels[text])
+        return RolloutSide(model.name, model.labels[text])
     name, slash, version = text.partition("/")
     if not MODEL_NAME.match(name) or (slash and not VERSION_NAME.match(version)):
         raise InvalidArgument(
             f"candidate '{text}' is neither a version nor a model: write 3, NAME or NAME/3"
         )
-    return NamedCandidate(name, int(version or 0))
+    return RolloutSide(name, int(version or 0))
 
 
 def draft(

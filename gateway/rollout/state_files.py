@@ -46,13 +46,13 @@ class FolderFiles:
 
     def listing(self, below: str) -> dict[str, str]:
         try:
-            with _translated(), self._folder(below) as folder:
+            with self._folder(below) as folder:
                 return dict(_files(folder, ""))
         except NotFound:
             return {}
 
     def read(self, key: str, most: int) -> bytes:
-        with _translated(), self._place(key) as (folder, name):
+        with self._place(key) as (folder, name):
             # Opening a pipe without O_NONBLOCK would wait for its writer.
             flags = os.O_RDONLY | os.O_NONBLOCK | _OPEN
             with open(name, "rb", opener=lambda n, _: os.open(n, flags, dir_fd=folder)) as file:
@@ -61,7 +61,7 @@ class FolderFiles:
                 return file.read(most)
 
     def create(self, key: str, content: bytes) -> bool:
-        with _translated(), self._place(key, make=True) as (folder, name):
+        with self._place(key, make=True) as (folder, name):
             with _temporary(folder, content) as written:
                 try:
                     os.link(written, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -87,20 +87,12 @@ class FolderFiles:
             return False
 
     def replace(self, key: str, content: bytes) -> None:
-        with (
-            _translated(),
-            self._place(key, make=True) as (folder, name),
-            _temporary(folder, content) as written,
-        ):
+        with self._place(key, make=True) as (folder, name), _temporary(folder, content) as written:
             os.replace(written, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
-            with (
-                contextlib.suppress(NotFound, FileNotFoundError),
-                _translated(),
-                self._place(key) as (folder, name),
-            ):
+            with contextlib.suppress(NotFound), self._place(key) as (folder, name):
                 os.unlink(name, dir_fd=folder)
                 _sweep(folder)
 
@@ -113,22 +105,24 @@ class FolderFiles:
 
     @contextlib.contextmanager
     def _folder(self, below: str, make: bool = False) -> Iterator[int]:
+        """A descriptor of a folder; errors of what is done with it are translated."""
         flags = os.O_RDONLY | os.O_DIRECTORY
-        try:
-            folder = os.open(self._repository, flags | os.O_CLOEXEC)
-        except FileNotFoundError as error:
-            raise Unavailable("the repository's folder is gone") from error
-        try:
-            for name in (FOLDER, *below.split("/")):
-                if make:
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(name, dir_fd=folder)
-                inner = os.open(name, flags | _OPEN, dir_fd=folder)
+        with _translated():
+            try:
+                folder = os.open(self._repository, flags | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                raise Unavailable("the repository's folder is gone") from error
+            try:
+                for name in (FOLDER, *below.split("/")):
+                    if make:
+                        with contextlib.suppress(FileExistsError):
+                            os.mkdir(name, dir_fd=folder)
+                    inner = os.open(name, flags | _OPEN, dir_fd=folder)
+                    os.close(folder)
+                    folder = inner
+                yield folder
+            finally:
                 os.close(folder)
-                folder = inner
-            yield folder
-        finally:
-            os.close(folder)
 
 
 class ObjectFiles:
