@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
+from typing import NamedTuple
 
 from modelport.gateway.backends.base import ELSEWHERE, Artifact
 from modelport.gateway.backends.registry import RemoteVersions
@@ -17,7 +18,6 @@ from modelport.gateway.backends.remote.signature_negotiation import (
     Metadata,
     RemoteClient,
     RemoteResponse,
-    SignatureClient,
     StreamingClient,
     negotiate,
 )
@@ -30,7 +30,7 @@ from modelport.gateway.errors import (
     Unsupported,
 )
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes_file import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute, UpstreamProtocol
 from modelport.gateway.repository.scan import VERSION_NAME
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
 from modelport.gateway.upstream import (
@@ -55,64 +55,76 @@ SEQUENCE = "sequence_id"
 #: A stream may have had an effect before it failed, so fewer failures are retried.
 STREAM_RETRIED = NOT_PROCESSED | {FailureKind.DROPPED}
 
-#: Makes the client for a model, by its name on the remote server.
-Connect = Callable[[ModelRoute, str], RemoteClient]
+#: Makes the client for a model, by its name on the remote server. Without a configuration, the
+#: client is only asked for versions.
+Connect = Callable[[ModelRoute, str, ModelConfig | None], RemoteClient]
 
 
-def load(artifact: Artifact, connect: Connect) -> RemoteBackend:
-    """Describe the model on the server and negotiate its signature (blocking).
+class RemoteServer(NamedTuple):
+    """A kind of server: its clients over gRPC and HTTP."""
 
-    Raises:
-        Unavailable: no endpoint can be reached, or none has this version READY.
-        InvalidArgument: the server's metadata contradicts the configuration.
-        Unsupported: the protocol does not carry one of the datatypes.
-        Internal: the server's description violates the protocol.
-    """
-    route, host = artifact.route, artifact.host
-    if route is None or host is None:
-        raise InvalidArgument(
-            f"backend '{artifact.config.backend}' runs '{artifact.model_name}' on another server; "
-            "add a route to that server to the --routes file"
-        )
-    return on_loop(host.loop, _load(artifact, route, host.loop, connect))
+    grpc: Connect
+    http: Connect
 
+    def _connect(
+        self, route: ModelRoute, model_name: str, config: ModelConfig | None
+    ) -> RemoteClient:
+        connect = self.grpc if route.protocol is UpstreamProtocol.GRPC else self.http
+        return connect(route, route.model or model_name, config)
 
-async def _load(
-    artifact: Artifact, route: ModelRoute, loop: asyncio.AbstractEventLoop, connect: Connect
-) -> RemoteBackend:
-    server = connect(route, route.model or artifact.model_name)
-    backend = RemoteBackend(artifact, route, loop, server)
-    try:
-        await backend.start()
-    except BaseException:
-        await backend.close()
-        raise
-    return backend
+    def load(self, artifact: Artifact) -> RemoteBackend:
+        """Describe the model on the server and negotiate its signature (blocking).
 
+        Raises:
+            Unavailable: no endpoint can be reached, or none has this version READY.
+            InvalidArgument: the server's metadata contradicts the configuration, or the server can
+                have no such version or signature.
+            Unsupported: the protocol does not carry one of the datatypes.
+            Internal: the server's description violates the protocol.
+        """
+        route, host = artifact.route, artifact.host
+        if route is None or host is None:
+            raise InvalidArgument(
+                f"backend '{artifact.config.backend}' runs '{artifact.model_name}' on another "
+                "server; add a route to that server to the --routes file"
+            )
+        return on_loop(host.loop, self._load(artifact, route, host.loop))
 
-async def versions(route: ModelRoute, model_name: str, connect: Connect) -> RemoteVersions:
-    """The READY versions on any endpoint, ascending; 1 if the model has no version numbers.
+    async def _load(
+        self, artifact: Artifact, route: ModelRoute, loop: asyncio.AbstractEventLoop
+    ) -> RemoteBackend:
+        server = self._connect(route, artifact.model_name, artifact.config)
+        backend = RemoteBackend(artifact, route, loop, server)
+        try:
+            await backend.start()
+        except BaseException:
+            await backend.close()
+            raise
+        return backend
 
-    Raises:
-        Unavailable: no endpoint can be reached.
-        NotFound: the endpoints have no such model.
-    """
-    server = connect(route, route.model or model_name)
-    try:
-        answers = await asyncio.gather(
-            *(_described(server, route, address) for address in route.endpoints)
-        )
-    finally:
-        await server.close()
-    found = [answer for answer in answers if not isinstance(answer, EndpointFailed)]
-    if found:
-        words = {route.version} if route.version else {w for m, _ in found for w in m.versions}
-        numbers = sorted(int(w) for w in words if VERSION_NAME.match(w)) or [UNVERSIONED]
-        return RemoteVersions(numbers, any(loading for _, loading in found))
-    failures = [answer for answer in answers if isinstance(answer, EndpointFailed)]
-    if all(error.failure is FailureKind.MISSING for error in failures):
-        raise NotFound(f"the server has no model '{route.model or model_name}'")
-    raise Unavailable(f"the server that runs '{model_name}' {failures[0]}")
+    async def versions(self, route: ModelRoute, model_name: str) -> RemoteVersions:
+        """The READY versions on any endpoint, ascending; 1 if the model has no version numbers.
+
+        Raises:
+            Unavailable: no endpoint can be reached.
+            NotFound: the endpoints have no such model.
+        """
+        server = self._connect(route, model_name, None)
+        try:
+            answers = await asyncio.gather(
+                *(_described(server, route, address) for address in route.endpoints)
+            )
+        finally:
+            await server.close()
+        found = [answer for answer in answers if not isinstance(answer, EndpointFailed)]
+        if found:
+            words = {route.version} if route.version else {w for m, _ in found for w in m.versions}
+            numbers = sorted(int(w) for w in words if VERSION_NAME.match(w)) or [UNVERSIONED]
+            return RemoteVersions(numbers, any(loading for _, loading in found))
+        failures = [answer for answer in answers if isinstance(answer, EndpointFailed)]
+        if all(error.failure is FailureKind.MISSING for error in failures):
+            raise NotFound(f"the server has no model '{route.model or model_name}'")
+        raise Unavailable(f"the server that runs '{model_name}' {failures[0]}")
 
 
 async def _described(
@@ -175,11 +187,11 @@ class RemoteBackend:
 
     @property
     def signatures(self) -> Mapping[str, ModelSignature]:
-        return self._server.signatures if isinstance(self._server, SignatureClient) else {}
+        return self._server.signatures
 
     @property
     def signature_defs(self) -> bytes:
-        return self._server.signature_defs if isinstance(self._server, SignatureClient) else b""
+        return self._server.signature_defs
 
     def endpoints(self) -> Iterator[tuple[str, bool]]:
         """``host:port`` of each endpoint, and whether it is ejected."""
@@ -195,14 +207,8 @@ class RemoteBackend:
         server, pool = self._server, self._pool
         limit = Deadline.after(self._route.connect_timeout_seconds + DESCRIBE_SECONDS)
 
-        async def metadata(endpoint: Endpoint, limit: Deadline) -> Metadata:
-            return await server.metadata(endpoint.address, self._version, limit)
-
-        async def config(endpoint: Endpoint, limit: Deadline) -> ModelConfig | None:
-            return await server.config(endpoint.address, self._version, limit)
-
-        async def serve(endpoint: Endpoint, _: Deadline) -> None:
-            await server.serve(endpoint.address, self._version, agreement)
+        def metadata(endpoint: Endpoint, limit: Deadline) -> Awaitable[Metadata]:
+            return server.metadata(endpoint.address, self._version, limit)
 
         if not self._version:
             known = (await pool.call(metadata, limit)).versions
@@ -210,13 +216,16 @@ class RemoteBackend:
                 self._version = str(self._artifact.version)
         await pool.start()
         told = await pool.call(metadata, limit)
-        agreement = negotiate(self._artifact.config, told, await pool.call(config, limit))
+        theirs = await pool.call(
+            lambda e, limit: server.config(e.address, self._version, limit), limit
+        )
+        agreement = negotiate(self._artifact.config, told, theirs)
         if agreement.decoupled and not isinstance(server, StreamingClient):
             raise Unsupported(
                 "the model is decoupled: it may return several responses to a request, which "
                 'its protocol does not support; set protocol = "grpc" in its route'
             )
-        await pool.call(serve, limit)
+        await pool.call(lambda e, _: server.serve(e.address, self._version, agreement), limit)
         self.config = agreement.config
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:

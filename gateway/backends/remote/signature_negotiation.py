@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from modelport.gateway.errors import InvalidArgument
@@ -56,6 +57,10 @@ class RemoteClient(Protocol):
     called on the event loop.
     """
 
+    #: As in ``SignatureBackend``, from the last description of the model.
+    signatures: Mapping[str, ModelSignature] = MappingProxyType({})
+    signature_defs: bytes = b""
+
     async def metadata(self, address: str, version: str, limit: Deadline) -> Metadata:
         """Describe the model; ``version`` empty: the server's default."""
 
@@ -89,15 +94,6 @@ class StreamingClient(Protocol):
         self, address: str, request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[RemoteResponse, None]:
         """Yield responses on request. Closing the generator cancels the request on the server."""
-
-
-@runtime_checkable
-class SignatureClient(Protocol):
-    """A ``RemoteClient`` for models with named signatures (``InferRequest.signature``)."""
-
-    #: As in ``SignatureBackend``, from the last description of the model.
-    signatures: Mapping[str, ModelSignature]
-    signature_defs: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from modelport.gateway.backends.remote.signature_negotiation import (
 )
 from modelport.gateway.backends.remote.tfserving_model import (
     METADATA_FIELD,
-    ServableTarget,
     TfServingClient,
     cause_of,
     check_version,
@@ -22,6 +21,7 @@ from modelport.gateway.backends.remote.tfserving_model import (
     wanted,
 )
 from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Array, Deadline, InferRequest, Tensor
 from modelport.gateway.upstream import EndpointFailed, FailureKind, grpc
@@ -44,8 +44,8 @@ _INPUTS = tag(pb.PredictRequest, "inputs")
 class TfServingGrpcClient(TfServingClient):
     """The gRPC client: one channel per endpoint."""
 
-    def __init__(self, route: ModelRoute, target: ServableTarget) -> None:
-        super().__init__(target)
+    def __init__(self, route: ModelRoute, model: str, config: ModelConfig | None) -> None:
+        super().__init__(route, model, config)
         self._channels = {address: grpc.GrpcChannel(address, route) for address in route.endpoints}
         self._calls: dict[tuple[str, str], UnaryMethod] = {
             (address, name): channel.method(method)
@@ -71,7 +71,7 @@ class TfServingGrpcClient(TfServingClient):
     async def status(
         self, address: str, version: str, limit: Deadline
     ) -> pb.GetModelStatusResponse:
-        message = pb.GetModelStatusRequest(model_spec=self.target.spec(version))
+        message = pb.GetModelStatusRequest(model_spec=self.spec(version))
         content = message.SerializeToString()
         reply = pb.GetModelStatusResponse
         found: pb.GetModelStatusResponse = await self._ask(
@@ -83,7 +83,7 @@ class TfServingGrpcClient(TfServingClient):
         self, address: str, version: str, limit: Deadline
     ) -> tuple[pb.ModelSpec, pb.SignatureDefMap]:
         message = pb.GetModelMetadataRequest(
-            model_spec=self.target.spec(version), metadata_field=[METADATA_FIELD]
+            model_spec=self.spec(version), metadata_field=[METADATA_FIELD]
         )
         reply = await self._ask(
             address,
@@ -105,7 +105,7 @@ class TfServingGrpcClient(TfServingClient):
 
     async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         await super().serve(address, version, agreement)
-        spec = self.target.spec(version, self.target.signature)
+        spec = self.spec(version, self.signature)
         self._head = pb.PredictRequest(model_spec=spec).SerializeToString()
         told = {tensor.name for tensor in self.told.outputs} if self.told else set()
         self._asks_all = told == set(agreement.outputs)
@@ -114,7 +114,7 @@ class TfServingGrpcClient(TfServingClient):
         named = request.signature
         parts: list[Buffer] = [self._head]
         if named:
-            spec = self.target.spec(self.version, named)
+            spec = self.spec(self.version, named)
             parts = [pb.PredictRequest(model_spec=spec).SerializeToString()]
             parts.append(pb.PredictRequest(output_filter=request.outputs).SerializeToString())
         elif request.outputs or not self._asks_all:
@@ -128,7 +128,7 @@ class TfServingGrpcClient(TfServingClient):
         return self._named(reply, request) if named else self._decode(reply, request)
 
     def _named(self, reply: pb.PredictResponse, request: InferRequest) -> RemoteResponse:
-        if not self.target.label:
+        if not self.label:
             check_version(reply.model_spec, self.version)
         outputs: dict[str, Tensor] = {}
         for name in reply.outputs:
@@ -143,7 +143,7 @@ class TfServingGrpcClient(TfServingClient):
 
     def _decode(self, reply: pb.PredictResponse, request: InferRequest) -> RemoteResponse:
         agreement = self.agreement
-        if not self.target.label:
+        if not self.label:
             check_version(reply.model_spec, self.version)
         batch = agreement.batch_size(request)
         arrays: dict[str, Array] = {}

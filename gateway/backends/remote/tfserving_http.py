@@ -23,13 +23,13 @@ from modelport.gateway.backends.remote.signature_negotiation import (
     RemoteResponse,
 )
 from modelport.gateway.backends.remote.tfserving_model import (
-    ServableTarget,
     TfServingClient,
     cause_of,
     damaged,
     wanted,
 )
 from modelport.gateway.errors import InvalidArgument, Unsupported
+from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Array, Datatype, Deadline, InferRequest, Tensor, TensorSpec
 from modelport.gateway.upstream import EndpointFailed, FailureKind, http
@@ -51,16 +51,16 @@ class TfServingHttpClient(TfServingClient):
 
     unsupported = _NOT_IN_JSON
 
-    def __init__(self, route: ModelRoute, target: ServableTarget) -> None:
-        super().__init__(target)
-        self._path = f"/v1/models/{quote(target.model, safe='')}"
+    def __init__(self, route: ModelRoute, model: str, config: ModelConfig | None) -> None:
+        super().__init__(route, model, config)
+        self._path = f"/v1/models/{quote(model, safe='')}"
         self._session = http.HttpSession(route)
         self._predict_path = ""
         self._specs: Mapping[str, TensorSpec] = {}
 
     def _versioned(self, version: str) -> str:
-        if self.target.label:
-            return f"{self._path}/labels/{quote(self.target.label, safe='')}"
+        if self.label:
+            return f"{self._path}/labels/{quote(self.label, safe='')}"
         return f"{self._path}/versions/{version}" if version else self._path
 
     async def status(
@@ -96,7 +96,7 @@ class TfServingHttpClient(TfServingClient):
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
         named = request.signature
         inputs = request.inputs if named else self.agreement.to_wire(request)
-        body = _encode(named or self.target.signature, inputs)
+        body = _encode(named or self.signature, inputs)
         reply = await self._session.ask("POST", address, self._predict_path, limit, body, _HEADERS)
         document = _document(reply)
         return self._named(document, request) if named else self._decode(document, request)

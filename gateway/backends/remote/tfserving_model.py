@@ -6,18 +6,22 @@ Both APIs use the same messages; REST uses their JSON form. The source is tensor
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
+from modelport.gateway.backends import parameters
 from modelport.gateway.backends.remote.signature_negotiation import (
     Metadata,
     NegotiatedSignature,
+    RemoteClient,
     RemoteResponse,
 )
 from modelport.gateway.errors import InvalidArgument, Unsupported
+from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.routes_file import ModelRoute
+from modelport.gateway.repository.scan import VERSION_NAME
 from modelport.gateway.types import (
     Datatype,
     Deadline,
@@ -31,7 +35,7 @@ from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import model_config_pb2, tensorflow_pb2
 from modelport.gateway.wire.proto import serving_pb2 as pb
 
-DEFAULT_SIGNATURE = "serving_default"
+SIGNATURE_PARAMETER, DEFAULT_SIGNATURE = "TF_SIGNATURE_DEF", "serving_default"
 METADATA_FIELD = "signature_def"
 #: TensorFlow Serving has no limit; this one applies without a configuration.
 MAX_BATCH_SIZE = 65536
@@ -41,25 +45,31 @@ _NOT_THE_REQUEST = ("Unrecognized servable version label", "Serving signature ke
 _States = pb.ModelVersionStatus.State
 
 
-@dataclass(frozen=True, slots=True)
-class ServableTarget:
-    """The model, version and signature to request.
+class TfServingClient(RemoteClient):
+    """A ``RemoteClient`` without its transport."""
 
-    Attributes:
-        model: its name on the server.
-        signature: empty: only versions are requested.
-        label: replaces a version; empty: none.
-        inputs: as declared in the configuration, in the model's shapes.
-        outputs: as for the inputs.
-        declared: the configuration declares inputs, outputs or a batch size.
-    """
+    #: Datatypes that the transport does not carry.
+    unsupported: frozenset[Datatype] = frozenset()
 
-    model: str
-    signature: str = ""
-    label: str = ""
-    inputs: Mapping[str, ArtifactTensor] = field(default_factory=dict)
-    outputs: Mapping[str, ArtifactTensor] = field(default_factory=dict)
-    declared: bool = False
+    def __init__(self, route: ModelRoute, model: str, config: ModelConfig | None) -> None:
+        if route.version and not VERSION_NAME.match(route.version):
+            raise InvalidArgument(
+                f"the route's version of '{model}' must be a number, not '{route.version}': "
+                "TensorFlow Serving has only numbers"
+            )
+        self.model, self.label = model, route.label
+        #: Empty: only versions are requested.
+        self.signature = ""
+        if config is not None:
+            self.signature = parameters.text(config, SIGNATURE_PARAMETER, DEFAULT_SIGNATURE)
+        #: As the configuration declares them, in the model's shapes.
+        self._inputs, self._outputs = autocomplete.declared(
+            config or model_config_pb2.ModelConfig()
+        )
+        self._declares = bool(self._inputs or self._outputs or (config and config.max_batch_size))
+        self.agreement: NegotiatedSignature
+        self.version = ""
+        self.told: Metadata | None = None
 
     def spec(self, version: str, signature: str = "") -> pb.ModelSpec:
         spec = pb.ModelSpec(name=self.model, signature_name=signature)
@@ -68,22 +78,6 @@ class ServableTarget:
         elif version:
             spec.version.value = int(version)
         return spec
-
-
-class TfServingClient(ABC):
-    """A ``RemoteClient`` without its transport."""
-
-    #: Datatypes that the transport does not carry.
-    unsupported: frozenset[Datatype] = frozenset()
-
-    def __init__(self, target: ServableTarget) -> None:
-        self.target = target
-        self.agreement: NegotiatedSignature
-        self.version = ""
-        self.told: Metadata | None = None
-        #: Signatures requested by name, with any shape that the graph accepts.
-        self.signatures: Mapping[str, ModelSignature] = {}
-        self.signature_defs = b""
 
     @abstractmethod
     async def status(
@@ -96,34 +90,25 @@ class TfServingClient(ABC):
     ) -> tuple[pb.ModelSpec, pb.SignatureDefMap]:
         """The version that the server would use, and its signatures."""
 
-    @abstractmethod
-    async def infer(
-        self, address: str, request: InferRequest, limit: Deadline
-    ) -> RemoteResponse: ...
-
-    @abstractmethod
-    def reset(self, address: str) -> None: ...
-
     async def metadata(self, address: str, version: str, limit: Deadline) -> Metadata:
-        target = self.target
-        if not target.label:
+        if not self.label:
             versions = available(await self.status(address, version, limit))
-            if not target.signature:
+            if not self.signature:
                 return Metadata(versions, (), ())
         spec, signatures = await self.describe(address, version, limit)
-        if target.label:
+        if self.label:
             versions = (str(spec.version.value),)
-            if not target.signature:
+            if not self.signature:
                 return Metadata(versions, (), ())
-        if target.signature not in signatures.signature_def:
+        if self.signature not in signatures.signature_def:
             there = ", ".join(f"'{name}'" for name in sorted(signatures.signature_def)) or "none"
             raise InvalidArgument(
-                f"the model has no signature '{target.signature}'; set the parameter "
-                f"TF_SIGNATURE_DEF to one of {there}"
+                f"the model has no signature '{self.signature}'; set the parameter "
+                f"{SIGNATURE_PARAMETER} to one of {there}"
             )
-        signature = signatures.signature_def[target.signature]
-        inputs = _tensors("input", signature.inputs, target.inputs)
-        outputs = _tensors("output", signature.outputs, target.outputs)
+        signature = signatures.signature_def[self.signature]
+        inputs = _tensors("input", signature.inputs, self._inputs)
+        outputs = _tensors("output", signature.outputs, self._outputs)
         unranked = frozenset(
             name
             for side in (signature.inputs, signature.outputs)
@@ -139,7 +124,7 @@ class TfServingClient(ABC):
         self, signatures: pb.SignatureDefMap
     ) -> Iterator[tuple[str, ModelSignature]]:
         for name, definition in sorted(signatures.signature_def.items()):
-            if name == self.target.signature and self.target.inputs:
+            if name == self.signature and self._inputs:
                 continue  # shapes declared in the configuration bind every dialect
             try:
                 inputs = _specs(_tensors("input", definition.inputs, {}))
@@ -176,7 +161,7 @@ class TfServingClient(ABC):
 
     async def config(self, address: str, version: str, limit: Deadline) -> ModelConfig | None:
         """A batch size if all tensors begin with a dynamic dim; the server has no configuration."""
-        if self.target.declared or self.told is None:
+        if self._declares or self.told is None:
             return None
         tensors = (*self.told.inputs, *self.told.outputs)
         if self.told.unranked or not all(tensor.shape[:1] == (-1,) for tensor in tensors):
@@ -184,13 +169,13 @@ class TfServingClient(ABC):
         return model_config_pb2.ModelConfig(max_batch_size=MAX_BATCH_SIZE)
 
     async def ready(self, address: str, version: str, limit: Deadline) -> None:
-        if self.target.label:
+        if self.label:
             await self.describe(address, version, limit)
         else:
             available(await self.status(address, version, limit))
 
     async def loading(self, address: str, limit: Deadline) -> bool:
-        if self.target.label:
+        if self.label:
             return False
         rows = (await self.status(address, "", limit)).model_version_status
         return any(row.state in (_States.START, _States.LOADING) for row in rows)

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from modelport.gateway.backends.remote.signature_negotiation import (
     Metadata,
     NegotiatedSignature,
+    RemoteClient,
     RemoteResponse,
 )
 from modelport.gateway.backends.remote.triton_model import parameters, tensor_metadata
@@ -56,10 +57,10 @@ MAX_TEMPLATE_BYTES = 2048
 _Announced = tuple[str, Datatype, tuple[int, ...], int]
 
 
-class TritonGrpcClient:
+class TritonGrpcClient(RemoteClient):
     """The gRPC client: one channel per endpoint."""
 
-    def __init__(self, route: ModelRoute, model: str) -> None:
+    def __init__(self, route: ModelRoute, model: str, _: ModelConfig | None = None) -> None:
         self._model = model
         self._route = route
         self._streams: dict[str, StreamChannel] = {}

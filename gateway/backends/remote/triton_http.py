@@ -11,6 +11,7 @@ from google.protobuf import json_format
 from modelport.gateway.backends.remote.signature_negotiation import (
     Metadata,
     NegotiatedSignature,
+    RemoteClient,
     RemoteResponse,
 )
 from modelport.gateway.backends.remote.triton_model import parameters, tensor_metadata
@@ -33,10 +34,10 @@ _NOT_READY = (400, 503)
 _DAMAGED_JSON = "its JSON violates the protocol"
 
 
-class TritonHttpClient:
+class TritonHttpClient(RemoteClient):
     """The HTTP client: one session over all endpoints."""
 
-    def __init__(self, route: ModelRoute, model: str) -> None:
+    def __init__(self, route: ModelRoute, model: str, _: ModelConfig | None = None) -> None:
         self._route = route
         self._path = f"/v2/models/{quote(model, safe='')}"
         self._session = http.HttpSession(route)
