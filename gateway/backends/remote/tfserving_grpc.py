@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from modelport.gateway.backends.remote.grpc_client import GrpcClient
 from modelport.gateway.backends.remote.signature_negotiation import (
     NegotiatedSignature,
     RemoteResponse,
@@ -24,47 +25,39 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Array, Deadline, InferRequest, Tensor
-from modelport.gateway.upstream import EndpointFailed, FailureKind, grpc
-from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, UnaryMethod
+from modelport.gateway.upstream import EndpointFailed, FailureKind
+from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.protobuf import tag
 from modelport.gateway.wire.raw_tensors import Buffer
 
-_PREDICTION = "/tensorflow.serving.PredictionService/"
+_PREDICT = "/tensorflow.serving.PredictionService/Predict"
+_METADATA = "/tensorflow.serving.PredictionService/GetModelMetadata"
+_STATUS = "/tensorflow.serving.ModelService/GetModelStatus"
 _METHODS = {
-    "Predict": f"{_PREDICTION}Predict",
-    "GetModelMetadata": f"{_PREDICTION}GetModelMetadata",
-    "GetModelStatus": "/tensorflow.serving.ModelService/GetModelStatus",
+    _PREDICT: pb.PredictResponse.FromString,
+    _METADATA: pb.GetModelMetadataResponse.FromString,
+    _STATUS: pb.GetModelStatusResponse.FromString,
 }
 
 _INPUTS = tag(pb.PredictRequest, "inputs")
 
 
-class TfServingGrpcClient(TfServingClient):
+class TfServingGrpcClient(GrpcClient, TfServingClient):
     """The gRPC client: one channel per endpoint."""
 
     def __init__(self, route: ModelRoute, model: str, config: ModelConfig | None) -> None:
-        super().__init__(route, model, config)
-        self._channels = {address: grpc.GrpcChannel(address, route) for address in route.endpoints}
-        self._calls: dict[tuple[str, str], UnaryMethod] = {
-            (address, name): channel.method(method)
-            for address, channel in self._channels.items()
-            for name, method in _METHODS.items()
-        }
+        GrpcClient.__init__(self, route, _METHODS)
+        TfServingClient.__init__(self, route, model, config)
         self._head = b""
         self._asks_all = False
 
     async def _ask(
-        self,
-        address: str,
-        method: str,
-        message: bytes | Sequence[Buffer],
-        reply: Any,
-        limit: Deadline,
+        self, address: str, path: str, message: bytes | Sequence[Buffer], limit: Deadline
     ) -> Any:
         try:
-            return await grpc.unary(self._calls[address, method], message, reply.FromString, limit)
+            return await super()._ask(address, path, message, limit)
         except InvalidArgument as error:
             raise cause_of(error) from error
 
@@ -73,10 +66,7 @@ class TfServingGrpcClient(TfServingClient):
     ) -> pb.GetModelStatusResponse:
         message = pb.GetModelStatusRequest(model_spec=self.spec(version))
         content = message.SerializeToString()
-        reply = pb.GetModelStatusResponse
-        found: pb.GetModelStatusResponse = await self._ask(
-            address, "GetModelStatus", content, reply, limit
-        )
+        found: pb.GetModelStatusResponse = await self._ask(address, _STATUS, content, limit)
         return found
 
     async def describe(
@@ -85,23 +75,12 @@ class TfServingGrpcClient(TfServingClient):
         message = pb.GetModelMetadataRequest(
             model_spec=self.spec(version), metadata_field=[METADATA_FIELD]
         )
-        reply = await self._ask(
-            address,
-            "GetModelMetadata",
-            message.SerializeToString(),
-            pb.GetModelMetadataResponse,
-            limit,
-        )
+        reply = await self._ask(address, _METADATA, message.SerializeToString(), limit)
         signatures = pb.SignatureDefMap()
-        if METADATA_FIELD not in reply.metadata:
-            raise EndpointFailed(FailureKind.DAMAGED, "it holds no signatures")
-        try:
-            packed = reply.metadata[METADATA_FIELD].Unpack(signatures)
-        except DecodeError:
-            packed = False
-        if not packed:
-            raise EndpointFailed(FailureKind.DAMAGED, "it holds no signatures")
-        return reply.model_spec, signatures
+        with contextlib.suppress(DecodeError):
+            if reply.metadata[METADATA_FIELD].Unpack(signatures):
+                return reply.model_spec, signatures
+        raise EndpointFailed(FailureKind.DAMAGED, "it holds no signatures")
 
     async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         await super().serve(address, version, agreement)
@@ -124,7 +103,7 @@ class TfServingGrpcClient(TfServingClient):
             parts += tensor_proto.entry(_INPUTS, tensor)
         if sum(map(len, parts)) > MAX_MESSAGE_BYTES:
             raise InvalidArgument("the request exceeds gRPC's limit of 2 GiB")
-        reply = await self._ask(address, "Predict", parts, pb.PredictResponse, limit)
+        reply = await self._ask(address, _PREDICT, parts, limit)
         return self._named(reply, request) if named else self._decode(reply, request)
 
     def _named(self, reply: pb.PredictResponse, request: InferRequest) -> RemoteResponse:
@@ -159,9 +138,3 @@ class TfServingGrpcClient(TfServingClient):
             except InvalidArgument as error:
                 raise damaged(name) from error
         return RemoteResponse(agreement.ordered(arrays, len(arrays), request))
-
-    def reset(self, address: str) -> None:
-        self._channels[address].reset()
-
-    async def close(self) -> None:
-        await asyncio.gather(*(channel.close() for channel in self._channels.values()))

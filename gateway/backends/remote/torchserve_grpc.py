@@ -5,13 +5,13 @@ An error of the handler has no gRPC status: it is the response of a successful c
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from modelport.gateway.backends.remote import torchserve_model
+from modelport.gateway.backends.remote.grpc_client import GrpcClient
 from modelport.gateway.backends.remote.signature_negotiation import (
     NegotiatedSignature,
     RemoteResponse,
@@ -22,43 +22,43 @@ from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline, InferRequest
-from modelport.gateway.upstream import EndpointFailed, FailureKind, ServerError, grpc, public
-from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, UnaryMethod
+from modelport.gateway.upstream import EndpointFailed, FailureKind, ServerError, public
+from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES
 from modelport.gateway.upstream.grpc_stream import StreamChannel
 from modelport.gateway.upstream.http import HttpReply
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as pb
+from modelport.gateway.wire.raw_tensors import Buffer
 
 _SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
+_PING, _PREDICT = f"{_SERVICE}Ping", f"{_SERVICE}Predictions"
 _STREAM = f"{_SERVICE}StreamPredictions"
+_METHODS = {
+    _PING: pb.TorchServeHealthResponse.FromString,
+    _PREDICT: pb.PredictionResponse.FromString,
+}
 _BODY = "body"
 _decoder = json.JSONDecoder()
 
 
-class TorchServeGrpcClient(TorchServeHttpClient):
+class TorchServeGrpcClient(GrpcClient, TorchServeHttpClient):
     """The gRPC client: one channel per endpoint."""
 
     def __init__(self, route: ModelRoute, model: str, config: ModelConfig | None) -> None:
-        super().__init__(route, model, config)
-        self._channels = {address: grpc.GrpcChannel(address, route) for address in route.endpoints}
-        self._calls: dict[tuple[str, str], UnaryMethod] = {
-            (address, method): channel.method(_SERVICE + method)
-            for address, channel in self._channels.items()
-            for method in ("Predictions", "Ping")
-        }
+        GrpcClient.__init__(self, route, _METHODS)
+        TorchServeHttpClient.__init__(self, route, model, config)
         self._version = ""
-        self._streams: dict[str, StreamChannel] = {}
 
     async def _ask(
-        self, address: str, method: str, message: bytes, reply: Any, limit: Deadline
+        self, address: str, path: str, message: bytes | Sequence[Buffer], limit: Deadline
     ) -> Any:
         try:
-            return await grpc.unary(self._calls[address, method], message, reply.FromString, limit)
+            return await super()._ask(address, path, message, limit)
         except ModelportError as error:
             raise torchserve_model.cause_of(error) from error
 
     async def exists(self, address: str, version: str, limit: Deadline) -> None:
         """Raise unless the server responds; its gRPC API cannot query a single model."""
-        await self._ask(address, "Ping", b"", pb.TorchServeHealthResponse, limit)
+        await self._ask(address, _PING, b"", limit)
 
     async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         await super().serve(address, version, agreement)
@@ -68,7 +68,7 @@ class TorchServeGrpcClient(TorchServeHttpClient):
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
         content = self._prediction_request(request, limit)
-        reply = await self._ask(address, "Predictions", content, pb.PredictionResponse, limit)
+        reply = await self._ask(address, _PREDICT, content, limit)
         return self._predicted(reply, request)
 
     async def stream(
@@ -76,9 +76,9 @@ class TorchServeGrpcClient(TorchServeHttpClient):
     ) -> AsyncGenerator[RemoteResponse, None]:
         content = self._prediction_request(request, deadline)
         reply = pb.PredictionResponse.FromString
-        channel = self._streams[address]
+        found = self._streams[address].replies(_STREAM, content, reply, deadline)
         try:
-            async with aclosing(channel.replies(_STREAM, content, reply, deadline)) as replies:
+            async with aclosing(found) as replies:
                 async for each in replies:
                     yield self._predicted(each, request)
         except ModelportError as error:
@@ -100,17 +100,12 @@ class TorchServeGrpcClient(TorchServeHttpClient):
         return self.answer(HttpReply(200, headers, prediction), request)
 
     def reset(self, address: str) -> None:
-        super().reset(address)
-        self._channels[address].reset()
-        if address in self._streams:
-            self._streams[address].reset()
+        GrpcClient.reset(self, address)
+        TorchServeHttpClient.reset(self, address)
 
     async def close(self) -> None:
-        await asyncio.gather(
-            super().close(),
-            *(channel.close() for channel in self._channels.values()),
-            *(channel.close() for channel in self._streams.values()),
-        )
+        await GrpcClient.close(self)
+        await TorchServeHttpClient.close(self)
 
 
 def _json_size(body: bytes) -> int:

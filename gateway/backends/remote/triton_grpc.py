@@ -7,7 +7,6 @@ its tensors, is looked up by its bytes, and its tensors stay where they were rec
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from modelport.gateway.backends.remote.grpc_client import GrpcClient
 from modelport.gateway.backends.remote.signature_negotiation import (
     Metadata,
     NegotiatedSignature,
@@ -29,16 +29,25 @@ from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Deadline, InferRequest, Parameter
 from modelport.gateway.upstream import EndpointFailed, FailureKind, grpc, public
-from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, UnaryMethod
+from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES
 from modelport.gateway.upstream.grpc_stream import StreamChannel
 from modelport.gateway.wire import protobuf, raw_tensors, tensor_contents
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from modelport.gateway.wire.raw_tensors import Buffer
 
+
+def _as_it_is(content: memoryview) -> memoryview:
+    return content
+
+
 _SERVICE = "/inference.GRPCInferenceService/"
 _STREAM = f"{_SERVICE}ModelStreamInfer"
 _FINAL = "triton_final_response"
-_METHODS = ("ServerReady", "ModelMetadata", "ModelConfig", "ModelReady", "ModelInfer")
+_INFER = f"{_SERVICE}ModelInfer"
+_METHODS = {
+    f"{_SERVICE}{name}": getattr(pb, f"{name}Response").FromString
+    for name in ("ServerReady", "ModelMetadata", "ModelConfig", "ModelReady")
+} | {_INFER: _as_it_is}
 _RAW = bytes((protobuf.tag(pb.ModelInferRequest, "raw_input_contents"),))
 _ID = bytes((protobuf.tag(pb.ModelInferRequest, "id"),))
 _REPLY_ID = protobuf.tag(pb.ModelInferResponse, "id")
@@ -49,6 +58,7 @@ _REPLY_HEAD = frozenset(
     for field in ("model_name", "model_version", "outputs")
 )
 _MAX_INT64 = 2**63 - 1
+_FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 #: Cached heads, and the size of the largest reply head to cache.
 KEPT = 1024
 MAX_TEMPLATE_BYTES = 2048
@@ -57,19 +67,12 @@ MAX_TEMPLATE_BYTES = 2048
 _Announced = tuple[str, Datatype, tuple[int, ...], int]
 
 
-class TritonGrpcClient(RemoteClient):
+class TritonGrpcClient(GrpcClient, RemoteClient):
     """The gRPC client: one channel per endpoint."""
 
     def __init__(self, route: ModelRoute, model: str, _: ModelConfig | None = None) -> None:
-        self._model = model
-        self._route = route
-        self._streams: dict[str, StreamChannel] = {}
-        self._channels = {address: grpc.GrpcChannel(address, route) for address in route.endpoints}
-        self._calls: dict[tuple[str, str], UnaryMethod] = {
-            (address, method): channel.method(_SERVICE + method)
-            for address, channel in self._channels.items()
-            for method in _METHODS
-        }
+        super().__init__(route, _METHODS)
+        self._route, self._model = route, model
         self._head = b""
         self._all = b""
         self._outputs: dict[str, bytes] = {}
@@ -77,7 +80,7 @@ class TritonGrpcClient(RemoteClient):
 
     async def metadata(self, address: str, version: str, limit: Deadline) -> Metadata:
         message = pb.ModelMetadataRequest(name=self._model, version=version)
-        reply = await self._ask(address, "ModelMetadata", message, limit)
+        reply = await self._tell(address, "ModelMetadata", message, limit)
         inputs, outputs = (
             tuple(tensor_metadata(t.name, t.datatype, t.shape) for t in tensors)
             for tensors in (reply.inputs, reply.outputs)
@@ -87,23 +90,22 @@ class TritonGrpcClient(RemoteClient):
     async def config(self, address: str, version: str, limit: Deadline) -> ModelConfig | None:
         message = pb.ModelConfigRequest(name=self._model, version=version)
         try:
-            return (await self._ask(address, "ModelConfig", message, limit)).config
+            return (await self._tell(address, "ModelConfig", message, limit)).config
         except ModelportError:  # some servers do not implement it
             return None
 
     async def ready(self, address: str, version: str, limit: Deadline) -> None:
         message = pb.ModelReadyRequest(name=self._model, version=version)
-        if not (await self._ask(address, "ModelReady", message, limit)).ready:
+        if not (await self._tell(address, "ModelReady", message, limit)).ready:
             raise EndpointFailed(FailureKind.UNREADY)
 
     async def loading(self, address: str, limit: Deadline) -> bool:
-        reply = await self._ask(address, "ServerReady", pb.ServerReadyRequest(), limit)
+        reply = await self._tell(address, "ServerReady", pb.ServerReadyRequest(), limit)
         return not reply.ready
 
-    async def _ask(self, address: str, method: str, message: Any, limit: Deadline) -> Any:
-        reply = getattr(pb, f"{method}Response").FromString
-        call = self._calls[address, method]
-        return await grpc.unary(call, message.SerializeToString(), reply, limit)
+    async def _tell(self, address: str, method: str, message: Any, limit: Deadline) -> Any:
+        content = message.SerializeToString()
+        return await self._ask(address, _SERVICE + method, content, limit)
 
     async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         self._agreement = agreement
@@ -119,8 +121,7 @@ class TritonGrpcClient(RemoteClient):
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
         message = self._encode(request, limit)
-        call = self._calls[address, "ModelInfer"]
-        content: memoryview = await grpc.unary(call, message, _as_it_is, limit)
+        content: memoryview = await self._ask(address, _INFER, message, limit)
         answer = self._plain(content, request)
         if answer is not None:
             return answer
@@ -135,8 +136,8 @@ class TritonGrpcClient(RemoteClient):
     ) -> AsyncGenerator[RemoteResponse, None]:
         message = self._encode(request, deadline)
         reply = pb.ModelStreamInferResponse.FromString
-        channel = self._streams[address]
-        async with aclosing(channel.replies(_STREAM, message, reply, deadline)) as replies:
+        found = self._streams[address].replies(_STREAM, message, reply, deadline)
+        async with aclosing(found) as replies:
             async for each in replies:
                 if each.error_message:
                     raise _failed(public(each.error_message))
@@ -230,21 +231,6 @@ class TritonGrpcClient(RemoteClient):
             return RemoteResponse(outputs)
         return RemoteResponse(outputs, {key: _value(p) for key, p in message.parameters.items()})
 
-    def reset(self, address: str) -> None:
-        self._channels[address].reset()
-        if address in self._streams:
-            self._streams[address].reset()
-
-    async def close(self) -> None:
-        await asyncio.gather(
-            *(channel.close() for channel in self._channels.values()),
-            *(channel.close() for channel in self._streams.values()),
-        )
-
-
-def _as_it_is(content: memoryview) -> memoryview:
-    return content
-
 
 def _failed(said: str) -> ModelportError:
     """The error of a stream message, which has no status; retryable ones are known by their
@@ -261,17 +247,10 @@ def _input(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
 
 
 def _set(parameter: Any, key: str, value: Parameter) -> None:
-    if type(value) is bool:
-        parameter.bool_param = value
-    elif type(value) is int:
-        if key == "priority" or value > _MAX_INT64:  # Triton reads a priority only there
-            parameter.uint64_param = value
-        else:
-            parameter.int64_param = value
-    elif type(value) is float:
-        parameter.double_param = value
-    else:
-        parameter.string_param = value
+    field = _FIELDS[type(value)]
+    if type(value) is int and (key == "priority" or value > _MAX_INT64):
+        field = "uint64_param"  # Triton reads a priority only there
+    setattr(parameter, field, value)
 
 
 def _value(parameter: Any) -> Parameter:
