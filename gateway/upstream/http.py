@@ -14,14 +14,14 @@ import aiohttp
 from aiohttp.connector import AddrInfoType
 from yarl import URL
 
-from modelport.gateway.errors import ModelportError, TimedOut
+from modelport.gateway.errors import InvalidArgument, ModelportError, TimedOut
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream import grpc
 from modelport.gateway.upstream.credentials import RouteAuthentication
 from modelport.gateway.upstream.http2 import PONG_SECONDS
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
-from modelport.gateway.wire import via_header
+from modelport.gateway.wire import json_text, via_header
 
 #: A larger body is sent in parts, so that the event loop is not blocked.
 WHOLE_BYTES = 1 << 20
@@ -152,7 +152,7 @@ class HttpSession:
         limit: Deadline,
         body: bytes,
         headers: Mapping[str, str],
-        refusal: Callable[[HttpReply], Exception],
+        refuse: Callable[[HttpReply], object],
     ) -> AsyncGenerator[bytes, None]:
         """Yield the reply to a POST in the parts (chunks) that the server sends, on request.
 
@@ -160,7 +160,7 @@ class HttpSession:
 
         Raises:
             EndpointFailed, TimedOut: as ``ask``; a part may be as large as a reply.
-            Exception: the result of ``refusal`` for a reply whose status is not 200.
+            Exception: as ``refuse`` does for a reply whose status is not 200.
         """
         with _translating():
             async with (
@@ -168,9 +168,9 @@ class HttpSession:
                 self._request(session, "POST", address, path, limit, body, headers) as response,
             ):
                 if response.status != 200:
-                    raise refusal(
-                        HttpReply(response.status, response.headers, await self._read(response))
-                    )
+                    body = await self._read(response)
+                    refuse(HttpReply(response.status, response.headers, body))
+                    return
                 found = bytearray()
                 async for data, complete in response.content.iter_chunks():
                     found += data
@@ -258,10 +258,34 @@ def _translating() -> Iterator[None]:
         raise EndpointFailed(FailureKind.DAMAGED, "it does not speak HTTP") from error
 
 
-def meant(status: int, message: str) -> EndpointFailed | ModelportError:
-    """The error for the HTTP status ``status`` with the text ``said``."""
+def meant(status: int, said: object) -> EndpointFailed | ModelportError:
+    """The error for the HTTP status ``status``; ``said`` is its message, if it is text."""
     other = "INTERNAL" if status >= 500 else "ABORTED"
-    return grpc.meant(_STATUSES.get(status, other), message or f"HTTP status {status}")
+    message = said if isinstance(said, str) and said else f"HTTP status {status}"
+    return grpc.meant(_STATUSES.get(status, other), message)
+
+
+def read_json(
+    reply: HttpReply,
+    damaged: str,
+    failure: Callable[[int, Mapping[str, Any]], Exception],
+    size: int | None = None,
+) -> Any:
+    """The JSON in the first ``size`` bytes of a reply, if its status is 200.
+
+    Raises:
+        EndpointFailed: it is not JSON; ``damaged`` says so.
+        Exception: the result of ``failure`` for another status and the JSON object, if it is one.
+    """
+    document: Any = None
+    try:
+        document = json_text.loads(reply.body[:size])
+    except InvalidArgument as error:
+        if reply.status == 200:
+            raise EndpointFailed(FailureKind.DAMAGED, damaged) from error
+    if reply.status != 200:
+        raise failure(reply.status, document if type(document) is dict else {})
+    return document
 
 
 def _reason(error: Exception) -> str:

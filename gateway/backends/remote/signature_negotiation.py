@@ -208,6 +208,10 @@ class NegotiatedSignature:
         return outputs
 
 
+def damaged(name: str) -> EndpointFailed:
+    return EndpointFailed(FailureKind.DAMAGED, f"output '{name}' does not match its shape")
+
+
 def _is_empty(sizes: Sequence[Any]) -> bool:
     return all(type(size) is int and size >= 0 for size in sizes) and 0 in sizes
 

@@ -12,13 +12,13 @@ from modelport.gateway.backends.remote.grpc_client import GrpcClient
 from modelport.gateway.backends.remote.signature_negotiation import (
     NegotiatedSignature,
     RemoteResponse,
+    damaged,
 )
 from modelport.gateway.backends.remote.tfserving_model import (
     METADATA_FIELD,
     TfServingClient,
     cause_of,
     check_version,
-    damaged,
     wanted,
 )
 from modelport.gateway.errors import InvalidArgument

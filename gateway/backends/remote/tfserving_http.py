@@ -21,11 +21,11 @@ from google.protobuf import json_format
 from modelport.gateway.backends.remote.signature_negotiation import (
     NegotiatedSignature,
     RemoteResponse,
+    damaged,
 )
 from modelport.gateway.backends.remote.tfserving_model import (
     TfServingClient,
     cause_of,
-    damaged,
     wanted,
 )
 from modelport.gateway.errors import InvalidArgument, Unsupported
@@ -66,10 +66,8 @@ class TfServingHttpClient(TfServingClient):
     async def status(
         self, address: str, version: str, limit: Deadline
     ) -> pb.GetModelStatusResponse:
-        document = _document(
-            await self._session.ask("GET", address, self._versioned(version), limit)
-        )
-        return _parsed(document, pb.GetModelStatusResponse())
+        reply = await self._session.ask("GET", address, self._versioned(version), limit)
+        return _parsed(_document(reply), pb.GetModelStatusResponse())
 
     async def describe(
         self, address: str, version: str, limit: Deadline
@@ -221,19 +219,15 @@ def _document(reply: HttpReply) -> dict[str, Any]:
     Raises:
         EndpointFailed, ModelportError: by the status; or the body is not a JSON object.
     """
-    document: Any = None
-    try:
-        document = json_text.loads(reply.body)
-    except InvalidArgument as error:
-        if reply.status == 200:
-            raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON) from error
-    if reply.status != 200:
-        said = document.get("error") if type(document) is dict else None
-        meant = http.meant(reply.status, said if type(said) is str else "")
-        raise cause_of(meant) if isinstance(meant, InvalidArgument) else meant
+    document = http.read_json(reply, _DAMAGED_JSON, _error)
     if type(document) is not dict:
         raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
     return document
+
+
+def _error(status: int, document: Mapping[str, Any]) -> Exception:
+    meant = http.meant(status, document.get("error"))
+    return cause_of(meant) if isinstance(meant, InvalidArgument) else meant
 
 
 def _parsed(document: Any, message: T) -> T:

@@ -238,7 +238,3 @@ def check_version(spec: pb.ModelSpec, version: str) -> None:
 
 def wanted(agreement: NegotiatedSignature, request: InferRequest) -> Sequence[str]:
     return request.outputs or agreement.outputs
-
-
-def damaged(name: str) -> EndpointFailed:
-    return EndpointFailed(FailureKind.DAMAGED, f"output '{name}' does not match its shape")

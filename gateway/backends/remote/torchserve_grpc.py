@@ -62,7 +62,7 @@ class TorchServeGrpcClient(GrpcClient, TorchServeHttpClient):
 
     async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         await super().serve(address, version, agreement)
-        self._version = self.spelled(version)
+        self._version = self.spell(version)
         if agreement.decoupled:
             self._streams = {a: StreamChannel(a, self._route) for a in self._route.endpoints}
 

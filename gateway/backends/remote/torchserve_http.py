@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 from urllib.parse import quote
@@ -14,16 +14,14 @@ from modelport.gateway.backends.remote.signature_negotiation import (
     RemoteResponse,
 )
 from modelport.gateway.backends.remote.triton_http import HEADER_LENGTH
-from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.errors import ModelportError, Unsupported
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Datatype, Deadline, InferRequest, Tensor
 from modelport.gateway.upstream import EndpointFailed, FailureKind, http
 from modelport.gateway.upstream.http import HttpReply
-from modelport.gateway.wire import json_text, raw_tensors
-from modelport.gateway.wire.raw_tensors import Buffer
+from modelport.gateway.wire import raw_tensors
 
-_OCTETS = "application/octet-stream"
 _NOT_IN_TORCH = (Datatype.BYTES,)
 
 
@@ -69,9 +67,8 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
 
     async def _handlers_own(self, version: str, limit: Deadline) -> ModelConfig | None:
         """The signature of modelport's handler; other handlers fail or return something else."""
-        path = f"/{self._spell(version)}" if version else ""
         try:
-            rows = await self._management(f"{path}?customized=true", limit)
+            rows = await self._management(f"{self._of(version)}?customized=true", limit)
         except ModelportError:
             return None
         except EndpointFailed as error:
@@ -105,8 +102,7 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
     async def ready(self, address: str, version: str, limit: Deadline) -> None:
         await self.exists(address, version, limit)
         if self._route.management and len(self._route.endpoints) == 1:  # it belongs to the endpoint
-            path = f"/{self._spell(version)}" if version else ""
-            rows = await self._management(path, limit)
+            rows = await self._management(self._of(version), limit)
             if type(rows) is not list or not any(map(_has_worker, rows)):
                 raise EndpointFailed(FailureKind.UNREADY, "it has no worker for the model")
 
@@ -132,37 +128,32 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
                 )
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
-        head, body = self.row(request, limit)
-        headers = {"Content-Type": _OCTETS}
-        if not self._raw:
-            headers[HEADER_LENGTH] = str(head)
+        headers, body = self.row(request, limit)
         reply = await self._session.ask("POST", address, self._infer_path, limit, body, headers)
         if reply.status != 200:
-            raise _error(reply)
+            _good(reply)  # raises the server's error
         return self.answer(reply, request)
 
     async def stream(
         self, address: str, request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[RemoteResponse, None]:
         """Yield the parts that a handler sends with ``send_intermediate_predict_response``."""
-        head, body = self.row(request, deadline)
-        headers = {"Content-Type": _OCTETS}
-        if not self._raw:
-            headers[HEADER_LENGTH] = str(head)
-        found = self._session.parts(address, self._infer_path, deadline, body, headers, _error)
+        headers, body = self.row(request, deadline)
+        found = self._session.parts(address, self._infer_path, deadline, body, headers, _good)
         async with aclosing(found) as parts:
             async for part in parts:
                 yield self.answer(HttpReply(200, {}, part), request)
 
     # -- rows, also used over gRPC ------------------------------------------------------------
 
-    def row(self, request: InferRequest, limit: Deadline) -> tuple[int, bytes]:
-        """The length of the JSON part of the body, and the body."""
+    def row(self, request: InferRequest, limit: Deadline) -> tuple[dict[str, str], bytes]:
+        """The headers, with the length of the JSON part of the body, and the body."""
+        headers = {"Content-Type": "application/octet-stream"}
         if self._raw:
-            return 0, bytes(request.inputs[0].data.reshape(-1)[0])
+            return headers, bytes(request.inputs[0].data.reshape(-1)[0])
         header, blobs = self._encode(request, limit)
-        parts: list[Buffer] = [header, *blobs]
-        return len(header), b"".join(parts)
+        headers[HEADER_LENGTH] = str(len(header))
+        return headers, b"".join((header, *blobs))
 
     def answer(self, reply: HttpReply, request: InferRequest) -> RemoteResponse:
         if self._raw:
@@ -170,16 +161,16 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
             return RemoteResponse([Tensor(torchserve_model.RAW_OUTPUT, Datatype.BYTES, data)])
         return self._decode(reply, request)
 
-    def _spell(self, version: str) -> str:
-        return quote(self._spelled.get(version, version), safe="")
-
-    def spelled(self, version: str) -> str:
+    def spell(self, version: str) -> str:
         """TorchServe's name for ``version``."""
         return self._spelled.get(version, version)
 
+    def _of(self, version: str) -> str:
+        """The part of a path for ``version``, if it is not empty."""
+        return f"/{quote(self.spell(version), safe='')}" if version else ""
+
     def _prediction(self, version: str) -> str:
-        path = f"/predictions/{quote(self._model, safe='')}"
-        return f"{path}/{self._spell(version)}" if version else path
+        return f"/predictions/{quote(self._model, safe='')}{self._of(version)}"
 
 
 def _has_worker(row: Any) -> bool:
@@ -190,25 +181,13 @@ def _has_worker(row: Any) -> bool:
 
 
 def _good(reply: HttpReply) -> Any:
-    """The JSON of a successful reply."""
-    if reply.status != 200:
-        raise _error(reply)
-    try:
-        return json_text.loads(reply.body)
-    except InvalidArgument as error:
-        raise EndpointFailed(FailureKind.DAMAGED, "it is not JSON") from error
+    """The JSON of a successful reply; raises what TorchServe or the handler reports otherwise."""
+    return http.read_json(reply, "it is not JSON", _error)
 
 
-def _error(reply: HttpReply) -> Exception:
-    """The error that TorchServe or the handler reports with an error status."""
-    try:
-        document = json_text.loads(reply.body)
-    except InvalidArgument:
-        document = None
-    said: Any = None
-    if type(document) is dict:
-        said = document.get("error") or document.get("message")
-    if type(said) is not str:
-        said = "the server's max_request_size is too small" if reply.status == 413 else ""
-    meant = http.meant(reply.status, said)
+def _error(status: int, document: Mapping[str, Any]) -> Exception:
+    said = document.get("error") or document.get("message")
+    if type(said) is not str and status == 413:
+        said = "the server's max_request_size is too small"
+    meant = http.meant(status, said)
     return torchserve_model.cause_of(meant) if isinstance(meant, ModelportError) else meant

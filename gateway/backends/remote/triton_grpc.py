@@ -22,6 +22,7 @@ from modelport.gateway.backends.remote.signature_negotiation import (
     NegotiatedSignature,
     RemoteClient,
     RemoteResponse,
+    damaged,
 )
 from modelport.gateway.backends.remote.triton_model import parameters, tensor_metadata
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
@@ -223,9 +224,7 @@ class TritonGrpcClient(GrpcClient, RemoteClient):
                 else:
                     arrays[name] = tensor_contents.decode(name, datatype, shape, item.contents)
             except InvalidArgument as error:
-                raise EndpointFailed(
-                    FailureKind.DAMAGED, f"output '{name}' does not match its shape"
-                ) from error
+                raise damaged(name) from error
         outputs = agreement.ordered(arrays, len(message.outputs), request, omits=True)
         if not message.parameters:
             return RemoteResponse(outputs)

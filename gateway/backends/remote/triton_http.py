@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ from modelport.gateway.backends.remote.signature_negotiation import (
     NegotiatedSignature,
     RemoteClient,
     RemoteResponse,
+    damaged,
 )
 from modelport.gateway.backends.remote.triton_model import parameters, tensor_metadata
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
@@ -154,9 +156,7 @@ class TritonHttpClient(RemoteClient):
                 else:
                     arrays[name] = json_tensors.decode(name, datatype, sizes, item.get("data"))
             except InvalidArgument as error:
-                raise EndpointFailed(
-                    FailureKind.DAMAGED, f"output '{name}' does not match its shape"
-                ) from error
+                raise damaged(name) from error
         if offset != len(view):
             raise EndpointFailed(FailureKind.DAMAGED, "extra bytes follow its outputs")
         tensors = self._agreement.ordered(arrays, len(outputs), request, omits=True)
@@ -175,23 +175,15 @@ def _document(reply: HttpReply, length: int | None = None) -> dict[str, Any]:
     Raises:
         EndpointFailed, ModelportError: by the status; or the body is not a JSON object.
     """
-    document: Any = None
-    try:
-        document = json_text.loads(reply.body if length is None else reply.body[:length])
-    except InvalidArgument as error:
-        if reply.status == 200:
-            raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON) from error
-    said = document.get("error") if type(document) is dict else None
-    if reply.status != 200:
-        raise _error(reply.status, said if type(said) is str else "")
+    document = http.read_json(reply, _DAMAGED_JSON, _error, length)
     if type(document) is not dict:
         raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
     return document
 
 
-def _error(status: int, said: str) -> Exception:
-    error = http.meant(status, said)
-    if isinstance(error, InvalidArgument) and "unknown model" in said:
+def _error(status: int, document: Mapping[str, Any]) -> Exception:
+    error = http.meant(status, said := document.get("error"))
+    if isinstance(error, InvalidArgument) and "unknown model" in str(said):
         return EndpointFailed(FailureKind.MISSING, str(error))
     return error
 
