@@ -22,7 +22,7 @@ import structlog
 from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.runtime.gateway_files import FILES
-from modelport.gateway.upstream.document_download import download
+from modelport.gateway.upstream.single_requests import download
 
 if TYPE_CHECKING:
     from jwt import PyJWK

@@ -188,13 +188,13 @@ class RolloutWebhooks:
 
     async def _status(self, url: str, body: bytes) -> str:
         """Call ``url``; return the problem, or nothing after an answer of 2xx."""
-        from modelport.gateway.upstream import webhook_call  # imports aiohttp
+        from modelport.gateway.upstream.single_requests import call_webhook  # imports aiohttp
 
         try:
             if self._secret is None:
                 raise InvalidArgument(NO_SECRET)
             header = {SIGNATURE_HEADER: signature(read_secret(self._secret), body)}
-            status = await webhook_call.call(url, body, header, self._answer_seconds)
+            status = await call_webhook(url, body, header, self._answer_seconds)
         except ModelportError as error:
             return f"the webhook {_name(url)} cannot be called: {error}"
         return "" if 200 <= status < 300 else f"the webhook {_name(url)} returned status {status}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import socket
 import ssl
 import struct
@@ -39,7 +40,6 @@ from modelport.gateway.upstream.http2 import (
     ReplyTooLarge,
     StreamReset,
 )
-from modelport.gateway.upstream.messages import public
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind, ServerError
 from modelport.gateway.wire import via_header
 from modelport.gateway.wire.http2.frames import ProtocolError, literal
@@ -65,6 +65,13 @@ _NAMES = (
 _STATUSES = {str(number): name for number, name in enumerate(_NAMES)}
 _SERVER = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
 _REQUEST = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "ALREADY_EXISTS"})
+#: What ``public`` leaves out, and the length of the rest. An IPv6 address has at least two colons;
+#: ``[1]`` and ``[-1,4]`` are shapes.
+_FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s\"':/]+/)+")
+_ADDRESSES = re.compile(
+    r"(?:ipv[46]:)?(?:\[[0-9a-f.]*:[0-9a-f.]*:[0-9a-f:.]*(?:%\w+)?\]|\d+\.\d+\.\d+\.\d+)(?::\d+)?"
+)
+MAX_REASON = 500
 
 
 class GrpcChannel:
@@ -309,6 +316,12 @@ def message_of(
     if compressed or length != len(body) - _PREFIX.size:
         raise EndpointFailed(FailureKind.DAMAGED, "it is not exactly one uncompressed message")
     return body[_PREFIX.size :]
+
+
+def public(text: str) -> str:
+    """The first line of another server's message, without folders and addresses."""
+    lines = text.strip().splitlines() or [""]
+    return _ADDRESSES.sub("the server", _FOLDERS.sub("", lines[0]))[:MAX_REASON]
 
 
 def _timeout(seconds: float) -> bytes:

@@ -33,15 +33,14 @@ from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute, UpstreamProtocol
 from modelport.gateway.repository.scan import VERSION_NAME
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
-from modelport.gateway.upstream import (
+from modelport.gateway.upstream.outlier_detection import (
     IDEMPOTENT,
     NOT_PROCESSED,
     Endpoint,
     EndpointFailed,
-    EndpointPool,
     FailureKind,
-    on_loop,
 )
+from modelport.gateway.upstream.pool import EndpointPool, on_loop
 from modelport.gateway.wire import via_header
 
 #: The version of a model whose server has no versions, or words instead of numbers.

@@ -29,7 +29,7 @@ from modelport.gateway.types import (
     Tensor,
     fits,
 )
-from modelport.gateway.upstream import EndpointFailed, FailureKind
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 
 #: Configuration parameters that describe the inputs, not how a server runs the model.
 SIGNATURE_PARAMETERS = ("axis.", "axes.", "range.", "padding.", "image.")

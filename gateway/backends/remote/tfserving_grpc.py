@@ -25,8 +25,8 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Array, Deadline, InferRequest, Tensor
-from modelport.gateway.upstream import EndpointFailed, FailureKind
 from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.protobuf import tag

@@ -32,8 +32,9 @@ from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Array, Datatype, Deadline, InferRequest, Tensor, TensorSpec
-from modelport.gateway.upstream import EndpointFailed, FailureKind, http
+from modelport.gateway.upstream import http
 from modelport.gateway.upstream.http import HttpReply
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import json_tensors, json_text, raw_tensors
 from modelport.gateway.wire.long_array import LongArray
 from modelport.gateway.wire.proto import serving_pb2 as pb

@@ -30,7 +30,7 @@ from modelport.gateway.types import (
     Tensor,
     TensorSpec,
 )
-from modelport.gateway.upstream import EndpointFailed, FailureKind
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import model_config_pb2, tensorflow_pb2
 from modelport.gateway.wire.proto import serving_pb2 as pb

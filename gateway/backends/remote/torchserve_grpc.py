@@ -22,10 +22,10 @@ from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline, InferRequest
-from modelport.gateway.upstream import EndpointFailed, FailureKind, ServerError, public
-from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES
+from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, public
 from modelport.gateway.upstream.grpc_stream import StreamChannel
 from modelport.gateway.upstream.http import HttpReply
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind, ServerError
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as pb
 from modelport.gateway.wire.raw_tensors import Buffer
 

@@ -18,8 +18,9 @@ from modelport.gateway.errors import ModelportError, Unsupported
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Datatype, Deadline, InferRequest, Tensor
-from modelport.gateway.upstream import EndpointFailed, FailureKind, http
+from modelport.gateway.upstream import http
 from modelport.gateway.upstream.http import HttpReply
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import raw_tensors
 
 _NOT_IN_TORCH = (Datatype.BYTES,)

@@ -16,7 +16,7 @@ from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig, Platform
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
-from modelport.gateway.upstream import EndpointFailed, FailureKind
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 RAW_INPUT, RAW_OUTPUT = "data", "output"

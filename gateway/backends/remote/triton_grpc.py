@@ -29,9 +29,9 @@ from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Deadline, InferRequest, Parameter
-from modelport.gateway.upstream import EndpointFailed, FailureKind, grpc, public
-from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES
+from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, meant, public
 from modelport.gateway.upstream.grpc_stream import StreamChannel
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import protobuf, raw_tensors, tensor_contents
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from modelport.gateway.wire.raw_tensors import Buffer
@@ -234,7 +234,7 @@ class TritonGrpcClient(GrpcClient, RemoteClient):
 def _failed(said: str) -> ModelportError:
     """The error of a stream message, which has no status; retryable ones are known by their
     text."""
-    error = grpc.meant("UNAVAILABLE", said)
+    error = meant("UNAVAILABLE", said)
     return Internal(said) if isinstance(error, EndpointFailed) else error
 
 

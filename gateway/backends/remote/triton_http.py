@@ -22,8 +22,9 @@ from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Array, Deadline, InferRequest, Tensor
-from modelport.gateway.upstream import EndpointFailed, FailureKind, http
+from modelport.gateway.upstream import http
 from modelport.gateway.upstream.http import HttpReply
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import json_tensors, json_text, raw_tensors
 from modelport.gateway.wire.proto import model_config_pb2 as pb
 from modelport.gateway.wire.raw_tensors import Buffer

@@ -7,7 +7,7 @@ from typing import Any
 
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.types import Datatype, InferRequest, Parameter
-from modelport.gateway.upstream import EndpointFailed, FailureKind
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import raw_tensors
 
 #: Parameters that the protocols carry in other fields.

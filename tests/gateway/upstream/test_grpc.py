@@ -14,8 +14,8 @@ import pytest
 import uvloop
 
 from modelport.gateway.errors import Unavailable
-from modelport.gateway.upstream import EndpointFailed
 from modelport.gateway.upstream import grpc as upstream
+from modelport.gateway.upstream.outlier_detection import EndpointFailed
 from modelport.gateway.wire.http2.frames import (
     CONTINUATION,
     DATA,

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from modelport.gateway.upstream import EndpointFailed, FailureKind, http2
 from modelport.gateway.upstream import grpc as upstream
+from modelport.gateway.upstream import http2
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire.http2.frames import (
     ACK,
     CONTINUATION,

@@ -13,27 +13,21 @@ from modelport.gateway.errors import Internal, InvalidArgument, QueueFull, Timed
 from modelport.gateway.repository.routes_file import OutlierDetection
 from modelport.gateway.runtime.timer_wheel import TimeLimit
 from modelport.gateway.types import NO_DEADLINE, Deadline
-from modelport.gateway.upstream import (
+from modelport.gateway.upstream import background, http, pool, retry_budget
+from modelport.gateway.upstream.grpc import meant, public
+from modelport.gateway.upstream.outlier_detection import (
     NOT_PROCESSED,
     Endpoint,
     EndpointFailed,
-    EndpointPool,
     FailureKind,
     ServerError,
-    background,
-    http,
-    pool,
-    public,
-    retry_budget,
-)
-from modelport.gateway.upstream.grpc import meant
-from modelport.gateway.upstream.outlier_detection import (
     choose,
     ejection_seconds,
     is_outlier,
     may_eject,
     slow_seconds,
 )
+from modelport.gateway.upstream.pool import EndpointPool
 
 #: An ejection outlasts any test.
 DEFAULT = OutlierDetection(base_ejection_time_seconds=99.0, max_ejection_time_seconds=99.0)

@@ -33,7 +33,7 @@ from modelport.gateway.errors import (
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.routes_file import ModelRoute, Program, UpstreamProtocol
 from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
-from modelport.gateway.upstream import ServerError
+from modelport.gateway.upstream.outlier_detection import ServerError
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import model_config_pb2
 from modelport.gateway.wire.proto import serving_pb2 as pb
