@@ -6,10 +6,11 @@ for all runtimes.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -257,22 +258,6 @@ def _check_outputs(response: InferResponse, config: ModelConfig) -> None:
             )
 
 
-def adopt(config: ModelConfig, signature: ModelSignature) -> None:
-    """Copy ``signature``, bounds included, to a ``config`` that declares no input or output.
-
-    For artifacts that carry a whole signature written by modelport.
-    """
-    if config.input or config.output:
-        return
-    built = configuration.build("", configuration.Platform("", "", "", ""), signature)
-    config.max_batch_size = config.max_batch_size or built.max_batch_size
-    config.input.extend(built.input)
-    config.output.extend(built.output)
-    for key in built.parameters:
-        if key not in config.parameters:
-            config.parameters[key].CopyFrom(built.parameters[key])
-
-
 class SessionPool:
     """One session per instance, for a runtime whose sessions take one run at a time.
 
@@ -285,10 +270,7 @@ class SessionPool:
         for session in sessions:
             self._free.put(session)
         self.inputs, self.outputs = sessions[0].inputs, sessions[0].outputs
-
-    @property
-    def bounded(self) -> bool:
-        return self._sessions[0].bounded
+        self.bounded = sessions[0].bounded
 
     def run(self, names: Sequence[str], inputs: dict[str, Array]) -> Sequence[Array]:
         session = self._free.get()
@@ -316,13 +298,27 @@ def artifact_file(artifact: Artifact) -> Path:
     return path
 
 
-def does_not_load(artifact: Artifact, error: Exception) -> InvalidArgument:
-    """The public error for an exception that the runtime raised on opening ``artifact``."""
-    text = str(error)
-    for folder in (artifact.path, artifact.path.parent.parent):
-        text = text.replace(f"{folder}/", "")
-    name = artifact.config.default_model_filename
-    return InvalidArgument(f"'{name}' does not load: {public_reason(Exception(text))}")
+@contextlib.contextmanager
+def opening(artifact: Artifact, text_of: Callable[[Exception], str] = str) -> Iterator[None]:
+    """Translate the exceptions of a runtime that opens ``artifact``.
+
+    Args:
+        text_of: the part of a runtime's exception that may be public.
+
+    Raises:
+        InvalidArgument: the artifact does not load.
+    """
+    try:
+        yield
+    except ModelportError:
+        raise
+    except Exception as error:  # damage raises any of a dozen classes
+        text = text_of(error)
+        for folder in (artifact.path, artifact.path.parent.parent):
+            text = text.replace(f"{folder}/", "")
+        name = artifact.config.default_model_filename
+        reason = public_reason(Exception(text))
+        raise InvalidArgument(f"'{name}' does not load: {reason}") from error
 
 
 def public_reason(error: Exception) -> str:

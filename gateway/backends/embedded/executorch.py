@@ -16,7 +16,7 @@ from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import embedded_backend, placement
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend, SessionPool
 from modelport.gateway.backends.embedded.native_output import filtered_stderr
-from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.artifact_checks.torch_archive import native_code_refused
@@ -38,21 +38,15 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     path = embedded_backend.artifact_file(artifact)
     if not artifact.native:
         raise native_code_refused(path.name)
-    gpu = placement.gpu_of(artifact, lambda index: "ExecuTorch programs run on the CPU only")
-    config = placement.as_placed(artifact.config, gpu)
+    config = placement.on_cpu(artifact, "ExecuTorch programs")
     if not (config.input and config.output):
         raise InvalidArgument(
             f"'{path.name}' does not store its shapes; declare 'input' and 'output' in config.pbtxt"
         )
-    try:
-        with filtered_stderr():
-            content = path.read_bytes()
-            count = configuration.instance_count(config)
-            sessions = [ExecutorchSession(content, path, config) for _ in range(count)]
-    except ModelportError:
-        raise
-    except Exception as error:
-        raise embedded_backend.does_not_load(artifact, error) from error
+    with embedded_backend.opening(artifact), filtered_stderr():
+        content = path.read_bytes()
+        count = configuration.instance_count(config)
+        sessions = [ExecutorchSession(content, path, config) for _ in range(count)]
     return embedded_backend.serve(artifact, SessionPool(sessions), config)
 
 

@@ -44,11 +44,9 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     """
     session, gpu = _open(artifact)
     config = placement.as_placed(artifact.config, gpu)
-    try:
+    with embedded_backend.opening(artifact):  # names may be no valid text
         file, encoding = embedded_backend.artifact_file(artifact), _encoding(artifact)
         opened = OnnxRuntimeSession(session, file, encoding, {i.name for i in config.input})
-    except UnicodeDecodeError as error:  # the runtime accepts names that are not valid text
-        raise embedded_backend.does_not_load(artifact, error) from error
     return embedded_backend.serve(artifact, opened, config)
 
 
@@ -67,12 +65,10 @@ def _open(artifact: Artifact) -> tuple[ort.InferenceSession, int | None]:
         onnx_guard.check(file)
     options = onnxruntime_options.session_options(artifact)
     gpu, providers = onnxruntime_options.providers(artifact)
-    try:
+    with embedded_backend.opening(artifact):
         # Without other providers a fallback only prints to stdout and tries the CPU again.
         again = len(providers) > 1
         session = ort.InferenceSession(file, options, providers=providers, enable_fallback=again)
-    except Exception as error:  # the runtime raises a class of its own for each status
-        raise embedded_backend.does_not_load(artifact, error) from error
     problem = onnxruntime_options.check_providers(session, providers)
     if problem and gpu is not None and onnxruntime_options.CUDA not in session.get_providers():
         # KIND_GPU raises; KIND_AUTO logs the fallback. The session runs on the CPU already.
@@ -105,18 +101,14 @@ class OnnxRuntimeSession:
         optional = [meta for meta in initializers if meta.name in declared]
         self.inputs = [_tensor(meta) for meta in (*session.get_inputs(), *optional)]
         self.outputs = [_tensor(meta) for meta in session.get_outputs()]
-        used = {tensor.datatype for tensor in (*self.inputs, *self.outputs)}
-        self._bfloat16 = {
-            tensor.name
-            for tensor in (*self.inputs, *self.outputs)
-            if tensor.datatype is Datatype.BF16
-        }
+        tensors = (*self.inputs, *self.outputs)
+        self._bfloat16 = {tensor.name for tensor in tensors if tensor.datatype is Datatype.BF16}
         self._bare: Any = getattr(session, "_sess", None)
         bare = self._bare is not None and session.get_providers() == [onnxruntime_options.CPU]
         self.run: Compute = self._run_bare if bare else session.run
-        if Datatype.BF16 in used:
+        if self._bfloat16:
             self.run = self._run_bfloat16
-        elif Datatype.BYTES in used:
+        elif any(tensor.datatype is Datatype.BYTES for tensor in tensors):
             self.run = self._run_bytes
 
     @property
@@ -132,12 +124,9 @@ class OnnxRuntimeSession:
         del self._session, self._bare, self.run
 
     def _run_bare(self, names: Sequence[str], inputs: dict[str, Array]) -> Sequence[Array]:
-        outputs: Sequence[Array]
         if len(inputs) != len(self.inputs):
-            outputs = self._session.run(names, inputs)
-        else:
-            outputs = self._bare.run(names, inputs, None)
-        return outputs
+            return self._session.run(names, inputs)  # type: ignore[no-any-return]
+        return self._bare.run(names, inputs, None)  # type: ignore[no-any-return]
 
     def _run_bytes(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
         feed = {name: self._to_strings(name, data) for name, data in inputs.items()}

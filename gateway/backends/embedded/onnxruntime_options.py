@@ -28,32 +28,27 @@ GRAPH_LEVELS = {
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 
-#: Options of accelerators, by Triton's key → the provider's option. None is the path of a file or
-#: library, because a configuration may come from a request.
-_TENSORRT = {
-    "max_workspace_size_bytes": "trt_max_workspace_size",
-    **{
-        key: key
-        for key in (
-            "trt_max_partition_iterations", "trt_min_subgraph_size", "trt_dla_enable",
-            "trt_dla_core", "trt_force_sequential_engine_build", "trt_cuda_graph_enable",
-            "trt_context_memory_sharing_enable", "trt_layer_norm_fp32_fallback",
-            "trt_build_heuristics_enable", "trt_sparsity_enable",
-            "trt_builder_optimization_level", "trt_auxiliary_streams", "trt_profile_min_shapes",
-            "trt_profile_max_shapes", "trt_profile_opt_shapes",
-        )
-    },
+#: Options of accelerators. None is the path of a file or library, because a configuration may come
+#: from a request.
+_CUDA = (
+    "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search",
+    "do_copy_in_default_stream", "cudnn_conv_use_max_workspace", "enable_cuda_graph",
+    "cudnn_conv1d_pad_to_nc1d", "use_ep_level_unified_stream", "use_tf32", "prefer_nhwc",
+)  # fmt: skip
+_OPTIONS = {
+    "tensorrt": (
+        "max_workspace_size_bytes", "trt_max_partition_iterations", "trt_min_subgraph_size",
+        "trt_dla_enable", "trt_dla_core", "trt_force_sequential_engine_build",
+        "trt_cuda_graph_enable", "trt_context_memory_sharing_enable",
+        "trt_layer_norm_fp32_fallback", "trt_build_heuristics_enable", "trt_sparsity_enable",
+        "trt_builder_optimization_level", "trt_auxiliary_streams", "trt_profile_min_shapes",
+        "trt_profile_max_shapes", "trt_profile_opt_shapes",
+    ),
+    "cuda": _CUDA,
+    "openvino": ("num_of_threads", "num_streams", "precision"),
 }  # fmt: skip
-_CUDA = {
-    key: key
-    for key in (
-        "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search",
-        "do_copy_in_default_stream", "cudnn_conv_use_max_workspace", "enable_cuda_graph",
-        "cudnn_conv1d_pad_to_nc1d", "use_ep_level_unified_stream", "use_tf32", "prefer_nhwc",
-    )
-}  # fmt: skip
-_OPENVINO = {key: key for key in ("num_of_threads", "num_streams", "precision")}
-_OPTIONS = {"tensorrt": _TENSORRT, "cuda": _CUDA, "openvino": _OPENVINO}
+#: Triton's key → the provider's option, where they differ.
+_RENAMED = {"max_workspace_size_bytes": "trt_max_workspace_size"}
 _PRECISIONS = {"FP32": {}, "FP16": {"trt_fp16_enable": "1"}, "INT8": {"trt_int8_enable": "1"}}
 
 Provider = tuple[str, dict[str, str]]
@@ -147,7 +142,7 @@ def _options(accelerator: str, given: dict[str, str]) -> dict[str, str]:
             raise InvalidArgument(
                 f"unknown parameter '{key}' is provided for {accelerator} execution accelerator"
             )
-        options[_OPTIONS[accelerator][key]] = value
+        options[_RENAMED.get(key, key)] = value
     return options
 
 

@@ -15,7 +15,7 @@ from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import embedded_backend, placement
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend, SessionPool
-from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.artifact_checks import openvino_guard, trial_load
 from modelport.gateway.repository.autocomplete import ArtifactTensor
@@ -67,23 +67,18 @@ def try_load(
 
 
 def _load(artifact: Artifact, path: Path) -> EmbeddedBackend:
-    gpu = placement.gpu_of(artifact, lambda index: "OpenVINO models run on the CPU only")
-    config = placement.as_placed(artifact.config, gpu)
+    config = placement.on_cpu(artifact, "OpenVINO models")
     count = configuration.instance_count(config)
     properties = _properties(config, artifact.threads, count)
     core = openvino.Core()
     # A mapped file would change if it is overwritten.
     core.set_property({"ENABLE_MMAP": False})
-    try:
+    with embedded_backend.opening(artifact, _reason):
         model = core.read_model(path)
         bounded = all(operation.get_type_name() != "Loop" for operation in model.get_ops())
         compiled = core.compile_model(model, DEVICE, properties)
         declared = {tensor.name for tensor in (*config.input, *config.output)}
         sessions = [OpenVinoSession(compiled, bounded, declared) for _ in range(count)]
-    except ModelportError:
-        raise
-    except Exception as error:
-        raise embedded_backend.does_not_load(artifact, Exception(_reason(error))) from error
     return embedded_backend.serve(artifact, SessionPool(sessions), config)
 
 

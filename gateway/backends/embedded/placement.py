@@ -62,6 +62,12 @@ def gpu_of(artifact: Artifact, why_not: Callable[[int], str]) -> int | None:
     return None
 
 
+def on_cpu(artifact: Artifact, models: str) -> pb.ModelConfig:
+    """The configuration as placed by a runtime without GPUs; raises as ``gpu_of``."""
+    gpu = gpu_of(artifact, lambda _: f"{models} run on the CPU only")
+    return as_placed(artifact.config, gpu)
+
+
 def as_placed(config: pb.ModelConfig, gpu: int | None) -> pb.ModelConfig:
     """A copy of ``config`` whose groups have the real placement, as in Triton."""
     placed = copy.deepcopy(config)

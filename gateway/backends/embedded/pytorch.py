@@ -16,7 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import structlog
@@ -27,7 +27,7 @@ from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import embedded_backend, placement
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
 from modelport.gateway.backends.embedded.warmup import Contradiction
-from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.artifact_checks import pt2_guard, torchscript_guard, trial_load
@@ -64,8 +64,6 @@ _opening = threading.Lock()
 
 #: Takes tensors in the order of the inputs; returns a tensor, a sequence or a dict of them.
 Forward = Callable[..., Any]
-#: The second item frees the weights if dropping ``forward`` does not.
-Opened = tuple[Forward, Callable[[], None]]
 
 
 def load(artifact: Artifact) -> EmbeddedBackend:
@@ -103,23 +101,32 @@ def _load(artifact: Artifact, archive: Archive, kind: Kind) -> EmbeddedBackend:
     config = placement.as_placed(artifact.config, gpu)
     config.platform = kind.value
     _set_threads(artifact)
+    named = config
     if signature is not None:
-        embedded_backend.adopt(config, signature)
-    inputs, outputs = _declared(config, signature, archive)
+        named = configuration.build("", configuration.Platform("", "", "", ""), signature)
+        _adopt(config, named)
+    elif not (config.input and config.output):
+        raise InvalidArgument(
+            f"'{archive.path.name}' does not name its inputs and outputs; declare every 'input' "
+            "and 'output' in config.pbtxt, or export the model with modelport"
+        )
+    inputs, outputs = _tensors(named)
     device = torch.device("cpu" if gpu is None else f"cuda:{gpu}")
-    source = _Source(archive.path, archive, signature, device, config, artifact.native)
     # ``catch_warnings`` would undo the filters that another thread sets in the meantime, such as
     # those of a runtime that is being imported.
     warnings.filterwarnings("ignore", r"`?torch\.jit", DeprecationWarning)
-    try:
+    release = _nothing
+    with embedded_backend.opening(artifact):
         with _opening:
-            forward, release = _OPENERS[kind](source)
+            if kind is Kind.TORCHSCRIPT:
+                forward = _open_torchscript(archive, device, artifact.native)
+            elif kind is Kind.EXPORTED:
+                forward, release = _open_exported(archive, signature)
+            else:
+                count = configuration.instance_count(config)
+                forward = _open_compiled(archive, signature, count)
         if signature is None:
-            inputs, outputs = _in_order(forward, list(inputs), list(outputs))
-    except ModelportError:
-        raise
-    except Exception as error:  # a damaged archive raises any of a dozen classes
-        raise embedded_backend.does_not_load(artifact, error) from error
+            inputs, outputs = _in_order(forward, inputs, outputs)
     session = TorchModuleSession(forward, release, inputs, outputs, device, config)
     return embedded_backend.serve(artifact, session, config, WARMUP_REPEATS)
 
@@ -166,18 +173,20 @@ def _set_threads(artifact: Artifact) -> None:
 # -- names ----------------------------------------------------------------------------------------
 
 
-def _declared(
-    config: ModelConfig, signature: ModelSignature | None, archive: Archive
-) -> tuple[Sequence[ArtifactTensor], Sequence[ArtifactTensor]]:
-    """The inputs and outputs that the archive names, else those of the configuration."""
-    if signature is not None:
-        platform = configuration.Platform("", "", "", "")
-        config = configuration.build("", platform, signature)
-    elif not (config.input and config.output):
-        raise InvalidArgument(
-            f"'{archive.path.name}' does not name its inputs and outputs; declare every 'input' "
-            "and 'output' in config.pbtxt, or export the model with modelport"
-        )
+def _adopt(config: ModelConfig, named: ModelConfig) -> None:
+    """Copy what ``named`` declares, bounds included, to a ``config`` without inputs and outputs."""
+    if config.input or config.output:
+        return
+    config.max_batch_size = config.max_batch_size or named.max_batch_size
+    config.input.extend(named.input)
+    config.output.extend(named.output)
+    for key in named.parameters:
+        if key not in config.parameters:
+            config.parameters[key].CopyFrom(named.parameters[key])
+
+
+def _tensors(config: ModelConfig) -> tuple[list[ArtifactTensor], list[ArtifactTensor]]:
+    """The inputs and outputs of ``config``, with datatypes of PyTorch."""
     inputs, outputs = autocomplete.declared(config)
     for tensor in (*inputs.values(), *outputs.values()):
         if tensor.datatype not in _DTYPES:
@@ -219,37 +228,31 @@ def _sorted(tensors: list[ArtifactTensor]) -> list[ArtifactTensor]:
 # -- opening --------------------------------------------------------------------------------------
 
 
-class _Source(NamedTuple):
-    """An archive to open, and how to open it."""
-
-    file: Path
-    archive: Archive
-    signature: ModelSignature | None
-    device: torch.device
-    config: ModelConfig
-    native: bool
-
-
-def _open_torchscript(source: _Source) -> Opened:
-    with no_code(source.file.name):
-        module, functions = torchscript_guard.load(source.file, source.device)
-    if not source.native:
-        torchscript_guard.check_operators(module, functions, source.file.name)
-    return module.eval().forward, _nothing
+def _open_torchscript(archive: Archive, device: torch.device, native: bool) -> Forward:
+    file = archive.path
+    with no_code(file.name):
+        module, functions = torchscript_guard.load(file, device)
+    if not native:
+        torchscript_guard.check_operators(module, functions, file.name)
+    forward: Forward = module.eval().forward
+    return forward
 
 
-def _open_exported(source: _Source) -> Opened:
+def _open_exported(
+    archive: Archive, signature: ModelSignature | None
+) -> tuple[Forward, Callable[[], None]]:
+    """The program, and a function that frees its weights, as dropping it does not."""
     import torch._inductor.cpp_builder  # imported before ``no_code`` forbids it
     import torch.export._trace
     import torch.export.pt2_archive._package
 
-    with no_code(source.file.name):
-        program = torch.export.load(source.file)
+    with no_code(archive.path.name):
+        program = torch.export.load(archive.path)
         module = program.module()
     program.state_dict.clear()
     program.constants.clear()
     _forget_shapes(program)
-    return _by_keyword(module, source.signature), lambda: _empty(module)
+    return _by_keyword(module, signature), lambda: _empty(module)
 
 
 def _forget_shapes(program: torch.export.ExportedProgram) -> None:
@@ -263,21 +266,19 @@ def _forget_shapes(program: torch.export.ExportedProgram) -> None:
         mode.shape_env.fake_tensor_cache.clear()
 
 
-def _open_compiled(source: _Source) -> Opened:
+def _open_compiled(archive: Archive, signature: ModelSignature | None, runners: int) -> Forward:
     from torch.export.pt2_archive._package import AOTICompiledModel
 
-    metadata = check_machine(source.archive, torch.backends.cpu.get_cpu_capability())
+    metadata = check_machine(archive, torch.backends.cpu.get_cpu_capability())
     built_for = metadata.get("AOTI_DEVICE_KEY", "cpu")
     if built_for != "cpu":
         raise Unsupported(
-            f"'{source.file.name}' was compiled for {built_for}; export it for the CPU"
+            f"'{archive.path.name}' was compiled for {built_for}; export it for the CPU"
         )
     # aoti_load_package() would first compile ten probes to compare instruction sets.
-    runners = configuration.instance_count(source.config)
-    loader = torch._C._aoti.AOTIModelPackageLoader(
-        str(source.file), COMPILED_MODEL, False, runners, -1
-    )
-    return _by_keyword(AOTICompiledModel(loader), source.signature), _nothing
+    file = str(archive.path)
+    loader = torch._C._aoti.AOTIModelPackageLoader(file, COMPILED_MODEL, False, runners, -1)
+    return _by_keyword(AOTICompiledModel(loader), signature)
 
 
 def _nothing() -> None: ...
@@ -288,13 +289,6 @@ def _empty(module: torch.nn.Module) -> None:
     for part in module.modules():
         part._parameters.clear()
         part._buffers.clear()
-
-
-_OPENERS = {
-    Kind.TORCHSCRIPT: _open_torchscript,
-    Kind.EXPORTED: _open_exported,
-    Kind.COMPILED: _open_compiled,
-}
 
 
 def _by_keyword(program: Callable[..., Any], signature: ModelSignature | None) -> Forward:

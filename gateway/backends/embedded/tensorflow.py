@@ -86,12 +86,11 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     graph = tf.Graph()
     session = v1.Session(graph=graph, config=options)
     try:
-        opened = TensorFlowSession(graph, session, folder, config)
-    except Exception as error:  # damage raises a dozen classes
+        with embedded_backend.opening(artifact):
+            opened = TensorFlowSession(graph, session, folder, config)
+    except ModelportError:
         _free(session, graph)
-        if isinstance(error, ModelportError):
-            raise
-        raise embedded_backend.does_not_load(artifact, error) from error
+        raise
     backend = embedded_backend.serve(artifact, opened, opened.declared(config))
     try:
         named = opened.named(config, backend.config)

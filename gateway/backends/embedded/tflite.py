@@ -21,7 +21,7 @@ from modelport.gateway.backends.embedded.embedded_backend import (
     SessionPool,
 )
 from modelport.gateway.backends.embedded.native_output import filtered_stderr
-from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.artifact_checks import tflite_guard
 from modelport.gateway.repository.autocomplete import ArtifactTensor
@@ -52,11 +52,10 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         Unsupported: an input or output has an unsupported type, or a GPU is requested.
     """
     path = embedded_backend.artifact_file(artifact)
-    gpu = placement.gpu_of(artifact, lambda index: "TensorFlow Lite models run on the CPU only")
-    config = placement.as_placed(artifact.config, gpu)
+    config = placement.on_cpu(artifact, "TensorFlow Lite models")
     threads = parameters.threads(config, "tflite_num_threads", artifact.threads, minimum=1)
     wanted = parameters.text(config, "TF_SIGNATURE_DEF", SIGNATURE)
-    try:
+    with embedded_backend.opening(artifact):
         # One copy in memory, because a mapped file would change if it is overwritten.
         content = path.read_bytes()
         if not artifact.native:
@@ -66,10 +65,6 @@ def load(artifact: Artifact) -> EmbeddedBackend:
                 _open(content, path, threads, wanted)
                 for _ in range(configuration.instance_count(config))
             ]
-    except ModelportError:
-        raise
-    except (OSError, RuntimeError, ValueError) as error:
-        raise embedded_backend.does_not_load(artifact, error) from error
     pool = SessionPool(sessions)
     backend = embedded_backend.serve(artifact, pool, config)
     if not config.input:  # a declared shape binds every dialect
@@ -119,16 +114,13 @@ class InterpreterSession:
     def __init__(self, interpreter: Any, key: str) -> None:
         # The runner resizes the inputs and copies the outputs.
         self._interpreter, self._runner = interpreter, interpreter.get_signature_runner(key)
+        self.bounded = _bounded(interpreter)
         self.inputs = _tensors(self._runner.get_input_details())
         self.outputs = _tensors(self._runner.get_output_details())
 
     def run(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
         results = self._runner(**inputs)
         return [results[name] for name in names]
-
-    @property
-    def bounded(self) -> bool:
-        return _bounded(self._interpreter)
 
     def close(self) -> None:
         del self._runner, self._interpreter
@@ -138,7 +130,7 @@ class PlainSession:
     """A ``ModelSession`` like ``InterpreterSession``, for a file without signatures."""
 
     def __init__(self, interpreter: Any) -> None:
-        self._interpreter = interpreter
+        self._interpreter, self.bounded = interpreter, _bounded(interpreter)
         inputs = {details["name"]: details for details in interpreter.get_input_details()}
         outputs = {details["name"]: details for details in interpreter.get_output_details()}
         self.inputs, self.outputs = _tensors(inputs), _tensors(outputs)
@@ -158,10 +150,6 @@ class PlainSession:
             self._interpreter.set_tensor(self._inputs[name], data)
         self._interpreter.invoke()
         return [self._interpreter.get_tensor(self._outputs[name]) for name in names]
-
-    @property
-    def bounded(self) -> bool:
-        return _bounded(self._interpreter)
 
     def close(self) -> None:
         del self._interpreter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -102,10 +102,11 @@ def warm(
 
 
 def _is_worth_warming(signature: ModelSignature, batch: int) -> bool:
-    size = batch * sample_bytes(signature)
+    size = batch * _bytes(signature.inputs, signature.axes)
     if batch == 1:
         return size <= WARMUP_MAX_BYTES
-    return size + batch * result_bytes(signature) <= min(WARMUP_MAX_BYTES, WARMUP_MAX_BATCH_BYTES)
+    results = batch * _bytes(signature.outputs, signature.axes)
+    return size + results <= min(WARMUP_MAX_BYTES, WARMUP_MAX_BATCH_BYTES)
 
 
 def check_size(signature: ModelSignature) -> None:
@@ -114,7 +115,7 @@ def check_size(signature: ModelSignature) -> None:
     It uses only declared sizes. Without it every large request would fail at run time.
     """
     batch, most = max(1, signature.max_batch_size), usable_memory_bytes()
-    size = batch * (sample_bytes(signature) + result_bytes(signature))
+    size = batch * _bytes((*signature.inputs, *signature.outputs), signature.axes)
     if size > most:
         raise InvalidArgument(
             f"'max_batch_size' {signature.max_batch_size} allows a batch whose inputs and outputs "
@@ -162,19 +163,10 @@ def samples(signature: ModelSignature, batch: int) -> Iterator[Tensor]:
         yield Tensor(spec.name, spec.datatype, data)
 
 
-def sample_bytes(signature: ModelSignature) -> int:
-    """The size of the inputs of one batch element."""
+def _bytes(specs: Sequence[TensorSpec], axes: Mapping[str, Axis]) -> int:
+    """The declared size of one batch element of inputs or outputs."""
     return sum(
-        math.prod(_model_dims(spec, signature.axes)) * NUMPY_DTYPES[spec.datatype].itemsize
-        for spec in signature.inputs
-    )
-
-
-def result_bytes(signature: ModelSignature) -> int:
-    """The size of the declared outputs of one batch element."""
-    return sum(
-        math.prod(_model_dims(spec, signature.axes)) * NUMPY_DTYPES[spec.datatype].itemsize
-        for spec in signature.outputs
+        math.prod(_model_dims(spec, axes)) * NUMPY_DTYPES[spec.datatype].itemsize for spec in specs
     )
 
 
