@@ -7,16 +7,14 @@ is down, requests fail with ``Unavailable`` and the reason.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from modelport.gateway.backends.base import ELSEWHERE, Artifact, Backend
 from modelport.gateway.backends.capabilities import StreamingBackend
@@ -26,6 +24,7 @@ from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.repository.routes_file import UpstreamProtocol
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway.upstream.pool import on_loop
 
 #: The entry points that package a version for another server.
 PACKAGERS = "modelport.packagers"
@@ -65,6 +64,7 @@ class ManagedBackend:
             self._folder = Path(tempfile.mkdtemp(prefix="modelport-managed-"))
         except OSError as error:
             raise self._disk_full(error) from error
+        self._package_path = self._folder / self._server.package.format(model=artifact.model_name)
         self._supervisor = ServerSupervisor(
             self._server.title,
             (artifact.model_name, artifact.version),
@@ -101,25 +101,21 @@ class ManagedBackend:
         """Start the server (blocking). Raises as ``load``; then nothing is left of it."""
         try:
             self._package()
-            self._on_loop(self._supervisor.start())
+            on_loop(self._host.loop, self._supervisor.start())
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
 
     def unload(self) -> None:
-        self._on_loop(self._supervisor.stop())
+        on_loop(self._host.loop, self._supervisor.stop())
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._host.loop).result()
 
     # -- called by the supervisor, in its thread ------------------------------------------------
 
     def _package(self) -> None:
-        target = self._folder / self._server.package.format(model=self._artifact.model_name)
+        artifact, target = self._artifact, self._package_path
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            artifact = self._artifact
             _packager()(
                 artifact.model_name, artifact.version, artifact.path, artifact.config,
                 self._route.backend, target,
@@ -132,18 +128,14 @@ class ManagedBackend:
         if not (self._worked and all(map(_is_free, self._ports.values()))):
             self._ports = _free_ports(self._server.ports)
         self._worked = False
-        artifact = self._artifact
         setting = StartContext(
-            name=artifact.model_name,
-            version=artifact.version,
-            config=artifact.config,
+            self._artifact,
+            self._route,
+            self._program,
             folder=self._folder,
-            package=self._folder / self._server.package.format(model=artifact.model_name),
+            package=self._package_path,
             ports=self._ports,
             command=self._command,
-            program=self._program,
-            timeout_seconds=self._route.timeout_seconds,
-            max_reply_bytes=self._route.max_reply_bytes,
             shared_memory=f"modelport_{secrets.token_hex(8)}_",
         )
         try:

@@ -11,17 +11,19 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import structlog
 
+from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.managed.supervisor import ServerLaunch
 from modelport.gateway.errors import Unsupported
-from modelport.gateway.repository.config import ModelConfig, instance_count
-from modelport.gateway.repository.routes_file import Program
+from modelport.gateway.repository.config import instance_count
+from modelport.gateway.repository.routes_file import ModelRoute, Program
 
 log = structlog.get_logger("modelport.managed")
 
@@ -60,17 +62,33 @@ class StartContext:
         shared_memory: the prefix of its shared memory names.
     """
 
-    name: str
-    version: int
-    config: ModelConfig
+    artifact: Artifact
+    route: ModelRoute
+    program: Program
     folder: Path
     package: Path
     ports: Mapping[str, int]
     command: tuple[str, ...]
-    program: Program
-    timeout_seconds: float
-    max_reply_bytes: int
     shared_memory: str
+
+    def launch(
+        self, arguments: Sequence[str], ready: Callable[[], Awaitable[bool]], **environment: str
+    ) -> ServerLaunch:
+        """Start with ``arguments`` and with ``environment`` besides the gateway's variables.
+
+        The folder of the server's program is first on PATH.
+        """
+        path = os.pathsep.join([os.path.dirname(self.command[0]), os.environ.get("PATH", "")])
+        variables = {**os.environ, "PATH": path, **environment, **self.program.environment}
+        probed = self.ports.get("management", self.ports["http"])
+        return ServerLaunch(
+            command=(*self.command, *arguments, *self.program.arguments),
+            environment=variables,
+            folder=self.folder,
+            shared_memory=self.shared_memory,
+            ready=ready,
+            alive=lambda: get(probed, "/"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,32 +132,6 @@ class ServerDefinition:
         return (os.path.abspath(found), *arguments)
 
 
-def _environment(setting: StartContext, **more: str) -> dict[str, str]:
-    """The gateway's variables, with the folder of the server's program first on PATH."""
-    path = os.pathsep.join([os.path.dirname(setting.command[0]), os.environ.get("PATH", "")])
-    return {**os.environ, "PATH": path, **more, **setting.program.environment}
-
-
-def _launch(
-    setting: StartContext,
-    arguments: list[str],
-    environment: dict[str, str],
-    ready: Callable[[], Awaitable[bool]],
-    probe_port: int,
-) -> ServerLaunch:
-    async def alive() -> None:
-        await get(probe_port, "/")
-
-    return ServerLaunch(
-        command=(*setting.command, *arguments, *setting.program.arguments),
-        environment=environment,
-        folder=setting.folder,
-        shared_memory=setting.shared_memory,
-        ready=ready,
-        alive=alive,
-    )
-
-
 async def get(port: int, path: str) -> tuple[int, bytes]:
     """Send ``GET path`` to a server on this machine; its status and body.
 
@@ -154,22 +146,32 @@ async def get(port: int, path: str) -> tuple[int, bytes]:
         raise ConnectionError("no answer") from error
 
 
+async def _says(port: int, path: str, holds: Callable[[Any], bool]) -> bool:
+    """Whether the server answers ``GET path`` with a JSON document that ``holds`` is true of."""
+    status, body = await get(port, path)
+    try:
+        return status == 200 and holds(json.loads(body))
+    except (ValueError, LookupError, TypeError):
+        return False
+
+
 # -- TorchServe -----------------------------------------------------------------------------------
 
 
 def _torchserve(setting: StartContext) -> ServerLaunch:
-    ports, folder = setting.ports, setting.folder
-    batching = setting.config.HasField("dynamic_batching")
-    delay = setting.config.dynamic_batching.max_queue_delay_microseconds // 1000
-    workers = instance_count(setting.config)
+    ports, folder, artifact = setting.ports, setting.folder, setting.artifact
+    config = artifact.config
+    batching = config.HasField("dynamic_batching")
+    delay = config.dynamic_batching.max_queue_delay_microseconds // 1000
+    workers = instance_count(config)
     model = {
         "defaultVersion": True,
         "marName": setting.package.name,
         "minWorkers": workers,
         "maxWorkers": workers,
-        "batchSize": max(1, setting.config.max_batch_size) if batching else 1,
+        "batchSize": max(1, config.max_batch_size) if batching else 1,
         "maxBatchDelay": max(1, delay),
-        "responseTimeout": math.ceil(setting.timeout_seconds),
+        "responseTimeout": math.ceil(setting.route.timeout_seconds),
     }
     properties = {
         "inference_address": f"http://{LOOPBACK}:{ports['http']}",
@@ -182,10 +184,10 @@ def _torchserve(setting: StartContext) -> ServerLaunch:
         "disable_token_authorization": "true",  # loopback only
         "enable_model_api": "false",
         "model_store": setting.package.parent,
-        "models": json.dumps({setting.name: {str(setting.version): model}}),
+        "models": json.dumps({artifact.model_name: {str(artifact.version): model}}),
         "load_models": setting.package.name,
         "max_request_size": TORCHSERVE_MAX_REQUEST_BYTES,
-        "max_response_size": setting.max_reply_bytes,
+        "max_response_size": setting.route.max_reply_bytes,
     }
     file = folder / "config.properties"
     file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
@@ -194,30 +196,30 @@ def _torchserve(setting: StartContext) -> ServerLaunch:
     temporary = folder / "tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
-    places = {name: str(temporary) for name in ("TMPDIR", "TEMP", "LOG_LOCATION")}
-    environment = _environment(setting, **places, METRICS_LOCATION=str(temporary))
+    places = {
+        name: str(temporary) for name in ("TMPDIR", "TEMP", "LOG_LOCATION", "METRICS_LOCATION")
+    }
 
-    async def ready() -> bool:
-        status, body = await get(ports["management"], f"/models/{setting.name}")
-        try:
-            workers = json.loads(body)[0]["workers"] if status == 200 else []
-            return any(worker["status"] == "READY" for worker in workers)
-        except (ValueError, LookupError, TypeError):
-            return False
+    def ready() -> Awaitable[bool]:
+        return _says(
+            ports["management"],
+            f"/models/{artifact.model_name}",
+            lambda models: any(worker["status"] == "READY" for worker in models[0]["workers"]),
+        )
 
     arguments = ["--start", "--foreground", "--ncs", "--ts-config", str(file)]
     arguments += ["--log-config", str(folder / "log4j2.xml")]
-    return _launch(setting, arguments, environment, ready, ports["management"])
+    return setting.launch(arguments, ready, **places)
 
 
 # -- TensorFlow Serving ---------------------------------------------------------------------------
 
 
 def _tfserving(setting: StartContext) -> ServerLaunch:
-    ports = setting.ports
+    ports, artifact = setting.ports, setting.artifact
     log.warning(
         "tensorflow_model_server listens on all interfaces; block its ports in the firewall",
-        model=setting.name, grpc_port=ports["grpc"], http_port=ports["http"],
+        model=artifact.model_name, grpc_port=ports["grpc"], http_port=ports["http"],
     )  # fmt: skip
     flags = {
         "port": ports["grpc"],
@@ -226,24 +228,21 @@ def _tfserving(setting: StartContext) -> ServerLaunch:
         "file_system_poll_wait_seconds": 0,  # scan once
     }
 
-    async def ready() -> bool:
-        path = f"/v1/models/{setting.name}/versions/{setting.version}"
-        status, body = await get(ports["http"], path)
-        try:
-            states = json.loads(body)["model_version_status"] if status == 200 else []
-            return any(state["state"] == "AVAILABLE" for state in states)
-        except (ValueError, LookupError, TypeError):
-            return False
+    def ready() -> Awaitable[bool]:
+        return _says(
+            ports["http"],
+            f"/v1/models/{artifact.model_name}/versions/{artifact.version}",
+            lambda said: any(s["state"] == "AVAILABLE" for s in said["model_version_status"]),
+        )
 
-    arguments = [f"--{name}={value}" for name, value in flags.items()]
-    return _launch(setting, arguments, _environment(setting), ready, ports["http"])
+    return setting.launch([f"--{name}={value}" for name, value in flags.items()], ready)
 
 
 # -- Triton ---------------------------------------------------------------------------------------
 
 
 def _triton(setting: StartContext) -> ServerLaunch:
-    ports = setting.ports
+    ports, artifact = setting.ports, setting.artifact
     flags = {
         "model-repository": setting.package,
         "model-control-mode": "none",
@@ -259,12 +258,11 @@ def _triton(setting: StartContext) -> ServerLaunch:
     }
 
     async def ready() -> bool:
-        path = f"/v2/models/{setting.name}/versions/{setting.version}/ready"
+        path = f"/v2/models/{artifact.model_name}/versions/{artifact.version}/ready"
         status, _ = await get(ports["http"], path)
         return status == 200
 
-    arguments = [f"--{name}={value}" for name, value in flags.items()]
-    return _launch(setting, arguments, _environment(setting), ready, ports["http"])
+    return setting.launch([f"--{name}={value}" for name, value in flags.items()], ready)
 
 
 SERVERS: Mapping[str, ServerDefinition] = {

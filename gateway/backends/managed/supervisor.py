@@ -61,7 +61,7 @@ class ServerLaunch:
     folder: Path
     shared_memory: str
     ready: Callable[[], Awaitable[bool]]
-    alive: Callable[[], Awaitable[None]]
+    alive: Callable[[], Awaitable[object]]
 
 
 class ServerSupervisor:
