@@ -58,7 +58,7 @@ CLIENTS = (
     "modelport.gateway.backends.remote",
     "modelport.gateway.backends.managed",
 )
-CLIENT_LIBRARIES = ("grpc", "aiohttp")
+CLIENT_LIBRARIES = ("aiohttp",)
 WEB = ("fastapi", "starlette", "uvicorn", "grpc", "aiohttp", "flask")
 
 

@@ -98,12 +98,11 @@ _EXTRAS = {
     "timm": "timm",
     "torchvision": "torchvision",
     "PIL": "images",
-    "grpc": "grpc",
     "jwt": "jwt",
     **dict.fromkeys(
         (
             *("locust", "gevent", "geventhttpclient", "hdrh", "psutil", "scipy", "jinja2"),
-            *("matplotlib", "rich", "tritonclient"),
+            *("matplotlib", "rich", "tritonclient", "grpc"),
         ),
         "load",
     ),

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import structlog
 
@@ -132,13 +132,6 @@ class _Followed(Generic[T]):
         return self._value
 
 
-class RouteTls(NamedTuple):
-    """A route's context, and what it is made of: authorities, key and certificate."""
-
-    context: ssl.SSLContext
-    pem: Sequence[bytes | None]
-
-
 class RouteAuthentication:
     """The credentials of a route as they are now.
 
@@ -149,7 +142,7 @@ class RouteAuthentication:
     def __init__(
         self, files: RouteCredentials, tls: bool, roots: str | None = None, protocol: str = ""
     ) -> None:
-        self._tls: _Followed[RouteTls] | None = None
+        self._tls: _Followed[ssl.SSLContext] | None = None
         self._token: _Followed[str] | None = None
 
         if tls:
@@ -162,12 +155,7 @@ class RouteAuthentication:
     @property
     def context(self) -> ssl.SSLContext | None:
         """The context for a new connection; None for clear text."""
-        return None if self._tls is None else self._tls.value().context
-
-    @property
-    def pem(self) -> Sequence[bytes | None]:
-        """Authorities, key and certificate of a new connection with TLS, for gRPC's own library."""
-        return (None, None, None) if self._tls is None else self._tls.value().pem
+        return None if self._tls is None else self._tls.value()
 
     @property
     def authorization(self) -> str:
@@ -195,15 +183,13 @@ def follow(routes: Iterable[ModelRoute], watcher: FileWatcher) -> None:
 
 def _route_tls(
     files: RouteCredentials, contents: Contents, roots: str | None = None, protocol: str = ""
-) -> RouteTls:
+) -> ssl.SSLContext:
     found = iter(contents)
     ca, certificate, key = (None if path is None else next(found) for path in files[:3])
     context = client_context(ca, certificate, key, roots)
     if protocol:
         context.set_alpn_protocols([protocol])
-    return RouteTls(
-        context, [None if file is None else file.content for file in (ca, key, certificate)]
-    )
+    return context
 
 
 def _authorization(contents: Contents) -> str:

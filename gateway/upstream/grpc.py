@@ -1,7 +1,7 @@
-"""A gRPC client for other servers: channels, unary calls, and the meaning of a status.
+"""A gRPC client for other servers: channels, and calls with one request.
 
-Unary calls go over HTTP/2 on this event loop (``gateway.upstream.http2``): through ``grpc.aio`` a
-call costs two more threads. Streams are ``modelport.gateway.upstream.grpc_stream``'s.
+Calls go over HTTP/2 on this event loop (``gateway.upstream.http2``): through ``grpc.aio`` a call
+costs two more threads.
 """
 
 from __future__ import annotations
@@ -9,40 +9,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 
-from modelport.gateway.errors import (
-    Internal,
-    InvalidArgument,
-    ModelportError,
-    QueueFull,
-    TimedOut,
-    Unsupported,
-)
+from modelport.gateway.errors import TimedOut
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream.background import is_cancelled
 from modelport.gateway.upstream.credentials import RouteAuthentication
+from modelport.gateway.upstream.grpc_status import STATUSES, meant
 from modelport.gateway.upstream.http2 import (
     PONG_SECONDS,
     SILENCE_SECONDS,
     ClientConnection,
+    GrpcReplies,
     GrpcReply,
     ReplyTooLarge,
     StreamReset,
 )
-from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind, ServerError
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import via_header
-from modelport.gateway.wire.http2.frames import ProtocolError, literal
+from modelport.gateway.wire.http2.frames import (
+    MAX_WINDOW_BYTES,
+    ErrorCode,
+    ProtocolError,
+    literal,
+)
 from modelport.gateway.wire.protobuf import joined
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -56,29 +55,23 @@ KEEPALIVE_SECONDS = 310
 ROOTS_VARIABLE = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
 _PREFIX = struct.Struct(">BI")  # not compressed, length
 _MAX_TIMEOUT = 99_999_999  # eight digits
-#: By number, https://github.com/grpc/grpc/blob/master/doc/statuscodes.md
-_NAMES = (
-    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
-    "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",
-    "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
-)  # fmt: skip
-_STATUSES = {str(number): name for number, name in enumerate(_NAMES)}
-_SERVER = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
-_REQUEST = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "ALREADY_EXISTS"})
-#: What ``public`` leaves out, and the length of the rest. An IPv6 address has at least two colons;
-#: ``[1]`` and ``[-1,4]`` are shapes.
-_FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s\"':/]+/)+")
-_ADDRESSES = re.compile(
-    r"(?:ipv[46]:)?(?:\[[0-9a-f.]*:[0-9a-f.]*:[0-9a-f:.]*(?:%\w+)?\]|\d+\.\d+\.\d+\.\d+)(?::\d+)?"
-)
-MAX_REASON = 500
 
 
 class GrpcChannel:
     """Connections to one endpoint of a route, made when they are needed."""
 
-    def __init__(self, address: str, route: ModelRoute, tls: ssl.SSLContext | None = None) -> None:
-        """Prepare the connection; ``tls`` is used instead of a context of the route's files.
+    def __init__(
+        self,
+        address: str,
+        route: ModelRoute,
+        tls: ssl.SSLContext | None = None,
+        window: int = MAX_WINDOW_BYTES,
+    ) -> None:
+        """Prepare the connection.
+
+        Args:
+            tls: used instead of a context of the route's files.
+            window: ``STREAM_WINDOW_BYTES`` for ``replies``.
 
         Raises:
             InvalidArgument: a file of the route's credentials cannot be used.
@@ -88,7 +81,7 @@ class GrpcChannel:
         self._address = address
         self._connect_seconds = route.connect_timeout_seconds
         self._scheme = "https" if route.tls else "http"
-        self._tls = tls
+        self._tls, self._window = tls, window
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
         self.authentication = RouteAuthentication(
@@ -101,8 +94,8 @@ class GrpcChannel:
         self._keepalive: asyncio.TimerHandle | None = None
         self.watching: asyncio.TimerHandle | None = None
 
-    def method(self, path: str, metadata: Mapping[str, str] | None = None) -> UnaryMethod:
-        """Make the method at ``path``, ``/package.Service/Method``, for ``unary``."""
+    def method(self, path: str, metadata: Mapping[str, str] | None = None) -> GrpcMethod:
+        """Make the method at ``path``, ``/package.Service/Method``."""
         fields = {
             ":method": "POST",
             ":scheme": self._scheme,
@@ -113,7 +106,7 @@ class GrpcChannel:
             "user-agent": "modelport",
             **(metadata or {}),
         }
-        return UnaryMethod(
+        return GrpcMethod(
             self, b"".join(literal(name.encode(), v.encode()) for name, v in fields.items())
         )
 
@@ -149,7 +142,7 @@ class GrpcChannel:
 
     async def _connect(self) -> ClientConnection:
         loop = asyncio.get_running_loop()
-        connection = ClientConnection(loop)
+        connection = ClientConnection(loop, self._window)
         try:
             async with asyncio.timeout(self._connect_seconds):
                 await loop.create_connection(
@@ -227,7 +220,7 @@ class GrpcChannel:
 
 
 @dataclass(frozen=True, slots=True)
-class UnaryMethod:
+class GrpcMethod:
     """A method of an endpoint; ``block`` is the part of its headers that never changes."""
 
     channel: GrpcChannel
@@ -235,7 +228,7 @@ class UnaryMethod:
 
 
 async def unary(
-    call: UnaryMethod,
+    call: GrpcMethod,
     message: bytes | Sequence[Buffer],
     reply: Callable[[memoryview], T],
     limit: Deadline,
@@ -258,10 +251,48 @@ async def unary(
         raise EndpointFailed(FailureKind.DAMAGED, "it is not a valid message") from error
 
 
+async def replies(
+    call: GrpcMethod,
+    message: bytes | Sequence[Buffer],
+    reply: Callable[[memoryview], T],
+    limit: Deadline,
+) -> AsyncGenerator[T, None]:
+    """The replies to ``message``, the only one sent, each parsed by ``reply``.
+
+    They are read as the caller asks for them. Closing the generator resets the stream.
+
+    Raises:
+        EndpointFailed, ModelportError: as ``unary``.
+    """
+    via = literal(_VIA, via_header.onward("2").encode("latin-1"))
+    got = await exchange(call, message, limit, via, GrpcReplies)
+    assert isinstance(got, GrpcReplies)
+    try:
+        while content := await got.take():
+            _check_head(got, meant)
+            yield reply(_unframed(memoryview(content)))
+    except DecodeError as error:
+        raise EndpointFailed(FailureKind.DAMAGED, "it is not a valid message") from error
+    except (ReplyTooLarge, StreamReset) as error:
+        if got.headers is not None:
+            _check_head(got, meant)
+        raise _failure(error) from error
+    finally:
+        got.connection.cancel_stream(got, ErrorCode.CANCEL)
+    _check_status(got, meant)
+
+
 async def exchange(
-    call: UnaryMethod, message: bytes | Sequence[Buffer], limit: Deadline, fields: bytes = b""
+    call: GrpcMethod,
+    message: bytes | Sequence[Buffer],
+    limit: Deadline,
+    fields: bytes = b"",
+    kind: type[GrpcReply] = GrpcReply,
 ) -> GrpcReply:
     """The reply to ``message``, whatever its status; ``fields`` are further header fields.
+
+    Args:
+        kind: ``GrpcReplies`` are returned as soon as ``message`` is sent.
 
     Raises:
         EndpointFailed: the server is down, or its reply is incomplete or too large.
@@ -283,33 +314,48 @@ async def exchange(
         channel.watch()
     try:
         body = joined((prefix, *parts))
-        return await connection.call(block, body, channel.max_reply_bytes + _PREFIX.size)
-    except ReplyTooLarge as error:
-        reason = "it is larger than the route's max_reply_bytes"
-        raise EndpointFailed(FailureKind.DAMAGED, reason) from error
-    except StreamReset as error:
-        raise EndpointFailed(FailureKind.DROPPED) from error
+        limit_bytes = channel.max_reply_bytes + _PREFIX.size
+        return await connection.call(block, body, limit_bytes, kind)
+    except (ReplyTooLarge, StreamReset) as error:
+        raise _failure(error) from error
 
 
-def message_of(
-    got: GrpcReply, failure: Callable[[str, str], Exception] | None = None
-) -> memoryview:
+def _failure(error: ReplyTooLarge | StreamReset) -> EndpointFailed:
+    if isinstance(error, StreamReset):
+        return EndpointFailed(FailureKind.DROPPED)
+    return EndpointFailed(FailureKind.DAMAGED, "it is larger than the route's max_reply_bytes")
+
+
+def message_of(got: GrpcReply, failure: Callable[[str, str], Exception] = meant) -> memoryview:
     """The message of a reply whose status is OK.
 
     Raises:
         EndpointFailed: the reply is damaged.
-        Exception: the result of ``failure`` (default: ``meant``) for another status and its text.
+        Exception: the result of ``failure`` for another status and its text.
     """
-    headers, trailers = got.headers or {}, got.trailers or {}
+    _check_status(got, failure)
+    return _unframed(got.body.view())
+
+
+def _check_status(got: GrpcReply, failure: Callable[[str, str], Exception]) -> None:
+    _check_head(got, failure)
+    trailers = got.trailers or {}
+    status = STATUSES.get(trailers.get("grpc-status", ""), "UNKNOWN")
+    if status != "OK":
+        raise failure(status, unquote(trailers.get("grpc-message", "")))
+
+
+def _check_head(got: GrpcReply, failure: Callable[[str, str], Exception]) -> None:
+    headers = got.headers or {}
     code = headers.get(":status")
     if code != "200" or not headers.get("content-type", "").startswith("application/grpc"):
         if code in ("429", "502", "503", "504"):
-            raise (failure or meant)("UNAVAILABLE", f"HTTP status {code}")
+            raise failure("UNAVAILABLE", f"HTTP status {code}")
         raise EndpointFailed(FailureKind.DAMAGED, "it does not speak gRPC")
-    status = _STATUSES.get(trailers.get("grpc-status", ""), "UNKNOWN")
-    if status != "OK":
-        raise (failure or meant)(status, unquote(trailers.get("grpc-message", "")))
-    body = got.body.view()
+
+
+def _unframed(body: memoryview) -> memoryview:
+    """The message in ``body``."""
     if len(body) < _PREFIX.size:
         raise EndpointFailed(FailureKind.DAMAGED, "it is truncated")
     compressed, length = _PREFIX.unpack_from(body)
@@ -318,43 +364,9 @@ def message_of(
     return body[_PREFIX.size :]
 
 
-def public(text: str) -> str:
-    """The first line of another server's message, without folders and addresses."""
-    lines = text.strip().splitlines() or [""]
-    return _ADDRESSES.sub("the server", _FOLDERS.sub("", lines[0]))[:MAX_REASON]
-
-
 def _timeout(seconds: float) -> bytes:
     """The value of the header ``grpc-timeout``, which has at most eight digits."""
     for unit, per_second in ((b"u", 1e6), (b"m", 1e3)):
         if seconds * per_second < _MAX_TIMEOUT:
             return b"%d%b" % (max(1, int(seconds * per_second)), unit)
     return b"%dS" % min(_MAX_TIMEOUT, int(seconds))
-
-
-def meant(status: str, message: str) -> EndpointFailed | ModelportError:
-    """Convert ``status``, the name of a server's gRPC status, into an error.
-
-    ``NOT_FOUND`` is no fault of the request: the gateway has checked it, so the server lacks what
-    it should serve.
-    """
-    message = public(message)
-    if status in _REQUEST:
-        return InvalidArgument(message)
-    if status == "UNIMPLEMENTED":
-        return Unsupported(message)
-    if status == "RESOURCE_EXHAUSTED":
-        return QueueFull()
-    if status == "DEADLINE_EXCEEDED":
-        return TimedOut()
-    if status == "NOT_FOUND":
-        return EndpointFailed(FailureKind.MISSING, message)
-    if status in ("UNAVAILABLE", "CANCELLED"):
-        lowered = message.lower()
-        if "maximum queue size" in lowered:
-            return QueueFull()
-        if "timeout expired" in lowered:
-            return TimedOut()
-        return EndpointFailed(FailureKind.UNREADY, message)
-    message = message or "the server that runs the model stated no reason"
-    return ServerError(message) if status in _SERVER else Internal(message)

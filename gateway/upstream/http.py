@@ -17,7 +17,7 @@ from yarl import URL
 from modelport.gateway.errors import InvalidArgument, ModelportError, TimedOut
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
-from modelport.gateway.upstream import grpc
+from modelport.gateway.upstream import grpc_status
 from modelport.gateway.upstream.credentials import RouteAuthentication
 from modelport.gateway.upstream.http2 import PONG_SECONDS
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
@@ -262,7 +262,7 @@ def meant(status: int, said: object) -> EndpointFailed | ModelportError:
     """The error for the HTTP status ``status``; ``said`` is its message, if it is text."""
     other = "INTERNAL" if status >= 500 else "ABORTED"
     message = said if isinstance(said, str) and said else f"HTTP status {status}"
-    return grpc.meant(_STATUSES.get(status, other), message)
+    return grpc_status.meant(_STATUSES.get(status, other), message)
 
 
 def read_json(

@@ -1,7 +1,8 @@
-"""The client's end of an HTTP/2 connection: unary calls, each with one request and reply body.
+"""The client's end of an HTTP/2 connection: calls with one request, and one reply or several.
 
-Header blocks are sent as literals, made once for each method. Replies are bounded by their size,
-not by flow control: the windows are as large as they can be.
+Header blocks are sent as literals, made once for each method. A single reply is bounded by its
+size, not by flow control: the windows are as large as they can be. Of several replies the server
+sends no more than ``STREAM_WINDOW_BYTES`` ahead.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from modelport.gateway.wire.grpc_body import Body
+from modelport.gateway.wire.grpc_body import PREFIX_BYTES, Body
 from modelport.gateway.wire.http2 import frames
 from modelport.gateway.wire.http2.connection import Http2Connection
 from modelport.gateway.wire.http2.frames import MAX_WINDOW_BYTES, ErrorCode, ProtocolError
@@ -25,18 +26,8 @@ Headers = dict[str, str]
 PONG_SECONDS = 5.0
 #: A peer that sends nothing for this long, with calls in flight, is pinged.
 SILENCE_SECONDS = 1.0
-_GREETING = b"".join(
-    (
-        frames.PREFACE,
-        frames.settings(
-            (frames.ENABLE_PUSH, 0),
-            (frames.INITIAL_WINDOW_SIZE, MAX_WINDOW_BYTES),
-            (frames.MAX_FRAME_SIZE, frames.MAX_DATA_BYTES),
-            (frames.MAX_HEADER_LIST_SIZE, MAX_HEADER_BYTES),
-        ),
-        frames.window_update(0, MAX_WINDOW_BYTES - frames.DEFAULT_WINDOW_BYTES),
-    )
-)
+#: The window of a stream with several replies.
+STREAM_WINDOW_BYTES = 1 << 20
 
 
 class StreamReset(Exception):
@@ -76,7 +67,7 @@ class GrpcReply(Http2Stream):
     connection: ClientConnection
 
     def __init__(self, connection: ClientConnection, number: int, limit: int) -> None:
-        super().__init__(connection, number, MAX_WINDOW_BYTES)
+        super().__init__(connection, number, connection.window)
         self.done: asyncio.Future[None] = connection.loop.create_future()
         self.limit = limit
         self.headers: Headers | None = None
@@ -104,11 +95,70 @@ class GrpcReply(Http2Stream):
             self.done.set_exception(StreamReset(self.reset_code or ErrorCode.NO_ERROR))
 
 
+class GrpcReplies(GrpcReply):
+    """The replies to one call, which are taken one at a time.
+
+    The server's window is opened again while one is awaited, so that a slow caller slows it down.
+    """
+
+    __slots__ = ("_arrived", "_content")
+
+    def __init__(self, connection: ClientConnection, number: int, limit: int) -> None:
+        super().__init__(connection, number, limit)
+        self._content = bytearray()
+        self._arrived = asyncio.Event()
+
+    def on_data(self, part: memoryview, last: bool) -> None:
+        if self.headers is None:
+            self.connection.reset_stream(self, ErrorCode.PROTOCOL_ERROR)
+        self._content += part
+        self._arrived.set()
+
+    def place(self) -> memoryview | None:
+        return None
+
+    def on_end(self) -> None:
+        super().on_end()
+        self._arrived.set()
+
+    def on_reset(self) -> None:
+        super().on_reset()
+        self.done.exception()  # it may be that no one asks for it
+        self._arrived.set()
+
+    async def take(self) -> bytes:
+        """The next message, with its prefix; empty: there are no more.
+
+        Raises:
+            StreamReset, ReplyTooLarge: there will be none.
+        """
+        content, window = self._content, self.connection.window
+        while True:
+            size = PREFIX_BYTES + int.from_bytes(content[1:PREFIX_BYTES])
+            if len(content) >= PREFIX_BYTES and size > self.limit:
+                raise ReplyTooLarge
+            if len(content) >= size:
+                break
+            if self.done.done():
+                self.done.result()
+                break
+            if self.receive_window < window // 2:
+                increment = self.replenish(window)
+                self.connection.writer.write(frames.window_update(self.number, increment))
+            self._arrived.clear()
+            await self._arrived.wait()
+        message = bytes(content[:size])
+        del content[:size]
+        return message
+
+
 class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
     """A connection that is ``usable`` until the server ends it, or breaks the protocol."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, window: int = MAX_WINDOW_BYTES) -> None:
+        """``window``: what the server may send on a stream without being asked for more."""
         super().__init__(loop, read_head)
+        self.window = window
         self.last_stream = -1
         #: Done when the server's settings have come: it speaks HTTP/2.
         self.ready: asyncio.Future[None] = loop.create_future()
@@ -144,8 +194,17 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
 
     # -- calls ------------------------------------------------------------------------------------
 
-    async def call(self, block: bytes, body: Sequence[Buffer], limit: int) -> GrpcReply:
+    async def call(
+        self,
+        block: bytes,
+        body: Sequence[Buffer],
+        limit: int,
+        kind: type[GrpcReply] = GrpcReply,
+    ) -> GrpcReply:
         """Send the header block ``block`` and the parts of ``body``; return the reply.
+
+        Args:
+            kind: ``GrpcReplies`` are returned at once.
 
         Raises:
             StreamReset, ReplyTooLarge: there will be no reply. Cancelled, it resets the stream.
@@ -156,11 +215,12 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
             self._heard = -1
         self.last_stream = number = self.last_stream + 2
         self.leaving = number == frames.MAX_STREAM
-        reply = self.streams[number] = GrpcReply(self, number, limit)
+        reply = self.streams[number] = kind(self, number, limit)
         reply.queue(*body)
         try:
             reply.close(head=frames.frame(frames.HEADERS, frames.END_HEADERS, number, block))
-            await reply.done
+            if kind is GrpcReply:
+                await reply.done
             return reply
         except (asyncio.CancelledError, ReplyTooLarge):
             self.cancel_stream(reply, ErrorCode.CANCEL)
@@ -212,7 +272,14 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
             option = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(PONG_SECONDS * 1000))
             transport.get_extra_info("socket").setsockopt(*option)
         self.greeted = True
-        self.transport.write(_GREETING)
+        settings = frames.settings(
+            (frames.ENABLE_PUSH, 0),
+            (frames.INITIAL_WINDOW_SIZE, self.window),
+            (frames.MAX_FRAME_SIZE, frames.MAX_DATA_BYTES),
+            (frames.MAX_HEADER_LIST_SIZE, MAX_HEADER_BYTES),
+        )
+        widened = frames.window_update(0, MAX_WINDOW_BYTES - frames.DEFAULT_WINDOW_BYTES)
+        self.transport.write(frames.PREFACE + settings + widened)
 
     def connection_lost(self, exc: Exception | None) -> None:
         lost = ProtocolError("the connection was lost")

@@ -109,12 +109,6 @@ print(json.dumps(missing))
 #: What needs an extra, by extra.
 NEEDS = [
     ("images", "from modelport.gateway.inference import images; images._pillow()"),
-    (
-        "grpc",
-        "from modelport.gateway.repository.routes_file import ModelRoute\n"
-        "from modelport.gateway.upstream.grpc_stream import StreamChannel\n"
-        "StreamChannel('127.0.0.1:1', ModelRoute('triton'))",
-    ),
     *(
         (extra, f"from modelport.gateway.backends import registry; registry.find_loader({name!r})")
         for name, extra in (

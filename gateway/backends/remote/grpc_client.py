@@ -8,8 +8,8 @@ from typing import Any
 
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
-from modelport.gateway.upstream.grpc import GrpcChannel, unary
-from modelport.gateway.upstream.grpc_stream import StreamChannel
+from modelport.gateway.upstream.grpc import GrpcChannel, GrpcMethod, unary
+from modelport.gateway.upstream.http2 import STREAM_WINDOW_BYTES
 from modelport.gateway.wire.raw_tensors import Buffer
 
 
@@ -22,14 +22,14 @@ class GrpcClient:
     """
 
     def __init__(self, route: ModelRoute, methods: Mapping[str, Callable[..., Any]]) -> None:
+        self._route = route
         self._channels = {address: GrpcChannel(address, route) for address in route.endpoints}
         self._calls = {
             (address, path): (channel.method(path), reply)
             for address, channel in self._channels.items()
             for path, reply in methods.items()
         }
-        #: For replies of several messages; opened for decoupled models alone.
-        self._streams: dict[str, StreamChannel] = {}
+        self._streams: dict[str, GrpcMethod] = {}
 
     def _ask(
         self, address: str, path: str, message: bytes | Sequence[Buffer], limit: Deadline
@@ -38,13 +38,19 @@ class GrpcClient:
         call, reply = self._calls[address, path]
         return unary(call, message, reply, limit)
 
+    def _open_streams(self, path: str) -> None:
+        """Prepare ``_streams``, the method at ``path`` by address, for ``replies``."""
+        for address in self._route.endpoints:
+            channel = GrpcChannel(address, self._route, window=STREAM_WINDOW_BYTES)
+            self._streams[address] = channel.method(path)
+
     def reset(self, address: str) -> None:
         self._channels[address].reset()
         if address in self._streams:
-            self._streams[address].reset()
+            self._streams[address].channel.reset()
 
     async def close(self) -> None:
         await asyncio.gather(
             *(channel.close() for channel in self._channels.values()),
-            *(channel.close() for channel in self._streams.values()),
+            *(method.channel.close() for method in self._streams.values()),
         )

@@ -22,8 +22,8 @@ from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline, InferRequest
-from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, public
-from modelport.gateway.upstream.grpc_stream import StreamChannel
+from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, replies
+from modelport.gateway.upstream.grpc_status import public
 from modelport.gateway.upstream.http import HttpReply
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind, ServerError
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as pb
@@ -64,7 +64,7 @@ class TorchServeGrpcClient(GrpcClient, TorchServeHttpClient):
         await super().serve(address, version, agreement)
         self._version = self.spell(version)
         if agreement.decoupled:
-            self._streams = {a: StreamChannel(a, self._route) for a in self._route.endpoints}
+            self._open_streams(_STREAM)
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
         content = self._prediction_request(request, limit)
@@ -76,10 +76,10 @@ class TorchServeGrpcClient(GrpcClient, TorchServeHttpClient):
     ) -> AsyncGenerator[RemoteResponse, None]:
         content = self._prediction_request(request, deadline)
         reply = pb.PredictionResponse.FromString
-        found = self._streams[address].replies(_STREAM, content, reply, deadline)
+        found = replies(self._streams[address], content, reply, deadline)
         try:
-            async with aclosing(found) as replies:
-                async for each in replies:
+            async with aclosing(found) as messages:
+                async for each in messages:
                     yield self._predicted(each, request)
         except ModelportError as error:
             raise torchserve_model.cause_of(error) from error

@@ -29,8 +29,8 @@ from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Deadline, InferRequest, Parameter
-from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, meant, public
-from modelport.gateway.upstream.grpc_stream import StreamChannel
+from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, replies
+from modelport.gateway.upstream.grpc_status import meant, public
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import protobuf, raw_tensors, tensor_contents
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
@@ -73,7 +73,7 @@ class TritonGrpcClient(GrpcClient, RemoteClient):
 
     def __init__(self, route: ModelRoute, model: str, _: ModelConfig | None = None) -> None:
         super().__init__(route, _METHODS)
-        self._route, self._model = route, model
+        self._model = model
         self._head = b""
         self._all = b""
         self._outputs: dict[str, bytes] = {}
@@ -118,7 +118,7 @@ class TritonGrpcClient(GrpcClient, RemoteClient):
             self._outputs[name] = output.SerializeToString()
         self._all = b"".join(self._outputs.values())
         if agreement.decoupled:
-            self._streams = {a: StreamChannel(a, self._route) for a in self._route.endpoints}
+            self._open_streams(_STREAM)
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
         message = self._encode(request, limit)
@@ -137,9 +137,9 @@ class TritonGrpcClient(GrpcClient, RemoteClient):
     ) -> AsyncGenerator[RemoteResponse, None]:
         message = self._encode(request, deadline)
         reply = pb.ModelStreamInferResponse.FromString
-        found = self._streams[address].replies(_STREAM, message, reply, deadline)
-        async with aclosing(found) as replies:
-            async for each in replies:
+        found = replies(self._streams[address], message, reply, deadline)
+        async with aclosing(found) as messages:
+            async for each in messages:
                 if each.error_message:
                     raise _failed(public(each.error_message))
                 response = each.infer_response

@@ -21,6 +21,7 @@ from modelport.gateway.wire.http2.frames import (
     END_HEADERS,
     END_STREAM,
     HEADERS,
+    MAX_WINDOW_BYTES,
     PREFACE,
     SETTINGS,
 )
@@ -91,7 +92,10 @@ Script = Callable[[Http2Peer], Awaitable[None]]
 
 @contextlib.asynccontextmanager
 async def serving(
-    script: Script, secured: ssl.SSLContext | None = None, **keys: object
+    script: Script,
+    secured: ssl.SSLContext | None = None,
+    window: int = MAX_WINDOW_BYTES,
+    **keys: object,
 ) -> AsyncIterator[upstream.GrpcChannel]:
     """A channel to a server that does what ``script`` says on every connection."""
 
@@ -112,7 +116,7 @@ async def serving(
     server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=secured)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     route = ModelRoute("triton", (address,), connect_timeout_seconds=2.0, **keys)  # type: ignore[arg-type]
-    channel = upstream.GrpcChannel(address, route)
+    channel = upstream.GrpcChannel(address, route, window=window)
     try:
         yield channel
     finally:

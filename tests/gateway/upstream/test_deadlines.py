@@ -13,7 +13,7 @@ from modelport.gateway.errors import TimedOut
 from modelport.gateway.protocols import request_body
 from modelport.gateway.repository.routes_file import ModelRoute, load
 from modelport.gateway.types import NO_DEADLINE, Deadline
-from modelport.gateway.upstream.grpc_stream import StreamChannel
+from modelport.gateway.upstream.grpc import GrpcChannel, replies
 from modelport.gateway.upstream.http import TIMEOUT_HEADER, HttpSession
 
 REPLY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -90,12 +90,12 @@ async def test_the_remaining_time_is_sent_and_decreases(tmp_path: Path) -> None:
 async def test_a_request_whose_time_is_over_is_not_sent(tmp_path: Path) -> None:
     async with listening() as (address, heads):
         session = HttpSession(route(tmp_path, address))
-        channel = StreamChannel(address, route(tmp_path, address))
+        channel = GrpcChannel(address, route(tmp_path, address))
         try:
             with pytest.raises(TimedOut):
                 await session.ask("POST", address, "/", Deadline.after(0), b"{}")
             with pytest.raises(TimedOut):
-                await anext(channel.replies("/a/b", b"", bytes, Deadline.after(0)))
+                await anext(replies(channel.method("/a/b"), b"", bytes, Deadline.after(0)))
         finally:
             await session.close()
             await channel.close()

@@ -14,7 +14,7 @@ from modelport.gateway.repository.routes_file import OutlierDetection
 from modelport.gateway.runtime.timer_wheel import TimeLimit
 from modelport.gateway.types import NO_DEADLINE, Deadline
 from modelport.gateway.upstream import background, http, pool, retry_budget
-from modelport.gateway.upstream.grpc import meant, public
+from modelport.gateway.upstream.grpc_status import meant, public
 from modelport.gateway.upstream.outlier_detection import (
     NOT_PROCESSED,
     Endpoint,
