@@ -49,6 +49,11 @@ class EnsembleStep:
     decoupled: bool
 
 
+Steps = tuple[EnsembleStep, ...]
+#: By the ensemble's names.
+Tensors = dict[str, Tensor]
+
+
 def load(artifact: Artifact) -> EnsembleBackend:
     """Load an ensemble. It needs no file, but the models of its steps.
 
@@ -105,12 +110,8 @@ class EnsembleBackend:
                     yield response
 
     async def _branch(
-        self,
-        waiting: tuple[EnsembleStep, ...],
-        tensors: dict[str, Tensor],
-        request: InferRequest,
-        deadline: Deadline,
-    ) -> AsyncGenerator[dict[str, Tensor], None]:
+        self, waiting: Steps, tensors: Tensors, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[Tensors, None]:
         tensors, waiting = await self._advance(waiting, tensors, request, deadline)
         if not waiting:
             yield tensors
@@ -130,12 +131,8 @@ class EnsembleBackend:
                         yield result
 
     async def _advance(
-        self,
-        waiting: tuple[EnsembleStep, ...],
-        tensors: dict[str, Tensor],
-        request: InferRequest,
-        deadline: Deadline,
-    ) -> tuple[dict[str, Tensor], tuple[EnsembleStep, ...]]:
+        self, waiting: Steps, tensors: Tensors, request: InferRequest, deadline: Deadline
+    ) -> tuple[Tensors, Steps]:
         """Run all steps that need no decoupled step; the tensors, and the steps that remain."""
         running: set[asyncio.Task[None]] = set()
         try:
@@ -165,7 +162,7 @@ class EnsembleBackend:
         """Whether the step's inputs are available; an omitted optional input never comes."""
         return all(ours in tensors or ours in self._inputs for _, ours, _ in step.inputs)
 
-    def _wanted(self, request: InferRequest) -> tuple[EnsembleStep, ...]:
+    def _wanted(self, request: InferRequest) -> Steps:
         """The steps that the requested outputs depend on; like Triton, skip the others."""
         if not request.outputs:
             return self._steps
@@ -199,11 +196,7 @@ class EnsembleBackend:
         )
 
     async def _run(
-        self,
-        step: EnsembleStep,
-        tensors: dict[str, Tensor],
-        request: InferRequest,
-        deadline: Deadline,
+        self, step: EnsembleStep, tensors: Tensors, request: InferRequest, deadline: Deadline
     ) -> None:
         try:
             response = await self._host.infer(self._request(step, tensors, request), deadline)
@@ -263,7 +256,7 @@ def _step(step: Any, model: ModelConfig) -> EnsembleStep:
     )
 
 
-def _outputs(step: EnsembleStep, response: InferResponse) -> dict[str, Tensor]:
+def _outputs(step: EnsembleStep, response: InferResponse) -> Tensors:
     """The step's outputs by the ensemble's names; a remote model may omit some."""
     answers = {tensor.name: tensor for tensor in response.outputs}
     return {

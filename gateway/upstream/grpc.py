@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 
-from modelport.gateway.errors import TimedOut
+from modelport.gateway.errors import InvalidArgument, TimedOut
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream.background import is_cancelled
@@ -296,10 +296,14 @@ async def exchange(
 
     Raises:
         EndpointFailed: the server is down, or its reply is incomplete or too large.
+        InvalidArgument: ``message`` is too large.
         TimedOut: ``limit`` had passed before.
     """
     parts = (message,) if isinstance(message, bytes) else message
-    prefix = _PREFIX.pack(0, sum(map(len, parts)))
+    size = sum(map(len, parts))
+    if size > MAX_MESSAGE_BYTES:
+        raise InvalidArgument("the request exceeds gRPC's limit of 2 GiB")
+    prefix = _PREFIX.pack(0, size)
     block = call.block + fields
     remaining = limit.remaining()
     if remaining is not None:

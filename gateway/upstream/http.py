@@ -67,20 +67,16 @@ class _Connections:
             auto_decompress=False,
         )
         self.retired = False
-        self._in_flight = 0
+        self.in_flight = 0
 
     async def __aenter__(self) -> aiohttp.ClientSession:
-        self._in_flight += 1
+        self.in_flight += 1
         return self.session
 
     async def __aexit__(self, *_: object) -> None:
-        self._in_flight -= 1
-        if self.retired and not self._in_flight:
+        self.in_flight -= 1
+        if self.retired and not self.in_flight:
             await self.session.close()
-
-    @property
-    def idle(self) -> bool:
-        return not self._in_flight
 
 
 def _socket(address: AddrInfoType) -> socket.socket:
@@ -111,7 +107,7 @@ class HttpSession:
         connections = self._connections.pop(address, None)
         if connections is not None:
             connections.retired = True
-            if connections.idle:
+            if not connections.in_flight:
                 closing = asyncio.get_running_loop().create_task(connections.session.close())
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)

@@ -323,20 +323,13 @@ class EndpointPool:
         try:
             if on_new_connection:
                 self._reset(endpoint)
-            async with asyncio.timeout(seconds):
-                await self._probe(endpoint)
-        except EndpointFailed as error:
-            return error
-        except (TimeoutError, TimedOut):
-            return EndpointFailed(FailureKind.SILENT)
-        except ModelportError as error:
-            return EndpointFailed(FailureKind.UNREADY, str(error))
+            answer = await outcome(self._probe(endpoint), seconds)
         except (asyncio.CancelledError, Exception):
             if is_cancelled():
                 raise
             log.exception("a probe failed", model=self._model, endpoint=endpoint.address)
             return EndpointFailed(FailureKind.UNREADY)
-        return None
+        return answer if isinstance(answer, EndpointFailed) else None
 
     def _watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -385,6 +378,19 @@ class EndpointPool:
         if self._watching is not None:
             self._watching.cancel()
         self._background.cancel()
+
+
+async def outcome(question: Awaitable[T], seconds: float) -> T | EndpointFailed:
+    """The endpoint's answer to a question that is no request, or its failure."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await question
+    except EndpointFailed as error:
+        return error
+    except (TimeoutError, TimedOut):
+        return EndpointFailed(FailureKind.SILENT)
+    except ModelportError as error:
+        return EndpointFailed(FailureKind.UNREADY, str(error))
 
 
 def on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:

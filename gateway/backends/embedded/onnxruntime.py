@@ -6,7 +6,7 @@ import ctypes
 import math
 import mmap
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,30 +152,31 @@ class OnnxRuntimeSession:
 
     def _to_strings(self, name: str, data: Array) -> Array:
         """Decode BYTES as text, because ONNX strings are UTF-8 (onnx.proto, ``string_data``)."""
-        if data.dtype != object:
-            return data
-        texts = np.empty(data.shape, dtype=object)
         try:
-            texts.reshape(-1)[:] = [item.decode(self._encoding) for item in data.reshape(-1)]
+            return _converted(data, lambda item: item.decode(self._encoding))
         except UnicodeDecodeError as error:
             raise InvalidArgument(
                 f"input '{name}' holds bytes that are not UTF-8, the encoding of ONNX strings; if "
                 f"the model only passes them on, set the parameter '{ENCODING}' to '{LATIN1}' in "
                 "its config.pbtxt"
             ) from error
-        return texts
 
     def _to_bytes(self, name: str, data: Array) -> Array:
-        if data.dtype != object:
-            return data
-        encoded = np.empty(data.shape, dtype=object)
         try:
-            encoded.reshape(-1)[:] = [item.encode(self._encoding) for item in data.reshape(-1)]
+            return _converted(data, lambda item: item.encode(self._encoding))
         except UnicodeEncodeError as error:
             raise Internal(
                 f"output '{name}' holds characters that {self._encoding} cannot encode"
             ) from error
-        return encoded
+
+
+def _converted(data: Array, convert: Callable[[Any], Any]) -> Array:
+    """``data`` with each element of a BYTES tensor converted; others as they are."""
+    if data.dtype != object:
+        return data
+    converted = np.empty(data.shape, dtype=object)
+    converted.reshape(-1)[:] = [convert(item) for item in data.reshape(-1)]
+    return converted
 
 
 def _tensor(meta: Any) -> ArtifactTensor:

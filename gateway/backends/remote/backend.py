@@ -7,6 +7,7 @@ handled here for all. Every response is checked against the negotiated signature
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
@@ -25,7 +26,6 @@ from modelport.gateway.errors import (
     InvalidArgument,
     ModelportError,
     NotFound,
-    TimedOut,
     Unavailable,
     Unsupported,
 )
@@ -40,7 +40,7 @@ from modelport.gateway.upstream.outlier_detection import (
     EndpointFailed,
     FailureKind,
 )
-from modelport.gateway.upstream.pool import EndpointPool, on_loop
+from modelport.gateway.upstream.pool import EndpointPool, on_loop, outcome
 from modelport.gateway.wire import via_header
 
 #: The version of a model whose server has no versions, or words instead of numbers.
@@ -110,9 +110,9 @@ class RemoteServer(NamedTuple):
         """
         server = self._connect(route, model_name, None)
         try:
-            answers = await asyncio.gather(
-                *(_described(server, route, address) for address in route.endpoints)
-            )
+            seconds = route.connect_timeout_seconds
+            described = (_described(server, route, address) for address in route.endpoints)
+            answers = await asyncio.gather(*(outcome(each, seconds) for each in described))
         finally:
             await server.close()
         found = [answer for answer in answers if not isinstance(answer, EndpointFailed)]
@@ -128,28 +128,15 @@ class RemoteServer(NamedTuple):
 
 async def _described(
     server: RemoteClient, route: ModelRoute, address: str
-) -> tuple[Metadata, bool] | EndpointFailed:
+) -> tuple[Metadata, bool]:
     """The model's metadata, and whether the server is loading models."""
-    seconds = route.connect_timeout_seconds
-    try:
-        async with asyncio.timeout(seconds):
-            limit = Deadline.after(seconds)
-            # First: a version that becomes READY between the two is in the metadata.
-            loading = not route.version and await _loading(server, address, limit)
-            return await server.metadata(address, route.version, limit), loading
-    except EndpointFailed as error:
-        return error
-    except (TimeoutError, TimedOut):
-        return EndpointFailed(FailureKind.SILENT)
-    except ModelportError as error:
-        return EndpointFailed(FailureKind.UNREADY, str(error))
-
-
-async def _loading(server: RemoteClient, address: str, limit: Deadline) -> bool:
-    try:
-        return await server.loading(address, limit)
-    except (EndpointFailed, ModelportError):  # not every server can tell; the metadata decides
-        return False
+    limit = Deadline.after(route.connect_timeout_seconds)
+    loading = False
+    if not route.version:
+        # First: a version that becomes READY between the two is in the metadata.
+        with contextlib.suppress(EndpointFailed, ModelportError):  # not every server can tell
+            loading = await server.loading(address, limit)
+    return await server.metadata(address, route.version, limit), loading
 
 
 class RemoteBackend:
@@ -232,9 +219,7 @@ class RemoteBackend:
         via_header.CURRENT.set(request.via)  # the task of a batch may belong to another request
 
         async def attempt(endpoint: Endpoint, limit: Deadline) -> InferResponse:
-            answer = await self._server.infer(endpoint.address, request, limit)
-            name, version = self._artifact.model_name, self._artifact.version
-            return InferResponse(name, version, answer.outputs, parameters=answer.parameters)
+            return self._response(await self._server.infer(endpoint.address, request, limit))
 
         retried = NOT_PROCESSED if SEQUENCE in request.parameters else IDEMPOTENT
         response = await self._pool.call(attempt, deadline, retried)
@@ -262,11 +247,14 @@ class RemoteBackend:
             return await anext(answers, None)
 
         endpoint, answer = await self._pool.call(first, deadline, STREAM_RETRIED)
-        name, version = self._artifact.model_name, self._artifact.version
         async with aclosing(answers):
             while answer is not None:
-                yield InferResponse(name, version, answer.outputs, parameters=answer.parameters)
+                yield self._response(answer)
                 answer = await self._pool.proceed(endpoint, following, deadline)
+
+    def _response(self, answer: RemoteResponse) -> InferResponse:
+        name, version = self._artifact.model_name, self._artifact.version
+        return InferResponse(name, version, answer.outputs, parameters=answer.parameters)
 
     async def close(self) -> None:
         self._pool.close()

@@ -25,7 +25,6 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Array, Deadline, InferRequest, Tensor
-from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
@@ -101,8 +100,6 @@ class TfServingGrpcClient(GrpcClient, TfServingClient):
             parts.append(names.SerializeToString())
         for tensor in request.inputs if named else self.agreement.to_wire(request):
             parts += tensor_proto.entry(_INPUTS, tensor)
-        if sum(map(len, parts)) > MAX_MESSAGE_BYTES:
-            raise InvalidArgument("the request exceeds gRPC's limit of 2 GiB")
         reply = await self._ask(address, _PREDICT, parts, limit)
         return self._named(reply, request) if named else self._decode(reply, request)
 

@@ -154,10 +154,10 @@ def _encode(signature: str, inputs: list[Tensor]) -> bytes:
                 "TensorFlow Serving's REST API: only the last dimension may be 0"
             )
         if tensor.datatype is Datatype.BYTES:
-            coded = [{BASE64_KEY: base64.b64encode(item).decode()} for item in data.reshape(-1)]
-            texts = np.empty(len(coded), dtype=object)
-            texts[:] = coded
-            columns[tensor.name] = texts.reshape(data.shape).tolist()
+            coded: list[Any] = [
+                {BASE64_KEY: base64.b64encode(item).decode()} for item in data.reshape(-1)
+            ]
+            columns[tensor.name] = raw_tensors.object_array(coded, data.shape).tolist()
             continue
         if data.dtype.kind == "f":
             finite = finite and bool(np.isfinite(data).all())

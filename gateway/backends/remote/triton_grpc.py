@@ -29,7 +29,7 @@ from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Deadline, InferRequest, Parameter
-from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, replies
+from modelport.gateway.upstream.grpc import replies
 from modelport.gateway.upstream.grpc_status import meant, public
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import protobuf, raw_tensors, tensor_contents
@@ -170,8 +170,6 @@ class TritonGrpcClient(GrpcClient, RemoteClient):
         else:
             parts.append(self._all)
         parts += blobs
-        if sum(map(len, parts)) > MAX_MESSAGE_BYTES:
-            raise InvalidArgument("the request exceeds gRPC's limit of 2 GiB")
         return parts
 
     def _plain(self, content: memoryview, request: InferRequest) -> RemoteResponse | None:
