@@ -78,7 +78,7 @@ class EndpointPool:
         self._turn = 0
         self._retries = RetryBudget()
         self._background = BackgroundTasks(model_name)
-        self._watching: asyncio.TimerHandle | None = None
+        self._watching = False
         self._decayed_at = time.monotonic()
         self._closed = False
         #: Why no endpoint can be asked; empty unless all are ejected.
@@ -176,8 +176,9 @@ class EndpointPool:
         time_limit = TimeLimit(limit.remaining())
         endpoint.waiting[time_limit] = began = time.monotonic()
         moved = False
-        if self._watching is None:
-            self._watch()
+        if not self._watching:
+            self._watching = True
+            self._background.start(self._watch)
         try:
             with time_limit:
                 try:
@@ -331,21 +332,12 @@ class EndpointPool:
             return EndpointFailed(FailureKind.UNREADY)
         return answer if isinstance(answer, EndpointFailed) else None
 
-    def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._watching = loop.call_later(WATCH_SECONDS, self._look)
-
-    def _look(self) -> None:
+    async def _watch(self) -> None:
         """Check the endpoints, and repeat while any has requests in flight."""
-        self._watching = None
-        if self._closed:
-            return
-        try:
+        while self._watching and not self._closed:
+            await asyncio.sleep(WATCH_SECONDS)
             self._inspect(time.monotonic())
-        except Exception:
-            log.exception("the endpoints of a route cannot be watched", model=self._model)
-        if any(endpoint.waiting for endpoint in self.endpoints):
-            self._watch()
+            self._watching = any(endpoint.waiting for endpoint in self.endpoints)
 
     def _inspect(self, now: float) -> None:
         settings, endpoints = self._settings, self.endpoints
@@ -375,8 +367,6 @@ class EndpointPool:
     def close(self) -> None:
         """Stop probing."""
         self._closed = True
-        if self._watching is not None:
-            self._watching.cancel()
         self._background.cancel()
 
 
