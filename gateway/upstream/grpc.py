@@ -31,8 +31,6 @@ from modelport.gateway.upstream.http2 import (
     ClientConnection,
     GrpcReplies,
     GrpcReply,
-    ReplyTooLarge,
-    StreamReset,
 )
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import via_header
@@ -273,10 +271,10 @@ async def replies(
             yield reply(_unframed(memoryview(content)))
     except DecodeError as error:
         raise EndpointFailed(FailureKind.DAMAGED, "it is not a valid message") from error
-    except (ReplyTooLarge, StreamReset) as error:
+    except EndpointFailed:
         if got.headers is not None:
             _check_head(got, meant)
-        raise _failure(error) from error
+        raise
     finally:
         got.connection.cancel_stream(got, ErrorCode.CANCEL)
     _check_status(got, meant)
@@ -316,18 +314,8 @@ async def exchange(
     connection = channel.open() or await channel.connect()
     if channel.watching is None:
         channel.watch()
-    try:
-        body = joined((prefix, *parts))
-        limit_bytes = channel.max_reply_bytes + _PREFIX.size
-        return await connection.call(block, body, limit_bytes, kind)
-    except (ReplyTooLarge, StreamReset) as error:
-        raise _failure(error) from error
-
-
-def _failure(error: ReplyTooLarge | StreamReset) -> EndpointFailed:
-    if isinstance(error, StreamReset):
-        return EndpointFailed(FailureKind.DROPPED)
-    return EndpointFailed(FailureKind.DAMAGED, "it is larger than the route's max_reply_bytes")
+    body = joined((prefix, *parts))
+    return await connection.call(block, body, channel.max_reply_bytes + _PREFIX.size, kind)
 
 
 def message_of(got: GrpcReply, failure: Callable[[str, str], Exception] = meant) -> memoryview:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire.grpc_body import PREFIX_BYTES, Body
 from modelport.gateway.wire.http2 import frames
 from modelport.gateway.wire.http2.connection import Http2Connection
@@ -30,16 +31,8 @@ SILENCE_SECONDS = 1.0
 STREAM_WINDOW_BYTES = 1 << 20
 
 
-class StreamReset(Exception):
-    """The stream ended early: reset by either side, or with its connection."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"the stream was reset with code {code}")
-        self.code = code
-
-
-class ReplyTooLarge(Exception):
-    """The reply exceeds its limit."""
+def _too_large() -> EndpointFailed:
+    return EndpointFailed(FailureKind.DAMAGED, "it is larger than the route's max_reply_bytes")
 
 
 class ResponseHead(NamedTuple):
@@ -80,7 +73,7 @@ class GrpcReply(Http2Stream):
         elif self.body.size + len(part) <= self.limit:
             self.body.add(part)
         elif not self.done.done():
-            self.done.set_exception(ReplyTooLarge())
+            self.done.set_exception(_too_large())
 
     def place(self) -> memoryview | None:
         return None if self.done.done() or self.headers is None else self.body.place()
@@ -92,7 +85,7 @@ class GrpcReply(Http2Stream):
 
     def on_reset(self) -> None:
         if not self.done.done():
-            self.done.set_exception(StreamReset(self.reset_code or ErrorCode.NO_ERROR))
+            self.done.set_exception(EndpointFailed(FailureKind.DROPPED))
 
 
 class GrpcReplies(GrpcReply):
@@ -130,13 +123,13 @@ class GrpcReplies(GrpcReply):
         """The next message, with its prefix; empty: there are no more.
 
         Raises:
-            StreamReset, ReplyTooLarge: there will be none.
+            EndpointFailed: the stream was reset, or the message is too large.
         """
         content, window = self._content, self.connection.window
         while True:
             size = PREFIX_BYTES + int.from_bytes(content[1:PREFIX_BYTES])
             if len(content) >= PREFIX_BYTES and size > self.limit:
-                raise ReplyTooLarge
+                raise _too_large()
             if len(content) >= size:
                 break
             if self.done.done():
@@ -207,10 +200,10 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
             kind: ``GrpcReplies`` are returned at once.
 
         Raises:
-            StreamReset, ReplyTooLarge: there will be no reply. Cancelled, it resets the stream.
+            EndpointFailed: there will be no reply. Cancelled, it resets the stream.
         """
         if not self.usable:  # it ended between being chosen and being used
-            raise StreamReset(ErrorCode.REFUSED_STREAM)
+            raise EndpointFailed(FailureKind.DROPPED)
         if not self.streams:
             self._heard = -1
         self.last_stream = number = self.last_stream + 2
@@ -222,7 +215,7 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
             if kind is GrpcReply:
                 await reply.done
             return reply
-        except (asyncio.CancelledError, ReplyTooLarge):
+        except (asyncio.CancelledError, EndpointFailed):
             self.cancel_stream(reply, ErrorCode.CANCEL)
             raise
 

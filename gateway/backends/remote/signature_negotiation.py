@@ -8,7 +8,7 @@ shapes, after ``reshape``. ``negotiate`` combines both when the model loads. The
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -110,10 +110,10 @@ class NegotiatedSignature:
     def __init__(
         self,
         config: ModelConfig,
-        reshaped: frozenset[str],
-        unranked: frozenset[str] = frozenset(),
+        reshaped: Mapping[str, Collection[str]],
+        unranked: frozenset[str],
     ) -> None:
-        """``reshaped``: the tensors that the server itself reshapes."""
+        """``reshaped``: the inputs and outputs that the server itself reshapes."""
         self.config = config
         self.signature: ModelSignature = configuration.signature(config)
         self.outputs = tuple(spec.name for spec in self.signature.outputs)
@@ -123,13 +123,13 @@ class NegotiatedSignature:
         self._to_wire = {
             spec.name: Reshape(spec.reshape, spec.wire_dims, batched)
             for spec in self.signature.inputs
-            if spec.reshape is not None and _key("input", spec.name) in reshaped
+            if spec.reshape is not None and spec.name in reshaped["input"]
         }
         self._expected: dict[str, _ExpectedOutput] = {}
         for spec in self.signature.outputs:
             dims, to_model = spec.wire_dims, None
             if spec.reshape is not None:
-                if _key("output", spec.name) in reshaped:
+                if spec.name in reshaped["output"]:
                     to_model = Reshape(spec.wire_dims, spec.reshape, batched)
                 else:
                     dims = spec.reshape
@@ -223,7 +223,7 @@ class _ExpectedOutput:
     datatype: Datatype
     dims: tuple[int, ...]
     to_model: Reshape | None
-    ranked: bool = True
+    ranked: bool
 
 
 def negotiate(
@@ -248,7 +248,7 @@ def negotiate(
     optional = {tensor.name for tensor in theirs.input if tensor.optional} if theirs else set()
     inputs = [t for t in metadata.inputs if not config.input or t.name not in optional or
               t.name in {declaration.name for declaration in config.input}]  # fmt: skip
-    reshaped: set[str] = set()
+    reshaped: dict[str, set[str]] = {}
     sides = []
     for kind, declarations, tensors in (
         ("input", config.input, inputs),
@@ -260,18 +260,15 @@ def negotiate(
         behind = list(tensors)
         if not metadata.of_model:
             behind = [_behind_reshape(config, declarations, tensor) for tensor in tensors]
-        reshaped |= {
-            _key(kind, tensor.name)
-            for tensor, model in zip(tensors, behind, strict=True)
-            if model is not tensor
-        }
+        pairs = zip(tensors, behind, strict=True)
+        reshaped[kind] = {tensor.name for tensor, model in pairs if model is not tensor}
         sides.append(behind)
     # Without metadata the declaration holds; responses are checked against it.
     completed = (
         autocomplete.complete(config, *sides) if metadata.inputs and metadata.outputs else config
     )
     unranked = metadata.unranked - {tensor.name for tensor in declared.output}
-    return NegotiatedSignature(completed, frozenset(reshaped), unranked)
+    return NegotiatedSignature(completed, reshaped, unranked)
 
 
 def _adopt(config: ModelConfig, theirs: ModelConfig) -> None:
@@ -324,7 +321,3 @@ def _behind_reshape(
                 shape = (*batch, *declaration.reshape.shape)
                 return ArtifactTensor(tensor.name, tensor.datatype, shape)
     return tensor
-
-
-def _key(kind: str, name: str) -> str:
-    return f"{kind} {name}"

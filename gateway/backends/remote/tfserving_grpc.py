@@ -101,11 +101,11 @@ class TfServingGrpcClient(GrpcClient, TfServingClient):
         for tensor in request.inputs if named else self.agreement.to_wire(request):
             parts += tensor_proto.entry(_INPUTS, tensor)
         reply = await self._ask(address, _PREDICT, parts, limit)
+        if not self.label:
+            check_version(reply.model_spec, self.version)
         return self._named(reply, request) if named else self._decode(reply, request)
 
     def _named(self, reply: pb.PredictResponse, request: InferRequest) -> RemoteResponse:
-        if not self.label:
-            check_version(reply.model_spec, self.version)
         outputs: dict[str, Tensor] = {}
         for name in reply.outputs:
             try:
@@ -119,8 +119,6 @@ class TfServingGrpcClient(GrpcClient, TfServingClient):
 
     def _decode(self, reply: pb.PredictResponse, request: InferRequest) -> RemoteResponse:
         agreement = self.agreement
-        if not self.label:
-            check_version(reply.model_spec, self.version)
         batch = agreement.batch_size(request)
         arrays: dict[str, Array] = {}
         for name in wanted(agreement, request):

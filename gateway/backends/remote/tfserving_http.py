@@ -11,7 +11,7 @@ import base64
 import binascii
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -29,6 +29,7 @@ from modelport.gateway.backends.remote.tfserving_model import (
     wanted,
 )
 from modelport.gateway.errors import InvalidArgument, Unsupported
+from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Array, Datatype, Deadline, InferRequest, Tensor, TensorSpec
@@ -101,25 +102,16 @@ class TfServingHttpClient(TfServingClient):
         return self._named(document, request) if named else self._decode(document, request)
 
     def _named(self, document: dict[str, Any], request: InferRequest) -> RemoteResponse:
-        columns, known = document.get("outputs"), self.signatures[request.signature].outputs
-        if len(known) == 1:  # the server omits its name
-            columns = {known[0].name: columns}
-        if type(columns) is not dict:
-            raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
         outputs = {}
-        for name, value in columns.items():
+        for name, value in _columns(document, self.signatures[request.signature].outputs).items():
             datatype = self.named_output(request, name)
             outputs[name] = Tensor(name, datatype, _decoded(name, datatype, value, _shape(value)))
         return self.named_answer(request, outputs)
 
     def _decode(self, document: dict[str, Any], request: InferRequest) -> RemoteResponse:
         agreement = self.agreement
-        columns = document.get("outputs")
         assert self.told is not None
-        if len(self.told.outputs) == 1:  # the server omits its name
-            columns = {self.told.outputs[0].name: columns}
-        if type(columns) is not dict:
-            raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
+        columns = _columns(document, self.told.outputs)
         batch = agreement.batch_size(request)
         arrays = {
             name: self._array(name, columns[name], batch)
@@ -142,6 +134,18 @@ class TfServingHttpClient(TfServingClient):
 
     async def close(self) -> None:
         await self._session.close()
+
+
+def _columns(
+    document: dict[str, Any], outputs: Sequence[TensorSpec | ArtifactTensor]
+) -> dict[str, Any]:
+    """The columns of a response, by name; the server omits the name of a single one."""
+    columns = document.get("outputs")
+    if len(outputs) == 1:
+        return {outputs[0].name: columns}
+    if type(columns) is not dict:
+        raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
+    return columns
 
 
 def _encode(signature: str, inputs: list[Tensor]) -> bytes:

@@ -207,7 +207,7 @@ async def test_a_connection_that_has_ended_takes_no_call() -> None:
     async with serving(answer) as channel:
         connection = await channel.connect()
         connection.close()
-        with pytest.raises(http2.StreamReset):
+        with pytest.raises(EndpointFailed):
             await asyncio.wait_for(connection.call(b"", (b"x",), 100), 60)
         assert await ask(channel) == MESSAGE
 
