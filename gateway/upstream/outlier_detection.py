@@ -102,20 +102,22 @@ class Endpoint:
     #: A probe will decide on an ejection.
     suspected: bool = False
 
-    def count_answer(self, now: float, seconds: float) -> None:
+    def count_answer(self, now: float, seconds: float, settings: OutlierDetection) -> None:
         self.failures = 0
         self.answered += 1
         self.last_answer = now
         known = self.latency_seconds
         self.latency_seconds = known + WEIGHT * (seconds - known) if known else seconds
+        self._keep_recent(settings)
 
-    def count_failure(self, now: float) -> None:
+    def count_failure(self, now: float, settings: OutlierDetection) -> None:
         if not self.failures:
             self.failing_since = now
         self.failures += 1
         self.failed += 1
+        self._keep_recent(settings)
 
-    def keep_recent(self, settings: OutlierDetection) -> None:
+    def _keep_recent(self, settings: OutlierDetection) -> None:
         """Halve the counts if they hold too many requests."""
         most = RECENT_FACTOR * settings.failure_percentage_request_volume
         if self.answered + self.failed > max(RECENT_REQUESTS, most):

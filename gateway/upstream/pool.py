@@ -226,8 +226,7 @@ class EndpointPool:
 
     def _answered(self, endpoint: Endpoint, began: float) -> None:
         now = time.monotonic()
-        endpoint.count_answer(now, now - began)
-        endpoint.keep_recent(self._settings)
+        endpoint.count_answer(now, now - began, self._settings)
         if now - began <= endpoint.slow_seconds:
             endpoint.slow = 0
             endpoint.trial = False
@@ -248,9 +247,8 @@ class EndpointPool:
         ``waited``: the time waited, if the limit was the client's or the server's own. It proves a
         fault of the endpoint only if others respond in half the time; otherwise a probe decides.
         """
-        endpoint.count_failure(time.monotonic())
-        endpoint.keep_recent(self._settings)
         settings, failure = self._settings, error.failure
+        endpoint.count_failure(time.monotonic(), settings)
         others = [each for each in self.endpoints if each is not endpoint and not each.ejected]
         if endpoint.ejected or not is_outlier(endpoint, failure, others, settings):
             return

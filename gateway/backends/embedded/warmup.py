@@ -81,15 +81,13 @@ def warm(
             continue
         request = InferRequest(model_name, list(samples(signature, batch)))
         try:
-            started = time.perf_counter()
-            response = run(request)
-            seconds = time.perf_counter() - started
+            response, seconds = _timed(run, request)
             if first is None:  # the largest batch is the slowest inline run
                 first = response
                 for _ in range(repeats - 1):
-                    seconds = min(seconds, _seconds(run, request))
+                    seconds = min(seconds, _timed(run, request)[1])
                 if seconds < 100 * INLINE_SECONDS:
-                    fastest = min(_seconds(run, request) for _ in range(3))
+                    fastest = min(_timed(run, request)[1] for _ in range(3))
                     inline_elements = _inline_elements(signature, request, fastest)
         except Contradiction as error:
             raise InvalidArgument(str(error)) from error
@@ -132,10 +130,11 @@ def _inline_elements(signature: ModelSignature, request: InferRequest, seconds: 
     return sum(tensor.data.size for tensor in request.inputs)
 
 
-def _seconds(run: Callable[[InferRequest], InferResponse], request: InferRequest) -> float:
+def _timed(
+    run: Callable[[InferRequest], InferResponse], request: InferRequest
+) -> tuple[InferResponse, float]:
     started = time.perf_counter()
-    run(request)
-    return time.perf_counter() - started
+    return run(request), time.perf_counter() - started
 
 
 def batch_sizes(maximum: int) -> Iterator[int]:

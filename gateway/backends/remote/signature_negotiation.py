@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.inference.validation import Reshape
 from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository import config as configuration
@@ -135,6 +135,12 @@ class NegotiatedSignature:
                     dims = spec.reshape
             ranked = spec.name not in unranked
             self._expected[spec.name] = _ExpectedOutput(spec.datatype, dims, to_model, ranked)
+
+    def refuse(self, datatypes: Collection[Datatype], reason: str) -> None:
+        """Raise ``Unsupported`` if an input or output has one of ``datatypes``."""
+        for spec in (*self.signature.inputs, *self.signature.outputs):
+            if spec.datatype in datatypes:
+                raise Unsupported(f"'{spec.name}' is {spec.datatype}, which {reason}")
 
     def to_wire(self, request: InferRequest) -> list[Tensor]:
         """The inputs in wire shapes; the request's own tensors stay unchanged."""

@@ -28,7 +28,7 @@ from modelport.gateway.backends.remote.tfserving_model import (
     cause_of,
     wanted,
 )
-from modelport.gateway.errors import InvalidArgument, Unsupported
+from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
@@ -43,7 +43,6 @@ from modelport.gateway.wire.proto import serving_pb2 as pb
 T = TypeVar("T")
 
 BASE64_KEY = "b64"
-_NOT_IN_JSON = frozenset({Datatype.FP16, Datatype.BF16, Datatype.UINT16})
 _HEADERS = {"Content-Type": "application/json"}
 _DAMAGED_JSON = "its JSON is not a response of TensorFlow Serving"
 
@@ -51,7 +50,7 @@ _DAMAGED_JSON = "its JSON is not a response of TensorFlow Serving"
 class TfServingHttpClient(TfServingClient):
     """The REST client: one session over all endpoints."""
 
-    unsupported = _NOT_IN_JSON
+    unsupported = frozenset({Datatype.FP16, Datatype.BF16, Datatype.UINT16})
 
     def __init__(self, route: ModelRoute, model: str, config: ModelConfig | None) -> None:
         super().__init__(route, model, config)
@@ -84,12 +83,10 @@ class TfServingHttpClient(TfServingClient):
 
     async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         await super().serve(address, version, agreement)
-        for spec in (*agreement.signature.inputs, *agreement.signature.outputs):
-            if spec.datatype in _NOT_IN_JSON:
-                raise Unsupported(
-                    f"'{spec.name}' is {spec.datatype}, which TensorFlow Serving's REST does not "
-                    'carry; set protocol = "grpc" in its route'
-                )
+        agreement.refuse(
+            self.unsupported,
+            'TensorFlow Serving\'s REST does not carry; set protocol = "grpc" in its route',
+        )
         self._predict_path = f"{self._versioned(version)}:predict"
         self._specs = {spec.name: spec for spec in agreement.signature.outputs}
 

@@ -14,7 +14,7 @@ from modelport.gateway.backends.remote.signature_negotiation import (
     RemoteResponse,
 )
 from modelport.gateway.backends.remote.triton_http import HEADER_LENGTH
-from modelport.gateway.errors import ModelportError, Unsupported
+from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Datatype, Deadline, InferRequest, Tensor
@@ -22,8 +22,6 @@ from modelport.gateway.upstream import http
 from modelport.gateway.upstream.http import HttpReply
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import raw_tensors
-
-_NOT_IN_TORCH = (Datatype.BYTES,)
 
 
 class TorchServeHttpClient(triton_http.TritonHttpClient):
@@ -121,12 +119,12 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
         self._agreement = agreement
         self._infer_path = self._prediction(version)
         self._raw = torchserve_model.raw_signature(agreement.config)
-        for spec in (*agreement.signature.inputs, *agreement.signature.outputs):
-            if spec.datatype in _NOT_IN_TORCH and not self._raw:
-                raise Unsupported(
-                    f"'{spec.name}' is {spec.datatype}, which PyTorch does not have; a model of "
-                    "raw bytes has the input 'data' and the output 'output' of shape [1]"
-                )
+        if not self._raw:
+            agreement.refuse(
+                (Datatype.BYTES,),
+                "PyTorch does not have; a model of raw bytes has the input 'data' and the output "
+                "'output' of shape [1]",
+            )
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
         headers, body = self.row(request, limit)

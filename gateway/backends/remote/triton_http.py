@@ -17,7 +17,7 @@ from modelport.gateway.backends.remote.signature_negotiation import (
     damaged,
 )
 from modelport.gateway.backends.remote.triton_model import parameters, tensor_metadata
-from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
@@ -88,12 +88,10 @@ class TritonHttpClient(RemoteClient):
         extensions = (await self._get(address, "/v2", limit)).get("extensions")
         self._binary = type(extensions) is list and BINARY_EXTENSION in extensions
         if not self._binary:
-            for spec in (*agreement.signature.inputs, *agreement.signature.outputs):
-                if spec.datatype in json_tensors.BINARY_ONLY:
-                    raise Unsupported(
-                        f"'{spec.name}' is {spec.datatype}, which the server does not accept over "
-                        'HTTP; set protocol = "grpc" in its route'
-                    )
+            agreement.refuse(
+                json_tensors.BINARY_ONLY,
+                'the server does not accept over HTTP; set protocol = "grpc" in its route',
+            )
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
         header, blobs = self._encode(request, limit)
