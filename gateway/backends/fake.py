@@ -53,16 +53,11 @@ class FakeBackend:
         self._signature = configuration.signature(self.config)
         self._specs = {spec.name: (i, spec) for i, spec in enumerate(self._signature.outputs)}
         milliseconds = parameters.integer(self.config, "execute_delay_ms", 0)
-        self._delay_seconds = float(self._parameter("delay_seconds", "0")) + milliseconds / 1000
-        self._error = self._parameter("error", "")
-        self.execution = Execution(batches=False, parameters=False, inline=self._inline)
-        self._responses = int(self._parameter(RESPONSES, "1"))
-
-    def _parameter(self, key: str, default: str) -> str:
-        return parameters.text(self.config, key, default)
-
-    def _inline(self, _: InferRequest) -> bool:
-        return not self._delay_seconds
+        delay = float(parameters.text(self.config, "delay_seconds", "0")) + milliseconds / 1000
+        self._delay_seconds = delay
+        self._error = parameters.text(self.config, "error")
+        self.execution = Execution(batches=False, parameters=False, inline=lambda _: not delay)
+        self._responses = int(parameters.text(self.config, RESPONSES, "1"))
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         if self._delay_seconds:

@@ -41,7 +41,6 @@ class _WaitingRequest:
 
     request: list[InferRequest]
     reply: asyncio.Future[InferResponse]
-    loop: asyncio.AbstractEventLoop
     deadline: Deadline
     queued_ns: int
 
@@ -99,10 +98,9 @@ class Instances:
             raise Unavailable("the model is unloaded")
         if self._pending >= self._limit:
             raise QueueFull
-        loop = asyncio.get_running_loop()
-        reply: asyncio.Future[InferResponse] = loop.create_future()
+        reply: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
         self._pending += 1
-        job = _WaitingRequest([request], reply, loop, deadline, time.perf_counter_ns())
+        job = _WaitingRequest([request], reply, deadline, time.perf_counter_ns())
         if not self._threads:
             self._begin()
         self._jobs.put(job)
@@ -139,7 +137,7 @@ class Instances:
             except BaseException as error:  # re-raised in the caller
                 result = error
         with contextlib.suppress(RuntimeError):  # the event loop is closed
-            job.loop.call_soon_threadsafe(self._finish, job.reply, result)
+            job.reply.get_loop().call_soon_threadsafe(self._finish, job.reply, result)
 
     def _finish(
         self, reply: asyncio.Future[InferResponse], result: InferResponse | BaseException
