@@ -6,7 +6,6 @@ sets the status; a later one is the last event, ``{"error": ...}``.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -14,7 +13,6 @@ from functools import partial
 from typing import Annotated
 
 import orjson
-import structlog
 from fastapi import FastAPI, Path, Response
 from starlette.exceptions import HTTPException
 
@@ -25,16 +23,14 @@ from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_operations import INFER
-from modelport.gateway.protocols.http_response import JSON, Headers, refuse, reply
+from modelport.gateway.protocols.http_response import FAILURES, JSON, Headers, error_of, reply
 from modelport.gateway.protocols.oip import generate_json, metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip import schema as oip_schema
-from modelport.gateway.protocols.oip.http_infer import STATUS, OipErrors
+from modelport.gateway.protocols.oip.http_infer import STATUS, OipErrors, refuse_failed
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Deadline, InferResponse
 from modelport.gateway.wire.raw_tensors import Buffer
-
-log = structlog.get_logger("modelport.http")
 
 _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/generate(_stream)?", re.ASCII)
 _EVENTS: Headers = [
@@ -89,15 +85,8 @@ class GenerateHttp(OipErrors):
             deadline = oip_parameters.deadline(request, deadline)
             async with aclosing(self._service.stream(request, deadline)) as responses:
                 await answer(responses, send, deadline)
-        except ModelportError as error:
-            await refuse(send, STATUS[error.code], str(error))
-        except request_body.ClientDisconnected:
-            pass
-        except asyncio.CancelledError:  # the server cancels requests at the end of the exit timeout
-            await refuse(send, 503, "the server is shutting down")
-        except Exception:
-            log.exception("request failed")
-            await refuse(send, 500, "internal error")
+        except FAILURES as failure:
+            await refuse_failed(send, failure)
 
     async def _once(
         self, responses: AsyncGenerator[InferResponse, None], send: Send, deadline: Deadline
@@ -135,13 +124,8 @@ class GenerateHttp(OipErrors):
                 event = b""
                 if response is not None:
                     event = await _encoded(generate_json.event, response, deadline)
-        except ModelportError as error:
-            event = _failure(str(error))
-        except asyncio.CancelledError:
-            event = _failure("the server is shutting down")
-        except Exception:
-            log.exception("stream failed")
-            event = _failure("internal error")
+        except FAILURES as failure:
+            event = _failure(str(error_of(failure)))
         await send({"type": "http.response.body", "body": event})
 
     # -- documentation --------------------------------------------------------------------------

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from functools import lru_cache, partial
 
-import structlog
 from fastapi import Response
 
 from modelport.gateway.access.operations import Operation
@@ -17,15 +15,20 @@ from modelport.gateway.errors import Code, Decoupled, ModelportError, QueueFull
 from modelport.gateway.protocols import request_body, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http_response import JSON, document, refuse, reply
+from modelport.gateway.protocols.http_response import (
+    FAILURES,
+    JSON,
+    document,
+    error_of,
+    refuse,
+    reply,
+)
 from modelport.gateway.protocols.oip import json as oip_json
 from modelport.gateway.protocols.oip import metadata, request_template
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import InferRequest
 from modelport.gateway.wire import json_writer
-
-log = structlog.get_logger("modelport.http")
 
 STATUS = {
     Code.INVALID_ARGUMENT: 400,
@@ -67,6 +70,13 @@ class OipErrors:
 
     def failure(self, error: ModelportError) -> Response:
         return document({"error": str(error)}, STATUS[error.code])
+
+
+async def refuse_failed(send: Send, failure: BaseException) -> None:
+    """Send the error response to a request whose handler failed."""
+    error = error_of(failure)
+    if error is not None:
+        await refuse(send, STATUS[error.code], str(error))
 
 
 class OipInfer(OipErrors):
@@ -141,15 +151,8 @@ class OipInfer(OipErrors):
                 json, blobs = oip_json.encode(response, form)
         except Decoupled:
             await refuse(send, 501, _DECOUPLED)
-        except ModelportError as error:
-            await refuse(send, STATUS[error.code], str(error))
-        except request_body.ClientDisconnected:
-            pass
-        except asyncio.CancelledError:  # the server cancels requests at the end of the exit timeout
-            await refuse(send, 503, "the server is shutting down")
-        except Exception:
-            log.exception("request failed")
-            await refuse(send, 500, "internal error")
+        except FAILURES as failure:
+            await refuse_failed(send, failure)
         else:
             reply_headers = JSON
             if blobs and any(map(len, blobs)):

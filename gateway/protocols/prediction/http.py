@@ -16,11 +16,18 @@ from typing import NamedTuple, Protocol
 import orjson
 import structlog
 
-from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
+from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols import request_body
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http_response import JSON, RETRY, Headers, reply
+from modelport.gateway.protocols.http_response import (
+    FAILURES,
+    JSON,
+    RETRY,
+    Headers,
+    error_of,
+    reply,
+)
 from modelport.gateway.protocols.oip.http_infer import STATUS
 from modelport.gateway.protocols.prediction import form_body
 from modelport.gateway.protocols.prediction.predictor import (
@@ -106,15 +113,10 @@ class PredictionHandler:
                 await self._stream(self.streaming.stream(call, deadline), headers, send)
                 return
             answer = await self.predict(call, deadline)
-        except ModelportError as error:
-            await self._fail(send, error, headers)
-        except request_body.ClientDisconnected:
-            pass
-        except asyncio.CancelledError:  # the server cancels requests at the end of the exit timeout
-            await self._fail(send, Unavailable("the server is shutting down"), headers)
-        except Exception:
-            log.exception("request failed")
-            await self._fail(send, Internal("internal error"), headers)
+        except FAILURES as failure:
+            error = error_of(failure)
+            if error is not None:
+                await self._fail(send, error, headers)
         else:
             await reply(send, 200, answer.body, self.dialect.headers(answer, headers))
 

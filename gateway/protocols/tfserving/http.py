@@ -8,7 +8,6 @@ the list of models, ``ready`` and ``:explain``.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
@@ -18,7 +17,6 @@ from functools import partial
 from typing import Annotated, Any
 from urllib.parse import unquote
 
-import structlog
 from fastapi import FastAPI, Path, Response
 from google.protobuf import json_format
 
@@ -29,7 +27,14 @@ from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_operations import HEALTH, INFER, METADATA
-from modelport.gateway.protocols.http_response import JSON, document, refuse, reply
+from modelport.gateway.protocols.http_response import (
+    FAILURES,
+    JSON,
+    document,
+    error_of,
+    refuse,
+    reply,
+)
 from modelport.gateway.protocols.tfserving import examples_json as tfserving_examples_json
 from modelport.gateway.protocols.tfserving import predict_json, results
 from modelport.gateway.protocols.tfserving import schema as tfserving_schema
@@ -39,8 +44,6 @@ from modelport.gateway.runtime import offload
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.raw_tensors import Buffer
-
-log = structlog.get_logger("modelport.http")
 
 STATUS = {
     "INVALID_ARGUMENT": 400,
@@ -100,18 +103,11 @@ class TfServingHttp:
                 body = self._metadata(selected)
             else:
                 body = await self._status(selected)
-        except ModelportError as error:
-            status = code(error)
-            await refuse(send, STATUS[code(error)], str(error))
-        except request_body.ClientDisconnected:
-            status = "CANCELLED"
-        except asyncio.CancelledError:  # the server cancels requests at the end of the exit timeout
-            status = "UNAVAILABLE"
-            await refuse(send, 503, "the server is shutting down")
-        except Exception:
-            status = "INTERNAL"
-            log.exception("request failed")
-            await refuse(send, 500, "internal error")
+        except FAILURES as failure:
+            error = error_of(failure)
+            status = "CANCELLED" if error is None else code(error)
+            if error is not None:
+                await refuse(send, STATUS[status], str(error))
         else:
             coding = request_body.chosen_coding(headers.get(b"accept-encoding"), len(body))
             reply_headers = JSON
