@@ -37,9 +37,11 @@ class HttpDialect(Protocol):
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         """Return the handler of an inference request, or None for other paths."""
+        return None
 
     def operation(self, scope: Scope) -> Operation:
         """Return the operation of a request that ``serve`` answers."""
+        return Operation.INFER
 
     def add_routes(self, app: FastAPI) -> None:
         """Add all routes to ``app``; those of ``serve`` only for their documentation.

@@ -12,7 +12,6 @@ from typing import Annotated
 
 from fastapi import FastAPI, Path, Response
 
-from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
@@ -55,9 +54,6 @@ class SageMakerHttp(OipErrors):
             if name and "/" not in name:
                 return self._predict(lambda _: PredictionTarget(name), scope, receive, send)
         return None
-
-    def operation(self, scope: Scope) -> Operation:
-        return Operation.INFER
 
     def _find(self, headers: RequestHeaders) -> PredictionTarget:
         target = headers.get(_TARGET_MODEL, b"").decode("latin-1").removesuffix(_ARCHIVE)

@@ -25,10 +25,11 @@ from modelport.gateway.protocols.oip.grpc_request import (
     named_model,
 )
 from modelport.gateway.protocols.oip.grpc_response import RawResponse, encode
-from modelport.gateway.protocols.oip.grpc_shared_memory import SharedMemoryGrpc
 from modelport.gateway.protocols.oip.grpc_stream import StreamInfer
 from modelport.gateway.protocols.oip.shared_memory import (
     NO_SHARED_MEMORY,
+    CudaSharedMemory,
+    SharedMemory,
     SharedTensors,
 )
 from modelport.gateway.runtime import offload
@@ -67,10 +68,13 @@ class OipGrpc:
             "RepositoryModelLoad": (self._repository_load, Operation.CONTROL),
             "RepositoryModelUnload": (self._repository_unload, Operation.CONTROL),
         }
+        handlers = _shared_memory("System", self._shared)
+        handlers |= _shared_memory("Cuda", CudaSharedMemory(self._shared))
+        unary |= {name: (each, Operation.SHARED_MEMORY) for name, each in handlers.items()}
         table = {
             name: Method(getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response"), *declared)
             for name, declared in unary.items()
-        } | SharedMemoryGrpc(self._shared).methods()
+        }
         table["ModelInfer"] = Method(
             *(RawRequest, RawResponse, self._raw_infer, Operation.INFER),
             refuses=self._refuses_infer,
@@ -161,7 +165,7 @@ class OipGrpc:
         return pb.ModelReadyResponse(ready=True)
 
     async def _server_metadata(self, _: Any, __: Deadline) -> Any:
-        return pb.ServerMetadataResponse(**metadata.server_metadata(self._shared.allowed))
+        return pb.ServerMetadataResponse(**metadata.server_metadata(self._shared.regions.allowed))
 
     async def _model_metadata(self, message: Any, _: Deadline) -> Any:
         version = metadata.parse_version(message.version)
@@ -198,6 +202,33 @@ class OipGrpc:
         _refuse_repository(message)
         await metadata.unload(self._control, message.model_name, _chosen(message.parameters))
         return pb.RepositoryModelUnloadResponse()
+
+
+def _shared_memory(kind: str, memory: SharedMemory | CudaSharedMemory) -> dict[str, Unary]:
+    """Return the handlers for one kind of shared memory, by method."""
+    methods = f"{kind}SharedMemory"
+
+    async def status(message: Any, _: Deadline) -> Any:
+        reply = getattr(pb, f"{methods}StatusResponse")()
+        for row in memory.status(message.name):
+            region = reply.regions[row["name"]]
+            region.MergeFrom(type(region)(**row))
+        return reply
+
+    async def register(message: Any, _: Deadline) -> Any:
+        memory.require_allowed()
+        await memory.register(message.name, message.key, message.offset, message.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def unregister(message: Any, _: Deadline) -> Any:
+        await memory.unregister(message.name)
+        return getattr(pb, f"{methods}UnregisterResponse")()
+
+    return {
+        f"{methods}Status": status,
+        f"{methods}Register": register,
+        f"{methods}Unregister": unregister,
+    }
 
 
 def _message(document: dict[str, Any], message: Any) -> Any:

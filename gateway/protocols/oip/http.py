@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import structlog
 from fastapi import Depends, FastAPI, Path, Request, Response
+from fastapi.params import Depends as Dependency
 from starlette.exceptions import HTTPException
 
 from modelport.gateway.errors import (
@@ -30,6 +32,25 @@ Model = Annotated[str, Path(description="Model name")]
 Version = Annotated[str, Path(description="Model version, a positive integer")]
 #: Name and version of a model; version 0 is the newest that is READY.
 Selected = tuple[str, int]
+Route = Callable[..., Awaitable[Response]]
+
+
+def _select(model: Model) -> Selected:
+    return model, 0
+
+
+def _select_version(model: Model, version: Version) -> Selected:
+    if not is_number(version):
+        raise HTTPException(404, "Not Found")
+    return model, metadata.parse_version(version)
+
+
+#: The paths of a model and of one of its versions, a suffix of their routes' names, and the
+#: dependency that reads the path.
+MODEL_PATHS: tuple[tuple[str, str, Callable[..., Selected]], ...] = (
+    ("/v2/models/{model}", "", _select),
+    ("/v2/models/{model}/versions/{version}", " of a version", _select_version),
+)
 
 
 class OipHttp(OipInfer):
@@ -42,45 +63,33 @@ class OipHttp(OipInfer):
     def add_routes(self, app: FastAPI) -> None:
         manager, control = self._manager, self._control
 
-        @app.get("/v2/health/live", tags=["health"], dependencies=HEALTH, response_class=Response)
+        probe = partial(app.get, tags=["health"], dependencies=HEALTH, response_class=Response)
+        describe = partial(app.get, tags=["metadata"], dependencies=METADATA)
+
+        @probe("/v2/health/live")
         async def server_live() -> Response:
             """200 while the process answers."""
             return document({"live": True})
 
-        @app.get(
-            "/v2/health/ready",
-            tags=["health"],
-            dependencies=HEALTH,
-            responses={400: {}},
-            response_class=Response,
-        )
+        @probe("/v2/health/ready", responses={400: {}})
         async def server_ready() -> Response:
             """200 when the server is ready, else 400."""
             ready = await control.ready()
             return document({"ready": ready}, 200 if ready else 400)
 
-        @app.get(
-            "/v2/", tags=["metadata"], dependencies=METADATA, name="server metadata, with a slash"
-        )
-        @app.get(
-            "/v2",
-            tags=["metadata"],
-            dependencies=METADATA,
-            response_model=oip_schema.OipServerMetadata,
-        )
+        @describe("/v2/", name="server metadata, with a slash")
+        @describe("/v2", response_model=oip_schema.OipServerMetadata)
         async def server_metadata() -> Response:
             """Name, version and supported protocol extensions."""
-            return document(metadata.server_metadata(self._shared.allowed))
+            return document(metadata.server_metadata(self._shared.regions.allowed))
 
         @app.get("/v2/models/stats", tags=["statistics"], dependencies=STATISTICS)
         async def all_statistics() -> Response:
             """Statistics of every model version that has been served."""
             return document(await metadata.model_statistics(manager, control, "", 0))
 
-        model = "/v2/models/{model}"
-        self._add_model_routes(app, model, "", _select)
-        versioned = model + "/versions/{version}"
-        self._add_model_routes(app, versioned, " of a version", _select_version)
+        for path, suffix, select in MODEL_PATHS:
+            self._add_model_routes(app, path, suffix, select)
         self._add_repository_routes(app)
 
     def _add_model_routes(
@@ -92,25 +101,35 @@ class OipHttp(OipInfer):
             code: {"model": oip_schema.OipError} for code in (400, 404, 503)
         }
 
-        @app.get(
-            path,
-            tags=["metadata"],
-            dependencies=METADATA,
-            name=f"model metadata{suffix}",
-            response_model=oip_schema.OipModelMetadata,
-            responses=failures,
-        )
+        def get(
+            ending: str, tag: str, name: str, operation: Sequence[Dependency], **documented: Any
+        ) -> Callable[[Route], Route]:
+            """Return the decorator of a route for GET."""
+            documented = {"responses": failures, **documented}
+            return app.get(
+                path + ending, tags=[tag], name=name + suffix, dependencies=operation, **documented
+            )
+
+        def post(ending: str) -> Callable[[Route], Route]:
+            """Return the decorator of a route for inference."""
+            return app.post(
+                f"{path}/{ending}",
+                tags=["inference"],
+                dependencies=INFER,
+                name=ending + suffix,
+                response_model=oip_schema.OipInferResponse,
+                responses=failures,
+                openapi_extra=oip_schema.INFER_BODY,
+            )
+
+        described = oip_schema.OipModelMetadata
+
+        @get("", "metadata", "model metadata", METADATA, response_model=described)
         async def model_metadata(selected: Selected = Depends(select)) -> Response:
             """Versions that are READY, inputs and outputs."""
             return document(metadata.model_metadata(manager, *selected))
 
-        @app.get(
-            f"{path}/ready",
-            tags=["health"],
-            dependencies=HEALTH,
-            name=f"model ready{suffix}",
-            responses={400: {"model": oip_schema.OipError}},
-        )
+        @get("/ready", "health", "model ready", HEALTH, responses={400: failures[400]})
         async def model_ready(selected: Selected = Depends(select)) -> Response:
             """200 when the model (version) is READY, else 400."""
             try:
@@ -121,47 +140,17 @@ class OipHttp(OipInfer):
                 return document({"error": str(error)}, 400)
             return document({"name": selected[0], "ready": True})
 
-        @app.get(
-            f"{path}/config",
-            tags=["metadata"],
-            dependencies=METADATA,
-            name=f"model config{suffix}",
-            responses=failures,
-        )
+        @get("/config", "metadata", "model config", METADATA)
         async def model_config(selected: Selected = Depends(select)) -> Response:
             """The model configuration, completed."""
             return document(metadata.model_config(manager, *selected))
 
-        @app.get(
-            f"{path}/stats",
-            tags=["statistics"],
-            dependencies=STATISTICS,
-            name=f"model statistics{suffix}",
-            responses=failures,
-        )
+        @get("/stats", "statistics", "model statistics", STATISTICS)
         async def model_statistics(selected: Selected = Depends(select)) -> Response:
             """Counts and cumulative nanoseconds (statistics extension)."""
             return document(await metadata.model_statistics(manager, control, *selected))
 
-        self._add_inference_routes(app, path, suffix, select, failures)
-
-    def _add_inference_routes(
-        self,
-        app: FastAPI,
-        path: str,
-        suffix: str,
-        select: Callable[..., Selected],
-        failures: dict[int | str, dict[str, Any]],
-    ) -> None:
-        @app.post(
-            f"{path}/infer",
-            tags=["inference"],
-            dependencies=INFER,
-            name=f"infer{suffix}",
-            response_model=oip_schema.OipInferResponse,
-            responses=failures,
-            openapi_extra=oip_schema.INFER_BODY,
-        )
+        @post("infer")
         async def infer(selected: Selected = Depends(select)) -> Response:
             """Run the model.
 
@@ -172,28 +161,17 @@ class OipHttp(OipInfer):
             name, number = selected
             return Delegate(self._infer, name, str(number or ""))
 
-        @app.post(
-            f"{path}/explain",
-            tags=["inference"],
-            dependencies=INFER,
-            name=f"explain{suffix}",
-            response_model=oip_schema.OipInferResponse,
-            responses=failures,
-            openapi_extra=oip_schema.INFER_BODY,
-        )
+        @post("explain")
         async def explain(selected: Selected = Depends(select)) -> Response:
             """Run the explainer that the model's parameter `explainer` names."""
             return Delegate(self._infer, explainer.name_of(self._manager, *selected), "")
 
     def _add_repository_routes(self, app: FastAPI) -> None:
         control = self._control
+        post = partial(app.post, tags=["repository"], openapi_extra=oip_schema.ANY_BODY)
+        model_path = "/v2/repository/models/{model}"
 
-        @app.post(
-            "/v2/repository/index",
-            tags=["repository"],
-            dependencies=METADATA,
-            openapi_extra=oip_schema.ANY_BODY,
-        )
+        @post("/v2/repository/index", dependencies=METADATA)
         async def repository_index(request: Request) -> Response:
             """Every model version with its state and, if it is not served, the reason."""
             body = await self._json(request)
@@ -202,24 +180,14 @@ class OipHttp(OipInfer):
                 raise InvalidArgument("Invalid value for 'ready': expected a boolean")
             return document(await control.index(ready))
 
-        @app.post(
-            "/v2/repository/models/{model}/load",
-            tags=["repository"],
-            dependencies=CONTROL,
-            openapi_extra=oip_schema.ANY_BODY,
-        )
+        @post(f"{model_path}/load", dependencies=CONTROL)
         async def repository_load(model: Model, request: Request) -> Response:
             """Load or reload a model (`--model-control-mode explicit`)."""
             parameters = (await self._json(request)).get("parameters") or {}
             await control.load(model, metadata.load_override(model, parameters))
             return Response(media_type="application/json")
 
-        @app.post(
-            "/v2/repository/models/{model}/unload",
-            tags=["repository"],
-            dependencies=CONTROL,
-            openapi_extra=oip_schema.ANY_BODY,
-        )
+        @post(f"{model_path}/unload", dependencies=CONTROL)
         async def repository_unload(model: Model, request: Request) -> Response:
             """Unload a model once its requests in flight are done."""
             parameters = (await self._json(request)).get("parameters") or {}
@@ -232,13 +200,3 @@ class OipHttp(OipInfer):
         if type(value) is not dict:
             raise InvalidArgument("the request must be a JSON object")
         return value
-
-
-def _select(model: Model) -> Selected:
-    return model, 0
-
-
-def _select_version(model: Model, version: Version) -> Selected:
-    if not is_number(version):
-        raise HTTPException(404, "Not Found")
-    return model, metadata.parse_version(version)

@@ -10,13 +10,10 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated
 
 import orjson
-from fastapi import FastAPI, Path, Response
-from starlette.exceptions import HTTPException
+from fastapi import Depends, FastAPI, Response
 
-from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Code, Internal, ModelportError
 from modelport.gateway.protocols import request_body, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
@@ -27,6 +24,7 @@ from modelport.gateway.protocols.http_response import FAILURES, JSON, Headers, e
 from modelport.gateway.protocols.oip import generate_json, metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip import schema as oip_schema
+from modelport.gateway.protocols.oip.http import MODEL_PATHS, Selected
 from modelport.gateway.protocols.oip.http_infer import STATUS, OipErrors, refuse_failed
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Deadline, InferResponse
@@ -37,8 +35,6 @@ _EVENTS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
 ]
-Model = Annotated[str, Path(description="Model name")]
-Version = Annotated[str, Path(description="Model version, a positive integer")]
 
 
 class GenerateHttp(OipErrors):
@@ -57,9 +53,6 @@ class GenerateHttp(OipErrors):
             return None
         answer = self._events if found[3] else self._once
         return self._serve(answer, found[1], found[2] or "", scope, receive, send)
-
-    def operation(self, scope: Scope) -> Operation:
-        return Operation.INFER
 
     async def _serve(
         self,
@@ -132,39 +125,29 @@ class GenerateHttp(OipErrors):
 
     def add_routes(self, app: FastAPI) -> None:
         """Document the routes, which ``serve`` answers."""
-        for path, versioned in (("", False), ("/versions/{version}", True)):
+        for path, suffix, select in MODEL_PATHS:
             for ending, answer, text in (
                 ("generate", self._once, "One response, as JSON: outputs by name."),
                 ("generate_stream", self._events, "Any number of responses, as events (SSE)."),
             ):
-                app.post(
-                    f"/v2/models/{{model}}{path}/{ending}",
+                decorator = app.post(
+                    f"{path}/{ending}",
                     tags=["inference"],
                     dependencies=INFER,
-                    name=f"{ending}{' of a version' if versioned else ''}",
+                    name=ending + suffix,
                     description=f"{text} The request is an object of inputs by name.",
                     openapi_extra=oip_schema.ANY_BODY,
-                )(_versioned(self._serve, answer) if versioned else _plain(self._serve, answer))
+                )
+                decorator(self._route(answer, select))
 
+    def _route(
+        self, answer: Callable[..., Awaitable[None]], select: Callable[..., Selected]
+    ) -> Callable[..., Awaitable[Response]]:
+        async def route(selected: Selected = Depends(select)) -> Response:
+            name, number = selected
+            return Delegate(self._serve, answer, name, str(number or ""))
 
-def _plain(
-    handler: Callable[..., Awaitable[None]], answer: Callable[..., Awaitable[None]]
-) -> Callable[..., Awaitable[Response]]:
-    async def route(model: Model) -> Response:
-        return Delegate(handler, answer, model, "")
-
-    return route
-
-
-def _versioned(
-    handler: Callable[..., Awaitable[None]], answer: Callable[..., Awaitable[None]]
-) -> Callable[..., Awaitable[Response]]:
-    async def route(model: Model, version: Version) -> Response:
-        if not (version.isascii() and version.isdigit()):
-            raise HTTPException(404, "Not Found")
-        return Delegate(handler, answer, model, version)
-
-    return route
+        return route
 
 
 async def _encoded(

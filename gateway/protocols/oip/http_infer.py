@@ -15,6 +15,7 @@ from modelport.gateway.errors import Code, Decoupled, ModelportError, QueueFull
 from modelport.gateway.protocols import request_body, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
+from modelport.gateway.protocols.http import HttpDialect
 from modelport.gateway.protocols.http_response import (
     FAILURES,
     JSON,
@@ -62,7 +63,7 @@ _PROBES = {
 }
 
 
-class OipErrors:
+class OipErrors(HttpDialect):
     """Error responses of the Open Inference Protocol, which other dialects share."""
 
     def refusal(self, status: int, message: str) -> Response:

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Request, Response
 
-from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols import request_body
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http_operations import SHARED_MEMORY
 from modelport.gateway.protocols.http_response import document
 from modelport.gateway.protocols.oip import schema as oip_schema
 from modelport.gateway.protocols.oip.http_infer import OipErrors
-from modelport.gateway.protocols.oip.shared_memory import cuda_status, refuse_cuda
+from modelport.gateway.protocols.oip.shared_memory import CudaSharedMemory, SharedMemory
 from modelport.gateway.wire import json_text
 
 Name = Annotated[str, Path(description="Region name")]
-_TAG = "shared memory"
+#: Descriptions of the routes: status of all and of one, register, unregister one and all.
+_SYSTEM = (
+    "All registered regions.",
+    "One registered region.",
+    "Register `byte_size` bytes from `offset` of the object `key` (`shm_open`).",
+    "Unregister a region. Requests in flight keep it.",
+    "Unregister all regions.",
+)
+_CUDA = (
+    "CUDA regions: always an empty list.",
+    "404: there are no CUDA regions.",
+    "Refused: CUDA shared memory is not supported.",
+    "Accepted without effect, for clients that always call it.",
+    "Accepted without effect, for clients that always call it.",
+)
 
 
 class SharedMemoryHttp(OipErrors):
@@ -31,87 +43,50 @@ class SharedMemoryHttp(OipErrors):
     def __init__(self, host: DialectHost) -> None:
         self._shared = host.shared
 
-    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        return None
-
-    def operation(self, scope: Scope) -> Operation:
-        return Operation.SHARED_MEMORY
-
     def add_routes(self, app: FastAPI) -> None:
-        shared = self._shared
-        folder = "/v2/systemsharedmemory"
+        self._add_routes(app, "/v2/systemsharedmemory", self._shared, _SYSTEM)
+        self._add_routes(app, "/v2/cudasharedmemory", CudaSharedMemory(self._shared), _CUDA)
 
-        @app.get(f"{folder}/status", tags=[_TAG], dependencies=SHARED_MEMORY)
+    def _add_routes(
+        self,
+        app: FastAPI,
+        folder: str,
+        memory: SharedMemory | CudaSharedMemory,
+        descriptions: tuple[str, str, str, str, str],
+    ) -> None:
+        all_status, one_status, registered, unregistered, all_unregistered = descriptions
+        get = partial(app.get, tags=["shared memory"], dependencies=SHARED_MEMORY)
+        post = partial(app.post, tags=["shared memory"], dependencies=SHARED_MEMORY)
+        region_path = f"{folder}/region/{{region}}"
+
+        @get(f"{folder}/status", description=all_status)
         async def all_regions() -> Response:
-            """All registered regions."""
-            return document(shared.status())
+            return document(memory.status())
 
-        @app.get(f"{folder}/region/{{region}}/status", tags=[_TAG], dependencies=SHARED_MEMORY)
+        @get(f"{region_path}/status", description=one_status)
         async def one_region(region: Name) -> Response:
-            """One registered region."""
-            return document(shared.status(region))
+            return document(memory.status(region))
 
-        @app.post(
-            f"{folder}/region/{{region}}/register",
-            tags=[_TAG],
-            dependencies=SHARED_MEMORY,
+        @post(
+            f"{region_path}/register",
+            description=registered,
             openapi_extra=oip_schema.ANY_BODY,
         )
         async def register(region: Name, request: Request) -> Response:
-            """Register `byte_size` bytes from `offset` of the object `key` (`shm_open`)."""
-            shared.require_allowed()
-            await shared.register(region, *_registration(await self._json(request)))
+            memory.require_allowed()
+            body = json_text.loads(await request_body.read_control(request.receive))
+            await memory.register(region, *_registration(body))
             return _done()
 
-        @app.post(f"{folder}/region/{{region}}/unregister", tags=[_TAG], dependencies=SHARED_MEMORY)
+        @post(f"{region_path}/unregister", description=unregistered)
         async def unregister(region: Name) -> Response:
-            """Unregister a region. Requests in flight keep it."""
-            await shared.unregister(region)
+            await memory.unregister(region)
             return _done()
 
-        @app.post(f"{folder}/unregister", tags=[_TAG], dependencies=SHARED_MEMORY)
+        @post(f"{folder}/unregister", description=all_unregistered)
         async def unregister_all() -> Response:
-            """Unregister all regions."""
-            await shared.unregister()
+            await memory.unregister()
             return _done()
-
-        self._add_cuda_routes(app)
-
-    def _add_cuda_routes(self, app: FastAPI) -> None:
-        """Add the routes that clients of system shared memory call too."""
-        shared = self._shared
-        folder = "/v2/cudasharedmemory"
-
-        @app.get(f"{folder}/status", tags=[_TAG], dependencies=SHARED_MEMORY)
-        async def all_cuda_regions() -> Response:
-            """CUDA regions: always an empty list."""
-            return document(cuda_status())
-
-        @app.get(f"{folder}/region/{{region}}/status", tags=[_TAG], dependencies=SHARED_MEMORY)
-        async def one_cuda_region(region: Name) -> Response:
-            """404: there are no CUDA regions."""
-            return document(cuda_status(region))
-
-        @app.post(f"{folder}/region/{{region}}/register", tags=[_TAG], dependencies=SHARED_MEMORY)
-        async def register_cuda(region: Name) -> Response:
-            """Refused: CUDA shared memory is not supported."""
-            refuse_cuda()
-            return _done()
-
-        @app.post(f"{folder}/region/{{region}}/unregister", tags=[_TAG], dependencies=SHARED_MEMORY)
-        async def unregister_cuda(region: Name) -> Response:
-            """Accepted without effect, for clients that always call it."""
-            shared.require_allowed()
-            return _done()
-
-        @app.post(f"{folder}/unregister", tags=[_TAG], dependencies=SHARED_MEMORY)
-        async def unregister_all_cuda() -> Response:
-            """Accepted without effect, for clients that always call it."""
-            shared.require_allowed()
-            return _done()
-
-    async def _json(self, request: Request) -> Any:
-        return json_text.loads(await request_body.read_control(request.receive))
 
 
 def _done() -> Response:

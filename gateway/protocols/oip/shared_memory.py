@@ -134,37 +134,33 @@ class SharedMemory:
     def __init__(
         self, regions: SharedMemoryRegions, control: Control, max_input_bytes: int
     ) -> None:
-        self._regions = regions
+        self.regions = regions
         self._control = control
         self._max_input_bytes = max_input_bytes
         control.register(_REGISTER, self._register, state=regions.status, restore=self._restore)
         control.register(_UNREGISTER, self._unregister)
         control.register(_WITHDRAW, self._withdraw)
 
-    @property
-    def allowed(self) -> bool:
-        return self._regions.allowed
-
     def require_allowed(self) -> None:
         """Raise ``Unsupported`` if shared memory is not enabled."""
-        self._regions.require_allowed()
+        self.regions.require_allowed()
 
     def transfer(self) -> SharedTensors:
         """Make the transfer of a new request.
 
         To a caller without the operation, shared memory is not enabled.
         """
-        if not self._regions.allowed:
+        if not self.regions.allowed:
             return NO_SHARED_MEMORY
         context = CURRENT.get()
         if context is not None and not context.may(Operation.SHARED_MEMORY):
             return NO_SHARED_MEMORY
-        return SharedTensors(self._regions, self._max_input_bytes)
+        return SharedTensors(self.regions, self._max_input_bytes)
 
     def status(self, name: str = "") -> list[Row]:
         """List the regions; raise ``NotFound`` if there is none of that name."""
         _require_operation()
-        return self._regions.status(name)
+        return self.regions.status(name)
 
     async def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Register a region in all worker processes or in none."""
@@ -188,30 +184,30 @@ class SharedMemory:
             await self._control.broadcast(_UNREGISTER, {"name": name})
 
     async def _register(self, row: Row) -> None:
-        self._regions.register(**row)
+        self.regions.register(**row)
 
     async def _unregister(self, arguments: dict[str, Any]) -> None:
         if arguments["name"]:
-            self._regions.unregister(arguments["name"])
+            self.regions.unregister(arguments["name"])
         else:
-            self._regions.unregister_all()
+            self.regions.unregister_all()
 
     async def _withdraw(self, row: Row) -> None:
         """Undo a registration that failed, but keep another region of that name."""
-        if row in self._regions.status():
-            self._regions.unregister(row["name"])
+        if row in self.regions.status():
+            self.regions.unregister(row["name"])
 
     async def _restore(self, arguments: dict[str, Any]) -> None:
         """Restore the regions of another worker; a region that no longer exists is skipped."""
         wanted = {row["name"]: row for row in arguments["state"]}
-        have = {row["name"]: row for row in self._regions.status()}
+        have = {row["name"]: row for row in self.regions.status()}
         for name in have:
             if have[name] != wanted.get(name):
-                self._regions.unregister(name)
+                self.regions.unregister(name)
         for name, row in wanted.items():
             if have.get(name) != row:
                 try:
-                    self._regions.register(**row)
+                    self.regions.register(**row)
                 except ModelportError as error:
                     log.warning("shared memory region not restored", region=name, reason=str(error))
 
@@ -222,17 +218,25 @@ def _require_operation() -> None:
         required(Operation.SHARED_MEMORY)
 
 
-def cuda_status(name: str = "") -> list[Row]:
-    """List the CUDA regions: there are none.
+class CudaSharedMemory:
+    """The CUDA regions: there are none."""
 
-    Raises:
-        NotFound: A region was named.
-    """
-    if name:
-        raise NotFound(f"Unable to find cuda shared memory region: '{name}'")
-    return []
+    def __init__(self, shared: SharedMemory) -> None:
+        self._regions = shared.regions
 
+    def require_allowed(self) -> None:
+        """Raise ``Unsupported``: CUDA regions cannot be registered."""
+        raise Unsupported("CUDA shared memory is not supported; register system shared memory")
 
-def refuse_cuda() -> None:
-    """Raise ``Unsupported``: CUDA regions cannot be registered."""
-    raise Unsupported("CUDA shared memory is not supported; register system shared memory")
+    def status(self, name: str = "") -> list[Row]:
+        """List no region; raise ``NotFound`` if one is named."""
+        if name:
+            raise NotFound(f"Unable to find cuda shared memory region: '{name}'")
+        return []
+
+    async def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        self.require_allowed()
+
+    async def unregister(self, name: str = "") -> None:
+        """Do nothing, for clients that always call it."""
+        self._regions.require_allowed()

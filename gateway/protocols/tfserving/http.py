@@ -25,7 +25,7 @@ from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols import image_decoding, request_body, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http import Delegate, HttpDialect
 from modelport.gateway.protocols.http_operations import HEALTH, INFER, METADATA
 from modelport.gateway.protocols.http_response import (
     FAILURES,
@@ -66,7 +66,7 @@ _GET = re.compile(rf"/v1/models(?:/(?P<name>[^/:]+))?{_VERSION}(?P<metadata>/met
 _MAX_VERSION = 2**63 - 1
 
 
-class TfServingHttp:
+class TfServingHttp(HttpDialect):
     """The routes of ``/v1/models``."""
 
     segments = frozenset({"v1", "V1"})

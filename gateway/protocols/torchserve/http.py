@@ -13,12 +13,11 @@ from typing import Annotated, Any
 import orjson
 from fastapi import FastAPI, Path, Request, Response
 
-from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols import explainer, request_body
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http import Delegate, HttpDialect
 from modelport.gateway.protocols.http_operations import CONTROL, HEALTH, INFER, METADATA
 from modelport.gateway.protocols.http_response import Headers
 from modelport.gateway.protocols.prediction.http import (
@@ -66,7 +65,7 @@ class TorchServeDialect:
         return status, _pretty(document), [*_JSON, _request_id(request)]
 
 
-class TorchServeHttp:
+class TorchServeHttp(HttpDialect):
     """The routes of ``/predictions``, ``/explanations``, ``/ping`` and ``/models``."""
 
     segments = frozenset({"api-description", "explanations", "models", "ping", "predictions"})
@@ -97,9 +96,6 @@ class TorchServeHttp:
             return None
         find = self._find if prefix == _PREDICTIONS else self._find_explainer
         return self._predict(find(name, version), scope, receive, send)
-
-    def operation(self, scope: Scope) -> Operation:
-        return Operation.INFER
 
     def _find_explainer(
         self, name: str, version: str
