@@ -286,7 +286,7 @@ def regression_output(servable: ServableSignature) -> tuple[str, ...]:
     return tuple(servable.outputs)
 
 
-def regress(outputs: Sequence[Tensor], examples: int) -> Array:
+def regress(outputs: Sequence[Tensor], _: ServableSignature, examples: int) -> Array:
     """Interpret the output as a value for each example.
 
     Raises:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -27,8 +27,13 @@ from modelport.gateway.protocols.tfserving.grpc_request import (
     SizedMessage,
     TfServingRequest,
 )
-from modelport.gateway.protocols.tfserving.inference import Inference, TfServingCall
-from modelport.gateway.protocols.tfserving.results import Classes
+from modelport.gateway.protocols.tfserving.inference import (
+    CLASSIFY,
+    REGRESS,
+    ExampleMethod,
+    Inference,
+    TfServingCall,
+)
 from modelport.gateway.protocols.tfserving.servable_signatures import (
     MAX_NAME,
     SIGNATURE,
@@ -43,15 +48,13 @@ from modelport.gateway.protocols.tfserving.servable_signatures import (
     code,
 )
 from modelport.gateway.repository.version_choice import VersionPolicy
-from modelport.gateway.types import Array, Datatype, Deadline, Tensor
+from modelport.gateway.types import Datatype, Deadline, Tensor
 from modelport.gateway.wire import incremental_protobuf, tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.protobuf import nested, tag
 from modelport.gateway.wire.raw_tensors import Buffer
 
 _SIGNATURE_DEF = "signature_def"
-_CLASSIFY, _REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"
-
 _DT_STRING = tensor_proto.DTYPES[Datatype.BYTES]
 
 #: Limit of the tasks of a MultiInference request, which are for different signatures.
@@ -59,13 +62,47 @@ MAX_TASKS = 1000
 _MODEL_SPEC = tag(pb.PredictRequest, "model_spec")
 _TASKS = tag(pb.MultiInferenceRequest, "tasks")
 _OUTPUTS = tag(pb.PredictResponse, "outputs")
-_CLASSES = tag(pb.ClassificationResponse, "result")
-_VALUES = tag(pb.RegressionResponse, "result")
 _RESULTS = tag(pb.MultiInferenceResponse, "results")
-_CLASSIFICATION = tag(pb.InferenceResult, "classification_result")
-_REGRESSION = tag(pb.InferenceResult, "regression_result")
 
 Handler = Callable[[Any, Deadline], Awaitable[Any]]
+
+
+class _ExampleApi(NamedTuple):
+    """Classify or Regress in gRPC.
+
+    Attributes:
+        reply: The message class of a response.
+        result: The tag of its result.
+        task_result: The tag of the result of a task of MultiInference.
+        fields: Encodes a result.
+    """
+
+    method: ExampleMethod
+    reply: Any
+    result: int
+    task_result: int
+    fields: Callable[[Any], list[Buffer]]
+
+
+_CLASSIFY = _ExampleApi(
+    CLASSIFY,
+    pb.ClassificationResponse,
+    tag(pb.ClassificationResponse, "result"),
+    tag(pb.InferenceResult, "classification_result"),
+    results.classification_fields,
+)
+_REGRESS = _ExampleApi(
+    REGRESS,
+    pb.RegressionResponse,
+    tag(pb.RegressionResponse, "result"),
+    tag(pb.InferenceResult, "regression_result"),
+    results.regression_fields,
+)
+#: By the ``method_name`` of a task of MultiInference.
+_TASK_METHODS = {
+    "tensorflow/serving/classify": _CLASSIFY,
+    "tensorflow/serving/regress": _REGRESS,
+}
 
 
 class TfServingGrpc:
@@ -78,46 +115,33 @@ class TfServingGrpc:
     def methods(self) -> dict[str, dict[str, Method]]:
         """Return the methods by service and name."""
 
-        def method(request: Any, reply: Any, handler: Handler, operation: Operation) -> Method:
+        def method(messages: str, handler: Handler, operation: Operation) -> Method:
+            request, reply = getattr(pb, f"{messages}Request"), getattr(pb, f"{messages}Response")
             return Method(request, reply, handler, operation, statuses=STATUSES)
 
-        def inference(request: Any, reply: Any, handler: Handler) -> Method:
-            kind = PredictMessage() if request is pb.PredictRequest else SizedMessage(request)
-            bounded = method(kind, reply, handler, Operation.INFER)
-            return bounded._replace(bound=self._bound)
+        def inference(
+            messages: str, handler: Handler, bound: Callable[[Buffer], int | None] = self._bound
+        ) -> Method:
+            declared = method(messages, handler, Operation.INFER)
+            is_predict = declared.request is pb.PredictRequest
+            kind = PredictMessage() if is_predict else SizedMessage(declared.request)
+            return declared._replace(request=kind, bound=bound)
 
         predict = self._counted("Predict", self._predict)
-        classify = self._counted("Classify", self._classify)
-        regress = self._counted("Regress", self._regress)
+        classify = self._counted("Classify", partial(self._examples, _CLASSIFY))
+        regress = self._counted("Regress", partial(self._examples, _REGRESS))
         return {
             PREDICTION_SERVICE: {
-                "Predict": inference(pb.PredictRequest, pb.PredictResponse, predict),
-                "Classify": inference(
-                    pb.ClassificationRequest, pb.ClassificationResponse, classify
-                ),
-                "Regress": inference(pb.RegressionRequest, pb.RegressionResponse, regress),
-                "MultiInference": inference(
-                    pb.MultiInferenceRequest, pb.MultiInferenceResponse, self._multi
-                )._replace(bound=self._bound_multi),
-                "GetModelMetadata": method(
-                    pb.GetModelMetadataRequest,
-                    pb.GetModelMetadataResponse,
-                    self._metadata,
-                    Operation.METADATA,
-                ),
+                "Predict": inference("Predict", predict),
+                "Classify": inference("Classification", classify),
+                "Regress": inference("Regression", regress),
+                "MultiInference": inference("MultiInference", self._multi, self._bound_multi),
+                "GetModelMetadata": method("GetModelMetadata", self._metadata, Operation.METADATA),
             },
             MODEL_SERVICE: {
-                "GetModelStatus": method(
-                    pb.GetModelStatusRequest,
-                    pb.GetModelStatusResponse,
-                    self._status,
-                    Operation.METADATA,
-                ),
+                "GetModelStatus": method("GetModelStatus", self._status, Operation.METADATA),
                 "HandleReloadConfigRequest": method(
-                    pb.ReloadConfigRequest,
-                    pb.ReloadConfigResponse,
-                    self._reload,
-                    Operation.CONTROL,
+                    "ReloadConfig", self._reload, Operation.CONTROL
                 ),
             },
         }
@@ -184,25 +208,17 @@ class TfServingGrpc:
         work = partial(_prediction, decoded.servable, outputs)
         return await response_encoding.encode(work, outputs, deadline, PROTOBUF_BYTES)
 
-    async def _classify(self, request: TfServingRequest, deadline: Deadline) -> Serialized:
+    async def _examples(
+        self, api: _ExampleApi, request: TfServingRequest, deadline: Deadline
+    ) -> Serialized:
         message = request.message
         call = TfServingCall(_selected(message), deadline, size=request.size)
 
-        def write(servable: ServableSignature, classes: Classes) -> Serialized:
-            head = pb.ClassificationResponse(model_spec=_spec(servable)).SerializeToString()
-            return Serialized(head, *nested(_CLASSES, results.classification_fields(classes)))
+        def write(servable: ServableSignature, found: Any) -> Serialized:
+            head = api.reply(model_spec=_spec(servable)).SerializeToString()
+            return Serialized(head, *nested(api.result, api.fields(found)))
 
-        return await self._inference.classify(call, message.input, write)
-
-    async def _regress(self, request: TfServingRequest, deadline: Deadline) -> Serialized:
-        message = request.message
-        call = TfServingCall(_selected(message), deadline, size=request.size)
-
-        def write(servable: ServableSignature, values: Array) -> Serialized:
-            head = pb.RegressionResponse(model_spec=_spec(servable)).SerializeToString()
-            return Serialized(head, *nested(_VALUES, results.regression_fields(values)))
-
-        return await self._inference.regress(call, message.input, write)
+        return await self._inference.run_examples(call, message.input, api.method, write)
 
     async def _multi(self, request: TfServingRequest, deadline: Deadline) -> Serialized:
         """Run the tasks, which are all for one model, one after the other."""
@@ -211,10 +227,9 @@ class TfServingGrpc:
         fields: list[Buffer] = []
         for task in message.tasks:
             call = TfServingCall(_selected(task), deadline, size=request.size)
-            if task.method_name == _CLASSIFY:
-                fields += await self._inference.classify(call, message.input, _classified)
-            else:
-                fields += await self._inference.regress(call, message.input, _regressed)
+            api = _TASK_METHODS[task.method_name]
+            write = partial(_task_result, api)
+            fields += await self._inference.run_examples(call, message.input, api.method, write)
         return Serialized(*fields)
 
     def _check_tasks(self, tasks: Sequence[Any]) -> None:
@@ -241,7 +256,7 @@ class TfServingGrpc:
                 raise InvalidArgument(
                     f"Requested signature not found in model graph: {error.name}"
                 ) from error
-            if task.method_name not in (_CLASSIFY, _REGRESS):
+            if task.method_name not in _TASK_METHODS:
                 raise Unsupported(f"Unsupported signature method_name: {task.method_name[:256]}")
 
     # -- metadata and state ---------------------------------------------------------------------
@@ -310,17 +325,10 @@ def _prediction(servable: ServableSignature, outputs: Sequence[Tensor]) -> Seria
     return Serialized(*parts)
 
 
-def _classified(servable: ServableSignature, classes: Classes) -> list[Buffer]:
+def _task_result(api: _ExampleApi, servable: ServableSignature, found: Any) -> list[Buffer]:
     """Encode a result of MultiInference."""
     head = pb.InferenceResult(model_spec=_spec(servable)).SerializeToString()
-    fields = nested(_CLASSIFICATION, results.classification_fields(classes))
-    return nested(_RESULTS, [head, *fields])
-
-
-def _regressed(servable: ServableSignature, values: Array) -> list[Buffer]:
-    """Encode a result of MultiInference."""
-    head = pb.InferenceResult(model_spec=_spec(servable)).SerializeToString()
-    return nested(_RESULTS, [head, *nested(_REGRESSION, results.regression_fields(values))])
+    return nested(_RESULTS, [head, *nested(api.task_result, api.fields(found))])
 
 
 def _filter(names: Sequence[str], servable: ServableSignature) -> tuple[str, ...]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 from urllib.parse import unquote
 
-from fastapi import FastAPI, Path, Response
+from fastapi import Depends, FastAPI, Path, Response
 from google.protobuf import json_format
 
 from modelport.gateway.access.operations import Operation
@@ -38,7 +38,13 @@ from modelport.gateway.protocols.http_response import (
 from modelport.gateway.protocols.tfserving import examples_json as tfserving_examples_json
 from modelport.gateway.protocols.tfserving import predict_json, results
 from modelport.gateway.protocols.tfserving import schema as tfserving_schema
-from modelport.gateway.protocols.tfserving.inference import Inference, TfServingCall
+from modelport.gateway.protocols.tfserving.inference import (
+    CLASSIFY,
+    REGRESS,
+    ExampleMethod,
+    Inference,
+    TfServingCall,
+)
 from modelport.gateway.protocols.tfserving.servable_signatures import Selected, code
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Deadline
@@ -63,6 +69,11 @@ _POST = re.compile(
     rf"/v1/models/(?P<name>[^/:]+){_VERSION}:(?P<method>classify|regress|predict|explain)", re.I
 )
 _GET = re.compile(rf"/v1/models(?:/(?P<name>[^/:]+))?{_VERSION}(?P<metadata>/metadata)?", re.I)
+#: Methods with examples, and the writers of their results.
+_EXAMPLE_METHODS: dict[str, tuple[ExampleMethod, Callable[[Any], Buffer]]] = {
+    "classify": (CLASSIFY, results.classification_json),
+    "regress": (REGRESS, results.regression_json),
+}
 _MAX_VERSION = 2**63 - 1
 
 
@@ -133,12 +144,9 @@ class TfServingHttp(HttpDialect):
             return await self._explain(call, body)
         message, signature = await self._examples(body, deadline)
         call = replace(call, selected=selected._replace(signature=signature))
-        if method == "classify":
-            return await self._inference.classify(
-                call, message, lambda _, classes: results.classification_json(classes)
-            )
-        return await self._inference.regress(
-            call, message, lambda _, values: results.regression_json(values)
+        examples, write = _EXAMPLE_METHODS[method]
+        return await self._inference.run_examples(
+            call, message, examples, lambda _, found: write(found)
         )
 
     async def _examples(self, body: bytes, deadline: Deadline) -> tuple[pb.Input, str]:
@@ -204,7 +212,10 @@ class TfServingHttp(HttpDialect):
             """Models that are READY."""
             return Delegate(self._serve)
 
-        for path, select, suffix in (
+        async def served() -> Response:
+            return Delegate(self._serve)
+
+        for path, parts, suffix in (
             ("/v1/models/{model}", _model, ""),
             ("/v1/models/{model}/versions/{version}", _model_version, " of a version"),
             ("/v1/models/{model}/labels/{label}", _model_label, " of a label"),
@@ -213,48 +224,36 @@ class TfServingHttp(HttpDialect):
                 app.post(
                     f"{path}:{method}",
                     tags=["TensorFlow Serving"],
-                    dependencies=INFER,
+                    dependencies=[*INFER, Depends(parts)],
                     name=f"{method}{suffix}",
                     description=text,
                     openapi_extra=body,
                     responses=tfserving_schema.FAILURES,
-                )(self._route(select))
+                )(served)
             for ending, text in (("", "State of the versions"), ("/metadata", "Signature")):
                 app.get(
                     f"{path}{ending}",
                     tags=["TensorFlow Serving"],
-                    dependencies=METADATA,
+                    dependencies=[*METADATA, Depends(parts)],
                     name=f"{text.lower()}{suffix}",
                     description=f"{text}, in the format of TensorFlow Serving.",
                     responses=tfserving_schema.FAILURES,
-                )(self._route(select))
-
-    def _route(self, select: Any) -> Any:
-        return select(self._serve)
+                )(served)
 
 
 Name = Annotated[str, Path(description="Model name")]
 
 
-def _model(handler: Any) -> Any:
-    async def route(model: Name) -> Response:
-        return Delegate(handler)
-
-    return route
+def _model(model: Name) -> None:
+    """Declare the parts of a path, for the documentation."""
 
 
-def _model_version(handler: Any) -> Any:
-    async def route(model: Name, version: Annotated[int, Path()]) -> Response:
-        return Delegate(handler)
-
-    return route
+def _model_version(model: Name, version: Annotated[int, Path()]) -> None:
+    """Declare the parts, as ``_model``."""
 
 
-def _model_label(handler: Any) -> Any:
-    async def route(model: Name, label: Annotated[str, Path()]) -> Response:
-        return Delegate(handler)
-
-    return route
+def _model_label(model: Name, label: Annotated[str, Path()]) -> None:
+    """Declare the parts, as ``_model``."""
 
 
 def _parse(scope: Scope) -> dict[str, str]:

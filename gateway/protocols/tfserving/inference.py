@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols import response_encoding
@@ -13,7 +13,6 @@ from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.image_decoding import decode_for
 from modelport.gateway.protocols.response_encoding import PROTOBUF_BYTES
 from modelport.gateway.protocols.tfserving import examples as tfserving_examples
-from modelport.gateway.protocols.tfserving.results import Classes
 from modelport.gateway.protocols.tfserving.servable_lookup import Servables
 from modelport.gateway.protocols.tfserving.servable_signatures import (
     Decoded,
@@ -23,7 +22,7 @@ from modelport.gateway.protocols.tfserving.servable_signatures import (
     UnknownSignature,
 )
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import Array, Deadline, Tensor
+from modelport.gateway.types import Deadline, Tensor
 from modelport.gateway.wire.proto import serving_pb2 as pb
 
 Written = TypeVar("Written")
@@ -37,6 +36,17 @@ class TfServingCall:
     deadline: Deadline
     trace: str = ""
     size: int = 0
+
+
+class ExampleMethod(NamedTuple):
+    """Classify or Regress: the outputs that it asks for, and their results for each example."""
+
+    outputs: Callable[[ServableSignature], tuple[str, ...]]
+    results: Callable[[Sequence[Tensor], ServableSignature, int], Any]
+
+
+CLASSIFY = ExampleMethod(tfserving_examples.classification_outputs, tfserving_examples.classify)
+REGRESS = ExampleMethod(tfserving_examples.regression_output, tfserving_examples.regress)
 
 
 class Inference:
@@ -81,64 +91,37 @@ class Inference:
             servable = servable.answered_by(response.model_version)
         return decoded._replace(servable=servable), outputs
 
-    async def classify(
+    async def run_examples(
         self,
         call: TfServingCall,
         message: pb.Input,
-        write: Callable[[ServableSignature, Classes], Written],
+        method: ExampleMethod,
+        write: Callable[[ServableSignature, Any], Written],
     ) -> Written:
-        """Run a request, and pass the classes of every example to ``write``.
+        """Run a request, and pass the results of its examples to ``write``.
 
         Raises:
-            ModelportError: As ``predict``, or the model's outputs are not classes.
+            ModelportError: As ``predict``, or the model's outputs are no results of ``method``.
         """
-        servable, outputs = await self._run(
-            call, message, tfserving_examples.classification_outputs
-        )
-        examples = len(tfserving_examples.examples_of(message))
 
-        def work() -> Written:
-            return write(servable, tfserving_examples.classify(outputs, servable, examples))
-
-        return await response_encoding.encode(work, outputs, call.deadline, PROTOBUF_BYTES)
-
-    async def regress(
-        self,
-        call: TfServingCall,
-        message: pb.Input,
-        write: Callable[[ServableSignature, Array], Written],
-    ) -> Written:
-        """Run a request, and pass the value of every example to ``write``.
-
-        Raises:
-            ModelportError: As ``predict``, or the model's output does not have such values.
-        """
-        servable, outputs = await self._run(call, message, tfserving_examples.regression_output)
-        examples = len(tfserving_examples.examples_of(message))
-
-        def work() -> Written:
-            return write(servable, tfserving_examples.regress(outputs, examples))
-
-        return await response_encoding.encode(work, outputs, call.deadline, PROTOBUF_BYTES)
-
-    async def _run(
-        self,
-        call: TfServingCall,
-        message: pb.Input,
-        outputs_of: Callable[[ServableSignature], tuple[str, ...]],
-    ) -> tuple[ServableSignature, Sequence[Tensor]]:
         def decode(version: ServableVersion) -> Decoded:
             try:
                 servable = version.servable(call.selected.signature)
             except UnknownSignature as error:
                 name = error.name
                 raise InvalidArgument(f"No signature was found with the name: {name}") from error
-            wanted = outputs_of(servable)
+            wanted = method.outputs(servable)
             inputs = tfserving_examples.decode(message, servable, call.size)
             return Decoded(servable, inputs, wanted)
 
         decoded, outputs = await self.predict(call, decode, True)
-        return decoded.servable, outputs
+        servable = decoded.servable
+        examples = len(tfserving_examples.examples_of(message))
+
+        def work() -> Written:
+            return write(servable, method.results(outputs, servable, examples))
+
+        return await response_encoding.encode(work, outputs, call.deadline, PROTOBUF_BYTES)
 
     def record(self, name: str, api: str, entrypoint: str, status: str, started_ns: int) -> None:
         """Count a request that began at ``started_ns`` of ``time.perf_counter_ns``."""

@@ -179,12 +179,12 @@ def test_classes_and_scores_are_those_of_the_outputs_of_that_name() -> None:
 def test_one_value_an_example_is_a_regression() -> None:
     model = servable("x FP32 1", outputs=("outputs FP32 1", "more FP32 1"))
     assert tfserving_examples.regression_output(model) == ("outputs",)
-    values = tfserving_examples.regress([tensor("y", Datatype.FP32, [[1.0], [2.0]])], 2)
+    values = tfserving_examples.regress([tensor("y", Datatype.FP32, [[1.0], [2.0]])], model, 2)
     result = pb.RegressionResult.FromString(b"".join(results.regression_fields(values)))
     assert [regression.value for regression in result.regressions] == [1.0, 2.0]
     for wrong in ([[1.0, 2.0]], 1.0):
         with pytest.raises(InvalidArgument, match="Expected output Tensor shape to be either"):
-            tfserving_examples.regress([tensor("y", Datatype.FP32, wrong)], 1)
+            tfserving_examples.regress([tensor("y", Datatype.FP32, wrong)], model, 1)
 
 
 # -- names ----------------------------------------------------------------------------------------
