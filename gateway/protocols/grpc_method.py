@@ -25,7 +25,8 @@ class Serialized:
         return b"".join(self.parts)
 
 
-def _whole(reply: Any) -> Sequence[Buffer]:
+def parts_of(reply: Any) -> Sequence[Buffer]:
+    """Serialize a response, in parts."""
     return reply.parts if type(reply) is Serialized else (reply.SerializeToString(),)
 
 
@@ -58,7 +59,6 @@ class Method(NamedTuple):
             implies ``reply_streams``.
         statuses: gRPC statuses by error class, if they differ from the Open Inference Protocol's.
         refuses: Tests, under overload, whether to refuse a request by its bytes, without decoding.
-        parts: Serializes a response, in parts.
         health: Whether this is a health check, which is served beyond the connection limit.
         bound: Returns the size limit of a large request by its first bytes, or None. It raises if
             there is no such model.
@@ -73,7 +73,6 @@ class Method(NamedTuple):
     reply_streams: bool = False
     statuses: Mapping[type[ModelportError], str] = MappingProxyType({})
     refuses: Callable[[bytes | memoryview], bool] | None = None
-    parts: Callable[[Any], Sequence[Buffer]] = _whole
     health: bool = False
     bound: Callable[[Buffer], int | None] = _control
     glance: Callable[[Buffer], Any] = _none

@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Code, Decoupled, ModelportError, Unsupported
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.grpc_method import Method, Rows
+from modelport.gateway.protocols.grpc_method import Method, Rows, Serialized
 from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip.grpc_health import HealthGrpc
@@ -23,8 +23,9 @@ from modelport.gateway.protocols.oip.grpc_request import (
     decode,
     model_of,
     named_model,
+    plain_request,
 )
-from modelport.gateway.protocols.oip.grpc_response import RawResponse, encode
+from modelport.gateway.protocols.oip.grpc_response import encode, serialize
 from modelport.gateway.protocols.oip.grpc_stream import StreamInfer
 from modelport.gateway.protocols.oip.shared_memory import (
     NO_SHARED_MEMORY,
@@ -76,11 +77,10 @@ class OipGrpc:
             for name, declared in unary.items()
         }
         table["ModelInfer"] = Method(
-            *(RawRequest, RawResponse, self._raw_infer, Operation.INFER),
+            *(RawRequest, pb.ModelInferResponse, self._raw_infer, Operation.INFER),
             refuses=self._refuses_infer,
-            parts=RawResponse.parts,
             bound=self._bound_infer,
-            glance=RawRequest.glance,
+            glance=plain_request,
         )
         table["ModelStreamInfer"] = Method(
             LargeRequest,
@@ -108,12 +108,12 @@ class OipGrpc:
         name, number = model_of(content)
         return self._service.refuses(name, number)
 
-    async def _raw_infer(self, message: Any, deadline: Deadline) -> RawResponse:
+    async def _raw_infer(self, message: Any, deadline: Deadline) -> Serialized:
         response, shared = await self._answer(message, deadline)
         for tensor in response.outputs:
             if tensor.datatype is Datatype.BYTES and tensor.data.size > raw_tensors.PIECE:
-                return await offload.run(partial(RawResponse, response, shared), deadline)
-        return RawResponse(response, shared)
+                return await offload.run(partial(serialize, response, shared), deadline)
+        return serialize(response, shared)
 
     async def _answer(
         self, message: Any, deadline: Deadline

@@ -52,13 +52,8 @@ class RawRequest:
         Raises:
             DecodeError: ``content`` is not a message.
         """
-        request = _plain(content)
+        request = plain_request(content)
         return LargeRequest.FromString(content) if request is None else request
-
-    @staticmethod
-    def glance(content: bytes | memoryview) -> InferRequest | None:
-        """Decode a valid request whose tensors are all raw; return None for others."""
-        return _plain(content)
 
 
 class LargeMessage:
@@ -130,7 +125,7 @@ class _Head(NamedTuple):
     classification: dict[str, int]
 
 
-def _plain(content: bytes | memoryview) -> InferRequest | None:
+def plain_request(content: bytes | memoryview) -> InferRequest | None:
     """Decode a valid request whose tensors are all raw; return None for others."""
     parts = protobuf.split(content, _HEAD_FIELDS, _ID, _RAW, MAX_TEMPLATE_BYTES)
     if parts is None:

@@ -6,15 +6,16 @@ serialized once, and large tensors are sent without a copy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from modelport.gateway.protocols.grpc_method import Serialized
 from modelport.gateway.protocols.oip.shared_memory import NO_SHARED_MEMORY, SharedTensors
 from modelport.gateway.types import Datatype, InferResponse, Parameter
 from modelport.gateway.wire import raw_tensors
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
-from modelport.gateway.wire.protobuf import joined, tag, varint
+from modelport.gateway.wire.protobuf import tag, varint
 from modelport.gateway.wire.raw_tensors import Buffer
 
 #: Number of cached parts of responses, each of some hundred bytes.
@@ -23,44 +24,33 @@ _ID = bytes((tag(pb.ModelInferResponse, "id"),))
 _RAW = bytes((tag(pb.ModelInferResponse, "raw_output_contents"),))
 
 
-class RawResponse:
-    """A serialized ``ModelInferResponse``, in parts."""
+def serialize(response: InferResponse, shared: SharedTensors = NO_SHARED_MEMORY) -> Serialized:
+    """Encode ``response``, and write the outputs requested in shared memory there.
 
-    __slots__ = ("_parts",)
+    Large tensors are views of their memory.
 
-    def __init__(self, response: InferResponse, shared: SharedTensors = NO_SHARED_MEMORY) -> None:
-        """Encode ``response``, and write the outputs requested in shared memory there.
-
-        Raises:
-            InvalidArgument: An output is larger than its place in shared memory.
-        """
-        parts: list[Buffer] = [_head(response.model_name, response.model_version)]
-        if response.id:
-            text = response.id.encode()
-            parts += (_ID, varint(len(text)), text)
-        if response.parameters:
-            parts.append(_parameters(response.parameters))
-        contents: list[Buffer] = []
-        for tensor in response.outputs:
-            parts.append(_output(tensor.name, tensor.datatype, tensor.data.shape))
-            # Clients index the contents by output: one in shared memory has empty contents.
-            is_shared = shared.places and shared.write(tensor)
-            content = b"" if is_shared else raw_tensors.encode(tensor)
-            contents += (_RAW, varint(len(content)), content)
-        parts += contents
-        self._parts = joined(parts)
-
-    def parts(self) -> Sequence[Buffer]:
-        """Return the message in parts; large tensors are views of their memory."""
-        return self._parts
-
-    def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf names it
-        return b"".join(self._parts)
+    Raises:
+        InvalidArgument: An output is larger than its place in shared memory.
+    """
+    parts: list[Buffer] = [_head(response.model_name, response.model_version)]
+    if response.id:
+        text = response.id.encode()
+        parts += (_ID, varint(len(text)), text)
+    if response.parameters:
+        parts.append(_parameters(response.parameters))
+    contents: list[Buffer] = []
+    for tensor in response.outputs:
+        parts.append(_output(tensor.name, tensor.datatype, tensor.data.shape))
+        # Clients index the contents by output: one in shared memory has empty contents.
+        is_shared = shared.places and shared.write(tensor)
+        content = b"" if is_shared else raw_tensors.encode(tensor)
+        contents += (_RAW, varint(len(content)), content)
+    return Serialized(*parts, *contents)
 
 
 def encode(response: InferResponse, shared: SharedTensors = NO_SHARED_MEMORY) -> Any:
     """Encode ``response`` as a message, to be nested in another one."""
-    return pb.ModelInferResponse.FromString(RawResponse(response, shared).SerializeToString())
+    return pb.ModelInferResponse.FromString(serialize(response, shared).SerializeToString())
 
 
 @lru_cache(KEPT)

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from modelport.gateway.access.context import CURRENT
 from modelport.gateway.errors import InvalidArgument, ModelportError, QueueFull
-from modelport.gateway.protocols.grpc_method import Method, Methods, RefusedMessage
+from modelport.gateway.protocols.grpc_method import Method, Methods, RefusedMessage, parts_of
 from modelport.gateway.rollout import request_routing
 from modelport.gateway.rollout.plan import ROUTE_KEY
 from modelport.gateway.rollout.request_routing import RequestRouting
@@ -178,7 +178,7 @@ class Service:
                 else:
                     message = await _read(method, content, call.deadline)
                 reply = await method.handler(message, call.deadline)
-                call.only(method.parts(reply), OK if plain else _ok(routing))
+                call.only(parts_of(reply), OK if plain else _ok(routing))
         except ModelportError as error:
             if is_late(error, call.deadline.remaining()):
                 call.end(LATE)  # as the client's own clock says, whichever of the two is first

@@ -15,7 +15,6 @@ from modelport.gateway.protocols.oip import grpc_request
 from modelport.gateway.protocols.oip.grpc_request import (
     LargeMessage,
     LargeRequest,
-    RawRequest,
     decode,
     named_model,
 )
@@ -151,7 +150,7 @@ def test_a_head_without_end_is_left_before_it_is_read(monkeypatch: pytest.Monkey
 
     def seconds(content: bytes) -> float:
         started = time.process_time()
-        assert RawRequest.glance(content) is None
+        assert grpc_request.plain_request(content) is None
         return time.process_time() - started
 
     content = b"\x0a\x00" * 2_000_000
