@@ -31,10 +31,9 @@ from modelport.gateway.protocols.http_response import (
 from modelport.gateway.protocols.oip.http_infer import STATUS
 from modelport.gateway.protocols.prediction import form_body
 from modelport.gateway.protocols.prediction.predictor import (
-    Predict,
     PredictionCall,
     PredictionReply,
-    PredictStream,
+    Predictor,
 )
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Deadline
@@ -76,23 +75,13 @@ class PredictionTarget(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamingPredictor:
-    """Streaming of the models (name and version) to which it ``applies``."""
-
-    applies: Callable[[str, int], bool]
-    stream: PredictStream
-
-
-@dataclass(frozen=True, slots=True)
 class PredictionHandler:
-    """Handler of prediction requests. Without ``streaming`` it refuses decoupled models."""
+    """Handler of prediction requests. If it does not stream, it refuses decoupled models."""
 
-    predict: Predict
+    predictor: Predictor
     dialect: PredictionDialect
     max_input_bytes: int
-    #: Returns the size limit of requests for a model (name and version), or raises ``NotFound``.
-    bound: Callable[[str, int], int | None]
-    streaming: StreamingPredictor | None = None
+    streams: bool = False
 
     async def __call__(
         self,
@@ -106,13 +95,13 @@ class PredictionHandler:
         try:
             deadline = request_body.deadline(headers)
             name, version, _ = selected = find(headers)
-            bound = self.bound(name, version)
+            bound = self.predictor.max_bytes(name, version)
             body = await request_body.read(receive, headers, self.max_input_bytes, deadline, bound)
             call = await self._call(selected, body, headers, deadline)
-            if self.streaming is not None and self.streaming.applies(name, version):
-                await self._stream(self.streaming.stream(call, deadline), headers, send)
+            if self.streams and self.predictor.is_decoupled(name, version):
+                await self._stream(self.predictor.stream(call, deadline), headers, send)
                 return
-            answer = await self.predict(call, deadline)
+            answer = await self.predictor(call, deadline)
         except FAILURES as failure:
             error = error_of(failure)
             if error is not None:
@@ -204,5 +193,4 @@ class PlatformDialect:
 
 def platform_handler(host: DialectHost, media_type: bytes) -> PredictionHandler:
     """The handler of the platform whose content types begin with ``media_type``."""
-    predictor, dialect = host.predictor, PlatformDialect(media_type)
-    return PredictionHandler(predictor, dialect, host.max_input_bytes, predictor.max_bytes)
+    return PredictionHandler(host.predictor, PlatformDialect(media_type), host.max_input_bytes)

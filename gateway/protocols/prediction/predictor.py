@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -81,8 +81,6 @@ class PredictionReply:
 
 
 Encode = Callable[[InferResponse], PredictionReply]
-Predict = Callable[[PredictionCall, Deadline], Awaitable[PredictionReply]]
-PredictStream = Callable[[PredictionCall, Deadline], AsyncGenerator[PredictionReply, None]]
 
 
 class Predictor:

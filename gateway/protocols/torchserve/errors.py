@@ -23,10 +23,9 @@ from modelport.gateway.errors import (
 )
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols.prediction.predictor import (
-    Predict,
     PredictionCall,
     PredictionReply,
-    PredictStream,
+    Predictor,
 )
 from modelport.gateway.repository.scan import MAX_VERSION
 from modelport.gateway.types import Deadline
@@ -167,29 +166,24 @@ def _not_found(manager: ModelView, name: str, version: str) -> NotFound:
     return VersionNotFound(name, version) if known else ModelNotFound(name)
 
 
-def translate_not_found(predict: Predict, manager: ModelView) -> Predict:
-    """Make ``predict`` raise TorchServe's errors for unknown models and versions."""
+class TorchServePredictor(Predictor):
+    """Raises TorchServe's errors for unknown models and versions."""
 
-    async def translated(call: PredictionCall, deadline: Deadline) -> PredictionReply:
+    async def __call__(self, call: PredictionCall, deadline: Deadline) -> PredictionReply:
         try:
-            return await predict(call, deadline)
+            return await super().__call__(call, deadline)
         except NotFound as error:
-            raise _not_found(manager, call.model, str(call.version or "")) from error
+            raise self._not_found(call) from error
 
-    return translated
-
-
-def translate_not_found_in_stream(stream: PredictStream, manager: ModelView) -> PredictStream:
-    """Make ``stream`` raise TorchServe's errors for unknown models and versions."""
-
-    async def translated(
-        call: PredictionCall, deadline: Deadline
+    async def stream(
+        self, call: PredictionCall, deadline: Deadline
     ) -> AsyncGenerator[PredictionReply, None]:
         try:
-            async with aclosing(stream(call, deadline)) as replies:
+            async with aclosing(super().stream(call, deadline)) as replies:
                 async for reply in replies:
                     yield reply
         except NotFound as error:
-            raise _not_found(manager, call.model, str(call.version or "")) from error
+            raise self._not_found(call) from error
 
-    return translated
+    def _not_found(self, call: PredictionCall) -> NotFound:
+        return _not_found(self._manager, call.model, str(call.version or ""))

@@ -60,11 +60,7 @@ class TorchServeGrpc:
     """The methods of ``InferenceAPIsService`` and ``ManagementAPIsService``."""
 
     def __init__(self, host: DialectHost) -> None:
-        self._predictor = host.predictor
-        self._predict = errors.translate_not_found(host.predictor, host.manager)
-        self._predict_each = errors.translate_not_found_in_stream(
-            host.predictor.stream, host.manager
-        )
+        self._predictor = errors.TorchServePredictor(host.service, host.manager)
         self._manager = host.manager
         self._control = host.control
         self._models = Management(host)
@@ -122,7 +118,7 @@ class TorchServeGrpc:
         return inference.TorchServeHealthResponse(health=text)
 
     async def _predictions(self, message: Any, deadline: Deadline) -> Any:
-        reply = await self._predict(self._call(message), deadline)
+        reply = await self._predictor(self._call(message), deadline)
         return Serialized(*nested(_PREDICTION, [reply.body]))
 
     def _call(self, message: Any) -> PredictionCall:
@@ -138,7 +134,7 @@ class TorchServeGrpc:
 
     async def _stream(self, message: Any, deadline: Deadline) -> AsyncGenerator[Any, None]:
         """Send every response of a decoupled model, or the only one of an ordinary model."""
-        async with aclosing(self._predict_each(self._call(message), deadline)) as replies:
+        async with aclosing(self._predictor.stream(self._call(message), deadline)) as replies:
             async for reply in replies:
                 yield inference.PredictionResponse(prediction=bytes(reply.body))
 

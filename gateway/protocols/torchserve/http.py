@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import orjson
-from fastapi import FastAPI, Path, Request, Response
+from fastapi import Depends, FastAPI, Path, Request, Response
 
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols import explainer, request_body
@@ -27,7 +27,6 @@ from modelport.gateway.protocols.prediction.http import (
     PredictionHandler,
     PredictionTarget,
     RequestHeaders,
-    StreamingPredictor,
 )
 from modelport.gateway.protocols.prediction.predictor import PredictionReply
 from modelport.gateway.protocols.torchserve import errors
@@ -36,6 +35,8 @@ from modelport.gateway.wire import json_text
 
 Model = Annotated[str, Path(description="Model name")]
 Version = Annotated[str, Path(description="Model version: a number, or a label")]
+#: Name and version of a model; the version is empty for the default one.
+Selected = tuple[str, str]
 _PREDICTIONS, _EXPLANATIONS, _MODELS = "/predictions/", "/explanations/", "/models/"
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 _NO_CACHE: Headers = [
@@ -74,12 +75,9 @@ class TorchServeHttp(HttpDialect):
         self._manager = host.manager
         self._control = host.control
         self._management = Management(host)
-        predictor = host.predictor
-        predict = errors.translate_not_found(predictor, host.manager)
-        stream = errors.translate_not_found_in_stream(predictor.stream, host.manager)
-        streaming = StreamingPredictor(predictor.is_decoupled, stream)
+        predictor = errors.TorchServePredictor(host.service, host.manager)
         self._predict = PredictionHandler(
-            predict, TorchServeDialect(), host.max_input_bytes, predictor.max_bytes, streaming
+            predictor, TorchServeDialect(), host.max_input_bytes, streams=True
         )
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
@@ -125,6 +123,8 @@ class TorchServeHttp(HttpDialect):
     # -- everything but predictions --------------------------------------------------------------
 
     def add_routes(self, app: FastAPI) -> None:
+        management = self._management
+
         @app.get("/ping", dependencies=HEALTH, tags=["torchserve"])
         @app.post("/ping", dependencies=HEALTH, include_in_schema=False)
         async def ping(request: Request) -> Response:
@@ -139,27 +139,18 @@ class TorchServeHttp(HttpDialect):
             """This API as an OpenAPI document."""
             return _answer(app.openapi(), request)
 
-        @app.post(
-            "/predictions/{model}", dependencies=INFER, tags=["torchserve"], openapi_extra=_ANY_BODY
-        )
-        @app.put("/predictions/{model}", dependencies=INFER, include_in_schema=False)
-        async def predict(model: Model) -> Response:
-            """Run the model on an image, an OIP request, JSON or bytes.
+        @app.get("/models", tags=["torchserve"], dependencies=METADATA)
+        async def list_models(request: Request) -> Response:
+            """Models that are served; `limit` and `next_page_token` select a page."""
+            limit = _number(request, "limit", MAX_PAGE)
+            page = management.list_models(limit, _number(request, "next_page_token", 0))
+            return _answer(page, request)
 
-            It is the body, or the form field `body` or `data`.
-            """
-            return Delegate(self._predict, self._find(model, ""))
-
-        @app.post(
-            "/predictions/{model}/{version}",
-            dependencies=INFER,
-            tags=["torchserve"],
-            openapi_extra=_ANY_BODY,
-        )
-        @app.put("/predictions/{model}/{version}", dependencies=INFER, include_in_schema=False)
-        async def predict_with_version(model: Model, version: Version) -> Response:
-            """Run this version of the model."""
-            return Delegate(self._predict, self._find(model, version))
+        @app.post("/models", tags=["torchserve"], dependencies=CONTROL)
+        async def register_model(request: Request) -> Response:
+            """Load a model of the repository (`--model-control-mode explicit`); `url` names it."""
+            status = await management.register(await self._registration(request))
+            return _answer({"status": status}, request)
 
         @app.post(
             "/explanations/{model}",
@@ -171,90 +162,65 @@ class TorchServeHttp(HttpDialect):
             """Run the model that the parameter `explainer` of this model names."""
             return Delegate(self._predict, self._find_explainer(model, ""))
 
-        @app.options("/predictions/{model}", dependencies=METADATA, tags=["torchserve"])
-        async def prediction_api(model: Model, request: Request) -> Response:
-            """OpenAPI document for predictions with a served model."""
-            return self._prediction_api(app, model, "", request)
-
-        @app.options("/predictions/{model}/{version}", dependencies=METADATA, tags=["torchserve"])
-        async def prediction_api_of_version(
-            model: Model, version: Version, request: Request
-        ) -> Response:
-            """OpenAPI document for predictions with this version."""
-            return self._prediction_api(app, model, version, request)
-
-        self._add_reading(app)
-        self._add_changing(app)
-
-    def _prediction_api(self, app: FastAPI, model: str, version: str, request: Request) -> Response:
-        errors.known_version(self._manager, model, version)
-        path = "/predictions/{model}/{version}" if version else "/predictions/{model}"
-        api = app.openapi()
-        return _answer({**api, "paths": {path: api["paths"][path]}}, request)
-
-    def _add_reading(self, app: FastAPI) -> None:
-        management = self._management
-
-        @app.get("/models", tags=["torchserve"], dependencies=METADATA)
-        async def list_models(request: Request) -> Response:
-            """Models that are served; `limit` and `next_page_token` select a page."""
-            limit = _number(request, "limit", MAX_PAGE)
-            page = management.list_models(limit, _number(request, "next_page_token", 0))
-            return _answer(page, request)
-
-        @app.get("/models/{model}", tags=["torchserve"], dependencies=METADATA)
-        async def describe_model(model: Model, request: Request) -> Response:
-            """Describe the default version; with `customized=true` also its inputs and outputs."""
-            customized = _is_set(request, "customized")
-            return _answer(await management.describe(model, "", customized), request)
-
-        @app.get("/models/{model}/{version}", tags=["torchserve"], dependencies=METADATA)
-        async def describe_version(model: Model, version: Version, request: Request) -> Response:
-            """Describe one version, or `all`."""
-            customized = _is_set(request, "customized")
-            return _answer(await management.describe(model, version, customized), request)
-
-    def _add_changing(self, app: FastAPI) -> None:
-        management = self._management
-
-        @app.post("/models", tags=["torchserve"], dependencies=CONTROL)
-        async def register_model(request: Request) -> Response:
-            """Load a model of the repository (`--model-control-mode explicit`); `url` names it."""
-            status = await management.register(await self._registration(request))
-            return _answer({"status": status}, request)
-
-        @app.put("/models/{model}", tags=["torchserve"], dependencies=CONTROL)
-        async def scale_workers(model: Model, request: Request) -> Response:
-            """Accepted if the model has the requested number of instances."""
-            return self._scale(model, request.query_params.get("model_version", ""), request)
-
-        @app.put("/models/{model}/{version}", tags=["torchserve"], dependencies=CONTROL)
-        async def scale_version(model: Model, version: Version, request: Request) -> Response:
-            """Accepted if this version has the requested number of instances."""
-            return self._scale(model, version, request)
+        self._add_model_routes(app, "{model}", _select)
+        self._add_model_routes(app, "{model}/{version}", _select_version)
 
         @app.put("/models/{model}/{version}/set-default", tags=["torchserve"], dependencies=CONTROL)
         async def set_default(model: Model, version: Version, request: Request) -> Response:
             """Make this version the default for requests without a version."""
             return _answer({"status": await management.set_default(model, version)}, request)
 
-        @app.delete("/models/{model}", tags=["torchserve"], dependencies=CONTROL)
-        async def unregister_model(model: Model, request: Request) -> Response:
-            """Unload the model's only version once its requests in flight are done."""
-            return _answer({"status": await management.unregister(model, "")}, request)
+    def _add_model_routes(self, app: FastAPI, model: str, select: Callable[..., Selected]) -> None:
+        """Add the routes of a model, or of one version of it; ``select`` reads the path."""
+        management = self._management
+        predictions, models = _PREDICTIONS + model, _MODELS + model
 
-        @app.delete("/models/{model}/{version}", tags=["torchserve"], dependencies=CONTROL)
-        async def unregister_version(model: Model, version: Version, request: Request) -> Response:
-            """Unload a version that is not the default."""
-            return _answer({"status": await management.unregister(model, version)}, request)
+        @app.post(predictions, dependencies=INFER, tags=["torchserve"], openapi_extra=_ANY_BODY)
+        @app.put(predictions, dependencies=INFER, include_in_schema=False)
+        async def predict(selected: Selected = Depends(select)) -> Response:
+            """Run the model, or this version of it, on an image, an OIP request, JSON or bytes.
 
-    def _scale(self, model: str, version: str, request: Request) -> Response:
-        minimum = _number(request, "min_worker", 1)
-        maximum = _number(request, "max_worker", minimum)
-        status = self._management.scale(model, version, minimum, maximum)
-        if _is_set(request, "synchronous"):
-            return _answer({"status": status}, request)
-        return _answer({"status": "Processing worker updates..."}, request, 202)
+            It is the body, or the form field `body` or `data`.
+            """
+            return Delegate(self._predict, self._find(*selected))
+
+        @app.options(predictions, dependencies=METADATA, tags=["torchserve"])
+        async def prediction_api(
+            request: Request, selected: Selected = Depends(select)
+        ) -> Response:
+            """OpenAPI document for predictions with a served model, or with this version."""
+            errors.known_version(self._manager, *selected)
+            api = app.openapi()
+            return _answer({**api, "paths": {predictions: api["paths"][predictions]}}, request)
+
+        @app.get(models, tags=["torchserve"], dependencies=METADATA)
+        async def describe(request: Request, selected: Selected = Depends(select)) -> Response:
+            """Describe the default version, one version, or `all`.
+
+            With `customized=true` also its inputs and outputs.
+            """
+            customized = _is_set(request, "customized")
+            return _answer(await management.describe(*selected, customized), request)
+
+        @app.put(models, tags=["torchserve"], dependencies=CONTROL)
+        async def scale_workers(request: Request, selected: Selected = Depends(select)) -> Response:
+            """Accepted if the model or version has the requested number of instances."""
+            name, version = selected
+            version = version or request.query_params.get("model_version", "")
+            minimum = _number(request, "min_worker", 1)
+            maximum = _number(request, "max_worker", minimum)
+            status = management.scale(name, version, minimum, maximum)
+            if _is_set(request, "synchronous"):
+                return _answer({"status": status}, request)
+            return _answer({"status": "Processing worker updates..."}, request, 202)
+
+        @app.delete(models, tags=["torchserve"], dependencies=CONTROL)
+        async def unregister(request: Request, selected: Selected = Depends(select)) -> Response:
+            """Unload a version that is not the default, or the model with its only version.
+
+            It is unloaded once its requests in flight are done.
+            """
+            return _answer({"status": await management.unregister(*selected)}, request)
 
     async def _registration(self, request: Request) -> Registration:
         """Read a registration from the query or a JSON body."""
@@ -270,6 +236,14 @@ class TorchServeHttp(HttpDialect):
                 raise InvalidArgument(f"Parameter {key} must be a string.")
         workers, seconds = (_integer(given.get(k)) for k in ("initial_workers", "startup_timeout"))
         return Registration(**texts, initial_workers=workers or 0, startup_timeout=seconds)
+
+
+def _select(model: Model) -> Selected:
+    return model, ""
+
+
+def _select_version(model: Model, version: Version) -> Selected:
+    return model, version
 
 
 def _answer(value: Any, request: Any, status: int = 200) -> Response:
