@@ -33,6 +33,8 @@ _KEY = 1
 _MAX_VARINT = 10
 #: Limit of the messages in a request: each takes dozens of times the memory of its two bytes.
 MAX_MESSAGES = 100_000
+#: Limit of the fields of a large request: its inputs, outputs and parameters together.
+MAX_TENSORS = 10_000
 #: Longer than the name and version of any model. A text of megabytes takes long to look up.
 MAX_NAME_BYTES = 4096
 #: Limits of the values of a repeated field, which are held in 8 bytes and in 16. Large tensors are
@@ -168,6 +170,24 @@ def merge(message: Any, content: memoryview, budget: _Budget | None = None) -> N
             _merge_piece(message, content[begin : field.end])
             begin = field.end
     _merge_piece(message, content[begin:])
+
+
+def merge_short(message: Any, content: memoryview, tag: int) -> Iterator[memoryview]:
+    """Merge ``content`` into ``message``, but yield the values of long fields with this ``tag``.
+
+    Raises:
+        DecodeError: ``content`` is not a message of this class.
+        InvalidArgument: It has more than ``MAX_TENSORS`` fields, or as ``merge``.
+    """
+    begin = 0
+    for count, field in enumerate(fields(content)):
+        if count > MAX_TENSORS:
+            raise InvalidArgument(f"the request has more than {MAX_TENSORS} tensors")
+        if field.tag == tag and field.end - field.start > PIECE_BYTES:
+            merge(message, content[begin : field.begin])
+            begin = field.end
+            yield content[field.start : field.end]
+    merge(message, content[begin:])
 
 
 def _merge_piece(message: Any, content: Buffer) -> None:

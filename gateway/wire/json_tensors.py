@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -125,15 +125,20 @@ def encode(tensor: Tensor) -> Array:
     data: Array = tensor.data.ravel()
     if tensor.datatype is not Datatype.BYTES:
         return data
-    texts = np.empty(data.shape, dtype=object)
     try:
-        for start in range(0, len(data), raw_tensors.PIECE):
-            items = data[start : start + raw_tensors.PIECE]
-            texts[start : start + raw_tensors.PIECE] = [item.decode() for item in items]
-            offload.checkpoint()
+        return converted(data, bytes.decode)
     except UnicodeDecodeError as error:
         raise InvalidArgument(
             f"output '{tensor.name}' holds bytes that are not UTF-8. Please use the binary data "
             "format for it"
         ) from error
-    return texts
+
+
+def converted(data: Array, convert: Callable[[bytes], Any]) -> Array:
+    """Convert the elements of BYTES, in pieces, to JSON values."""
+    flat, values = data.reshape(-1), np.empty(data.size, dtype=object)
+    for start in range(0, len(flat), raw_tensors.PIECE):
+        items = flat[start : start + raw_tensors.PIECE]
+        values[start : start + raw_tensors.PIECE] = [convert(item) for item in items]
+        offload.checkpoint()
+    return values.reshape(data.shape)

@@ -170,7 +170,7 @@ class OipGrpc:
     async def _model_metadata(self, message: Any, _: Deadline) -> Any:
         version = metadata.parse_version(message.version)
         document = metadata.model_metadata(self._manager, message.name, version)
-        return _message(document, pb.ModelMetadataResponse())
+        return json_format.ParseDict(document, pb.ModelMetadataResponse())
 
     async def _model_config(self, message: Any, _: Deadline) -> Any:
         served = self._manager.get(message.name, metadata.parse_version(message.version))
@@ -181,14 +181,14 @@ class OipGrpc:
         document = await metadata.model_statistics(
             self._manager, self._control, message.name, version
         )
-        return _message(document, pb.ModelStatisticsResponse())
+        return json_format.ParseDict(document, pb.ModelStatisticsResponse())
 
     # -- repository -----------------------------------------------------------------------------
 
     async def _repository_index(self, message: Any, _: Deadline) -> Any:
         _refuse_repository(message)
         rows = await self._control.index(message.ready)
-        return _message({"models": rows}, pb.RepositoryIndexResponse())
+        return json_format.ParseDict({"models": rows}, pb.RepositoryIndexResponse())
 
     async def _repository_load(self, message: Any, _: Deadline) -> Any:
         _refuse_repository(message)
@@ -229,10 +229,6 @@ def _shared_memory(kind: str, memory: SharedMemory | CudaSharedMemory) -> dict[s
         f"{methods}Register": register,
         f"{methods}Unregister": unregister,
     }
-
-
-def _message(document: dict[str, Any], message: Any) -> Any:
-    return json_format.ParseDict(document, message)
 
 
 def _chosen(parameters: Any) -> dict[str, Any]:

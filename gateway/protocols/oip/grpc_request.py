@@ -33,8 +33,6 @@ _TAGS = {field: tag(pb.ModelInferRequest, field) for field in (
 _ID, _RAW = _TAGS.pop("id"), _TAGS.pop("raw_input_contents")
 _INPUTS = _TAGS["inputs"]
 _CONTENTS = tag(pb.ModelInferRequest.InferInputTensor, "contents")
-#: Limit of the fields of a large request: its inputs, outputs and parameters together.
-MAX_TENSORS = 10_000
 _NAME, _VERSION = _TAGS["model_name"], _TAGS["model_version"]
 #: Fields of a cached head. Parameters are not among them, because they may change every time.
 _HEAD_FIELDS = frozenset(_TAGS.values())
@@ -82,19 +80,14 @@ class LargeRequest:
 
         Raises:
             DecodeError: ``content`` is not a message.
-            InvalidArgument: It has more than ``MAX_TENSORS`` tensors and parameters.
+            InvalidArgument: It has too many tensors and parameters.
         """
         if len(content) <= offload.INLINE_BYTES:
             return pb.ModelInferRequest.FromString(content)
-        large, view, begin = LargeMessage(), memoryview(content), 0
-        for count, field in enumerate(incremental_protobuf.fields(content)):
-            if count > MAX_TENSORS:
-                raise InvalidArgument(f"the request has more than {MAX_TENSORS} tensors")
-            if field.tag == _INPUTS and field.end - field.start > incremental_protobuf.PIECE_BYTES:
-                incremental_protobuf.merge(large.message, view[begin : field.begin])
-                begin = field.end
-                large.contents |= _input(large.message, view[field.start : field.end])
-        incremental_protobuf.merge(large.message, view[begin:])
+        large = LargeMessage()
+        message, view = large.message, memoryview(content)
+        for value in incremental_protobuf.merge_short(message, view, _INPUTS):
+            large.contents |= _input(message, value)
         return large
 
 

@@ -47,7 +47,6 @@ _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction p
 _PREFIX, _SUFFIX, _VERSIONS = "/v2/models/", "/infer", "/versions/"
 #: Number of cached paths, and their maximum length.
 TARGETS, KEPT_TARGET = 1024, 512
-_RAW_PREFIX, _RAW_SUFFIX, _RAW_VERSIONS = (text.encode() for text in (_PREFIX, _SUFFIX, _VERSIONS))
 _HEADER_LENGTH = b"inference-header-content-length"
 #: Longer version numbers are left to ``parse_version``.
 _DIGITS = 18
@@ -105,13 +104,14 @@ class OipInfer(OipErrors):
 
     def refuses(self, raw_path: bytes) -> bool:
         """Ask ``InferenceService.refuses`` for a plain path of ``infer``."""
-        if not raw_path.startswith(_RAW_PREFIX) or not raw_path.endswith(_RAW_SUFFIX):
+        target = _parsed(raw_path.decode("ascii", "replace"))
+        if target is None:
             return False
-        name, _, version = raw_path[len(_RAW_PREFIX) : -len(_RAW_SUFFIX)].partition(_RAW_VERSIONS)
-        number = int(version) if version.isdigit() and len(version) < _DIGITS else 0
+        name, version = target
+        number = int(version) if version and len(version) < _DIGITS else 0
         if version and not number:
             return False
-        return self._service.refuses(name.decode("ascii", "replace"), number)
+        return self._service.refuses(name, number)
 
     async def _probe(self, path: str, send: Send) -> None:
         good = path == _LIVE or await self._control.ready()
@@ -197,7 +197,7 @@ class OipInfer(OipErrors):
 
 def _parsed(path: str) -> tuple[str, str] | None:
     """Parse the model and the version of a path of ``infer``, or return None."""
-    if not path.startswith(_PREFIX):
+    if not path.startswith(_PREFIX) or not path.endswith(_SUFFIX):
         return None
     name, versions, version = path[len(_PREFIX) : -len(_SUFFIX)].partition(_VERSIONS)
     good = name and "/" not in name and (not versions or is_number(version))

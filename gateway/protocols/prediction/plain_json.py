@@ -25,7 +25,6 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference.images import Decoder
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import (
-    NUMPY_DTYPES,
     Array,
     Datatype,
     InferResponse,
@@ -101,12 +100,13 @@ def _single(value: Any, signature: ModelSignature) -> dict[str, Any]:
 
 def _columns(rows: Any, signature: ModelSignature, batches: bool) -> dict[str, Any]:
     """Convert elements to inputs with a batch dimension."""
-    if type(rows) is LongArray:
-        return _whole(rows, signature, batches)
-    if type(rows) is not list or not rows:
+    is_long = type(rows) is LongArray
+    if not is_long and (type(rows) is not list or not rows):
         raise InvalidArgument("'instances' must be an array with at least one element")
-    if not batches and len(rows) != 1:
+    if not batches and (is_long or len(rows) != 1):
         raise InvalidArgument("the model takes no batch: 'instances' must have one element")
+    if is_long:
+        return _single(rows, signature)
     named = [_by_name(row) for row in rows]
     if not any(named):
         columns = _single(rows, signature)
@@ -115,12 +115,6 @@ def _columns(rows: Any, signature: ModelSignature, batches: bool) -> dict[str, A
     else:
         raise InvalidArgument("'instances' must be objects with the same inputs, or values")
     return columns if batches else {name: column[0] for name, column in columns.items()}
-
-
-def _whole(rows: LongArray, signature: ModelSignature, batches: bool) -> dict[str, Any]:
-    if not batches:
-        raise InvalidArgument("the model takes no batch: 'instances' must have one element")
-    return _single(rows, signature)
 
 
 def _tensors(
@@ -142,7 +136,7 @@ def _tensors(
 def _array(spec: TensorSpec, value: Any, decoders: Mapping[str, Decoder], most: int) -> Array:
     """Decode an input, with at most ``most`` images, because each takes milliseconds."""
     if type(value) is LongArray:
-        return _long(spec, value)
+        return _numbers(spec, raw_tensors.parse_shape(spec.name, value.shape), value)
     shape, flat = _flatten(spec.name, value)
     if spec.name in decoders and flat and all(map(_is_base64, flat)):
         if len(flat) > most:
@@ -155,23 +149,17 @@ def _array(spec: TensorSpec, value: Any, decoders: Mapping[str, Decoder], most: 
         if any(image.shape != first for image in images):
             raise InvalidArgument(f"the images of input '{spec.name}' have different sizes")
         return np.stack(images).reshape(*shape, *first)
-    if spec.datatype is Datatype.BYTES:
-        if any(map(_is_base64, flat)):
-            items = [_bytes(spec.name, x) if _is_base64(x) else _text(spec.name, x) for x in flat]
-            return raw_tensors.object_array(items, shape)
-    elif spec.datatype is Datatype.FP16:  # not supported by ``json_tensors``
-        with np.errstate(over="ignore"):
-            wide = json_tensors.decode(spec.name, Datatype.FP32, shape, flat)
-            return wide.astype(np.float16)
-    return json_tensors.decode(spec.name, spec.datatype, shape, flat)
+    if spec.datatype is Datatype.BYTES and any(map(_is_base64, flat)):
+        items = [_bytes(spec.name, x) if _is_base64(x) else _text(spec.name, x) for x in flat]
+        return raw_tensors.object_array(items, shape)
+    return _numbers(spec, shape, flat)
 
 
-def _long(spec: TensorSpec, value: LongArray) -> Array:
-    shape = raw_tensors.parse_shape(spec.name, value.shape)
-    datatype = Datatype.FP32 if spec.datatype is Datatype.FP16 else spec.datatype
-    data = json_tensors.decode(spec.name, datatype, shape, value)
-    with np.errstate(over="ignore"):
-        return data.astype(NUMPY_DTYPES[spec.datatype], copy=False)
+def _numbers(spec: TensorSpec, shape: tuple[int, ...], values: Any) -> Array:
+    if spec.datatype is not Datatype.FP16:
+        return json_tensors.decode(spec.name, spec.datatype, shape, values)
+    with np.errstate(over="ignore"):  # ``json_tensors`` does not support FP16
+        return json_tensors.decode(spec.name, Datatype.FP32, shape, values).astype(np.float16)
 
 
 def _flatten(name: str, value: Any) -> tuple[tuple[int, ...], list[Any]]:
@@ -230,14 +218,13 @@ def _values(tensor: Tensor) -> Array:
     if tensor.datatype is Datatype.BF16:
         raise InvalidArgument(f"output '{tensor.name}' is BF16; ask for it as bytes, with 'inputs'")
     data = tensor.data
-    if tensor.datatype is not Datatype.BYTES:
-        return data.astype(np.float64) if data.dtype.kind == "f" else data
-    texts = np.empty(data.size, dtype=object)
-    for index, item in enumerate(data.reshape(-1)):
-        try:
-            texts[index] = item.decode()
-        except UnicodeDecodeError:
-            texts[index] = {BASE64_KEY: base64.b64encode(item).decode()}
-        if not index % raw_tensors.PIECE:
-            offload.checkpoint()
-    return texts.reshape(data.shape)
+    if tensor.datatype is Datatype.BYTES:
+        return json_tensors.converted(data, _written)
+    return data.astype(np.float64) if data.dtype.kind == "f" else data
+
+
+def _written(item: bytes) -> Any:
+    try:
+        return item.decode()
+    except UnicodeDecodeError:
+        return {BASE64_KEY: base64.b64encode(item).decode()}

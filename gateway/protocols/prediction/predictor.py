@@ -148,7 +148,12 @@ class _BodyDecoder:
         only = served.signature.inputs[0] if len(served.signature.inputs) == 1 else None
         self._image = only if only is not None and only.name in self._decoders else None
         self._text = only if only is not None and _is_text(only) else None
-        self._classes, self._problem = _classes(served)
+        self._classes: TopClasses | None = None
+        self._problem = ""
+        try:
+            self._classes = top_classes(served)
+        except InvalidArgument as error:
+            self._problem = f"model '{served.name}': {error}"
 
     def slow(self, call: PredictionCall) -> bool:
         """Whether the body is large, or may hold an image."""
@@ -192,7 +197,7 @@ class _BodyDecoder:
             request, form = oip_json.decode_document(
                 document, call.body, end, call.model, call.version
             )
-            return request, _OipEncoder(form)
+            return request, partial(_encode_oip, form)
         if end != len(call.body):
             raise InvalidArgument(f"{len(call.body) - end} bytes follow the JSON value")
         tensors, plain = plain_json.decode(document, self._signature, self._decoders)
@@ -212,13 +217,13 @@ class _BodyDecoder:
         else:
             spec, shape = self._raw_input(len(call.body))
             request, form = oip_json.decode_raw(call.body, spec, shape, call.model, call.version)
-        return request, _OipEncoder(form)
+        return request, partial(_encode_oip, form)
 
     def _single(
         self, call: PredictionCall, spec: TensorSpec, data: np.ndarray[Any, Any]
     ) -> tuple[InferRequest, Encode]:
-        if self._problem is not None:
-            raise InvalidArgument(str(self._problem))
+        if self._problem:
+            raise InvalidArgument(self._problem)
         tensor = Tensor(spec.name, spec.datatype, data[np.newaxis] if self._batched else data)
         request = InferRequest(call.model, [tensor], model_version=call.version)
         return request, self._encode_single
@@ -238,26 +243,11 @@ class _BodyDecoder:
         )
 
 
-class _OipEncoder:
-    """Encoder of responses to OIP requests."""
-
-    __slots__ = ("_form",)
-
-    def __init__(self, form: oip_json.ResponseFormat) -> None:
-        self._form = form
-
-    def __call__(self, response: InferResponse) -> PredictionReply:
-        text, blobs = oip_json.encode(response, self._form)
-        if not any(map(len, blobs)):
-            return PredictionReply(text)
-        return PredictionReply(json_writer.join((text, *blobs)), BINARY, len(text))
-
-
-def _classes(served: ServedVersion) -> tuple[TopClasses | None, InvalidArgument | None]:
-    try:
-        return top_classes(served), None
-    except InvalidArgument as error:
-        return None, InvalidArgument(f"model '{served.name}': {error}")
+def _encode_oip(form: oip_json.ResponseFormat, response: InferResponse) -> PredictionReply:
+    text, blobs = oip_json.encode(response, form)
+    if not any(map(len, blobs)):
+        return PredictionReply(text)
+    return PredictionReply(json_writer.join((text, *blobs)), BINARY, len(text))
 
 
 def _is_text(spec: TensorSpec) -> bool:

@@ -6,15 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.runtime import offload
 from modelport.gateway.wire import incremental_protobuf
-from modelport.gateway.wire.incremental_protobuf import PIECE_BYTES
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.protobuf import tag
 
-#: Limit of the fields of a large Predict request: its inputs and its filter's outputs together.
-MAX_TENSORS = 10_000
 _INPUTS = tag(pb.PredictRequest, "inputs")
 _ENTRY = pb.PredictRequest.DESCRIPTOR.fields_by_name["inputs"].message_type
 
@@ -62,14 +58,7 @@ class PredictMessage(SizedMessage):
         super().__init__(pb.PredictRequest)
 
     def _large(self, content: memoryview) -> TfServingRequest:
-        message, tensors, begin = pb.PredictRequest(), {}, 0
-        for count, field in enumerate(incremental_protobuf.fields(content)):
-            if count > MAX_TENSORS:
-                raise InvalidArgument(f"the request has more than {MAX_TENSORS} tensors")
-            if field.tag == _INPUTS and field.end - field.start > PIECE_BYTES:
-                incremental_protobuf.merge(message, content[begin : field.begin])
-                begin = field.end
-                name, tensor = incremental_protobuf.entry(_ENTRY, content[field.start : field.end])
-                tensors[name] = tensor
-        incremental_protobuf.merge(message, content[begin:])
+        message = pb.PredictRequest()
+        entries = incremental_protobuf.merge_short(message, content, _INPUTS)
+        tensors = dict(incremental_protobuf.entry(_ENTRY, value) for value in entries)
         return TfServingRequest(message, len(content), tensors)

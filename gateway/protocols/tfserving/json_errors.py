@@ -47,6 +47,11 @@ def is_base64(value: dict[str, Any]) -> bool:
     return len(value) == 1 and type(value.get(B64)) is str
 
 
+def escape(content: bytes) -> dict[str, str]:
+    """Encode bytes as ``{"b64": ...}``."""
+    return {B64: base64.b64encode(content).decode()}
+
+
 def unescape(value: dict[str, Any]) -> bytes:
     """Decode ``{"b64": ...}``; as in TensorFlow Serving, padding is optional and space ignored."""
     if not is_base64(value):

@@ -6,7 +6,6 @@ integers out of range are refused instead of wrapped, and UINT16 is supported.
 
 from __future__ import annotations
 
-import base64
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from modelport.gateway.protocols.tfserving.json_errors import (
     B64,
     TYPES,
     WHOLE,
+    escape,
     examine,
     is_base64,
     quoted,
@@ -33,9 +33,8 @@ from modelport.gateway.protocols.tfserving.servable_signatures import (
     SignatureTensor,
     type_name,
 )
-from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from modelport.gateway.wire import json_text, json_writer, raw_tensors
+from modelport.gateway.wire import json_tensors, json_text, json_writer, raw_tensors
 from modelport.gateway.wire.long_array import LongArray
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -285,19 +284,11 @@ def _values(tensor: Tensor) -> Array:
         )
     if tensor.datatype is not Datatype.BYTES:
         return tensor.data
-    flat, written = tensor.data.reshape(-1), np.empty(tensor.data.size, dtype=object)
     as_base64 = tensor.name.endswith(_BYTES_SUFFIX)
     try:
-        for start in range(0, len(flat), raw_tensors.PIECE):
-            items = flat[start : start + raw_tensors.PIECE]
-            written[start : start + raw_tensors.PIECE] = [
-                {B64: base64.b64encode(item).decode()} if as_base64 else item.decode()
-                for item in items
-            ]
-            offload.checkpoint()
+        return json_tensors.converted(tensor.data, escape if as_base64 else bytes.decode)
     except UnicodeDecodeError as error:
         raise InvalidArgument(
             f"output '{tensor.name}' holds bytes that are not UTF-8; only outputs whose names end "
             f"in '{_BYTES_SUFFIX}' are written as base64, or ask for it over gRPC"
         ) from error
-    return written.reshape(tensor.data.shape)

@@ -61,21 +61,20 @@ class FailedPrecondition(InvalidArgument):
     """FAILED_PRECONDITION, TensorFlow Serving's status for an unknown signature."""
 
 
-#: TensorFlow Serving's statuses by error class; the first match decides.
-_CODES: tuple[tuple[type[ModelportError], str], ...] = (
-    (QueueFull, "RESOURCE_EXHAUSTED"),
-    (QuotaExceeded, "RESOURCE_EXHAUSTED"),
-    (Unauthenticated, "UNAUTHENTICATED"),
-    (PermissionDenied, "PERMISSION_DENIED"),
-    (TimedOut, "DEADLINE_EXCEEDED"),
-    (Unavailable, "UNAVAILABLE"),
-    (FailedPrecondition, "FAILED_PRECONDITION"),
-    (InvalidArgument, "INVALID_ARGUMENT"),
-    (NotFound, "NOT_FOUND"),
-    (AlreadyExists, "ALREADY_EXISTS"),
-    (Unsupported, "UNIMPLEMENTED"),
-)
-STATUSES = dict(_CODES)
+#: TensorFlow Serving's statuses by error class; the most specific class decides.
+STATUSES: dict[type[ModelportError], str] = {
+    QueueFull: "RESOURCE_EXHAUSTED",
+    QuotaExceeded: "RESOURCE_EXHAUSTED",
+    Unauthenticated: "UNAUTHENTICATED",
+    PermissionDenied: "PERMISSION_DENIED",
+    TimedOut: "DEADLINE_EXCEEDED",
+    Unavailable: "UNAVAILABLE",
+    FailedPrecondition: "FAILED_PRECONDITION",
+    InvalidArgument: "INVALID_ARGUMENT",
+    NotFound: "NOT_FOUND",
+    AlreadyExists: "ALREADY_EXISTS",
+    Unsupported: "UNIMPLEMENTED",
+}
 _TYPE_NAMES = {
     Datatype.FP16: "half",
     Datatype.FP32: "float",
@@ -87,7 +86,7 @@ _TYPE_NAMES = {
 
 def code(error: ModelportError) -> str:
     """The canonical code of ``error``."""
-    return next((name for kind, name in _CODES if isinstance(error, kind)), "INTERNAL")
+    return next((STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES), "INTERNAL")
 
 
 def type_name(datatype: Datatype) -> str:
@@ -171,37 +170,35 @@ class ServableSignature:
         self.labels: Mapping[str, tuple[str, ...]] = served.labels if self.declared else {}
         decoders = image_decoding.decoders(served) if self.declared else {}
         self.inputs = {
-            spec.name: self._input(spec, decoders.get(spec.name)) for spec in signature.inputs
+            spec.name: self._tensor(spec, spec.reshape, spec.wire_dims, decoders.get(spec.name))
+            for spec in signature.inputs
         }
-        self.outputs = {spec.name: self._output(spec) for spec in signature.outputs}
+        self.outputs = {
+            spec.name: self._tensor(spec, spec.wire_dims, spec.reshape)
+            for spec in signature.outputs
+        }
         self.has_images = any(e.image is not None for e in self.inputs.values())
         self.required = frozenset(e.name for e in self.inputs.values() if not e.optional)
         #: Size limit of valid requests, or None.
         self.max_bytes = None if self.named else served.validator.max_bytes
         self._usual = UsualShapes(signature)
 
-    def _input(self, spec: TensorSpec, image: Decoder | None) -> SignatureTensor:
+    def _tensor(
+        self,
+        spec: TensorSpec,
+        source: tuple[int, ...] | None,
+        target: tuple[int, ...] | None,
+        image: Decoder | None = None,
+    ) -> SignatureTensor:
+        """Describe a tensor that is reshaped from ``source`` to ``target``, unless one is None."""
         batched, dims, convert = self.max_batch_size > 0, spec.wire_dims, None
-        if spec.reshape is not None:
-            dims, convert = spec.reshape, Reshape(spec.reshape, spec.wire_dims, batched)
+        if spec.reshape is not None and source is not None and target is not None:
+            dims, convert = spec.reshape, Reshape(source, target, batched)
+        shape = (-1, *dims) if batched else dims
+        max_images = self.max_batch_size or MAX_IMAGES
         return SignatureTensor(
-            spec.name,
-            spec.datatype,
-            self._shape(dims),
-            spec.optional,
-            convert,
-            image,
-            self.max_batch_size or MAX_IMAGES,
+            spec.name, spec.datatype, shape, spec.optional, convert, image, max_images
         )
-
-    def _output(self, spec: TensorSpec) -> SignatureTensor:
-        batched, dims, convert = self.max_batch_size > 0, spec.wire_dims, None
-        if spec.reshape is not None:
-            dims, convert = spec.reshape, Reshape(spec.wire_dims, spec.reshape, batched)
-        return SignatureTensor(spec.name, spec.datatype, self._shape(dims), convert=convert)
-
-    def _shape(self, dims: tuple[int, ...]) -> tuple[int, ...]:
-        return (-1, *dims) if self.max_batch_size else dims
 
     def request(self, inputs: list[Tensor], wanted: tuple[str, ...], trace: str) -> InferRequest:
         """Make the request for ``inputs`` in the model's shapes.

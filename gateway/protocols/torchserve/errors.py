@@ -91,7 +91,7 @@ _KINDS: dict[type[ModelportError], tuple[int, str]] = {
     PermissionDenied: (403, "AccessDeniedException"),
     QuotaExceeded: (429, "TooManyRequestsException"),
     Unavailable: (503, "ServiceUnavailableException"),
-    Internal: (500, "InternalServerException"),
+    ModelportError: (500, "InternalServerException"),
 }
 #: Errors of requests without a route.
 REFUSALS = {
@@ -110,11 +110,8 @@ _VERSION = re.compile(r"([1-9][0-9]{0,18})(?:\.0)?")
 
 def document(error: ModelportError) -> tuple[int, dict[str, object]]:
     """Return the status and the body of an error response."""
-    for kind in type(error).__mro__:
-        if kind in _KINDS:
-            status, name = _KINDS[kind]
-            return status, {"code": status, "type": name, "message": str(error)}
-    return 500, {"code": 500, "type": "InternalServerException", "message": str(error)}
+    status, name = next(_KINDS[kind] for kind in type(error).__mro__ if kind in _KINDS)
+    return status, {"code": status, "type": name, "message": str(error)}
 
 
 def refusal(status: int, message: str) -> dict[str, object]:
