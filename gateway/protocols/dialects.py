@@ -11,12 +11,7 @@ from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.grpc_method import Methods
-from modelport.gateway.protocols.http import (
-    GuardedDialect,
-    HttpApplication,
-    HttpDialect,
-    OverloadAware,
-)
+from modelport.gateway.protocols.http import GuardedDialect, HttpApplication, HttpDialect
 from modelport.gateway.protocols.oip.grpc import OipGrpc
 from modelport.gateway.protocols.oip.http import OipHttp
 from modelport.gateway.protocols.oip.http_generate import GenerateHttp
@@ -91,7 +86,7 @@ class Dialects:
             for name, methods in each.grpc(host).items():
                 self.grpc.setdefault(name, methods)  # no extension replaces what is built in
         origins = Origins(settings.http_address, settings.allowed_hosts)
-        first: OverloadAware = next(dialect for dialect in http if isinstance(dialect, OipHttp))
+        first: HttpDialect = next(dialect for dialect in http if isinstance(dialect, OipHttp))
         splits = host.service.splits
         self.first: GuardedDialect | None = None
         if host.is_guarded:

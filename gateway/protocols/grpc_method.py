@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import ModelportError
+from modelport.gateway.protocols.request_body import CONTROL_BYTES
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.protobuf import joined
 from modelport.gateway.wire.raw_tensors import Buffer
@@ -28,18 +29,6 @@ class Serialized:
 def parts_of(reply: Any) -> Sequence[Buffer]:
     """Serialize a response, in parts."""
     return reply.parts if type(reply) is Serialized else (reply.SerializeToString(),)
-
-
-#: Size limit of requests without tensors.
-CONTROL_BYTES = 256 * 1024
-
-
-def _control(_: Buffer) -> int:
-    return CONTROL_BYTES
-
-
-def _none(_: Buffer) -> None:
-    return None
 
 
 class RefusedMessage(NamedTuple):
@@ -74,8 +63,8 @@ class Method(NamedTuple):
     statuses: Mapping[type[ModelportError], str] = MappingProxyType({})
     refuses: Callable[[bytes | memoryview], bool] | None = None
     health: bool = False
-    bound: Callable[[Buffer], int | None] = _control
-    glance: Callable[[Buffer], Any] = _none
+    bound: Callable[[Buffer], int | None] = lambda _: CONTROL_BYTES
+    glance: Callable[[Buffer], Any] = lambda _: None
 
 
 #: Methods of a service by name.

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 from fastapi import FastAPI, Request, Response
+from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
@@ -19,13 +20,15 @@ from modelport import __version__
 from modelport.gateway.access.context import CURRENT, AccessContext, note_refusal
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Internal, ModelportError
-from modelport.gateway.protocols import api_pages, http_operations, rollout_headers
+from modelport.gateway.protocols import http_operations, rollout_headers
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.authenticated_application import CHALLENGE, CHALLENGE_FIELD
 from modelport.gateway.protocols.cross_site_protection import Origins
-from modelport.gateway.protocols.http_response import RETRY
+from modelport.gateway.protocols.http_response import RETRY, document
 
 _RETRY = {name.decode(): value.decode() for name, value in RETRY}
+#: Path of the API's OpenAPI document.
+_DOCUMENT = "/openapi.json"
 _UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")
 
 
@@ -49,18 +52,15 @@ class HttpDialect(Protocol):
         Each declares its operation (``http_operations``).
         """
 
+    def refuses(self, raw_path: bytes) -> bool:
+        """Whether a POST to this path is refused because of overload; if so, count it."""
+        return False
+
     def refusal(self, status: int, message: str) -> Response:
         """Make the response to a request that has no route."""
 
     def failure(self, error: ModelportError) -> Response:
         """Make the response to an error."""
-
-
-class OverloadAware(HttpDialect, Protocol):
-    """A dialect that can refuse requests without their body."""
-
-    def refuses(self, raw_path: bytes) -> bool:
-        """Whether a POST to this path is refused because of overload; if so, count it."""
 
 
 class GuardedDialect:
@@ -127,7 +127,7 @@ class HttpApplication:
 
     def __init__(
         self,
-        first: OverloadAware,
+        first: HttpDialect,
         dialects: Sequence[HttpDialect],
         origins: Origins,
         splits: Collection[str] = (),
@@ -153,27 +153,26 @@ class HttpApplication:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            dialects = self._dialects.get(scope["path"][1:].partition("/")[0], ())
-            refusal = self._refusal(scope, dialects[0] if dialects else self._first)
+            refusal = self._refusal(scope)
             if refusal is not None:
                 await refusal(scope, receive, send)
                 return
-            for dialect in dialects:
+            for dialect in self._dialects_of(scope):
                 answer = dialect.serve(scope, receive, send)
                 if answer is not None:
                     await answer
                     return
         await self._framework(scope, receive, send)
 
-    def _refusal(self, scope: Scope, dialect: HttpDialect) -> Response | None:
+    def _refusal(self, scope: Scope) -> Response | None:
         """Return the error response to a path or an origin that is not allowed, or None."""
         if b"%" in scope["raw_path"] and not _plain_segments(scope["raw_path"]):
-            return dialect.refusal(404, "Not Found")
+            return self._dialect_of(scope).refusal(404, "Not Found")
         objection = self._origins.objection(scope)
         if not objection:
             return None
         note_refusal(objection)
-        return dialect.refusal(403, objection)
+        return self._dialect_of(scope).refusal(403, objection)
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
@@ -182,8 +181,11 @@ class HttpApplication:
 
     def _dialect_of(self, scope: Scope) -> HttpDialect:
         """The dialect whose errors a path gets."""
-        segment = scope["path"][1:].partition("/")[0]
-        return next(iter(self._dialects.get(segment, ())), self._first)
+        return next(iter(self._dialects_of(scope)), self._first)
+
+    def _dialects_of(self, scope: Scope) -> Sequence[HttpDialect]:
+        """The dialects of a path's first segment."""
+        return self._dialects.get(scope["path"][1:].partition("/")[0], ())
 
     async def refuse(
         self, scope: Scope, receive: Receive, send: Send, error: ModelportError
@@ -198,7 +200,7 @@ class HttpApplication:
             description="The Open Inference Protocol (v2) as in Triton, and the protocols of "
             "TensorFlow Serving, TorchServe and SageMaker.",
             redirect_slashes=False,
-            openapi_url=None,  # ``api_pages`` has the pages, with their operation
+            openapi_url=None,  # ``_add_pages`` adds the pages, with their operation
         )
 
         def dialect(request: Request) -> HttpDialect:
@@ -223,7 +225,7 @@ class HttpApplication:
 
         for each in dialects:
             each.add_routes(app)
-        api_pages.add(app)
+        _add_pages(app)
         http_operations.check(app.routes)
         describe = app.openapi
 
@@ -237,6 +239,22 @@ class HttpApplication:
 
         app.openapi = openapi  # type: ignore[method-assign]
         return app
+
+
+def _add_pages(app: FastAPI) -> None:
+    """Add the pages where FastAPI has them by default."""
+
+    @app.get(_DOCUMENT, include_in_schema=False, dependencies=http_operations.METADATA)
+    async def openapi() -> Response:
+        return document(app.openapi())
+
+    @app.get("/docs", include_in_schema=False, dependencies=http_operations.METADATA)
+    async def swagger() -> Response:
+        return get_swagger_ui_html(openapi_url=_DOCUMENT, title=f"{app.title} - Swagger UI")
+
+    @app.get("/redoc", include_in_schema=False, dependencies=http_operations.METADATA)
+    async def redoc() -> Response:
+        return get_redoc_html(openapi_url=_DOCUMENT, title=f"{app.title} - ReDoc")
 
 
 def _failure(dialect: HttpDialect, error: ModelportError) -> Response:

@@ -48,8 +48,8 @@ async def decode_for(
     slow: Callable[[Version], bool],
     decode: Callable[[Version], Decoded],
     deadline: Deadline,
-) -> tuple[Version, Decoded]:
-    """Decode a request for the version that ``find`` returns; return the version and the result.
+) -> Decoded:
+    """Decode a request for the version that ``find`` returns.
 
     A ``slow`` request is decoded in a thread. If another version has become the requested one in
     the meantime, the request is decoded again.
@@ -57,7 +57,7 @@ async def decode_for(
     while True:
         version = find()
         if not slow(version):
-            return version, decode(version)
+            return decode(version)
         decoded = await offload.run(partial(decode, version), deadline)
         if find() is version:
-            return version, decoded
+            return decoded

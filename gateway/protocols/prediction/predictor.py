@@ -128,7 +128,7 @@ class Predictor:
         def decode(forms: _BodyDecoder) -> tuple[InferRequest, Encode]:
             return forms.decode(call)
 
-        _, (request, encode) = await image_decoding.decode_for(
+        request, encode = await image_decoding.decode_for(
             find, lambda forms: forms.slow(call), decode, deadline
         )
         request.trace, request.label = call.trace, call.label

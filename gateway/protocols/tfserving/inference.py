@@ -76,7 +76,7 @@ class Inference:
             ModelportError: ``decode`` or the inference failed.
         """
         large = call.size > offload.INLINE_BYTES
-        _, decoded = await decode_for(
+        decoded = await decode_for(
             lambda: self.servables.version(call.selected),
             lambda version: large or (images and version.has_images),
             decode,
