@@ -72,7 +72,7 @@ def decode_document(
     """Decode a request whose JSON part is parsed already, as ``decode``."""
     if type(document) is not dict:
         raise InvalidArgument("the request must be a JSON object")
-    parameters = _parameters(document) if "parameters" in document else {}
+    parameters = read_parameters(document) if "parameters" in document else {}
     request_id = document.get("id")
     if request_id is None:  # many clients send null for missing members
         request_id = ""
@@ -110,7 +110,8 @@ def decode_raw(
     )
 
 
-def _parameters(owner: dict[str, Any]) -> dict[str, Parameter]:
+def read_parameters(owner: dict[str, Any]) -> dict[str, Parameter]:
+    """Read the parameters of a request, an input or an output, and check them."""
     parameters = owner.get("parameters")
     if parameters is None:
         return {}
@@ -138,7 +139,7 @@ def _input(
     data = item.get("data")
     size = None
     if "parameters" in item:
-        parameters = _parameters(item)
+        parameters = read_parameters(item)
         size = parameters.get("binary_data_size")
         if REGION in parameters:
             if data is not None or size is not None:
@@ -177,7 +178,7 @@ def read_outputs(
         name = item.get("name") if type(item) is dict else None
         if type(name) is not str:
             raise InvalidArgument("Unable to parse 'outputs': each needs a 'name'")
-        parameters = _parameters(item)
+        parameters = read_parameters(item)
         if REGION in parameters:
             shared.expect(name, parameters)
             form.shared = shared

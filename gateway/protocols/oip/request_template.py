@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
@@ -30,10 +30,11 @@ _MAX_DEPTH = 8
 _DATA, _ID = b'"data":', b'"id"'
 #: Placeholder of the data; its random value cannot occur in a request.
 _MARK = os.urandom(16).hex()
-_MARKED = b'["%b"]' % _MARK.encode()
+_HELD, _MARKED = [_MARK], b'["%b"]' % _MARK.encode()
 _BINARY_OUTPUT, _BINARY_SIZE = "binary_data_output", "binary_data_size"
 #: Datatypes whose values must be checked one by one.
 _CHECKED = (Datatype.BYTES, Datatype.BOOL)
+_DOCUMENT_KEYS = {"inputs", "outputs", "parameters"}
 _JSON_KEYS = {"name", "datatype", "shape", "data"}
 _BINARY_KEYS = {"name", "datatype", "shape", "parameters"}
 
@@ -127,63 +128,43 @@ def _binary_request(
 @lru_cache(TEMPLATES)
 def _json_template(before: bytes, after: bytes) -> _Template | None:
     """Make the template of JSON with the data of one input between ``before`` and ``after``."""
-    document = _document(before + _MARKED + after, {"inputs", "outputs"})
-    inputs = document.get("inputs")
-    if type(inputs) is not list or len(inputs) != 1 or type(inputs[0]) is not dict:
-        return None
-    item = inputs[0]
-    if item.keys() != _JSON_KEYS or item["data"] != [_MARK]:
-        return None
-    return _head(document, [(item, 0)])
+    return _template(before + _MARKED + after, _JSON_KEYS, set())
 
 
 @lru_cache(TEMPLATES)
 def _binary_template(text: bytes) -> _Template | None:
     """Make the template of JSON ``text`` with binary data after it."""
-    document = _document(text, {"inputs", "outputs", "parameters"})
-    sized = []
-    inputs = document.get("inputs")
-    for item in inputs if type(inputs) is list else ():
-        if type(item) is not dict or item.keys() != _BINARY_KEYS:
-            return None
-        given = item["parameters"]
-        if type(given) is not dict or given.keys() != {_BINARY_SIZE}:
-            return None
-        if type(given[_BINARY_SIZE]) is not int or given[_BINARY_SIZE] < 0:
-            return None
-        sized.append((item, given[_BINARY_SIZE]))
-    return _head(document, sized) if sized else None
+    return _template(text, _BINARY_KEYS, {_BINARY_SIZE})
 
 
-def _document(text: bytes, keys: set[str]) -> dict[str, Any]:
-    """Parse ``text``; return an empty object if it is invalid or has other ``keys``."""
+def _template(text: bytes, keys: set[str], parameter_keys: set[str]) -> _Template | None:
+    """Make a template if each input has these ``keys``, and parameters with ``parameter_keys``."""
+    request, form, inputs = InferRequest("", []), ResponseFormat(), []
     try:
         document = json_text.loads(text)
-    except ModelportError:
-        return {}
-    return document if type(document) is dict and document.keys() <= keys else {}
-
-
-def _head(document: dict[str, Any], sized: list[tuple[dict[str, Any], int]]) -> _Template | None:
-    parameters = document.get("parameters", {})
-    if type(parameters) is not dict or not parameters.keys() <= {_BINARY_OUTPUT}:
-        return None
-    binary = parameters.get(_BINARY_OUTPUT, False)
-    request, form = InferRequest("", []), ResponseFormat()
-    inputs = []
-    try:
-        for item, size in sized:
-            name, shape = item["name"], item["shape"]
-            if type(name) is not str or type(shape) is not list:
+        if type(document) is not dict or not document.keys() <= _DOCUMENT_KEYS:
+            return None
+        parameters, items = oip_json.read_parameters(document), document.get("inputs")
+        if type(items) is not list or not items or not parameters.keys() <= {_BINARY_OUTPUT}:
+            return None
+        for item in items:
+            if type(item) is not dict or item.keys() != keys or item.get("data", _HELD) != _HELD:
+                return None
+            given, name, shape = oip_json.read_parameters(item), item["name"], item["shape"]
+            if type(name) is not str or type(shape) is not list or given.keys() != parameter_keys:
                 return None
             datatype = raw_tensors.parse_datatype(name, item["datatype"])
+            size = int(given.get(_BINARY_SIZE, 0))
             inputs.append((name, datatype, raw_tensors.parse_shape(name, shape), size))
         if "outputs" in document:
             oip_json.read_outputs(document["outputs"], request, form, NO_SHARED_MEMORY)
     except ModelportError:
         return None
-    if type(binary) is not bool:
-        return None
     return _Template(
-        tuple(inputs), request.outputs, request.classification, parameters, binary, form.by_output
+        tuple(inputs),
+        request.outputs,
+        request.classification,
+        parameters,
+        bool(parameters.get(_BINARY_OUTPUT)),
+        form.by_output,
     )
