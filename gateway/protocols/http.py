@@ -203,25 +203,22 @@ class HttpApplication:
             openapi_url=None,  # ``_add_pages`` adds the pages, with their operation
         )
 
-        def dialect(request: Request) -> HttpDialect:
-            return self._dialect_of(request.scope)
-
         @app.exception_handler(HTTPException)
         async def refuse(request: Request, error: HTTPException) -> Response:
-            response = dialect(request).refusal(error.status_code, str(error.detail))
+            response = self._dialect_of(request.scope).refusal(error.status_code, str(error.detail))
             response.headers.update(error.headers or {})
             return response
 
         @app.exception_handler(ModelportError)
         async def fail(request: Request, error: ModelportError) -> Response:
-            response = _failure(dialect(request), error)
+            response = _failure(self._dialect_of(request.scope), error)
             if response.status_code == 503:
                 response.headers.update(_RETRY)
             return response
 
         @app.exception_handler(Exception)
         async def internal_error(request: Request, _: Exception) -> Response:
-            return dialect(request).failure(Internal("internal error"))
+            return self._dialect_of(request.scope).failure(Internal("internal error"))
 
         for each in dialects:
             each.add_routes(app)

@@ -161,14 +161,11 @@ async def _inflated(
 
 
 async def compress(body: Buffer, coding: bytes) -> bytes:
-    if len(body) <= offload.PIECE_BYTES:
-        return _deflated(body, coding)
-    return await offload.run(lambda: _deflated(body, coding))
+    def work() -> bytes:
+        compressor = zlib.compressobj(1, wbits=inflation.WINDOW_BITS[coding])
+        return compressor.compress(body) + compressor.flush()
 
-
-def _deflated(body: Buffer, coding: bytes) -> bytes:
-    compressor = zlib.compressobj(1, wbits=inflation.WINDOW_BITS[coding])
-    return compressor.compress(body) + compressor.flush()
+    return work() if len(body) <= offload.PIECE_BYTES else await offload.run(work)
 
 
 def chosen_coding(header: bytes | None, size: int) -> bytes | None:

@@ -9,39 +9,30 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.types import Deadline, InferRequest
 
 
-def _unsigned(value: Any) -> bool:
+def _is_unsigned(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**64
 
 
-def _positive(value: Any) -> bool:
-    return _unsigned(value) and value > 0
-
-
-def _boolean(value: Any) -> bool:
-    return type(value) is bool
-
-
-def _sequence(value: Any) -> bool:
-    return _unsigned(value) or type(value) is str
-
-
-def _text(value: Any) -> bool:
-    return type(value) is str
-
-
-_KNOWN: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "binary_data_output": (_boolean, "true or false"),
-    "binary_data": (_boolean, "true or false"),
-    "binary_data_size": (_unsigned, "an unsigned integer"),
-    "classification": (_positive, "an integer above 0"),
-    "shared_memory_region": (_text, "a string"),
-    "shared_memory_offset": (_unsigned, "an unsigned integer"),
-    "shared_memory_byte_size": (_unsigned, "an unsigned integer"),
-    "priority": (_unsigned, "an unsigned integer"),
-    "timeout": (_unsigned, "an unsigned integer, in microseconds"),
-    "sequence_start": (_boolean, "true or false"),
-    "sequence_end": (_boolean, "true or false"),
-    "sequence_id": (_sequence, "an unsigned integer or a string"),
+#: Whether a value has a parameter's type, and the type's name in messages.
+_Type = tuple[Callable[[Any], bool], str]
+_BOOLEAN: _Type = (lambda value: type(value) is bool, "true or false")
+_UNSIGNED: _Type = (_is_unsigned, "an unsigned integer")
+_KNOWN: Mapping[str, _Type] = {
+    "binary_data_output": _BOOLEAN,
+    "binary_data": _BOOLEAN,
+    "binary_data_size": _UNSIGNED,
+    "classification": (lambda value: _is_unsigned(value) and value > 0, "an integer above 0"),
+    "shared_memory_region": (lambda value: type(value) is str, "a string"),
+    "shared_memory_offset": _UNSIGNED,
+    "shared_memory_byte_size": _UNSIGNED,
+    "priority": _UNSIGNED,
+    "timeout": (_is_unsigned, "an unsigned integer, in microseconds"),
+    "sequence_start": _BOOLEAN,
+    "sequence_end": _BOOLEAN,
+    "sequence_id": (
+        lambda value: _is_unsigned(value) or type(value) is str,
+        "an unsigned integer or a string",
+    ),
 }
 _RESERVED = "triton_"
 

@@ -30,7 +30,7 @@ _MAX_DEPTH = 8
 _DATA, _ID = b'"data":', b'"id"'
 #: Placeholder of the data; its random value cannot occur in a request.
 _MARK = os.urandom(16).hex()
-_HELD, _MARKED = [_MARK], b'["%b"]' % _MARK.encode()
+_MARKED = b'["%b"]' % _MARK.encode()
 _BINARY_OUTPUT, _BINARY_SIZE = "binary_data_output", "binary_data_size"
 #: Datatypes whose values must be checked one by one.
 _CHECKED = (Datatype.BYTES, Datatype.BOOL)
@@ -139,7 +139,7 @@ def _binary_template(text: bytes) -> _Template | None:
 
 def _template(text: bytes, keys: set[str], parameter_keys: set[str]) -> _Template | None:
     """Make a template if each input has these ``keys``, and parameters with ``parameter_keys``."""
-    request, form, inputs = InferRequest("", []), ResponseFormat(), []
+    request, form, inputs, held = InferRequest("", []), ResponseFormat(), [], [_MARK]
     try:
         document = json_text.loads(text)
         if type(document) is not dict or not document.keys() <= _DOCUMENT_KEYS:
@@ -148,7 +148,7 @@ def _template(text: bytes, keys: set[str], parameter_keys: set[str]) -> _Templat
         if type(items) is not list or not items or not parameters.keys() <= {_BINARY_OUTPUT}:
             return None
         for item in items:
-            if type(item) is not dict or item.keys() != keys or item.get("data", _HELD) != _HELD:
+            if type(item) is not dict or item.keys() != keys or item.get("data", held) != held:
                 return None
             given, name, shape = oip_json.read_parameters(item), item["name"], item["shape"]
             if type(name) is not str or type(shape) is not list or given.keys() != parameter_keys:

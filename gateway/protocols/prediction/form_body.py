@@ -154,10 +154,7 @@ def _part(body: bytes, start: int, end: int) -> tuple[str, FormField]:
             raise InvalidArgument("the body is not valid multipart/form-data")
         headers[key.lower()] = value.strip(b" \t")
         start = stop + 2
-    return _field(headers, body[min(start + 2, end) : end])
-
-
-def _field(headers: dict[bytes, bytes], content: bytes) -> tuple[str, FormField]:
+    content = body[min(start + 2, end) : end]
     options = parse_options_header(headers.get(b"content-disposition", b""))[1]
     name = options.get(b"name", b"").decode(errors="replace")
     return name, FormField(content, media_type(headers.get(b"content-type", b"")))

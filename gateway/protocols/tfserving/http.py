@@ -47,8 +47,6 @@ from modelport.gateway.protocols.tfserving.inference import (
 )
 from modelport.gateway.protocols.tfserving.servable_signatures import Selected, code
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import Deadline
-from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.raw_tensors import Buffer
 
 STATUS = {
@@ -142,16 +140,14 @@ class TfServingHttp(HttpDialect):
             return await self._predict(call, body)
         if method == "explain":
             return await self._explain(call, body)
-        message, signature = await self._examples(body, deadline)
+        work = partial(tfserving_examples_json.decode, body)
+        large = len(body) > offload.INLINE_BYTES
+        message, signature = await offload.run(work, deadline) if large else work()
         call = replace(call, selected=selected._replace(signature=signature))
         examples, write = _EXAMPLE_METHODS[method]
         return await self._inference.run_examples(
             call, message, examples, lambda _, found: write(found)
         )
-
-    async def _examples(self, body: bytes, deadline: Deadline) -> tuple[pb.Input, str]:
-        work = partial(tfserving_examples_json.decode, body)
-        return await offload.run(work, deadline) if len(body) > offload.INLINE_BYTES else work()
 
     async def _predict(self, call: TfServingCall, body: bytes, rows: str = "predictions") -> Buffer:
         decoded, outputs = await self._inference.predict(

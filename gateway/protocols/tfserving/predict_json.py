@@ -175,32 +175,24 @@ def _tensor(spec: SignatureTensor, data: Array) -> Tensor:
 
 def _array(spec: SignatureTensor, value: Any) -> Array | None:
     """Convert nested lists to an array, or return None; ``wrong_row`` finds the reason."""
-    if type(value) is LongArray:
-        return _long(spec, value)
-    shape, items = _flatten(value)
+    dtype, is_long = NUMPY_DTYPES[spec.datatype], type(value) is LongArray
+    shape, items = (value.shape, value) if is_long else _flatten(value)
     if shape is None:
         return None
-    types = set(map(type, items))
+    types = value.types if is_long else set(map(type, items))
     if types == {dict} and spec.image is not None:
         _check_rank(spec, shape)
         return spec.images([unescape(item) for item in items], shape)
     if not _takes(spec, shape, types, value):
         return None
-    datatype = spec.datatype
-    if datatype is Datatype.BYTES:
-        return raw_tensors.object_array([_string(item) for item in items], tuple(shape))
     try:
+        if is_long:
+            array: Array = value.array(dtype)
+            return array
+        if spec.datatype is Datatype.BYTES:
+            return raw_tensors.object_array([_string(item) for item in items], tuple(shape))
         with np.errstate(over="ignore"):  # values beyond FP32 become infinity, as in C
-            return np.array(items, NUMPY_DTYPES[datatype]).reshape(shape)
-    except OverflowError:
-        return None
-
-
-def _long(spec: SignatureTensor, value: LongArray) -> Array | None:
-    if not _takes(spec, value.shape, value.types, value):
-        return None
-    try:
-        return value.array(NUMPY_DTYPES[spec.datatype])
+            return np.array(items, dtype).reshape(shape)
     except OverflowError:
         return None
 

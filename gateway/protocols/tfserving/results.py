@@ -5,8 +5,8 @@ A message is the concatenation of its fields, so a large result is encoded in pi
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,13 +35,9 @@ class Classes(NamedTuple):
         rows = self.labels if self.labels is not None else self.scores
         assert rows is not None
         for index, row in enumerate(rows):
-            yield self._row(index, len(row))
+            yield map(partial(self._piece, index, len(row)), range(0, len(row), PIECE))
 
-    def _row(self, index: int, count: int) -> Iterator[list[tuple[str, np.float32]]]:
-        for start in range(0, count, PIECE):
-            yield self._piece(index, start, count)
-
-    def _piece(self, index: int, start: int, count: int) -> list[tuple[str, np.float32]]:
+    def _piece(self, index: int, count: int, start: int) -> list[tuple[str, np.float32]]:
         stop = min(start + PIECE, count)
         labels: Sequence[str] = ("",) * (stop - start)
         scores: Sequence[np.float32] = (np.float32(0),) * (stop - start)
@@ -82,21 +78,18 @@ def regression_fields(values: Array) -> list[Buffer]:
 
 def classification_json(classes: Classes) -> Buffer:
     """Encode ``results``: a list of ``[label, score]`` for each example."""
-    rows = []
+    parts, before = [], b'{"results":['
     for pieces in classes.pieces():
         texts = [json_text.dumps(_written(piece))[1:-1] for piece in pieces]
-        rows.append(b"[%b]" % b",".join(texts))
-    return json_writer.join((b'{"results":[', *_separated(rows), b"]}"))
+        parts.append(b"%b[%b]" % (before, b",".join(texts)))
+        before = b","
+    return json_writer.join((*parts, b"]}"))
 
 
 def _written(piece: list[tuple[str, np.float32]]) -> list[Any]:
     if np.isfinite([score for _, score in piece]).all():
         return piece
     return [(label, json_text.numbers(np.asarray(score))) for label, score in piece]
-
-
-def _separated(rows: Sequence[bytes]) -> list[bytes]:
-    return list(itertools.chain.from_iterable((b",", row) for row in rows))[1:]
 
 
 def regression_json(values: Array) -> Buffer:

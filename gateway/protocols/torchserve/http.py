@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
@@ -93,25 +94,16 @@ class TorchServeHttp(HttpDialect):
         if not name or "/" in version or (slash and not version):
             return None
         find = self._find if prefix == _PREDICTIONS else self._find_explainer
-        return self._predict(find(name, version), scope, receive, send)
+        return self._predict(partial(find, name, version), scope, receive, send)
 
-    def _find_explainer(
-        self, name: str, version: str
-    ) -> Callable[[RequestHeaders], PredictionTarget]:
-        def find(_: RequestHeaders) -> PredictionTarget:
-            number = errors.known_version(self._manager, name, version)
-            return PredictionTarget(explainer.name_of(self._manager, name, number))
-
-        return find
-
-    def _find(self, name: str, version: str) -> Callable[[RequestHeaders], PredictionTarget]:
+    def _find(self, name: str, version: str, _: RequestHeaders) -> PredictionTarget:
         """Check the model before the body, as TorchServe does."""
+        number = errors.known_version(self._manager, name, version)
+        return PredictionTarget(name, number, errors.label_of(version))
 
-        def find(_: RequestHeaders) -> PredictionTarget:
-            number = errors.known_version(self._manager, name, version)
-            return PredictionTarget(name, number, errors.label_of(version))
-
-        return find
+    def _find_explainer(self, name: str, version: str, _: RequestHeaders) -> PredictionTarget:
+        number = errors.known_version(self._manager, name, version)
+        return PredictionTarget(explainer.name_of(self._manager, name, number))
 
     def refusal(self, status: int, message: str) -> Response:
         return _answer(errors.refusal(status, message), {}, status)
@@ -160,7 +152,7 @@ class TorchServeHttp(HttpDialect):
         )
         async def explain(model: Model) -> Response:
             """Run the model that the parameter `explainer` of this model names."""
-            return Delegate(self._predict, self._find_explainer(model, ""))
+            return Delegate(self._predict, partial(self._find_explainer, model, ""))
 
         self._add_model_routes(app, "{model}", _select)
         self._add_model_routes(app, "{model}/{version}", _select_version)
@@ -182,7 +174,7 @@ class TorchServeHttp(HttpDialect):
 
             It is the body, or the form field `body` or `data`.
             """
-            return Delegate(self._predict, self._find(*selected))
+            return Delegate(self._predict, partial(self._find, *selected))
 
         @app.options(predictions, dependencies=METADATA, tags=["torchserve"])
         async def prediction_api(
@@ -249,8 +241,7 @@ def _select_version(model: Model, version: Version) -> Selected:
 def _answer(value: Any, request: Any, status: int = 200) -> Response:
     response = Response(_pretty(value), status, media_type="application/json")
     headers = dict(request.scope["headers"]) if request else {}
-    for name, text in [_request_id(headers), *_NO_CACHE]:
-        response.raw_headers.append((name, text))
+    response.raw_headers += [_request_id(headers), *_NO_CACHE]
     return response
 
 
