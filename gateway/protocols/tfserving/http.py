@@ -216,25 +216,18 @@ class TfServingHttp(HttpDialect):
             ("/v1/models/{model}/versions/{version}", _model_version, " of a version"),
             ("/v1/models/{model}/labels/{label}", _model_label, " of a label"),
         ):
-            for method, body, text in tfserving_schema.METHODS:
-                app.post(
-                    f"{path}:{method}",
+            for ending, name, body, text in tfserving_schema.ROUTES:
+                app.add_api_route(
+                    path + ending,
+                    served,
+                    methods=["GET" if body is None else "POST"],
                     tags=["TensorFlow Serving"],
-                    dependencies=[*INFER, Depends(parts)],
-                    name=f"{method}{suffix}",
+                    dependencies=[*(METADATA if body is None else INFER), Depends(parts)],
+                    name=name + suffix,
                     description=text,
                     openapi_extra=body,
                     responses=tfserving_schema.FAILURES,
-                )(served)
-            for ending, text in (("", "State of the versions"), ("/metadata", "Signature")):
-                app.get(
-                    f"{path}{ending}",
-                    tags=["TensorFlow Serving"],
-                    dependencies=[*METADATA, Depends(parts)],
-                    name=f"{text.lower()}{suffix}",
-                    description=f"{text}, in the format of TensorFlow Serving.",
-                    responses=tfserving_schema.FAILURES,
-                )(served)
+                )
 
 
 Name = Annotated[str, Path(description="Model name")]

@@ -34,9 +34,10 @@ _EXAMPLES = _body(
     },
     {"examples": [{"x": [1.0, 2.0, 3.0, 4.0]}]},
 )
-#: Method, schema of its request, description.
-METHODS = (
+#: Routes of a model: the end of the path, the name, the schema of a POST's request, description.
+ROUTES: tuple[tuple[str, str, dict[str, Any] | None, str], ...] = (
     (
+        ":predict",
         "predict",
         _body(
             {
@@ -48,6 +49,7 @@ METHODS = (
         "Run the model. `instances` (rows) return `predictions`, `inputs` (columns) `outputs`.",
     ),
     (
+        ":explain",
         "explain",
         _body(
             {"instances": {"type": "array", "items": {}, "description": "a row an instance"}},
@@ -55,6 +57,13 @@ METHODS = (
         ),
         "Run the model's explainer (KServe). `instances` return `explanations`.",
     ),
-    ("classify", _EXAMPLES, "Return the labels and scores of each example."),
-    ("regress", _EXAMPLES, "Return a value for each example."),
+    (":classify", "classify", _EXAMPLES, "Return the labels and scores of each example."),
+    (":regress", "regress", _EXAMPLES, "Return a value for each example."),
+    (
+        "",
+        "state of the versions",
+        None,
+        "State of the versions, in the format of TensorFlow Serving.",
+    ),
+    ("/metadata", "signature", None, "Signature, in the format of TensorFlow Serving."),
 )
