@@ -11,7 +11,6 @@ next response once the last one is written, and the number of requests in progre
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -51,26 +50,16 @@ class StreamInfer:
             ModelportError: A message cannot be decoded.
         """
         session = _Session(self, deadline)
-        loop = asyncio.get_running_loop()
-        reader = loop.create_task(session.read(messages))
-        reader.add_done_callback(session.wake)
-        closing = self.manager.closing
-        closer = loop.create_task(_cancel_after(closing, reader))
+        running = asyncio.get_running_loop().create_task(session.run(messages))
         try:
-            while True:
-                while session.ready:
-                    answer, waiting = session.ready.popleft()
-                    yield answer
-                    session.written(waiting)
-                if session.is_answered(reader):
-                    break
-                await session.changed()
-            if closing.is_set():
-                raise Unavailable("the server is shutting down")
-            await reader
+            while (answer := await session.answers.get()) is not None:
+                if isinstance(answer, BaseException):
+                    raise answer
+                message, written = answer
+                yield message
+                written()
         finally:
-            closer.cancel()
-            reader.cancel()
+            running.cancel()
             session.cancel()
 
     def is_decoupled(self, message: Any) -> bool:
@@ -81,11 +70,6 @@ class StreamInfer:
             return False
 
 
-async def _cancel_after(event: asyncio.Event, task: asyncio.Task[None]) -> None:
-    await event.wait()
-    task.cancel()
-
-
 class _Session:
     """The state of one stream; only its event loop uses it."""
 
@@ -93,111 +77,95 @@ class _Session:
         self._handler = handler
         self._deadline = deadline
         self._window = asyncio.Semaphore(STREAM_WINDOW)
-        #: Requests of ordinary models, in order.
-        self._ordered: deque[asyncio.Task[Any]] = deque()
-        #: Requests of decoupled models.
-        self._streams: set[asyncio.Task[None]] = set()
-        #: Responses to write, with a future to complete, or None to release the window.
-        self.ready: deque[tuple[Any, asyncio.Future[None] | None]] = deque()
-        self._changed = asyncio.Event()
-        self._failure: BaseException | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: Responses to write, with what to call afterwards. None or an error ends the stream.
+        self.answers: asyncio.Queue[tuple[Any, Callable[[], None]] | BaseException | None] = (
+            asyncio.Queue()
+        )
 
-    def wake(self, _: Any = None) -> None:
-        self._changed.set()
+    async def run(self, messages: AsyncIterator[Any]) -> None:
+        """Answer ``messages`` until the client ends the stream or the server shuts down."""
+        closing = self._handler.manager.closing
+        reader = asyncio.ensure_future(self._read(messages))
+        closer = asyncio.ensure_future(closing.wait())
+        try:
+            await asyncio.wait({reader, closer}, return_when=asyncio.FIRST_COMPLETED)
+            reader.cancel()
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            if closing.is_set():
+                raise Unavailable("the server is shutting down")
+            await reader
+            self.answers.put_nowait(None)
+        except (Exception, asyncio.CancelledError) as error:
+            self.answers.put_nowait(error)
+        finally:
+            closer.cancel()
+            reader.cancel()
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _read(self, messages: AsyncIterator[Any]) -> None:
+        loop = asyncio.get_running_loop()
+        before: asyncio.Task[None] | None = None
+        async for message in messages:
+            await self._window.acquire()
+            if type(message) is not RefusedMessage and self._handler.is_decoupled(message):
+                task = loop.create_task(self._forward(message))
+            else:
+                task = before = loop.create_task(self._answer(message, before))
+            self._tasks.add(task)
+            task.add_done_callback(self._is_done)
+
+    def _is_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.answers.put_nowait(error)
 
     def _is_over(self, error: ModelportError) -> bool:
         """Whether ``error`` comes from the call's deadline instead of the request's."""
         remaining = self._deadline.remaining()
         return isinstance(error, TimedOut) and remaining is not None and remaining < CLOCK_SECONDS
 
-    def cancel(self) -> None:
-        for task in (*self._ordered, *self._streams):
-            task.cancel()
-
-    async def read(self, messages: AsyncIterator[Any]) -> None:
-        loop = asyncio.get_running_loop()
-        async for message in messages:
-            await self._window.acquire()
-            if type(message) is not RefusedMessage and self._handler.is_decoupled(message):
-                stream = loop.create_task(self._forward(message))
-                self._streams.add(stream)
-                stream.add_done_callback(self._stream_is_over)
-            else:
-                task = loop.create_task(self._answer(message))
-                self._ordered.append(task)
-                task.add_done_callback(self._keep_order)
-
-    def is_answered(self, reader: asyncio.Task[None]) -> bool:
-        """Whether the request stream has ended and every request is answered."""
-        if self._failure is not None:
-            raise self._failure
-        return reader.done() and not (self.ready or self._ordered or self._streams)
-
-    async def changed(self) -> None:
-        """Wait until the state of a request changes."""
-        await self._changed.wait()
-        self._changed.clear()
-
-    def written(self, waiting: asyncio.Future[None] | None) -> None:
-        if waiting is None:
-            self._window.release()
-        elif not waiting.done():
-            waiting.set_result(None)
-
-    # -- ordinary models ------------------------------------------------------------------------
-
-    async def _answer(self, message: Any) -> Any:
-        if type(message) is RefusedMessage:
-            return _refusal(message.error)
+    async def _answer(self, message: Any, before: asyncio.Task[None] | None) -> None:
+        """Answer a request of an ordinary model, once the one before it is answered."""
         try:
-            reply = await self._handler.infer(message, self._deadline)
+            if type(message) is RefusedMessage:
+                answer = _refusal(message.error)
+            else:
+                reply = await self._handler.infer(message, self._deadline)
+                reply.parameters[_FINAL].bool_param = True
+                answer = pb.ModelStreamInferResponse(infer_response=reply)
         except ModelportError as error:
             if self._is_over(error):
                 raise
-            return _refusal(error, message.id)
-        reply.parameters[_FINAL].bool_param = True
-        return pb.ModelStreamInferResponse(infer_response=reply)
-
-    def _keep_order(self, _: Any) -> None:
-        ordered = self._ordered
-        while ordered and ordered[0].done():
-            task = ordered.popleft()
-            if task.cancelled():
-                continue
-            if (error := task.exception()) is not None:
-                self._failure = error
-            else:
-                self.ready.append((task.result(), None))
-        self._changed.set()
-
-    # -- decoupled models -----------------------------------------------------------------------
+            answer = _refusal(error, message.id)
+        if before is not None and not before.done():
+            await asyncio.wait({before})
+        self.answers.put_nowait((answer, self._window.release))
 
     async def _forward(self, message: Any) -> None:
+        """Send the responses of a decoupled model."""
         try:
             async with aclosing(self._handler.stream(message, self._deadline)) as replies:
                 async for reply in replies:
                     reply.parameters[_FINAL].bool_param = False
                     await self._write(pb.ModelStreamInferResponse(infer_response=reply))
+            if message.parameters[EMPTY_FINAL_RESPONSE].bool_param:
+                await self._write(_last(message))
         except ModelportError as error:
             if self._is_over(error):
                 raise
             await self._write(_last(message, str(error)))
-            return
-        if message.parameters[EMPTY_FINAL_RESPONSE].bool_param:
-            await self._write(_last(message))
+        finally:
+            self._window.release()
 
     async def _write(self, answer: Any) -> None:
-        written = asyncio.get_running_loop().create_future()
-        self.ready.append((answer, written))
-        self._changed.set()
-        await written
-
-    def _stream_is_over(self, task: asyncio.Task[None]) -> None:
-        self._streams.discard(task)
-        self._window.release()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failure = error
-        self._changed.set()
+        written = asyncio.Event()
+        self.answers.put_nowait((answer, written.set))
+        await written.wait()
 
 
 def _refusal(error: ModelportError, id: str = "") -> Any:
