@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from modelport.gateway.access.access import Access
-from modelport.gateway.access.context import CURRENT, AccessContext, AccessRecord
+from modelport.gateway.access.context import CURRENT, AccessContext
 from modelport.gateway.access.credential_headers import fields
 from modelport.gateway.access.principal import ConnectionIdentity
 from modelport.gateway.errors import (
@@ -97,7 +97,8 @@ def authenticated(
                 more = [(CHALLENGE_FIELD, _INVALID)] if isinstance(error, Unauthenticated) else []
                 return refuse(scope, receive, _adding(send, lambda: more), error)
             if context.caller.has_quota and context.record is not None:
-                send = with_fields(send, context.record)
+                record = context.record
+                send = _adding(send, lambda: record.response_headers)
         if first is not None:
             answer = first.serve_first(context, scope, receive, send)
             if answer is not None:
@@ -140,11 +141,6 @@ def answering_refusals(app: App, refuse: Refuse) -> App:
             await refuse(scope, receive, _adding(send, lambda: fields), error)
 
     return answering
-
-
-def with_fields(send: Send, record: AccessRecord) -> Send:
-    """Make a ``send`` that adds the record's fields to the response."""
-    return _adding(send, lambda: record.response_headers)
 
 
 def _adding(send: Send, fields: Callable[[], Headers]) -> Send:

@@ -58,6 +58,7 @@ class HttpDialect(Protocol):
 
     def refusal(self, status: int, message: str) -> Response:
         """Make the response to a request that has no route."""
+        return document({"error": message}, status)
 
     def failure(self, error: ModelportError) -> Response:
         """Make the response to an error."""

@@ -6,6 +6,7 @@ Specification: Triton's ``docs/protocol/extension_generate.md``, and ``GenerateR
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -43,16 +44,6 @@ def _request(document: dict[str, Any], served: ServedVersion, model_version: int
     tensors: dict[str, Tensor] = {}
     parameters: dict[str, Parameter] = {}
 
-    def take(members: dict[str, Any]) -> None:
-        for key, value in members.items():
-            if key in tensors:
-                raise InvalidArgument(f"input '{key}' already exists in request")
-            if key in specs:
-                tensors[key] = _tensor(specs[key], batch, value)
-            else:
-                oip_parameters.check(key, value)
-                parameters[key] = value
-
     request_id = document.pop(_ID, "") if _ID not in specs else ""
     if type(request_id) is not str:
         raise InvalidArgument("Unable to parse 'id': it must be a string")
@@ -63,8 +54,14 @@ def _request(document: dict[str, Any], served: ServedVersion, model_version: int
         )
     if type(nested) is not dict:
         raise InvalidArgument(f"Expected JSON object for keyword: '{_PARAMETERS}'")
-    take(document)
-    take(nested)
+    for key, value in itertools.chain(document.items(), nested.items()):
+        if key in tensors:
+            raise InvalidArgument(f"input '{key}' already exists in request")
+        if key in specs:
+            tensors[key] = _tensor(specs[key], batch, value)
+        else:
+            oip_parameters.check(key, value)
+            parameters[key] = value
     return InferRequest(
         served.name, list(tensors.values()), (), model_version, request_id, parameters
     )

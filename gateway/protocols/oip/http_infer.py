@@ -65,9 +65,6 @@ _PROBES = {
 class OipErrors(HttpDialect):
     """Error responses of the Open Inference Protocol, which other dialects share."""
 
-    def refusal(self, status: int, message: str) -> Response:
-        return document({"error": message}, status)
-
     def failure(self, error: ModelportError) -> Response:
         return document({"error": str(error)}, STATUS[error.code])
 

@@ -135,25 +135,22 @@ def _column(spec: SignatureTensor, features: _Features, most_bytes: int) -> Arra
     dtype = NUMPY_DTYPES[datatype]
     _check_size(len(rows) * count * dtype.itemsize, most_bytes)
     column = np.empty((len(rows), count), dtype)
-    last: Any = None
     for index, row in enumerate(rows):
-        if row is not last:  # values of the context are converted once
-            values, last = _numbers(spec, row), row
-        column[index] = values
+        if index and row is rows[index - 1]:  # values of the context are converted once
+            column[index] = column[index - 1]
+        else:
+            _convert(spec, row, column[index])
         offload.checkpoint()
     return column.reshape(len(rows), *shape)
 
 
-def _numbers(spec: SignatureTensor, row: Any) -> Array:
+def _convert(spec: SignatureTensor, row: Any, into: Array) -> None:
     """Convert the values of one example's feature."""
-    dtype = NUMPY_DTYPES[spec.datatype]
-    array = np.empty(len(row), dtype)
     try:
         for start in range(0, len(row), raw_tensors.PIECE):
             with np.errstate(over="ignore"):  # values beyond FP16 become infinity
-                array[start : start + raw_tensors.PIECE] = row[start : start + raw_tensors.PIECE]
+                into[start : start + raw_tensors.PIECE] = row[start : start + raw_tensors.PIECE]
             offload.checkpoint()
-        return array
     except OverflowError:
         raise InvalidArgument(
             f"a value of feature {spec.name} does not fit {spec.datatype}"

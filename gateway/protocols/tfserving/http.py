@@ -92,9 +92,6 @@ class TfServingHttp(HttpDialect):
     def operation(self, scope: Scope) -> Operation:
         return Operation.INFER if scope["method"] == "POST" else Operation.METADATA
 
-    def refusal(self, status: int, message: str) -> Response:
-        return document({"error": message}, status)
-
     def failure(self, error: ModelportError) -> Response:
         return document({"error": str(error)}, STATUS[code(error)])
 
