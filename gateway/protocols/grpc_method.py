@@ -19,7 +19,7 @@ class Serialized:
 
     __slots__ = ("parts",)
 
-    def __init__(self, *parts: Buffer) -> None:
+    def __init__(self, parts: Sequence[Buffer]) -> None:
         self.parts = joined(parts)
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf names it

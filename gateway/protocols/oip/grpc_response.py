@@ -45,7 +45,8 @@ def serialize(response: InferResponse, shared: SharedTensors = NO_SHARED_MEMORY)
         is_shared = shared.places and shared.write(tensor)
         content = b"" if is_shared else raw_tensors.encode(tensor)
         contents += (_RAW, varint(len(content)), content)
-    return Serialized(*parts, *contents)
+    parts += contents
+    return Serialized(parts)
 
 
 def encode(response: InferResponse, shared: SharedTensors = NO_SHARED_MEMORY) -> Any:

@@ -216,7 +216,7 @@ class TfServingGrpc:
 
         def write(servable: ServableSignature, found: Any) -> Serialized:
             head = api.reply(model_spec=_spec(servable)).SerializeToString()
-            return Serialized(head, *nested(api.result, api.fields(found)))
+            return Serialized([head, *nested(api.result, api.fields(found))])
 
         return await self._inference.run_examples(call, message.input, api.method, write)
 
@@ -230,7 +230,7 @@ class TfServingGrpc:
             api = _TASK_METHODS[task.method_name]
             write = partial(_task_result, api)
             fields += await self._inference.run_examples(call, message.input, api.method, write)
-        return Serialized(*fields)
+        return Serialized(fields)
 
     def _check_tasks(self, tasks: Sequence[Any]) -> None:
         if not tasks:
@@ -322,7 +322,7 @@ def _prediction(servable: ServableSignature, outputs: Sequence[Tensor]) -> Seria
     parts: list[Buffer] = [pb.PredictResponse(model_spec=_spec(servable)).SerializeToString()]
     for tensor in outputs:
         parts += tensor_proto.values_entry(_OUTPUTS, tensor)
-    return Serialized(*parts)
+    return Serialized(parts)
 
 
 def _task_result(api: _ExampleApi, servable: ServableSignature, found: Any) -> list[Buffer]:

@@ -119,7 +119,7 @@ class TorchServeGrpc:
 
     async def _predictions(self, message: Any, deadline: Deadline) -> Any:
         reply = await self._predictor(self._call(message), deadline)
-        return Serialized(*nested(_PREDICTION, [reply.body]))
+        return Serialized(nested(_PREDICTION, [reply.body]))
 
     def _call(self, message: Any) -> PredictionCall:
         if not message.model_name:
