@@ -29,8 +29,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from modelport.gateway.errors import InvalidArgument, ModelportError
-from modelport.gateway.protocols.oip import grpc_request
-from modelport.gateway.protocols.oip import json as oip_json
+from modelport.gateway.protocols.oip import grpc_request, http_request, http_response
 from modelport.gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor, TensorSpec
 from modelport.gateway.wire import json_text, raw_tensors, tensor_contents
 from modelport.gateway.wire.long_array import LongArray
@@ -235,12 +234,12 @@ def test_the_http_decoder_raises_nothing_unforeseen_and_its_requests_are_answera
             length = chance.randrange(len(header + blob) + 1)
 
         def run(body: bytes = header + blob, length: int = length) -> None:
-            request, form = oip_json.decode(body, length, "model", 1)
+            request, form = http_request.decode(body, length, "model", 1)
             for tensor in request.inputs:
                 _check(tensor)
             # What was taken in must be able to go out: the id, the names, the values.
             response = InferResponse("model", 1, request.inputs, request.id)
-            text, _ = oip_json.encode(response, form)
+            text, _ = http_response.encode(response, form)
             text.decode()
 
         finds.run(number, header + blob, run)
@@ -373,7 +372,7 @@ PROPERTY = settings(
 def test_any_json_at_all_is_a_request_or_an_error(value: Any) -> None:
     body = dump(value)
     with contextlib.suppress(ModelportError):
-        oip_json.decode(body, len(body), "model", 0)
+        http_request.decode(body, len(body), "model", 0)
 
 
 @PROPERTY
@@ -384,7 +383,7 @@ def test_any_members_at_all_make_an_input_or_an_error(
     tensor = {"name": name, "datatype": datatype, "shape": shape, "data": data}
     body = dump({"inputs": [tensor]})
     with contextlib.suppress(ModelportError):
-        oip_json.decode(body, len(body), "model", 0)
+        http_request.decode(body, len(body), "model", 0)
 
 
 @PROPERTY
@@ -405,7 +404,7 @@ def test_any_bytes_at_all_are_a_tensor_of_exactly_that_size_or_an_error(
 ) -> None:
     spec = TensorSpec("x", datatype, tuple(shape))
     try:
-        request, _ = oip_json.decode_raw(data, spec, tuple(shape), "model", 0)
+        request, _ = http_request.decode_raw(data, spec, tuple(shape), "model", 0)
     except InvalidArgument:
         return
     except ValueError:  # a raw string has one element; the validator lets no other shape here

@@ -13,8 +13,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import ModelportError
-from modelport.gateway.protocols.oip import grpc_request, request_template
-from modelport.gateway.protocols.oip import json as oip_json
+from modelport.gateway.protocols.oip import grpc_request, http_request, request_template
 from modelport.gateway.types import InferRequest
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from tests.attacks.test_fuzz import GRPC_SEEDS, HTTP_SEEDS, http_case, mutate_bytes
@@ -96,7 +95,7 @@ def _compare_json(body: bytes, length: int) -> bool:
 
     took = _outcome(short)
     assert took is None or took == _outcome(
-        lambda: _said(*oip_json.decode(body, length, "m", 1))
+        lambda: _said(*http_request.decode(body, length, "m", 1))
     ), body
     return took is not None
 

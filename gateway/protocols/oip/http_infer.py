@@ -24,8 +24,7 @@ from modelport.gateway.protocols.http_response import (
     refuse,
     reply,
 )
-from modelport.gateway.protocols.oip import json as oip_json
-from modelport.gateway.protocols.oip import metadata, request_template
+from modelport.gateway.protocols.oip import http_request, http_response, metadata, request_template
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import InferRequest
@@ -142,11 +141,11 @@ class OipInfer(OipErrors):
                 request.trace = trace[:128].decode("latin-1")
             deadline = oip_parameters.deadline(request, deadline)
             response = await self._service.infer(request, deadline)
-            if oip_json.is_large(response, form):
-                work = partial(oip_json.encode, response, form)
+            if http_response.is_large(response, form):
+                work = partial(http_response.encode, response, form)
                 json, blobs = await response_encoding.encode(work, response.outputs, deadline)
             else:
-                json, blobs = oip_json.encode(response, form)
+                json, blobs = http_response.encode(response, form)
         except Decoupled:
             await refuse(send, 501, _DECOUPLED)
         except FAILURES as failure:
@@ -168,7 +167,7 @@ class OipInfer(OipErrors):
 
     def _glance(
         self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
-    ) -> tuple[InferRequest, oip_json.ResponseFormat] | None:
+    ) -> tuple[InferRequest, http_response.ResponseFormat] | None:
         stated = headers.get(_HEADER_LENGTH)
         if stated is None:
             return None
@@ -177,7 +176,7 @@ class OipInfer(OipErrors):
 
     def _decode(
         self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
-    ) -> tuple[InferRequest, oip_json.ResponseFormat]:
+    ) -> tuple[InferRequest, http_response.ResponseFormat]:
         header_length = len(body)
         stated = headers.get(_HEADER_LENGTH)
         if stated is not None:
@@ -185,11 +184,11 @@ class OipInfer(OipErrors):
             if not header_length:
                 validator = self._manager.get(name, version).validator
                 spec, shape = validator.raw_input(len(body))
-                return oip_json.decode_raw(body, spec, shape, name, version)
+                return http_request.decode_raw(body, spec, shape, name, version)
         plain = request_template.decode(body, header_length, name, version)
         if plain is not None:
             return plain
-        return oip_json.decode(body, header_length, name, version, self._shared.transfer())
+        return http_request.decode(body, header_length, name, version, self._shared.transfer())
 
 
 def _parsed(path: str) -> tuple[str, str] | None:

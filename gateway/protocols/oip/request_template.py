@@ -14,8 +14,8 @@ from typing import NamedTuple
 import orjson
 
 from modelport.gateway.errors import ModelportError
-from modelport.gateway.protocols.oip import json as oip_json
-from modelport.gateway.protocols.oip.json import ResponseFormat
+from modelport.gateway.protocols.oip import http_request
+from modelport.gateway.protocols.oip.http_response import ResponseFormat
 from modelport.gateway.protocols.oip.shared_memory import NO_SHARED_MEMORY
 from modelport.gateway.types import Datatype, InferRequest, Parameter, Tensor
 from modelport.gateway.wire import json_tensors, json_text, raw_tensors
@@ -144,20 +144,20 @@ def _template(text: bytes, keys: set[str], parameter_keys: set[str]) -> _Templat
         document = json_text.loads(text)
         if type(document) is not dict or not document.keys() <= _DOCUMENT_KEYS:
             return None
-        parameters, items = oip_json.read_parameters(document), document.get("inputs")
+        parameters, items = http_request.read_parameters(document), document.get("inputs")
         if type(items) is not list or not items or not parameters.keys() <= {_BINARY_OUTPUT}:
             return None
         for item in items:
             if type(item) is not dict or item.keys() != keys or item.get("data", held) != held:
                 return None
-            given, name, shape = oip_json.read_parameters(item), item["name"], item["shape"]
+            given, name, shape = http_request.read_parameters(item), item["name"], item["shape"]
             if type(name) is not str or type(shape) is not list or given.keys() != parameter_keys:
                 return None
             datatype = raw_tensors.parse_datatype(name, item["datatype"])
             size = int(given.get(_BINARY_SIZE, 0))
             inputs.append((name, datatype, raw_tensors.parse_shape(name, shape), size))
         if "outputs" in document:
-            oip_json.read_outputs(document["outputs"], request, form, NO_SHARED_MEMORY)
+            http_request.read_outputs(document["outputs"], request, form, NO_SHARED_MEMORY)
     except ModelportError:
         return None
     return _Template(

@@ -28,7 +28,7 @@ from modelport.gateway.inference.service import SupportsInference
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols import image_decoding, response_encoding
-from modelport.gateway.protocols.oip import json as oip_json
+from modelport.gateway.protocols.oip import http_request, http_response
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.prediction import plain_json
 from modelport.gateway.protocols.prediction.top_classes import TopClasses, top_classes
@@ -194,7 +194,7 @@ class _BodyDecoder:
     ) -> tuple[InferRequest, Encode]:
         """Decode a body that is JSON up to ``end``."""
         if type(document) is dict and "inputs" in document:
-            request, form = oip_json.decode_document(
+            request, form = http_request.decode_document(
                 document, call.body, end, call.model, call.version
             )
             return request, partial(_encode_oip, form)
@@ -213,10 +213,12 @@ class _BodyDecoder:
 
     def _oip(self, call: PredictionCall, header_length: int) -> tuple[InferRequest, Encode]:
         if header_length:
-            request, form = oip_json.decode(call.body, header_length, call.model, call.version)
+            request, form = http_request.decode(call.body, header_length, call.model, call.version)
         else:
             spec, shape = self._raw_input(len(call.body))
-            request, form = oip_json.decode_raw(call.body, spec, shape, call.model, call.version)
+            request, form = http_request.decode_raw(
+                call.body, spec, shape, call.model, call.version
+            )
         return request, partial(_encode_oip, form)
 
     def _single(
@@ -243,8 +245,8 @@ class _BodyDecoder:
         )
 
 
-def _encode_oip(form: oip_json.ResponseFormat, response: InferResponse) -> PredictionReply:
-    text, blobs = oip_json.encode(response, form)
+def _encode_oip(form: http_response.ResponseFormat, response: InferResponse) -> PredictionReply:
+    text, blobs = http_response.encode(response, form)
     if not any(map(len, blobs)):
         return PredictionReply(text)
     return PredictionReply(json_writer.join((text, *blobs)), BINARY, len(text))
