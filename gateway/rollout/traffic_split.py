@@ -395,6 +395,5 @@ class TrafficSplit:
 
     def _keep(self, copy: ShadowCopy, baseline: Any, candidate: Any) -> None:
         if len(self.examples) < self.plan.keep_inputs:
-            self.examples.append(
-                examples.example(copy.request, copy.stage.number, baseline, candidate)
-            )
+            kept = examples.example(copy.request, copy.stage.number, baseline, candidate)
+            self.examples.append(kept)
