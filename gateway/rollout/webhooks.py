@@ -115,9 +115,8 @@ class RolloutWebhooks:
         if not _asks(new):
             return
         permission = self._permission(new)
-        if not permission.given:
-            permission.ask(self._body(new, PRE_STAGE))
-            await permission.answered()
+        if not permission.given:  # the calls continue if this waiting is cancelled
+            await asyncio.wait((permission.ask(self._body(new, PRE_STAGE)),))
         if not permission.given:  # the calls may have been given up
             problem = permission.problem or "the webhooks have not answered"
             raise Unavailable(f"{problem}; nothing has changed, try again later")
@@ -249,15 +248,11 @@ class _Permission:
         """Whether it is time to ask."""
         return self._now() >= self._due
 
-    def ask(self, body: bytes) -> None:
-        """Call the webhooks, unless they are being called."""
+    def ask(self, body: bytes) -> asyncio.Task[None]:
+        """Call the webhooks, unless they are being called; the task ends with their answers."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask(body))
-
-    async def answered(self) -> None:
-        """Wait for the answers; the calls continue if the waiting is cancelled."""
-        if self._asking is not None:
-            await asyncio.wait((self._asking,))
+        return self._asking
 
     def cancel(self) -> None:
         if self._asking is not None:
