@@ -19,7 +19,7 @@ from modelport.gateway.access.principal import Grant, Principal
 from modelport.gateway.errors import Unauthenticated
 from modelport.gateway.runtime import gateway_files
 from modelport.gateway.runtime.file_watcher import FileWatcher
-from modelport.gateway.runtime.gateway_files import Contents, FileContent
+from modelport.gateway.runtime.gateway_files import FileContent
 from modelport.gateway.toml_tables import read_by, text
 
 _PREFIX: Final = PREFIX.encode()
@@ -49,8 +49,9 @@ class ApiKeys(CredentialAuthenticator):
         path = table.path.parent / table.read(ApiKeySettings).file
         self._entries: Mapping[bytes, _Entry] = {}
         self._watcher = watcher
-        self._table = table
-        self._watch = watcher.watch("keys", [path], self._load, self._use)
+        self._watch = watcher.watch(
+            "keys", [path], lambda contents: _parse(table, contents[0]), self._use
+        )
 
     def recognise(self, credential: bytes) -> Principal | None:
         if not credential.startswith(_PREFIX):
@@ -64,9 +65,6 @@ class ApiKeys(CredentialAuthenticator):
 
     def close(self) -> None:
         self._watcher.forget(self._watch)
-
-    def _load(self, contents: Contents) -> Mapping[bytes, _Entry]:
-        return _parse(self._table, contents[0])
 
     def _use(self, entries: Mapping[bytes, _Entry]) -> None:
         self._entries = entries
