@@ -198,7 +198,8 @@ def _context(
     certificate, key, *authorities = contents
     try:
         with at_path(certificate.content) as chain, at_path(key.content) as private:
-            context.load_cert_chain(chain, private, password=_no_password)
+            # Without a password OpenSSL would ask the terminal for it.
+            context.load_cert_chain(chain, private, password=lambda: "")
     except (ssl.SSLError, OSError) as error:
         raise Unavailable(_reason(certificate.path, key.path, error)) from error
     for each in authorities:
@@ -209,10 +210,6 @@ def _context(
         except (ssl.SSLError, OSError) as error:
             raise Unavailable(f"--tls-client-ca {each.path} cannot be used: {error}") from error
     return context
-
-
-def _no_password() -> str:
-    return ""  # OpenSSL would ask the terminal for it
 
 
 def _reason(certificate: Path, key: Path, error: OSError) -> str:

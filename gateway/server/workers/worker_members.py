@@ -59,16 +59,16 @@ class WorkerMembers:
 
     def notify(self, operation: str, arguments: Document) -> None:
         """Send to every worker, and wait for no answer."""
+
+        async def tell(worker: ConnectedWorker) -> None:
+            with contextlib.suppress(TimeoutError, ModelportError):
+                async with asyncio.timeout(CONFIRM_SECONDS):
+                    await worker.channel.request(operation, **arguments)
+
         for worker in self._coordinator.joined():
-            task = asyncio.ensure_future(self._told(worker, operation, arguments))
+            task = asyncio.ensure_future(tell(worker))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-
-    @staticmethod
-    async def _told(worker: ConnectedWorker, operation: str, arguments: Document) -> None:
-        with contextlib.suppress(TimeoutError, ModelportError):
-            async with asyncio.timeout(CONFIRM_SECONDS):
-                await worker.channel.request(operation, **arguments)
 
     def remember(self, routings: Routings) -> None:
         """Have workers that join later begin with these routings."""
