@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from modelport.gateway.protocols.oip.shared_memory import SharedTensors
-from modelport.gateway.types import Array, Datatype, InferResponse
+from modelport.gateway.types import Array, Datatype, InferResponse, Tensor
 from modelport.gateway.wire import json_tensors, json_text, json_writer, raw_tensors
 from modelport.gateway.wire.json_writer import PIECE
 from modelport.gateway.wire.raw_tensors import Buffer
