@@ -6,7 +6,6 @@ gateway's own requests (steps of ensembles, copies of a rollout) use the objects
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from modelport.gateway.access.guarded_models import (
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import ALL_VERSIONS
 from modelport.gateway.access.principal import ANONYMOUS_NAME
-from modelport.gateway.access.quotas import Quotas
+from modelport.gateway.access.quotas import Quotas, retry_after
 from modelport.gateway.errors import InvalidArgument, QuotaExceeded
 from modelport.gateway.inference.service import SupportsInference
 from modelport.gateway.models.control import Control
@@ -139,8 +138,7 @@ class GuardedService:
         except QuotaExceeded as error:
             stated = str(request.model_version or "")
             context.note_refusal(str(error), "", request.model_name, stated)
-            seconds = max(1, math.ceil(error.retry_after_seconds))
-            context.add_fields((b"retry-after", b"%d" % seconds))
+            context.add_fields(retry_after(error))
             raise
         finally:
             context.add_fields(*self._quotas.headers(account))

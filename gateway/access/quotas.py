@@ -80,6 +80,11 @@ class QuotaAccount:
     row: int | None = None
 
 
+def retry_after(error: QuotaExceeded) -> tuple[bytes, bytes]:
+    """The header of a refusal: the whole seconds after which the request may come again."""
+    return b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_seconds))
+
+
 class Quotas:
     """Admits requests by the quotas of ``access.toml``.
 

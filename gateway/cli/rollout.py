@@ -24,7 +24,7 @@ from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.scan import MODEL_NAME
 from modelport.gateway.rollout import gate_report as gate_reports
 from modelport.gateway.rollout.plan import MAX_REQUESTS, RolloutLimits, RolloutPlan
-from modelport.gateway.rollout.state import RolloutPhase
+from modelport.gateway.rollout.shared_state.state import RolloutPhase
 
 #: Exit codes of ``start``; the others are those of ``--wait``.
 PROMOTED, ROLLED_BACK, NOT_STARTED, UNDECIDED = 0, 1, 2, 3

@@ -12,7 +12,7 @@ import click
 
 from modelport.gateway.cli.tables import print_table, printable
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
-from modelport.gateway.rollout.state import RolloutPhase
+from modelport.gateway.rollout.shared_state.state import RolloutPhase
 
 State = Mapping[str, Any]
 

@@ -18,14 +18,14 @@ from modelport.gateway.inference.classification import LARGE, classify
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
-from modelport.gateway.rollout import request_routing
+from modelport.gateway.rollout.traffic import request_routing
 from modelport.gateway.runtime import offload, thread_reply
 from modelport.gateway.runtime.timer_wheel import within
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
 from modelport.gateway.wire import via_header
 
 if TYPE_CHECKING:
-    from modelport.gateway.rollout.traffic_split import TrafficSplit
+    from modelport.gateway.rollout.traffic.traffic_split import TrafficSplit
 
 log = structlog.get_logger("modelport.inference")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from modelport.gateway.protocols.asgi import Message, Scope, Send
-from modelport.gateway.rollout import request_routing
 from modelport.gateway.rollout.plan import ROUTE_KEY
-from modelport.gateway.rollout.request_routing import HEADER
+from modelport.gateway.rollout.traffic import request_routing
+from modelport.gateway.rollout.traffic.request_routing import HEADER
 
 _ROUTE_KEY = ROUTE_KEY.encode()
 

@@ -22,32 +22,30 @@ from typing import Any
 import structlog
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
-from modelport.gateway.rollout import transitions
-from modelport.gateway.rollout.counts import StageCounts
-from modelport.gateway.rollout.counts_exchange import CountsExchange, requests_first
-from modelport.gateway.rollout.decision import RolloutDecision, RolloutVerdict, decide
+from modelport.gateway.rollout import lease
 from modelport.gateway.rollout.plan import RolloutPlan
 from modelport.gateway.rollout.processes import RolloutProcesses
-from modelport.gateway.rollout.replicated_rollout import PendingRollback, ReplicatedRollout
-from modelport.gateway.rollout.replicated_states import ReplicatedStates
-from modelport.gateway.rollout.state import RolloutPhase, RolloutState
-from modelport.gateway.rollout.state_store import RolloutStore
-from modelport.gateway.rollout.transitions import Change, RolloutCommand
+from modelport.gateway.rollout.shared_state import transitions
+from modelport.gateway.rollout.shared_state.counts_exchange import CountsExchange, requests_first
+from modelport.gateway.rollout.shared_state.replicated_rollout import (
+    PendingRollback,
+    ReplicatedRollout,
+)
+from modelport.gateway.rollout.shared_state.replicated_states import ReplicatedStates
+from modelport.gateway.rollout.shared_state.state import RolloutPhase, RolloutState
+from modelport.gateway.rollout.shared_state.state_store import RolloutStore
+from modelport.gateway.rollout.shared_state.transitions import Change, RolloutCommand
+from modelport.gateway.rollout.statistics.counts import StageCounts
+from modelport.gateway.rollout.statistics.decision import RolloutDecision, RolloutVerdict, decide
 from modelport.gateway.rollout.webhooks import RolloutWebhooks
 
 log = structlog.get_logger("modelport.rollout")
 
-LEASE_SECONDS = 10.0
 #: Period of the looks at the processes, and at the store while a rollout runs. A kill loses the
 #: counts of the second period, and of the time that a write takes.
 WATCH_SECONDS, FOLLOW_SECONDS = 0.2, 0.5
 #: The first period is this many times as long while no candidate serves clients.
 CALM = 5
-#: Parts of the lease: the time between two heartbeats of a leader, and between two looks at the
-#: store while nothing runs.
-HEARTBEAT, IDLE = 0.2, 0.4
-#: The longest wait for an outcome, in leases: another gateway may have to take over first.
-SETTLED_LEASES = 2
 #: Attempts to write a command against other gateways' revisions.
 ATTEMPTS = 10
 
@@ -68,7 +66,7 @@ class RolloutController:
         processes: RolloutProcesses,
         decide: Decide = decide,
         *,
-        lease_seconds: float = LEASE_SECONDS,
+        lease_seconds: float = lease.LEASE_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
         webhooks: RolloutWebhooks | None = None,
@@ -154,7 +152,7 @@ class RolloutController:
 
     def _follow_seconds(self) -> float:
         busy = any(each.state.needs_leader for each in self._states)
-        return FOLLOW_SECONDS if busy else IDLE * self._lease
+        return FOLLOW_SECONDS if busy else lease.IDLE * self._lease
 
     # -- what people ask --------------------------------------------------------------------------
 
@@ -194,7 +192,7 @@ class RolloutController:
         Raises:
             InvalidArgument, Unavailable: the state is malformed, or unknown.
         """
-        await self._states.over(model, SETTLED_LEASES * self._lease)
+        await self._states.over(model, lease.SETTLED_LEASES * self._lease)
 
     def require_none(self, plan: RolloutPlan) -> None:
         """Raises ``AlreadyExists``: as far as is known, a rollout of the model runs."""
@@ -362,7 +360,7 @@ class RolloutController:
         else:
             problem = "" if new is None else self._webhooks.problem(state.plan)
             beat = transitions.led(state, self.replica, problem)
-            if silent >= HEARTBEAT * self._lease or beat.hold_reason != state.hold_reason:
+            if silent >= lease.HEARTBEAT * self._lease or beat.hold_reason != state.hold_reason:
                 await self._states.write(beat)
         if rollout.state.phase.ended and self._leads(rollout):
             self._states.begin_settlement(rollout)

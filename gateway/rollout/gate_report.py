@@ -8,7 +8,7 @@ from pathlib import Path
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import untrusted_files
-from modelport.gateway.rollout.sequential_tests import TrialCounts, confidence_sequence
+from modelport.gateway.rollout.statistics.sequential_tests import TrialCounts, confidence_sequence
 
 FORMAT = "modelport-gate/1"
 MAX_REPORT_BYTES = 64 * 1024 * 1024

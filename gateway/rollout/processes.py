@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.plan import RolloutPlan
-from modelport.gateway.rollout.state import RolloutRouting, RolloutState
+from modelport.gateway.rollout.shared_state.state import RolloutRouting, RolloutState
+from modelport.gateway.rollout.statistics.counts import StageCounts
 
 #: The counts of one process since it began: by rollout id, and by index of the stage.
 ProcessCounts = Mapping[str, Mapping[int, StageCounts]]

@@ -9,9 +9,9 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from modelport.gateway.rollout.decision import RolloutVerdict
 from modelport.gateway.rollout.plan import StageKind
-from modelport.gateway.rollout.state import RolloutPhase
+from modelport.gateway.rollout.shared_state.state import RolloutPhase
+from modelport.gateway.rollout.statistics.decision import RolloutVerdict
 
 #: The statuses of all rollouts, as ``RolloutService.statuses`` returns them.
 StatusesSource = Callable[[], list[dict[str, Any]]]

@@ -14,7 +14,7 @@ from modelport.gateway.rollout.controller import RolloutController
 from modelport.gateway.rollout.plan import STRICT, RolloutPlan, RolloutSide
 from modelport.gateway.rollout.process_group import ProcessGroup
 from modelport.gateway.rollout.rollout_request import RolloutRequest
-from modelport.gateway.rollout.transitions import RolloutCommand
+from modelport.gateway.rollout.shared_state.transitions import RolloutCommand
 
 NO_REPOSITORY = (
     "rollouts keep their state in a model repository, and this gateway has none; give one with "

@@ -15,7 +15,7 @@ from modelport.gateway.repository.scan import ModelEntry, VersionEntry
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.version_choice import VersionChoice
 from modelport.gateway.rollout.plan import RolloutPlan
-from modelport.gateway.rollout.state import RolloutPhase, RolloutState
+from modelport.gateway.rollout.shared_state.state import RolloutPhase, RolloutState
 
 
 def settle(repositories: Sequence[Path | Location], state: RolloutState) -> str:

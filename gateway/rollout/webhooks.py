@@ -20,7 +20,7 @@ import structlog
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.rollout.plan import RolloutPlan
-from modelport.gateway.rollout.state import RolloutEventKind, RolloutState
+from modelport.gateway.rollout.shared_state.state import RolloutEventKind, RolloutState
 from modelport.gateway.runtime import gateway_files
 from modelport.gateway.runtime.gateway_files import FILES, FileContent
 

@@ -34,9 +34,9 @@ from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.repository.routes_file import Program
-from modelport.gateway.rollout.participant import RolloutParticipant
 from modelport.gateway.rollout.process_group import ThisProcess
-from modelport.gateway.rollout.rollouts import Rollouts
+from modelport.gateway.rollout.traffic.participant import RolloutParticipant
+from modelport.gateway.rollout.traffic.rollouts import Rollouts
 from modelport.gateway.runtime import collector, request_memory, signals
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.malloc import keep_freed_memory

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from modelport.gateway.rollout.counts import StageCounts
+from modelport.gateway.rollout.statistics.counts import StageCounts
 from tests.deploy import DEPLOY
 from tests.deploy.manifests import wrong
 from tests.gateway.rollout.test_rollout_metrics import metrics, status

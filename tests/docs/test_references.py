@@ -11,6 +11,8 @@ import pytest
 
 from docs import generate
 from modelport.cli import modelport
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository import routes_file
 from modelport.gateway.wire.proto import model_config_pb2
 from tests.docs import pages
 from tests.docs.pages import ROOT
@@ -129,13 +131,17 @@ def test_the_pages_made_from_the_code_have_its_names() -> None:
         assert "\\<" not in made[f"reference/{page}.md"], "Markdown shows this backslash"
 
 
-def test_every_key_of_a_route_that_the_configuration_page_lists_is_read() -> None:
+def test_every_key_of_a_route_that_the_configuration_page_lists_is_read(tmp_path: Path) -> None:
     page = generate.made_pages()["reference/configuration.md"]
     table = page.partition("### `[models.<name>]`")[2].partition("###")[0]
     keys = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
     assert len(keys) > 15
-    source = (ROOT / "gateway" / "repository" / "routes_file.py").read_text(encoding="utf-8")
-    assert [key for key in keys if f'"{key}"' not in source] == []
+    for key in (*keys, "unheard_of"):
+        file = tmp_path / "routes.toml"
+        file.write_text(f"[models.m]\n{key} = 1979-05-27  # a date, which no key takes")
+        with pytest.raises(InvalidArgument) as caught:
+            routes_file.load(file)
+        assert ("is unknown" in str(caught.value)) == (key == "unheard_of"), key
 
 
 def test_the_pages_have_no_words_of_a_private_dialect() -> None:

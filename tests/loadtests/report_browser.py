@@ -25,7 +25,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playw
 from rich.console import Console
 from rich.table import Table
 
-from modelport.gateway.rollout.state import RolloutPhase
+from modelport.gateway.rollout.shared_state.state import RolloutPhase
 from modelport.loadtests.compare import json_document
 from modelport.loadtests.compare.result import Candidate, Comparison
 from modelport.loadtests.report import html, text_escaping

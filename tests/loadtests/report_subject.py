@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from modelport.gateway.rollout import transitions
-from modelport.gateway.rollout.counts import Attribution, StageCounts, latency_bucket
-from modelport.gateway.rollout.criteria import criteria_of
 from modelport.gateway.rollout.plan import ComparisonKind, RolloutLimits
-from modelport.gateway.rollout.state import RolloutPhase
-from modelport.gateway.rollout.transitions import Change
+from modelport.gateway.rollout.shared_state import transitions
+from modelport.gateway.rollout.shared_state.state import RolloutPhase
+from modelport.gateway.rollout.shared_state.transitions import Change
+from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts, latency_bucket
+from modelport.gateway.rollout.statistics.criteria import criteria_of
 from modelport.loadtests.compare.result import Absent, Candidate, Comparison, Measured, Percentiles
 from modelport.loadtests.compare.verdict_matrix import matrix
 from modelport.loadtests.gate.decision import GateDecision, Question

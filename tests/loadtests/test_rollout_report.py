@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from modelport.cli import modelport
-from modelport.gateway.rollout import transitions
-from modelport.gateway.rollout.counts import Attribution, StageCounts
-from modelport.gateway.rollout.criteria import criteria_of
-from modelport.gateway.rollout.transitions import Change
+from modelport.gateway.rollout.shared_state import transitions
+from modelport.gateway.rollout.shared_state.transitions import Change
+from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts
+from modelport.gateway.rollout.statistics.criteria import criteria_of
 from tests.gateway.rollout.plans import plan
 
 EVIL = "</pre><script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x00\u202e"

@@ -14,15 +14,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from modelport.gateway.rollout import (
+from modelport.gateway.rollout import controller
+from modelport.gateway.rollout.shared_state import replicated_rollout, state_store
+from modelport.gateway.rollout.traffic import (
     assignment,
-    controller,
     participant,
-    replicated_rollout,
     request_events,
     request_routing,
     rollouts,
-    state_store,
     traffic_split,
 )
 from modelport.gateway.types import Deadline

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway.errors import ModelportError
-from modelport.gateway.rollout.controller import LEASE_SECONDS
+from modelport.gateway.rollout.lease import LEASE_SECONDS
 from tests.rollout_faults.clients import BASELINE, LedgerClients
 from tests.rollout_faults.scenario import wait_until
 from tests.rollout_faults.served import PATH, GatewayPlace, StatusWatcher, place, repository

@@ -15,8 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from modelport.gateway.rollout.state_files import RolloutFiles
-from modelport.gateway.rollout.state_store import RolloutStore
+from modelport.gateway.rollout.shared_state.state_files import RolloutFiles
+from modelport.gateway.rollout.shared_state.state_store import RolloutStore
 from tests.gateway.server.workers.processes import workers
 from tests.rollout_faults.clients import (
     BASELINE,

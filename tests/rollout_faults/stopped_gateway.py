@@ -15,7 +15,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from modelport.gateway.rollout.controller import LEASE_SECONDS
+from modelport.gateway.rollout.lease import LEASE_SECONDS
 from tests.rollout_faults.clients import BASELINE, MODEL
 from tests.rollout_faults.scenario import wait_until
 from tests.rollout_faults.served import PATH, GatewayPlace, place, repository

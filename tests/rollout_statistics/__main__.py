@@ -17,9 +17,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from modelport.gateway.rollout.decision import RolloutVerdict
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutPlan
-from modelport.gateway.rollout.sequential_tests import TrialCounts, confidence_sequence
+from modelport.gateway.rollout.statistics.decision import RolloutVerdict
+from modelport.gateway.rollout.statistics.sequential_tests import TrialCounts, confidence_sequence
 from tests.gateway.rollout import plans
 from tests.loadtests.gating.simulation import QUIET, ROUGH
 from tests.rollout_statistics import simulation

@@ -21,18 +21,18 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
-from modelport.gateway.rollout.counts import Attribution, StageCounts
-from modelport.gateway.rollout.criteria import criteria_of
-from modelport.gateway.rollout.decision import RolloutVerdict, decide
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan, StageKind
-from modelport.gateway.rollout.request_events import BLOCK, WINDOW
-from modelport.gateway.rollout.sequential_tests import (
+from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts
+from modelport.gateway.rollout.statistics.criteria import criteria_of
+from modelport.gateway.rollout.statistics.decision import RolloutVerdict, decide
+from modelport.gateway.rollout.statistics.sequential_tests import (
     FIRST_WEIGHT,
     LARGE_CHANGES,
     ODDS_RATIOS,
     SMALL_CHANGES,
     weights_of,
 )
+from modelport.gateway.rollout.traffic.request_events import BLOCK, WINDOW
 from tests.gateway.rollout import plans
 from tests.loadtests.gating import simulation as gating
 from tests.loadtests.gating.simulation import SHARED, SIZES, Machine

@@ -34,7 +34,7 @@ from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.http_response import JSON, refuse, reply
 from modelport.gateway.repository.scan import MODEL_NAME
 from modelport.gateway.rollout.rollout_service import RolloutService
-from modelport.gateway.rollout.transitions import RolloutCommand
+from modelport.gateway.rollout.shared_state.transitions import RolloutCommand
 
 log = structlog.get_logger("modelport.rollout")
 

@@ -8,11 +8,12 @@ import functools
 
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.protocols.cross_site_protection import Origins
-from modelport.gateway.rollout.controller import LEASE_SECONDS, RolloutController
+from modelport.gateway.rollout.controller import RolloutController
+from modelport.gateway.rollout.lease import STORE_SECONDS
 from modelport.gateway.rollout.process_group import ProcessGroup, RolloutMembers
 from modelport.gateway.rollout.rollout_service import RolloutService
-from modelport.gateway.rollout.state_files import RolloutFiles
-from modelport.gateway.rollout.state_store import RolloutStore
+from modelport.gateway.rollout.shared_state.state_files import RolloutFiles
+from modelport.gateway.rollout.shared_state.state_store import RolloutStore
 from modelport.gateway.rollout.webhooks import RolloutWebhooks
 from modelport.gateway.settings import Settings
 
@@ -20,8 +21,6 @@ from modelport.gateway.settings import Settings
 PATH = "/v2/rollouts"
 #: The longest wait for the repository when the gateway stops; others take over by the lease then.
 LEAVE_SECONDS = 1.0
-#: The longest wait for an operation of the repository: a part of the lease.
-STORE_SECONDS = LEASE_SECONDS / 2
 
 
 class RolloutControl:

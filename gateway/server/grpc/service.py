@@ -15,9 +15,9 @@ from google.protobuf.message import DecodeError
 from modelport.gateway.access.context import CURRENT
 from modelport.gateway.errors import InvalidArgument, ModelportError, QueueFull
 from modelport.gateway.protocols.grpc_method import Method, Methods, RefusedMessage, parts_of
-from modelport.gateway.rollout import request_routing
 from modelport.gateway.rollout.plan import ROUTE_KEY
-from modelport.gateway.rollout.request_routing import RequestRouting
+from modelport.gateway.rollout.traffic import request_routing
+from modelport.gateway.rollout.traffic.request_routing import RequestRouting
 from modelport.gateway.runtime import offload, request_memory
 from modelport.gateway.server.grpc import framing
 from modelport.gateway.server.grpc.framing import (

@@ -13,8 +13,8 @@ import grpc.aio
 import httpx
 
 from modelport.gateway.models.version_policy import VersionHold
-from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
+from modelport.gateway.rollout.statistics.counts import StageCounts
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.settings import Settings, VertexAi
 from tests.models import multiply

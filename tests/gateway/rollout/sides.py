@@ -16,9 +16,9 @@ from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
-from modelport.gateway.rollout.rollouts import Rollouts
+from modelport.gateway.rollout.statistics.counts import StageCounts
+from modelport.gateway.rollout.traffic.rollouts import Rollouts
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.types import (
     NO_DEADLINE,

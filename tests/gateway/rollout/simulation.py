@@ -13,12 +13,17 @@ from typing import Any
 
 from modelport.gateway.errors import NotFound, Unavailable
 from modelport.gateway.rollout.controller import RolloutController
-from modelport.gateway.rollout.counts import StageCounts
-from modelport.gateway.rollout.decision import RolloutDecision, RolloutVerdict
 from modelport.gateway.rollout.plan import RolloutPlan, StageKind
 from modelport.gateway.rollout.processes import ProcessCounts
-from modelport.gateway.rollout.state import RolloutPhase, RolloutRouting, RolloutState, read_state
-from modelport.gateway.rollout.state_store import RolloutStore
+from modelport.gateway.rollout.shared_state.state import (
+    RolloutPhase,
+    RolloutRouting,
+    RolloutState,
+    read_state,
+)
+from modelport.gateway.rollout.shared_state.state_store import RolloutStore
+from modelport.gateway.rollout.statistics.counts import StageCounts
+from modelport.gateway.rollout.statistics.decision import RolloutDecision, RolloutVerdict
 from tests.virtual_time import VirtualLoop
 
 LEASE = 10.0

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelport.gateway.rollout.answer_comparison import AnswerComparison, ComparedAnswers
 from modelport.gateway.rollout.plan import ComparisonKind, RolloutLimits
+from modelport.gateway.rollout.traffic.answer_comparison import AnswerComparison, ComparedAnswers
 from modelport.gateway.types import NUMPY_DTYPES, Datatype, Tensor
 from tests.gateway.rollout.sides import PLAN
 

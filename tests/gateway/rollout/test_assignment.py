@@ -9,8 +9,8 @@ import pytest
 from modelport.gateway.access.context import CURRENT, AccessContext
 from modelport.gateway.access.policy import AccessPolicy
 from modelport.gateway.access.principal import ANONYMOUS, Principal
-from modelport.gateway.rollout.assignment import RequestAssignment, position
 from modelport.gateway.rollout.plan import AssignmentKind
+from modelport.gateway.rollout.traffic.assignment import RequestAssignment, position
 from modelport.gateway.types import InferRequest
 from tests.gateway.rollout.sides import PLAN
 

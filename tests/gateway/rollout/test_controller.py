@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from modelport.gateway.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
-from modelport.gateway.rollout import transitions
-from modelport.gateway.rollout.counts import StageCounts
-from modelport.gateway.rollout.state import RolloutPhase
-from modelport.gateway.rollout.state_store import RolloutStore
-from modelport.gateway.rollout.transitions import RolloutCommand
+from modelport.gateway.rollout.shared_state import transitions
+from modelport.gateway.rollout.shared_state.state import RolloutPhase
+from modelport.gateway.rollout.shared_state.state_store import RolloutStore
+from modelport.gateway.rollout.shared_state.transitions import RolloutCommand
+from modelport.gateway.rollout.statistics.counts import StageCounts
 from tests.gateway.rollout.plans import plan
 from tests.gateway.rollout.simulation import (
     LEASE,

@@ -9,17 +9,25 @@ from typing import Any
 
 import pytest
 
-from modelport.gateway.rollout import criteria
-from modelport.gateway.rollout.counts import Attribution, SideCounts, StageCounts
-from modelport.gateway.rollout.criteria import CriterionEvidence, CriterionStatus, criteria_of
-from modelport.gateway.rollout.decision import RolloutDecision, RolloutVerdict, decide
 from modelport.gateway.rollout.plan import (
     AssignmentKind,
     RolloutLimits,
     RolloutPlan,
     RolloutSide,
 )
-from modelport.gateway.rollout.sequential_tests import SMALL_CHANGES, TrialCounts, log_e_value
+from modelport.gateway.rollout.statistics import criteria
+from modelport.gateway.rollout.statistics.counts import Attribution, SideCounts, StageCounts
+from modelport.gateway.rollout.statistics.criteria import (
+    CriterionEvidence,
+    CriterionStatus,
+    criteria_of,
+)
+from modelport.gateway.rollout.statistics.decision import RolloutDecision, RolloutVerdict, decide
+from modelport.gateway.rollout.statistics.sequential_tests import (
+    SMALL_CHANGES,
+    TrialCounts,
+    log_e_value,
+)
 
 #: A plan without criteria.
 OFF = RolloutLimits(

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from modelport.gateway.rollout.plan import ROUTE_KEY, AssignmentKind
-from modelport.gateway.rollout.request_routing import HEADER
+from modelport.gateway.rollout.traffic.request_routing import HEADER
 from modelport.gateway.types import Datatype, Tensor
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import grpc_service_pb2 as oip_pb2

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from modelport.gateway.errors import InvalidArgument, NotFound
-from modelport.gateway.rollout import feedback
-from modelport.gateway.rollout.counts import Attribution
-from modelport.gateway.rollout.participant import RolloutParticipant
 from modelport.gateway.rollout.plan import ComparisonKind
 from modelport.gateway.rollout.process_group import ProcessGroup
+from modelport.gateway.rollout.statistics.counts import Attribution
+from modelport.gateway.rollout.traffic import feedback
+from modelport.gateway.rollout.traffic.participant import RolloutParticipant
 from tests.gateway.rollout.sides import Sides, sides, times
 
 DECISIONS: dict[str, Any] = {"comparison": ComparisonKind.DECISIONS, "decision_threshold": 2.5}

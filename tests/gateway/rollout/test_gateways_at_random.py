@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from modelport.gateway.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
-from modelport.gateway.rollout import replicated_states, transitions
+from modelport.gateway.rollout import lease
 from modelport.gateway.rollout.controller import RolloutController
-from modelport.gateway.rollout.counts import StageCounts
-from modelport.gateway.rollout.decision import RolloutVerdict
-from modelport.gateway.rollout.replicated_rollout import ReplicatedRollout
-from modelport.gateway.rollout.state import RolloutPhase, RolloutState
-from modelport.gateway.rollout.transitions import Change, RolloutCommand
+from modelport.gateway.rollout.shared_state import transitions
+from modelport.gateway.rollout.shared_state.replicated_rollout import ReplicatedRollout
+from modelport.gateway.rollout.shared_state.state import RolloutPhase, RolloutState
+from modelport.gateway.rollout.shared_state.transitions import Change, RolloutCommand
+from modelport.gateway.rollout.statistics.counts import StageCounts
+from modelport.gateway.rollout.statistics.decision import RolloutVerdict
 from tests.gateway.rollout.plans import plan
 from tests.gateway.rollout.simulation import (
     LEASE,
@@ -376,5 +377,5 @@ def test_a_lease_by_the_wall_clock_is_caught() -> None:
 def test_a_gateway_that_goes_on_without_the_store_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replicated_states, "DOUBT", 1e9)
+    monkeypatch.setattr(lease, "DOUBT", 1e9)
     assert caught()

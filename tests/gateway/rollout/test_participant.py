@@ -6,12 +6,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from modelport.gateway.rollout import transitions
-from modelport.gateway.rollout.participant import RolloutParticipant
 from modelport.gateway.rollout.plan import RolloutPlan, StageKind
 from modelport.gateway.rollout.process_group import ProcessGroup, ThisProcess
-from modelport.gateway.rollout.state import RolloutRouting
-from modelport.gateway.rollout.transitions import Change
+from modelport.gateway.rollout.shared_state import transitions
+from modelport.gateway.rollout.shared_state.state import RolloutRouting
+from modelport.gateway.rollout.shared_state.transitions import Change
+from modelport.gateway.rollout.traffic.participant import RolloutParticipant
 from tests.gateway.models.managers import refresh
 from tests.gateway.rollout.sides import PLAN, Sides, sides, times
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.rollout.counts import Attribution, SideCounts, StageCounts
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan, RolloutSide
 from modelport.gateway.rollout.rollout_request import RolloutRequest
+from modelport.gateway.rollout.statistics.counts import Attribution, SideCounts, StageCounts
 from tests.gateway.rollout.plans import plan
 
 COUNTS = StageCounts(

@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from modelport.gateway.rollout.assignment import position
-from modelport.gateway.rollout.counts import Attribution, StageCounts
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan, StageKind
-from modelport.gateway.rollout.request_events import (
+from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts
+from modelport.gateway.rollout.traffic.assignment import position
+from modelport.gateway.rollout.traffic.request_events import (
     BLOCK,
     WINDOW,
     AssignedRequest,
     RequestEvents,
 )
-from modelport.gateway.rollout.sides import StageTraffic
+from modelport.gateway.rollout.traffic.sides import StageTraffic
 from tests.gateway.rollout import plans
 
 LIMITS = RolloutLimits(p50_ms=200.0, max_first_byte_p99_regression=0.2)

@@ -21,8 +21,8 @@ from modelport.gateway.cli import rollout as rollout_cli
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.version_choice import VersionChoice
-from modelport.gateway.rollout import transitions
-from modelport.gateway.rollout.transitions import Change
+from modelport.gateway.rollout.shared_state import transitions
+from modelport.gateway.rollout.shared_state.transitions import Change
 from modelport.loadtests.load import payloads
 from tests import models
 from tests.faults.probes import eventually

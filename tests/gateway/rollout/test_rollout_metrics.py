@@ -6,10 +6,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from modelport.gateway.rollout.counts import SideCounts, StageCounts
-from modelport.gateway.rollout.decision import decide
 from modelport.gateway.rollout.rollout_metrics import RolloutCollector
-from modelport.gateway.rollout.transitions import Change, started
+from modelport.gateway.rollout.shared_state.transitions import Change, started
+from modelport.gateway.rollout.statistics.counts import SideCounts, StageCounts
+from modelport.gateway.rollout.statistics.decision import decide
 from tests.gateway.rollout.plans import plan
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modelport.gateway.rollout.counts import StageCounts
-from modelport.gateway.rollout.criteria import criteria_of
 from modelport.gateway.rollout.plan import AssignmentKind
-from modelport.gateway.rollout.request_events import AssignedRequest, RequestEvents
-from modelport.gateway.rollout.sides import StageTraffic
+from modelport.gateway.rollout.statistics.counts import StageCounts
+from modelport.gateway.rollout.statistics.criteria import criteria_of
+from modelport.gateway.rollout.traffic.request_events import AssignedRequest, RequestEvents
+from modelport.gateway.rollout.traffic.sides import StageTraffic
 from tests.gateway.rollout import plans
 from tests.loadtests.gating.simulation import ROUGH, SHARED, Machine
 from tests.rollout_statistics import simulation
@@ -96,7 +96,7 @@ def test_the_keys_of_simulated_rollouts_count_as_those_of_the_gateway(
     traffic = scenario.traffic(generator)
     positions = {b"%d" % key: at for key, at in zip(traffic.key, traffic.position, strict=True)}
     monkeypatch.setattr(
-        "modelport.gateway.rollout.request_events.position", lambda _, key: positions[key]
+        "modelport.gateway.rollout.traffic.request_events.position", lambda _, key: positions[key]
     )
     counts = counted(scenario, traffic, sum(scenario.requests))
     trials = dict(simulation.trials_of(scenario, traffic))["errors"]

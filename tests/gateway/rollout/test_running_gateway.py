@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from modelport.gateway.backends.capabilities import BackgroundWork
 from modelport.gateway.errors import Internal
-from modelport.gateway.rollout import shadow, traffic_split
+from modelport.gateway.rollout.traffic import shadow, traffic_split
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 from tests.gateway.rollout.gateway import RolloutGateway, repository, serving
 from tests.gateway.rollout.test_dialects import OIP, oip_grpc

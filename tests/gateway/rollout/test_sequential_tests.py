@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import betaln, xlogy
 from scipy.stats import binom
 
-from modelport.gateway.rollout.sequential_tests import (
+from modelport.gateway.rollout.statistics.sequential_tests import (
     LARGE_CHANGES,
     LARGEST_LOGARITHM,
     ODDS_RATIOS,

@@ -11,7 +11,7 @@ from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.version_choice import VersionChoice
 from modelport.gateway.rollout import settlement
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
-from modelport.gateway.rollout.state import RolloutPhase, RolloutState
+from modelport.gateway.rollout.shared_state.state import RolloutPhase, RolloutState
 from tests.gateway.models.test_model_control import label
 from tests.gateway.repository.storage.moto_server import ENVIRONMENT, Moto
 

@@ -15,9 +15,9 @@ import pytest
 
 from modelport.gateway.backends.capabilities import BlockingInfer
 from modelport.gateway.errors import Internal, QueueFull
-from modelport.gateway.rollout import shadow
-from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.plan import ComparisonKind, RolloutLimits
+from modelport.gateway.rollout.statistics.counts import StageCounts
+from modelport.gateway.rollout.traffic import shadow
 from modelport.gateway.runtime.background_thread import BackgroundThread
 from modelport.gateway.types import Datatype, InferRequest, InferResponse, Tensor
 from tests.gateway.rollout.sides import CONFIG, Sides, failing, never, sides, times

@@ -17,10 +17,10 @@ from modelport.gateway.errors import NotFound
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.rollout import controller as controllers
 from modelport.gateway.rollout.controller import RolloutController
-from modelport.gateway.rollout.decision import decide
-from modelport.gateway.rollout.state import RolloutPhase
-from modelport.gateway.rollout.state_files import RolloutFiles
-from modelport.gateway.rollout.state_store import RolloutStore
+from modelport.gateway.rollout.shared_state.state import RolloutPhase
+from modelport.gateway.rollout.shared_state.state_files import RolloutFiles
+from modelport.gateway.rollout.shared_state.state_store import RolloutStore
+from modelport.gateway.rollout.statistics.decision import decide
 from tests.gateway.repository.storage.moto_server import Moto
 from tests.gateway.rollout.plans import plan
 from tests.gateway.rollout.simulation import SimulatedProcesses

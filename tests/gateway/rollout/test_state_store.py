@@ -19,24 +19,25 @@ from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, 
 from modelport.gateway.repository import scan
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.storage.mirror import Mirror
-from modelport.gateway.rollout import checked_json, transitions
-from modelport.gateway.rollout.counts import SideCounts, StageCounts
-from modelport.gateway.rollout.criteria import CriterionStatus
-from modelport.gateway.rollout.state import (
+from modelport.gateway.rollout import checked_json
+from modelport.gateway.rollout.shared_state import transitions
+from modelport.gateway.rollout.shared_state.state import (
     MAX_STATE_BYTES,
     RecordedCriterion,
     RolloutPhase,
     RolloutState,
 )
-from modelport.gateway.rollout.state_files import FOLDER, FolderFiles, RolloutFiles
-from modelport.gateway.rollout.state_store import (
+from modelport.gateway.rollout.shared_state.state_files import FOLDER, FolderFiles, RolloutFiles
+from modelport.gateway.rollout.shared_state.state_store import (
     KEPT_REVISIONS,
     MAX_COUNTS_BYTES,
     MAX_HISTORY,
     MOST_REVISIONS,
     RolloutStore,
 )
-from modelport.gateway.rollout.transitions import Change
+from modelport.gateway.rollout.shared_state.transitions import Change
+from modelport.gateway.rollout.statistics.counts import SideCounts, StageCounts
+from modelport.gateway.rollout.statistics.criteria import CriterionStatus
 from tests.gateway.repository.storage.moto_server import Moto
 from tests.gateway.rollout.plans import plan
 
@@ -157,9 +158,9 @@ import asyncio, json, sys, uuid
 from dataclasses import replace
 from modelport.gateway.repository.storage.location import parse
 from modelport.gateway.rollout import checked_json
-from modelport.gateway.rollout.state import RolloutState
-from modelport.gateway.rollout.state_files import RolloutFiles
-from modelport.gateway.rollout.state_store import RolloutStore
+from modelport.gateway.rollout.shared_state.state import RolloutState
+from modelport.gateway.rollout.shared_state.state_files import RolloutFiles
+from modelport.gateway.rollout.shared_state.state_store import RolloutStore
 from pathlib import Path
 
 where, first, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -221,7 +222,7 @@ def test_of_processes_that_race_for_a_revision_at_most_one_wins(
 def test_a_race_that_the_last_writer_wins_is_caught(tmp_path: Path) -> None:
     broken = RACE.replace(
         "async def main():",
-        "from modelport.gateway.rollout.state_files import FolderFiles\n"
+        "from modelport.gateway.rollout.shared_state.state_files import FolderFiles\n"
         "FolderFiles.create = lambda self, *each: self.replace(*each) or True\n"
         "async def main():",
     )

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from modelport.gateway.errors import Internal, InvalidArgument, TimedOut, Unavailable
-from modelport.gateway.rollout import traffic_split
 from modelport.gateway.rollout.plan import AssignmentKind
-from modelport.gateway.rollout.request_events import BLOCK
-from modelport.gateway.rollout.request_routing import CURRENT, RequestRouting
+from modelport.gateway.rollout.traffic import traffic_split
+from modelport.gateway.rollout.traffic.request_events import BLOCK
+from modelport.gateway.rollout.traffic.request_routing import CURRENT, RequestRouting
 from modelport.gateway.types import Deadline
 from tests.gateway.rollout.sides import failing, never, sides, times
 

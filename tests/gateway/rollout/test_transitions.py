@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from modelport.gateway.errors import AlreadyExists, InvalidArgument
-from modelport.gateway.rollout import transitions
 from modelport.gateway.rollout.plan import StageKind
-from modelport.gateway.rollout.state import (
+from modelport.gateway.rollout.shared_state import transitions
+from modelport.gateway.rollout.shared_state.state import (
     MAX_EVENTS,
     MAX_REASON,
     RolloutPhase,
@@ -17,7 +17,7 @@ from modelport.gateway.rollout.state import (
     RolloutState,
     routing_of,
 )
-from modelport.gateway.rollout.transitions import Change, RolloutCommand
+from modelport.gateway.rollout.shared_state.transitions import Change, RolloutCommand
 from tests.gateway.rollout.plans import plan
 
 ME, OTHER = "a" * 32, "b" * 32

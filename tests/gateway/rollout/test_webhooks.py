@@ -22,10 +22,10 @@ from modelport.cli import modelport
 from modelport.gateway.errors import InvalidArgument, Unavailable
 from modelport.gateway.rollout import controller as controllers
 from modelport.gateway.rollout.controller import RolloutController
-from modelport.gateway.rollout.state import RolloutPhase
-from modelport.gateway.rollout.state_files import RolloutFiles
-from modelport.gateway.rollout.state_store import RolloutStore
-from modelport.gateway.rollout.transitions import RolloutCommand
+from modelport.gateway.rollout.shared_state.state import RolloutPhase
+from modelport.gateway.rollout.shared_state.state_files import RolloutFiles
+from modelport.gateway.rollout.shared_state.state_store import RolloutStore
+from modelport.gateway.rollout.shared_state.transitions import RolloutCommand
 from modelport.gateway.rollout.webhooks import PRE_STAGE, RolloutWebhooks
 from tests.gateway.rollout.plans import plan
 from tests.gateway.rollout.simulation import SimulatedProcesses, decide

@@ -9,10 +9,15 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.processes import RolloutProcesses
-from modelport.gateway.rollout.state import RolloutPhase, RolloutRouting, RolloutState, routing_of
-from modelport.gateway.rollout.transitions import Change
+from modelport.gateway.rollout.shared_state.state import (
+    RolloutPhase,
+    RolloutRouting,
+    RolloutState,
+    routing_of,
+)
+from modelport.gateway.rollout.shared_state.transitions import Change
+from modelport.gateway.rollout.statistics.counts import StageCounts
 
 log = structlog.get_logger("modelport.rollout")
 

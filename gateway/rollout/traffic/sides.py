@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.plan import RolloutSide, StageKind
+from modelport.gateway.rollout.statistics.counts import StageCounts
 from modelport.gateway.types import InferRequest, Tensor, Timing
 
 

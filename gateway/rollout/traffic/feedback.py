@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
-from modelport.gateway.rollout.request_events import AssignedRequest
-from modelport.gateway.rollout.sides import StageTraffic
+from modelport.gateway.rollout.traffic.request_events import AssignedRequest
+from modelport.gateway.rollout.traffic.sides import StageTraffic
 from modelport.gateway.types import Array
 
 #: Most requests that are remembered, labels that are known to be counted, and decisions of each.

@@ -15,9 +15,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from modelport.gateway.rollout.counts import StageCounts
-from modelport.gateway.rollout.criteria import CriterionEvidence, CriterionStatus, criteria_of
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutStage, StageKind
+from modelport.gateway.rollout.statistics.counts import StageCounts
+from modelport.gateway.rollout.statistics.criteria import (
+    CriterionEvidence,
+    CriterionStatus,
+    criteria_of,
+)
 
 #: Criteria as a sentence about the candidate, for a person.
 _CLAIMS = {

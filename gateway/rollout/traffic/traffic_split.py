@@ -19,20 +19,20 @@ from typing import Any, NamedTuple
 
 from modelport.gateway.errors import Code, ModelportError, TimedOut, Unavailable
 from modelport.gateway.inference.service import InferenceService
-from modelport.gateway.rollout import examples
-from modelport.gateway.rollout.answer_comparison import (
+from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide, StageKind
+from modelport.gateway.rollout.statistics.counts import StageCounts
+from modelport.gateway.rollout.traffic import examples
+from modelport.gateway.rollout.traffic.answer_comparison import (
     AnswerComparison,
     ComparedAnswers,
     count_scores,
 )
-from modelport.gateway.rollout.assignment import RequestAssignment
-from modelport.gateway.rollout.counts import StageCounts
-from modelport.gateway.rollout.feedback import LabelledRequests
-from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide, StageKind
-from modelport.gateway.rollout.request_events import AssignedRequest, RequestEvents
-from modelport.gateway.rollout.request_routing import CURRENT
-from modelport.gateway.rollout.shadow import CopyOutcome, ShadowCopy, ShadowQueue
-from modelport.gateway.rollout.sides import StageTraffic, addressed, copies_of
+from modelport.gateway.rollout.traffic.assignment import RequestAssignment
+from modelport.gateway.rollout.traffic.feedback import LabelledRequests
+from modelport.gateway.rollout.traffic.request_events import AssignedRequest, RequestEvents
+from modelport.gateway.rollout.traffic.request_routing import CURRENT
+from modelport.gateway.rollout.traffic.shadow import CopyOutcome, ShadowCopy, ShadowQueue
+from modelport.gateway.rollout.traffic.sides import StageTraffic, addressed, copies_of
 from modelport.gateway.runtime.timer_wheel import TimeLimit
 from modelport.gateway.types import Array, Deadline, InferRequest, InferResponse, Tensor
 

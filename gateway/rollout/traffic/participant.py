@@ -21,7 +21,7 @@ from modelport.gateway.models.model import VersionState
 from modelport.gateway.models.version_policy import VersionHold
 from modelport.gateway.rollout import side_description
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
-from modelport.gateway.rollout.rollouts import Rollouts
+from modelport.gateway.rollout.traffic.rollouts import Rollouts
 
 log = structlog.get_logger("modelport.rollout")
 

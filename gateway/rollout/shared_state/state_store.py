@@ -23,10 +23,10 @@ import structlog
 from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.repository.scan import MODEL_NAME
 from modelport.gateway.rollout import checked_json
-from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.plan import MAX_STEPS
-from modelport.gateway.rollout.state import MAX_STATE_BYTES, RolloutState, read_state
-from modelport.gateway.rollout.state_files import RolloutFiles
+from modelport.gateway.rollout.shared_state.state import MAX_STATE_BYTES, RolloutState, read_state
+from modelport.gateway.rollout.shared_state.state_files import RolloutFiles
+from modelport.gateway.rollout.statistics.counts import StageCounts
 
 log = structlog.get_logger("modelport.rollout")
 

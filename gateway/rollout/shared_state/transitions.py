@@ -13,9 +13,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from modelport.gateway.errors import AlreadyExists, InvalidArgument
-from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.plan import RolloutPlan
-from modelport.gateway.rollout.state import (
+from modelport.gateway.rollout.shared_state.state import (
     MAX_EVENTS,
     MAX_REASON,
     RecordedCriterion,
@@ -24,6 +23,7 @@ from modelport.gateway.rollout.state import (
     RolloutPhase,
     RolloutState,
 )
+from modelport.gateway.rollout.statistics.counts import StageCounts
 
 
 class RolloutCommand(StrEnum):

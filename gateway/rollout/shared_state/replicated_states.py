@@ -8,17 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 import structlog
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
-from modelport.gateway.rollout import transitions
+from modelport.gateway.rollout import lease
 from modelport.gateway.rollout.processes import RolloutProcesses
-from modelport.gateway.rollout.replicated_rollout import ReplicatedRollout
-from modelport.gateway.rollout.state import RolloutState
-from modelport.gateway.rollout.state_store import RolloutStore
+from modelport.gateway.rollout.shared_state import transitions
+from modelport.gateway.rollout.shared_state.replicated_rollout import ReplicatedRollout
+from modelport.gateway.rollout.shared_state.state import RolloutState
+from modelport.gateway.rollout.shared_state.state_store import RolloutStore
 
 log = structlog.get_logger("modelport.rollout")
 
-#: Part of the lease without word of a state, after which the state is doubtful. The rest of the
-#: lease is for stopping the processes.
-DOUBT = 0.7
 #: Time between two looks at a rollout that is ending.
 LOOK_SECONDS = 0.05
 
@@ -180,7 +178,7 @@ class ReplicatedStates:
         self._problems.pop(model, None)
         if model not in self._rollouts:
             self._rollouts[model] = ReplicatedRollout(
-                state, self._processes, DOUBT * self._lease, self._now
+                state, self._processes, lease.DOUBT * self._lease, self._now
             )
         self._rollouts[model].adopt(state, confirmed)
 

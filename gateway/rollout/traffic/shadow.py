@@ -26,9 +26,9 @@ from modelport.gateway.backends.capabilities import BlockingInfer
 from modelport.gateway.errors import MemoryExhausted, ModelportError, QueueFull
 from modelport.gateway.inference.service import InferenceService, answer_copy
 from modelport.gateway.models.model import ServedVersion
-from modelport.gateway.rollout import request_routing
 from modelport.gateway.rollout.plan import RolloutSide
-from modelport.gateway.rollout.sides import StageTraffic, addressed
+from modelport.gateway.rollout.traffic import request_routing
+from modelport.gateway.rollout.traffic.sides import StageTraffic, addressed
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
 
 log = structlog.get_logger("modelport.rollout")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.processes import ProcessCounts, RolloutProcesses
-from modelport.gateway.rollout.replicated_rollout import ReplicatedRollout
-from modelport.gateway.rollout.state_store import RolloutStore, merged
+from modelport.gateway.rollout.shared_state.replicated_rollout import ReplicatedRollout
+from modelport.gateway.rollout.shared_state.state_store import RolloutStore, merged
+from modelport.gateway.rollout.statistics.counts import StageCounts
 
 
 async def requests_first() -> None:

@@ -22,7 +22,6 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from modelport.gateway.rollout.counts import Attribution, StageCounts
 from modelport.gateway.rollout.plan import (
     AssignmentKind,
     RolloutLimits,
@@ -30,7 +29,8 @@ from modelport.gateway.rollout.plan import (
     RolloutStage,
     StageKind,
 )
-from modelport.gateway.rollout.sequential_tests import (
+from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts
+from modelport.gateway.rollout.statistics.sequential_tests import (
     LARGE_CHANGES,
     SMALL_CHANGES,
     TrialCounts,

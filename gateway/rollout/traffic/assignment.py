@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from modelport.gateway.access.context import principal_name
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutPlan
-from modelport.gateway.rollout.request_routing import CURRENT
+from modelport.gateway.rollout.traffic.request_routing import CURRENT
 from modelport.gateway.types import InferRequest
 
 _HASH_BYTES = 8

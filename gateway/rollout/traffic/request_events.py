@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modelport.gateway.rollout.assignment import position
-from modelport.gateway.rollout.counts import Attribution, SideCounts, latency_bucket
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan
-from modelport.gateway.rollout.sides import StageTraffic
+from modelport.gateway.rollout.statistics.counts import Attribution, SideCounts, latency_bucket
+from modelport.gateway.rollout.traffic.assignment import position
+from modelport.gateway.rollout.traffic.sides import StageTraffic
 
 #: Requests of the baseline between two thresholds, and those that a threshold is the quantile of.
 BLOCK, WINDOW = 500, 10_000

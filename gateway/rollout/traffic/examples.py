@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from modelport.gateway.rollout.answer_comparison import numbers
+from modelport.gateway.rollout.traffic.answer_comparison import numbers
 from modelport.gateway.types import Datatype, InferRequest, Tensor
 
 #: Most elements of a tensor, and bytes of its texts, in an example.

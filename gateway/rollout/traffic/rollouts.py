@@ -11,9 +11,9 @@ from typing import Any
 
 from modelport.gateway.errors import NotFound
 from modelport.gateway.inference.service import InferenceService
-from modelport.gateway.rollout import feedback
 from modelport.gateway.rollout.plan import RolloutPlan, StageKind
-from modelport.gateway.rollout.traffic_split import TrafficSplit
+from modelport.gateway.rollout.traffic import feedback
+from modelport.gateway.rollout.traffic.traffic_split import TrafficSplit
 
 
 class Rollouts:

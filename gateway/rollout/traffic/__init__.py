@@ -1,0 +1,1 @@
+"""The traffic of rollouts in one serving process: assignment, copies, comparison and counting."""
