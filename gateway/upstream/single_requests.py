@@ -53,7 +53,7 @@ async def download(url: str, max_bytes: int, seconds: float, tls: ssl.SSLContext
 async def _request(
     method: str, url: str, seconds: float, missing: str, headers: dict[str, str], **options: Any
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """The response; ``missing`` says what there is not where it takes longer than ``seconds``."""
+    """The response; ``missing`` names it in the error after ``seconds``."""
     headers["User-Agent"] = "modelport"
     session = aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=seconds),

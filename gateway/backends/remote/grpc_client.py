@@ -13,7 +13,7 @@ from modelport.gateway.upstream.http2 import STREAM_WINDOW_BYTES
 from modelport.gateway.wire.raw_tensors import Buffer
 
 
-class GrpcClient:
+class RemoteGrpcClient:
     """The part of a ``RemoteClient`` that has the channels.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from modelport.gateway.backends.remote.grpc_client import GrpcClient
+from modelport.gateway.backends.remote.grpc_client import RemoteGrpcClient
 from modelport.gateway.backends.remote.signature_negotiation import (
     NegotiatedSignature,
     RemoteResponse,
@@ -43,11 +43,11 @@ _METHODS = {
 _INPUTS = tag(pb.PredictRequest, "inputs")
 
 
-class TfServingGrpcClient(GrpcClient, TfServingClient):
+class TfServingGrpcClient(RemoteGrpcClient, TfServingClient):
     """The gRPC client: one channel per endpoint."""
 
     def __init__(self, route: ModelRoute, model: str, config: ModelConfig | None) -> None:
-        GrpcClient.__init__(self, route, _METHODS)
+        RemoteGrpcClient.__init__(self, route, _METHODS)
         TfServingClient.__init__(self, route, model, config)
         self._head = b""
         self._asks_all = False

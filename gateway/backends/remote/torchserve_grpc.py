@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Any
 
 from modelport.gateway.backends.remote import torchserve_model
-from modelport.gateway.backends.remote.grpc_client import GrpcClient
+from modelport.gateway.backends.remote.grpc_client import RemoteGrpcClient
 from modelport.gateway.backends.remote.signature_negotiation import (
     NegotiatedSignature,
     RemoteResponse,
@@ -40,11 +40,11 @@ _BODY = "body"
 _decoder = json.JSONDecoder()
 
 
-class TorchServeGrpcClient(GrpcClient, TorchServeHttpClient):
+class TorchServeGrpcClient(RemoteGrpcClient, TorchServeHttpClient):
     """The gRPC client: one channel per endpoint."""
 
     def __init__(self, route: ModelRoute, model: str, config: ModelConfig | None) -> None:
-        GrpcClient.__init__(self, route, _METHODS)
+        RemoteGrpcClient.__init__(self, route, _METHODS)
         TorchServeHttpClient.__init__(self, route, model, config)
         self._version = ""
 
@@ -100,11 +100,11 @@ class TorchServeGrpcClient(GrpcClient, TorchServeHttpClient):
         return self.answer(HttpReply(200, headers, prediction), request)
 
     def reset(self, address: str) -> None:
-        GrpcClient.reset(self, address)
+        RemoteGrpcClient.reset(self, address)
         TorchServeHttpClient.reset(self, address)
 
     async def close(self) -> None:
-        await GrpcClient.close(self)
+        await RemoteGrpcClient.close(self)
         await TorchServeHttpClient.close(self)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from modelport.gateway.backends.remote.grpc_client import GrpcClient
+from modelport.gateway.backends.remote.grpc_client import RemoteGrpcClient
 from modelport.gateway.backends.remote.signature_negotiation import (
     Metadata,
     NegotiatedSignature,
@@ -68,7 +68,7 @@ MAX_TEMPLATE_BYTES = 2048
 _Announced = tuple[str, Datatype, tuple[int, ...], int]
 
 
-class TritonGrpcClient(GrpcClient, RemoteClient):
+class TritonGrpcClient(RemoteGrpcClient, RemoteClient):
     """The gRPC client: one channel per endpoint."""
 
     def __init__(self, route: ModelRoute, model: str, _: ModelConfig | None = None) -> None:
