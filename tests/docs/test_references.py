@@ -137,8 +137,9 @@ def test_every_key_of_a_route_that_the_configuration_page_lists_is_read(tmp_path
     keys = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
     assert len(keys) > 15
     for key in (*keys, "unheard_of"):
+        lines = {"backend": '"triton"', "endpoints": '["h:1"]'} | {key: "1979-05-27"}
         file = tmp_path / "routes.toml"
-        file.write_text(f"[models.m]\n{key} = 1979-05-27  # a date, which no key takes")
+        file.write_text("\n".join(["[models.m]", *map(" = ".join, lines.items())]))
         with pytest.raises(InvalidArgument) as caught:
             routes_file.load(file)
         assert ("is unknown" in str(caught.value)) == (key == "unheard_of"), key
