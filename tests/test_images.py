@@ -16,7 +16,7 @@ from PIL import Image
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference import image_cost
-from modelport.gateway.inference.images import MAX_PIXELS, decoder, from_parameters
+from modelport.gateway.inference.image_decoding import MAX_PIXELS, decoder, from_parameters
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import Array, Datatype, TensorSpec
 from tests import processor

@@ -46,7 +46,7 @@ EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.errors",
     "modelport.gateway.backends.registry",
     "modelport.gateway.extensions",
-    "modelport.gateway.inference.images",
+    "modelport.gateway.inference.image_decoding",
     "modelport.gateway.repository",
     "modelport.gateway.runtime.openvino_import",
     "modelport.gateway.cli.errors",

@@ -10,7 +10,7 @@ from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import Decision
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.inference import images
+from modelport.gateway.inference import image_decoding
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.scan import MAX_LABEL_BYTES
 from modelport.gateway.types import ModelSignature, TensorSpec
@@ -46,7 +46,7 @@ def describe(source: Source, declared: Mapping[str, str], labels: Path | None) -
 
 def _check(signature: ModelSignature, parameters: Mapping[str, str], flag: str) -> None:
     try:
-        found = [images.from_parameters(parameters, spec) for spec in signature.inputs]
+        found = [image_decoding.from_parameters(parameters, spec) for spec in signature.inputs]
     except InvalidArgument as error:
         raise UsageError(f"--image-{flag}: {error}") from error
     if not any(found):

@@ -18,7 +18,7 @@ from modelport.gateway.cli.errors import suggestion
 from modelport.gateway.cli.server_credentials import CommandT, credential_options
 from modelport.gateway.cli.tables import print_table
 from modelport.gateway.errors import InvalidArgument, NotFound
-from modelport.gateway.inference import images
+from modelport.gateway.inference import image_decoding
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.types import Array, Datatype, TensorSpec
@@ -280,7 +280,7 @@ def _image(file: Path, spec: TensorDescription, parameters: Mapping[str, str]) -
     # The client rounds to BF16 itself.
     datatype = Datatype.FP32 if spec.datatype is Datatype.BF16 else spec.datatype
     wanted = TensorSpec(spec.name, datatype, spec.shape[-3:])
-    decode = images.from_parameters(parameters, wanted, formats=None)
+    decode = image_decoding.from_parameters(parameters, wanted, formats=None)
     if decode is None:
         raise InvalidArgument(
             f"'{file}' is an image, but input '{spec.name}' is {datatype} {list(spec.shape)}: not "

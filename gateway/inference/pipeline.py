@@ -63,7 +63,7 @@ def build(
         InvalidArgument: the configuration of a stage is invalid.
     """
     config = backend.config
-    batching.settings.read(config)
+    batching.dynamic_batching.read(config)
     cache.check(name, config)
     stream = backend.stream if isinstance(backend, StreamingBackend) else _single(backend)
     if config.model_transaction_policy.decoupled:

@@ -14,7 +14,7 @@ from modelport.gateway.backends import base
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.errors import InvalidArgument, Unsupported
-from modelport.gateway.inference import images
+from modelport.gateway.inference import image_decoding
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.pipeline import SharedState
 from modelport.gateway.models.model import ServedVersion
@@ -77,7 +77,7 @@ class VersionLoader:
             if not keys:
                 log.warning("no manifest.json: served unverified", model=name, version=number)
         try:
-            images.check_installed(config)
+            image_decoding.check_installed(config)
         except Unsupported as error:  # its tensors are served all the same
             log.warning(
                 "requests with images will be refused",

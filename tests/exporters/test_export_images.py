@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from modelport.exporters.sources.huggingface import vit
 from modelport.gateway.errors import IntegrityError, InvalidArgument
-from modelport.gateway.inference import images
+from modelport.gateway.inference import image_decoding
 from modelport.gateway.repository import config
 
 Invoke = Callable[..., Result]
@@ -76,7 +76,7 @@ def test_flags_say_what_becomes_of_pixels_and_what_classes_are_called(
     assert done.exit_code == 0, done.stderr
     found = published(tmp_path)
     assert {key: value.string_value for key, value in found.parameters.items() if "image" in key}
-    decode = images.decoder(found, config.signature(found).inputs[0])
+    decode = image_decoding.decoder(found, config.signature(found).inputs[0])
     assert decode is not None
     np.testing.assert_allclose(decode(picture())[:, 0, 0], [0.4, 0, 1], atol=1e-6)
     assert found.output[0].label_filename == "labels.txt"
@@ -93,7 +93,7 @@ def test_without_a_word_about_pixels_pictures_are_refused_and_the_remedy_named(
     assert export().exit_code == 0
     found = published(tmp_path)
     with pytest.raises(InvalidArgument, match=r"'image' takes no images.*image.mean and image.std"):
-        images.decoder(found, config.signature(found).inputs[0])
+        image_decoding.decoder(found, config.signature(found).inputs[0])
 
 
 @pytest.mark.parametrize(

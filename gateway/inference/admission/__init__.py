@@ -15,8 +15,8 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference.admission.controller import OverloadController, OverloadedModels
 from modelport.gateway.inference.admission.guard import OverloadGuard
 from modelport.gateway.inference.admission.queue_time import QueueTimeLimit
-from modelport.gateway.inference.batching import settings as batching
-from modelport.gateway.inference.batching.settings import QueuePolicy
+from modelport.gateway.inference.batching import dynamic_batching as batching
+from modelport.gateway.inference.batching.dynamic_batching import QueuePolicy
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import Infer

@@ -16,7 +16,7 @@ from modelport.gateway.inference.admission.controller import (
     OverloadController,
 )
 from modelport.gateway.inference.admission.queue_time import WEIGHT, requests_before
-from modelport.gateway.inference.batching.settings import BatchingSettings
+from modelport.gateway.inference.batching.dynamic_batching import BatchingSettings
 from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, Timing
 
 #: Requests that wait before the estimate of the wait may refuse a request for its deadline.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 
 from modelport.gateway.errors import QueueFull
-from modelport.gateway.inference.batching.settings import BatchingSettings
+from modelport.gateway.inference.batching.dynamic_batching import BatchingSettings
 from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse
 
 #: The weight of the last interval in the running mean.

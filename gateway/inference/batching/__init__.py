@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Backend
-from modelport.gateway.inference.batching import settings
+from modelport.gateway.inference.batching import dynamic_batching
 from modelport.gateway.inference.batching.batcher import Batcher
 from modelport.gateway.inference.batching.joining import Joiner
 from modelport.gateway.repository.config import ModelConfig
@@ -25,7 +25,7 @@ def wrap(
         InvalidArgument: ``config`` is invalid.
     """
     here, execution = parameters.boolean(config, BATCH_HERE, False), backend.execution
-    wanted = settings.read(config)
+    wanted = dynamic_batching.read(config)
     if wanted is None or (execution.batches and not here):
         return backend
     joiner = Joiner(signature, execution.parameters)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from modelport.gateway.backends.base import Execution
 from modelport.gateway.errors import TimedOut, Unavailable
+from modelport.gateway.inference.batching.dynamic_batching import BatchingSettings, QueuePolicy
 from modelport.gateway.inference.batching.joining import Joiner
 from modelport.gateway.inference.batching.queue import (
     Batch,
@@ -23,7 +24,6 @@ from modelport.gateway.inference.batching.queue import (
     RequestQueue,
     next_batch_length,
 )
-from modelport.gateway.inference.batching.settings import BatchingSettings, QueuePolicy
 from modelport.gateway.runtime.thread_reply import settle
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from modelport.gateway.errors import QueueFull
-from modelport.gateway.inference.batching.settings import BatchingSettings
+from modelport.gateway.inference.batching.dynamic_batching import BatchingSettings
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 #: Priority level, whether the request is delayed behind others, order of arrival.

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.inference.images import Decoder
+from modelport.gateway.inference.image_decoding import Decoder
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import (
     Array,

@@ -27,7 +27,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference.service import SupportsInference
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.models.model_view import ModelView
-from modelport.gateway.protocols import image_decoding, response_encoding
+from modelport.gateway.protocols import image_inputs, response_encoding
 from modelport.gateway.protocols.oip import http_request, http_response
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.prediction import plain_json
@@ -128,7 +128,7 @@ class Predictor:
         def decode(forms: _BodyDecoder) -> tuple[InferRequest, Encode]:
             return forms.decode(call)
 
-        request, encode = await image_decoding.decode_for(
+        request, encode = await image_inputs.decode_for(
             find, lambda forms: forms.slow(call), decode, deadline
         )
         request.trace, request.label = call.trace, call.label
@@ -142,7 +142,7 @@ class _BodyDecoder:
         self._signature: ModelSignature = served.signature
         self._batched = served.signature.max_batch_size > 0
         self._raw_input = served.validator.raw_input
-        self._decoders = image_decoding.decoders(served)
+        self._decoders = image_inputs.decoders(served)
         # The signature does not bound the size of encoded images.
         self.max_bytes = None if self._decoders else served.validator.max_bytes
         only = served.signature.inputs[0] if len(served.signature.inputs) == 1 else None
@@ -161,7 +161,7 @@ class _BodyDecoder:
             return True
         if not self._decoders or call.header_length is not None:
             return False
-        return self._is_image(call) or image_decoding.in_json(call.body)
+        return self._is_image(call) or image_inputs.in_json(call.body)
 
     def decode(self, call: PredictionCall) -> tuple[InferRequest, Encode]:
         """Decode the body; return the request and the encoder of its response.

@@ -22,7 +22,7 @@ from google.protobuf import json_format
 
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument, ModelportError
-from modelport.gateway.protocols import image_decoding, request_body, response_encoding
+from modelport.gateway.protocols import image_inputs, request_body, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate, HttpDialect
@@ -150,7 +150,7 @@ class TfServingHttp(HttpDialect):
         decoded, outputs = await self._inference.predict(
             call,
             lambda version: predict_json.decode(body, version),
-            images=len(body) <= offload.INLINE_BYTES and image_decoding.in_json(body),
+            images=len(body) <= offload.INLINE_BYTES and image_inputs.in_json(body),
         )
         work = partial(predict_json.encode, outputs, decoded.by_row, rows)
         return await response_encoding.encode(work, outputs, call.deadline)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from modelport.gateway.errors import Unavailable
+from modelport.gateway.inference.batching.dynamic_batching import BatchingSettings
+from modelport.gateway.inference.batching.dynamic_batching import read as read_settings
 from modelport.gateway.inference.batching.queue import next_batch_length
-from modelport.gateway.inference.batching.settings import BatchingSettings
-from modelport.gateway.inference.batching.settings import read as read_settings
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
 from tests.gateway.inference.batching.batchers import (

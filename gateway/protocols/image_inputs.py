@@ -7,8 +7,8 @@ from functools import partial
 from typing import TypeVar
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.inference import images
-from modelport.gateway.inference.images import Decoder
+from modelport.gateway.inference import image_decoding
+from modelport.gateway.inference.image_decoding import Decoder
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Array, Deadline, TensorSpec
@@ -33,7 +33,7 @@ def decoders(served: ServedVersion) -> dict[str, Decoder]:
 
 def _decoder(served: ServedVersion, spec: TensorSpec) -> Decoder | None:
     try:
-        return images.decoder(served.config, spec)
+        return image_decoding.decoder(served.config, spec)
     except InvalidArgument as error:
         message = f"model '{served.name}': {error}"
 
