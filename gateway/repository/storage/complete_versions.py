@@ -197,4 +197,4 @@ class CompleteVersions:
         except IntegrityError:
             return {}  # complete; reported when it loads
         except (NotFound, InvalidArgument) as error:
-            return error
+            return error.with_traceback(None)  # it is kept
