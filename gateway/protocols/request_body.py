@@ -21,33 +21,11 @@ MIN_COMPRESSED_BYTES = 500
 INFLATED_INLINE_BYTES = 256 * 1024
 #: Size limit of requests without tensors.
 CONTROL_BYTES = 256 * 1024
-#: Timeout that Envoy and its derivatives (Istio, Contour) set on requests that they forward; any
-#: client may set it. It starts when the head is received, and includes the body.
-TIMEOUT_HEADER = b"x-envoy-expected-rq-timeout-ms"
-#: Limits the timeout to 10^18 milliseconds.
-_MAX_DIGITS = 18
 _NOT_JSON = {b"content-encoding", b"inference-header-content-length"}
 
 
 class ClientDisconnected(Exception):
     """The client disconnected before its request was complete."""
-
-
-def deadline(headers: Mapping[bytes, bytes]) -> Deadline:
-    """Read the deadline from ``headers`` (names in lower case), if there is one.
-
-    Raises:
-        InvalidArgument: The header is not a positive number of milliseconds.
-    """
-    stated = headers.get(TIMEOUT_HEADER)
-    if stated is None:
-        return NO_DEADLINE
-    if not (stated.isdigit() and len(stated) <= _MAX_DIGITS and int(stated)):
-        raise InvalidArgument(
-            f"header '{TIMEOUT_HEADER.decode()}' must be a positive integer, in milliseconds, not "
-            f"'{stated[:64].decode('latin-1')}'"
-        )
-    return Deadline.after(int(stated) / 1000)
 
 
 async def read(

@@ -33,7 +33,7 @@ from modelport.gateway.upstream.http2 import (
     GrpcReply,
 )
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
-from modelport.gateway.wire import via_header
+from modelport.gateway.wire import deadline_headers, via_header
 from modelport.gateway.wire.http2.frames import (
     MAX_WINDOW_BYTES,
     ErrorCode,
@@ -52,7 +52,6 @@ KEEPALIVE_SECONDS = 310
 #: Where gRPC's own clients look for the roots they trust, before the system's.
 ROOTS_VARIABLE = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
 _PREFIX = struct.Struct(">BI")  # not compressed, length
-_MAX_TIMEOUT = 99_999_999  # eight digits
 
 
 class GrpcChannel:
@@ -307,7 +306,7 @@ async def exchange(
     if remaining is not None:
         if not remaining:
             raise TimedOut
-        block += literal(b"grpc-timeout", _timeout(remaining))
+        block += literal(b"grpc-timeout", deadline_headers.grpc_timeout(remaining))
     channel = call.channel
     if authorization := channel.authentication.authorization:
         block += literal(b"authorization", authorization.encode())
@@ -354,11 +353,3 @@ def _unframed(body: memoryview) -> memoryview:
     if compressed or length != len(body) - _PREFIX.size:
         raise EndpointFailed(FailureKind.DAMAGED, "it is not exactly one uncompressed message")
     return body[_PREFIX.size :]
-
-
-def _timeout(seconds: float) -> bytes:
-    """The value of the header ``grpc-timeout``, which has at most eight digits."""
-    for unit, per_second in ((b"u", 1e6), (b"m", 1e3)):
-        if seconds * per_second < _MAX_TIMEOUT:
-            return b"%d%b" % (max(1, int(seconds * per_second)), unit)
-    return b"%dS" % min(_MAX_TIMEOUT, int(seconds))

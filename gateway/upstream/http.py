@@ -21,13 +21,13 @@ from modelport.gateway.upstream import grpc_status
 from modelport.gateway.upstream.credentials import RouteAuthentication
 from modelport.gateway.upstream.http2 import PONG_SECONDS
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
-from modelport.gateway.wire import json_text, via_header
+from modelport.gateway.wire import deadline_headers, json_text, via_header
 
 #: A larger body is sent in parts, so that the event loop is not blocked.
 WHOLE_BYTES = 1 << 20
 HEADERS = {"Accept-Encoding": "identity"}
 #: Envoy's: how long the client waits, in milliseconds. Another gateway uses it as a deadline.
-TIMEOUT_HEADER = "x-envoy-expected-rq-timeout-ms"
+_TIMEOUT = deadline_headers.HTTP_TIMEOUT.decode()
 _TOO_LARGE = "it is larger than the route's max_reply_bytes"
 
 #: HTTP status → the equivalent gRPC status (google.rpc.Code, and Triton's table).
@@ -198,7 +198,7 @@ class HttpSession:
         if remaining is not None:
             if not remaining:  # aiohttp treats 0 as no limit
                 raise TimedOut
-            headers[TIMEOUT_HEADER] = str(max(1, int(remaining * 1000)))
+            headers[_TIMEOUT] = deadline_headers.http_timeout(remaining)
         timeout = aiohttp.ClientTimeout(total=remaining, sock_connect=self._connect_seconds)
         return session.request(
             method,

@@ -27,8 +27,6 @@ Headers = dict[str, str]
 PONG_SECONDS = 5.0
 #: A peer that sends nothing for this long, with calls in flight, is pinged.
 SILENCE_SECONDS = 1.0
-#: The window of a stream with several replies.
-STREAM_WINDOW_BYTES = 1 << 20
 
 
 def _too_large() -> EndpointFailed:

@@ -17,13 +17,13 @@ from tritonclient.grpc import service_pb2 as oip
 from modelport.gateway.backends import fake
 from modelport.gateway.errors import ModelportError, TimedOut
 from modelport.gateway.models.control import LocalControl
-from modelport.gateway.protocols.request_body import TIMEOUT_HEADER
 from modelport.gateway.protocols.tfserving.grpc_request import TfServingRequest
 from modelport.gateway.server import app
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.settings import Settings, VertexAi
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway.wire.deadline_headers import HTTP_TIMEOUT
 from modelport.gateway.wire.proto import serving_pb2 as tfserving
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as torchserve
 from tests import models
@@ -33,7 +33,7 @@ ROW = [1.0, 2.0, 3.0, 4.0]
 RAW = struct.pack("<4f", *ROW)
 INPUTS = [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": ROW}]
 EXPIRED = "Request timeout expired"
-NAME = TIMEOUT_HEADER.decode()
+NAME = HTTP_TIMEOUT.decode()
 #: entry → path, body and the status of a request whose time is over.
 HTTP: Mapping[str, tuple[str, Any, int]] = {
     "OIP": ("/v2/models/m/infer", {"inputs": INPUTS}, 503),

@@ -9,7 +9,7 @@ from typing import Any
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream.grpc import GrpcChannel, GrpcMethod, unary
-from modelport.gateway.upstream.http2 import STREAM_WINDOW_BYTES
+from modelport.gateway.wire.http2.settings import STREAM_WINDOW_BYTES
 from modelport.gateway.wire.raw_tensors import Buffer
 
 

@@ -28,6 +28,7 @@ from modelport.gateway.protocols.oip.http import MODEL_PATHS, Selected
 from modelport.gateway.protocols.oip.http_infer import STATUS, OipErrors, refuse_failed
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Deadline, InferResponse
+from modelport.gateway.wire.deadline_headers import http_deadline
 from modelport.gateway.wire.raw_tensors import Buffer
 
 _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/generate(_stream)?", re.ASCII)
@@ -66,7 +67,7 @@ class GenerateHttp(OipErrors):
         """Run the model and pass its responses to ``answer``; send errors that occur before."""
         try:
             headers = dict(scope["headers"])
-            deadline = request_body.deadline(headers)
+            deadline = http_deadline(headers)
             number = metadata.parse_version(version)
             served = self._manager.get(name, number)
             bound = served.validator.max_bytes

@@ -29,6 +29,7 @@ from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import InferRequest
 from modelport.gateway.wire import json_writer
+from modelport.gateway.wire.deadline_headers import http_deadline
 
 STATUS = {
     Code.INVALID_ARGUMENT: 400,
@@ -125,7 +126,7 @@ class OipInfer(OipErrors):
                 served.statistics.failed(Code.UNAVAILABLE, 0)
                 raise QueueFull
             headers = dict(scope["headers"])
-            deadline = request_body.deadline(headers)
+            deadline = http_deadline(headers)
             bound = served.validator.max_bytes
             body = await request_body.read(receive, headers, self._max_input_bytes, deadline, bound)
             if len(body) <= offload.INLINE_BYTES:

@@ -37,6 +37,7 @@ from modelport.gateway.protocols.prediction.predictor import (
 )
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Deadline
+from modelport.gateway.wire.deadline_headers import http_deadline
 
 log = structlog.get_logger("modelport.http")
 
@@ -93,7 +94,7 @@ class PredictionHandler:
         """Serve a request; ``find`` returns the requested model, or raises."""
         headers = dict(scope["headers"])
         try:
-            deadline = request_body.deadline(headers)
+            deadline = http_deadline(headers)
             name, version, _ = selected = find(headers)
             bound = self.predictor.max_bytes(name, version)
             body = await request_body.read(receive, headers, self.max_input_bytes, deadline, bound)

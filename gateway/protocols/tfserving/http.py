@@ -47,6 +47,7 @@ from modelport.gateway.protocols.tfserving.inference import (
 )
 from modelport.gateway.protocols.tfserving.servable_signatures import Selected, code
 from modelport.gateway.runtime import offload
+from modelport.gateway.wire.deadline_headers import http_deadline
 from modelport.gateway.wire.raw_tensors import Buffer
 
 STATUS = {
@@ -128,7 +129,7 @@ class TfServingHttp(HttpDialect):
     async def _run(
         self, method: str, selected: Selected, headers: dict[bytes, bytes], receive: Receive
     ) -> Buffer:
-        deadline = request_body.deadline(headers)
+        deadline = http_deadline(headers)
         bound = self._inference.servables.version(selected).max_bytes
         body = await request_body.read(receive, headers, self._max_input_bytes, deadline, bound)
         trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")

@@ -17,8 +17,6 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 #: For both protocols there is one limit.
 REMEDY = "raise --http-max-input-size"
 IDENTITY = b"identity"
-_UNITS_SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-_MAX_TIMEOUT_DIGITS = 8
 #: Enough of a compressed message to tell the model it names.
 BEGINNING_BYTES = 4096
 ENCODINGS = b"identity,deflate,gzip"
@@ -48,18 +46,6 @@ def too_large(length: int, limit: int = MAX_MESSAGE_BYTES) -> MessageTooLarge:
 
 def not_one_message() -> MalformedFrame:
     return MalformedFrame("the request is not exactly one complete message")
-
-
-def timeout_seconds(value: bytes) -> float:
-    """Parse the value of ``grpc-timeout``.
-
-    Raises:
-        ValueError: it is not a timeout.
-    """
-    digits, unit = value[:-1], value[-1:].decode("latin-1")
-    if not digits.isdigit() or len(digits) > _MAX_TIMEOUT_DIGITS or unit not in _UNITS_SECONDS:
-        raise ValueError("a timeout is up to eight digits and one of H, M, S, m, u, n")
-    return int(digits) * _UNITS_SECONDS[unit]
 
 
 class Frames:

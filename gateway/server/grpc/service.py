@@ -29,7 +29,7 @@ from modelport.gateway.server.grpc.framing import (
 )
 from modelport.gateway.server.grpc.status import StatusCode, is_late, parse, status
 from modelport.gateway.types import Deadline
-from modelport.gateway.wire import inflation, via_header
+from modelport.gateway.wire import deadline_headers, inflation, via_header
 from modelport.gateway.wire.raw_tensors import Buffer
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Service:
         seconds = None
         if b"grpc-timeout" in headers:
             try:
-                seconds = framing.timeout_seconds(headers[b"grpc-timeout"])
+                seconds = deadline_headers.grpc_seconds(headers[b"grpc-timeout"])
             except ValueError as error:
                 message = f"invalid grpc-timeout: {error}"
                 return CallTarget(refusal=Ending(StatusCode.INTERNAL, message))

@@ -24,7 +24,7 @@ from modelport.gateway.server.grpc.service import (
     Ending,
 )
 from modelport.gateway.server.grpc.status import StatusCode
-from modelport.gateway.server.http2.connection import STREAM_WINDOW_BYTES, ServerStream
+from modelport.gateway.server.http2.connection import ServerStream
 from modelport.gateway.types import NO_DEADLINE, Deadline
 from modelport.gateway.wire import via_header
 from modelport.gateway.wire.grpc_body import Body
@@ -38,6 +38,7 @@ from modelport.gateway.wire.http2.frames import (
     literal,
     window_update,
 )
+from modelport.gateway.wire.http2.settings import STREAM_WINDOW_BYTES
 from modelport.gateway.wire.http2.writer import COPIED_BYTES
 from modelport.gateway.wire.raw_tensors import Buffer
 

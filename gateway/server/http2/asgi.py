@@ -14,11 +14,7 @@ from modelport.gateway.server.http1.head import connection_scope, scope
 from modelport.gateway.server.http1.read_buffer import HIGH_WATER_BYTES
 from modelport.gateway.server.http1.request_cycle import RequestResponseCycle
 from modelport.gateway.server.http1.server_state import HttpServerState
-from modelport.gateway.server.http2.connection import (
-    STREAM_WINDOW_BYTES,
-    ServerConnection,
-    ServerStream,
-)
+from modelport.gateway.server.http2.connection import ServerConnection, ServerStream
 from modelport.gateway.wire import via_header
 from modelport.gateway.wire.http2 import frames
 from modelport.gateway.wire.http2.frames import ErrorCode, literal
@@ -27,6 +23,7 @@ from modelport.gateway.wire.http2.header_blocks import (
     CONNECTION_SPECIFIC,
     FieldSection,
 )
+from modelport.gateway.wire.http2.settings import STREAM_WINDOW_BYTES
 
 _CONTINUE = literal(b":status", b"100")
 _TARGET = re.compile(rb"/[!-~]*\Z")

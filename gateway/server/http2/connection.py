@@ -11,20 +11,14 @@ from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.server import time_limits
 from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening_socket import Room
-from modelport.gateway.wire.http2 import abuse_limits, frames
+from modelport.gateway.wire.http2 import frames, settings
 from modelport.gateway.wire.http2.connection import Http2Connection
 from modelport.gateway.wire.http2.frames import PREFACE, ErrorCode, ProtocolError
 from modelport.gateway.wire.http2.header_blocks import MAX_HEADER_BYTES, FieldSection
+from modelport.gateway.wire.http2.settings import server_greeting
 from modelport.gateway.wire.http2.stream import Http2Stream
 
-#: The initial receive window of a stream.
-STREAM_WINDOW_BYTES = 1024 * 1024
-_GREETING = frames.settings(
-    (frames.MAX_CONCURRENT_STREAMS, abuse_limits.MAX_STREAMS),
-    (frames.INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES),
-    (frames.MAX_FRAME_SIZE, frames.MAX_DATA_BYTES),
-    (frames.MAX_HEADER_LIST_SIZE, MAX_HEADER_BYTES),
-) + frames.window_update(0, frames.MAX_WINDOW_BYTES - frames.DEFAULT_WINDOW_BYTES)
+_GREETING = server_greeting(MAX_HEADER_BYTES)
 
 
 class RequestHead(Protocol):
@@ -138,7 +132,7 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
         if not number & 1:
             raise ProtocolError("a client's streams must have odd numbers")
         self.last_stream = number
-        if head.malformed or len(self.streams) >= abuse_limits.MAX_STREAMS:
+        if head.malformed or len(self.streams) >= settings.MAX_STREAMS:
             self.limits.idle_frame()
             self.abandon(number, ends)
             code = ErrorCode.PROTOCOL_ERROR if head.malformed else ErrorCode.REFUSED_STREAM

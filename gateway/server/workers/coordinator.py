@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -13,65 +11,39 @@ import structlog
 
 from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.runtime.file_watcher import FileWatcher
-from modelport.gateway.runtime.watchdog import LoopHeartbeat
 from modelport.gateway.server.workers import merged_answers
 from modelport.gateway.server.workers.aggregated_metrics import AggregatedMetrics
 from modelport.gateway.server.workers.channel import ChannelClosed, MessageChannel
+from modelport.gateway.server.workers.hang_detection import SILENT_SECONDS, HangDetector
 
 log = structlog.get_logger("modelport.workers")
 
 #: Longest wait for one worker's answer; a worker that hangs delays the others no longer.
 ANSWER_SECONDS = 2.0
-#: A worker that changes its models and sends no message for this long hangs.
-SILENT_SECONDS = 10.0
-#: A worker is replaced if its watchdog is silent, or its event loop blocked, for longer than this.
-HUNG_SECONDS = 7.0
-#: The same while it computes or loads a model: libraries may hold the interpreter lock.
-BUSY_SECONDS = 60.0
 #: Interval at which workers report their counts; a worker that ends loses at most that much.
 LOOK_SECONDS = 1.0
 
 _FAILURES = (ModelportError, TimeoutError)
 
 
-class ConnectedWorker:
+class ConnectedWorker(HangDetector):
     """A worker with an open channel. It is asked once it has ``joined``, which it does when it
     listens."""
 
     def __init__(self, number: int, channel: MessageChannel) -> None:
+        super().__init__()
         self.number = number
         self.channel = channel
         self.joined = False
         #: Its last repository index, reported while it does not respond.
         self.index: list[merged_answers.Row] = []
-        #: The last heartbeat and its arrival. Silence before it has joined is allowed.
-        self._heartbeat = LoopHeartbeat(0.0, False)
-        self._heartbeat_at = time.monotonic()
         #: When the request was sent that it has not answered in time.
         self.silent_since: float | None = None
-
-    def heard(self, heartbeats: socket.socket) -> None:
-        """Read the heartbeats that have arrived; the last one counts."""
-        with contextlib.suppress(BlockingIOError):
-            while content := heartbeats.recv(64):
-                self._heartbeat = LoopHeartbeat.unpacked(content)
-                self._heartbeat_at = time.monotonic()
 
     def join(self) -> None:
         """Ask it from now on. Its start may have taken longer than a silence may last."""
         self.joined = True
         self.excuse()
-
-    def excuse(self) -> None:
-        """Restart the clock: this process was suspended, or the worker has just joined."""
-        self._heartbeat_at = time.monotonic()
-
-    def hang_reason(self) -> str:
-        """Return why the worker must be replaced, or an empty string."""
-        limit = BUSY_SECONDS if self._heartbeat.computing else HUNG_SECONDS
-        if time.monotonic() - self._heartbeat_at > limit:
-            return "it is not running"
-        return "its event loop is blocked" if self._heartbeat.blocked_seconds > limit else ""
 
     @property
     def silent_seconds(self) -> float | None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from modelport.gateway.wire.http2.frames import ErrorCode, ProtocolError
+from modelport.gateway.wire.http2.settings import MAX_STREAMS
 
-#: Concurrent streams.
-MAX_STREAMS = 1000
 #: Streams that were closed early, and whose remaining frames are dropped.
 MAX_ABANDONED = 4 * MAX_STREAMS
 #: Answers to pings and settings that the peer leaves unread.

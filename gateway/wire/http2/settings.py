@@ -1,4 +1,4 @@
-"""The settings of an HTTP/2 peer (RFC 9113, 6.5), validated in one place for both roles."""
+"""The settings of HTTP/2 (RFC 9113, 6.5): those that a server announces, and those of a peer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,23 @@ from modelport.gateway.wire.http2 import frames
 from modelport.gateway.wire.http2.flow_control import FlowControlError
 from modelport.gateway.wire.http2.frames import SETTING, ErrorCode, ProtocolError
 
+#: Concurrent streams of a connection that a server accepts.
+MAX_STREAMS = 1000
+#: The initial receive window of a stream, of a server and of a client that reads several replies.
+STREAM_WINDOW_BYTES = 1024 * 1024
 #: The entries of one frame, nghttp2's limit; the RFC defines six settings.
 MAX_ENTRIES = 32
 _MAX_FRAME_BYTES = 2**24 - 1
+
+
+def server_greeting(max_header_bytes: int) -> bytes:
+    """The SETTINGS frame of a server, and the window of its whole connection: no limit."""
+    return frames.settings(
+        (frames.MAX_CONCURRENT_STREAMS, MAX_STREAMS),
+        (frames.INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES),
+        (frames.MAX_FRAME_SIZE, frames.MAX_DATA_BYTES),
+        (frames.MAX_HEADER_LIST_SIZE, max_header_bytes),
+    ) + frames.window_update(0, frames.MAX_WINDOW_BYTES - frames.DEFAULT_WINDOW_BYTES)
 
 
 class PeerSettings:

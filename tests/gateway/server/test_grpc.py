@@ -14,12 +14,11 @@ from modelport.gateway.server import listening_socket, time_limits
 from modelport.gateway.server.grpc import stream
 from modelport.gateway.server.grpc.connection import GrpcConnection
 from modelport.gateway.server.grpc.service import Service
-from modelport.gateway.server.http2 import connection as server_connection
 from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.types import Deadline
-from modelport.gateway.wire.http2 import abuse_limits
 from modelport.gateway.wire.http2 import connection as core
+from modelport.gateway.wire.http2 import settings as http2_settings
 from modelport.gateway.wire.http2.frames import (
     ACK,
     CONTINUATION,
@@ -365,7 +364,7 @@ async def test_a_handler_that_reads_slowly_holds_the_client_up() -> None:
     async with listening(probe) as server, connected(server.port) as peer:
         peer.send(head(1, path="/probe.Probe/Slow"))
         content = prefixed(BytesValue(value=bytes(10_000)).SerializeToString())
-        allowed, sent, messages = server_connection.STREAM_WINDOW_BYTES, 0, 0
+        allowed, sent, messages = http2_settings.STREAM_WINDOW_BYTES, 0, 0
         while sent + len(content) <= allowed:
             peer.send(frame(DATA, 0, 1, content))
             sent += len(content)
@@ -528,7 +527,7 @@ async def test_a_malformed_call_is_reset_and_the_connection_stays_open(
 async def test_a_call_too_many_is_refused_and_may_be_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(abuse_limits, "MAX_STREAMS", 2)
+    monkeypatch.setattr(http2_settings, "MAX_STREAMS", 2)
     probe = MethodProbe()
     async with listening(probe) as server, connected(server.port) as peer:
         first, second = (peer.ask(path="/probe.Probe/Wait") for _ in range(2))

@@ -16,6 +16,7 @@ from modelport.gateway.server.grpc.framing import (
     MalformedFrame,
     MessageTooLarge,
 )
+from modelport.gateway.wire import deadline_headers
 
 
 def only(frames: Frames, body: bytes, limit: int) -> bytes:
@@ -85,10 +86,10 @@ def test_a_message_is_measured_after_it_is_decompressed() -> None:
     ],
 )
 def test_a_timeout_is_digits_and_a_unit(value: bytes, seconds: float) -> None:
-    assert framing.timeout_seconds(value) == pytest.approx(seconds)
+    assert deadline_headers.grpc_seconds(value) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("value", [b"", b"S", b"1", b"1s", b"-1S", b"123456789S", b"1.5S", b"\xff"])
 def test_an_invalid_timeout_is_refused(value: bytes) -> None:
     with pytest.raises(ValueError, match="eight digits"):
-        framing.timeout_seconds(value)
+        deadline_headers.grpc_seconds(value)

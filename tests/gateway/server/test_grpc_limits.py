@@ -25,6 +25,7 @@ from modelport.gateway.wire.http2.frames import (
     PREFACE,
     ErrorCode,
 )
+from modelport.gateway.wire.http2.settings import MAX_STREAMS
 from tests.gateway.server import recording
 from tests.gateway.server.grpc_peer import MAX_MESSAGE, MethodProbe, Wire, listening
 from tests.gateway.server.recording import SMALL, frames, recorded
@@ -93,7 +94,7 @@ async def test_a_real_client_stays_far_from_every_limit(client: str) -> None:
     assert code in (None, 0)  # it may say itself that it goes
     assert peaks.idle_frames < abuse_limits.MAX_IDLE_FRAMES / 20
     assert peaks.quick_resets < abuse_limits.MAX_QUICK_RESETS / 20
-    assert peaks.streams < abuse_limits.MAX_STREAMS / 20
+    assert peaks.streams < MAX_STREAMS / 20
     assert peaks.abandoned < abuse_limits.MAX_ABANDONED / 20
 
 

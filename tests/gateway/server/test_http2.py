@@ -20,7 +20,6 @@ from modelport.gateway.server.http1.protocol import HttpConnection
 from modelport.gateway.server.http1.read_buffer import SLICE_BYTES
 from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.http2.asgi import AsgiConnection
-from modelport.gateway.server.http2.connection import STREAM_WINDOW_BYTES
 from modelport.gateway.server.listening_socket import ConnectionLimit, bind
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire import via_header
@@ -43,6 +42,7 @@ from modelport.gateway.wire.http2.frames import (
     settings,
     window_update,
 )
+from modelport.gateway.wire.http2.settings import STREAM_WINDOW_BYTES
 from tests.gateway.server.grpc_peer import SETTLED, GrpcPeer, Wire, block, connected, within
 from tests.gateway.server.test_http1 import Stuck, body_of, echo, listening, post, reply, streamed
 

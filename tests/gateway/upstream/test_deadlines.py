@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from modelport.gateway.errors import TimedOut
-from modelport.gateway.protocols import request_body
 from modelport.gateway.repository.routes_file import ModelRoute, load
 from modelport.gateway.types import NO_DEADLINE, Deadline
 from modelport.gateway.upstream.grpc import GrpcChannel, replies
-from modelport.gateway.upstream.http import TIMEOUT_HEADER, HttpSession
+from modelport.gateway.upstream.http import HttpSession
+from modelport.gateway.wire.deadline_headers import HTTP_TIMEOUT, http_deadline
 
 REPLY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -44,13 +44,9 @@ def route(folder: Path, address: str) -> ModelRoute:
 def told(head: bytes) -> int | None:
     for line in head.lower().split(b"\r\n"):
         name, _, value = line.partition(b":")
-        if name == request_body.TIMEOUT_HEADER:
+        if name == HTTP_TIMEOUT:
             return int(value)
     return None
-
-
-def test_both_sides_of_a_hop_mean_the_same_header() -> None:
-    assert TIMEOUT_HEADER.encode() == request_body.TIMEOUT_HEADER
 
 
 async def test_the_longest_timeout_that_a_client_may_state_crosses_a_hop(tmp_path: Path) -> None:
@@ -62,9 +58,7 @@ async def test_the_longest_timeout_that_a_client_may_state_crosses_a_hop(tmp_pat
         finally:
             await session.close()
     stated = told(heads[0])
-    remaining = request_body.deadline(
-        {request_body.TIMEOUT_HEADER: str(stated).encode()}
-    ).remaining()
+    remaining = http_deadline({HTTP_TIMEOUT: str(stated).encode()}).remaining()
     assert remaining == pytest.approx(longest_seconds)
 
 

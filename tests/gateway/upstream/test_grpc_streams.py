@@ -13,7 +13,6 @@ import pytest
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream import grpc as upstream
-from modelport.gateway.upstream.http2 import STREAM_WINDOW_BYTES
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire.http2.frames import (
     ACK,
@@ -25,6 +24,7 @@ from modelport.gateway.wire.http2.frames import (
     SETTINGS,
     WINDOW_UPDATE,
 )
+from modelport.gateway.wire.http2.settings import STREAM_WINDOW_BYTES
 from tests.gateway.upstream.http2_peer import (
     OK,
     TRAILERS,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from modelport.gateway.runtime.watchdog import LoopHeartbeat
-from modelport.gateway.server.workers import coordinator
+from modelport.gateway.server.workers import coordinator, hang_detection
 from modelport.gateway.server.workers.coordinator import ConnectedWorker
 
 
@@ -29,7 +29,7 @@ class WatchedMember:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     now = SimpleNamespace(seconds=1000.0)
-    monkeypatch.setattr(coordinator.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(hang_detection.time, "monotonic", lambda: now.seconds)
     return now
 
 
@@ -48,7 +48,7 @@ def test_one_that_stops_before_its_first_beat_is_replaced_in_time(
     clock.seconds += 1000  # it starts
     worker.member.join()
     assert worker.member.joined
-    clock.seconds += coordinator.HUNG_SECONDS - 0.5
+    clock.seconds += hang_detection.HUNG_SECONDS - 0.5
     assert worker.member.hang_reason() == ""
     clock.seconds += 1.0
     assert worker.member.hang_reason() == "it is not running"
@@ -58,24 +58,24 @@ def test_one_that_does_not_run_is_replaced_in_time(
     worker: WatchedMember, clock: SimpleNamespace
 ) -> None:
     worker.tells()
-    clock.seconds += coordinator.HUNG_SECONDS - 0.5
+    clock.seconds += hang_detection.HUNG_SECONDS - 0.5
     assert worker.member.hang_reason() == ""
     clock.seconds += 1.0
     assert worker.member.hang_reason() == "it is not running"
-    assert coordinator.HUNG_SECONDS + coordinator.LOOK_SECONDS < 10
+    assert hang_detection.HUNG_SECONDS + coordinator.LOOK_SECONDS < 10
 
 
 def test_a_worker_whose_loop_waits_is_replaced_and_one_that_computes_is_not(
     worker: WatchedMember,
 ) -> None:
     """Eight requests that each took the loop four seconds had both workers killed."""
-    worker.tells(coordinator.HUNG_SECONDS + 0.1)
+    worker.tells(hang_detection.HUNG_SECONDS + 0.1)
     assert worker.member.hang_reason() == "its event loop is blocked"
-    worker.tells(coordinator.HUNG_SECONDS + 0.1, computing=True)
+    worker.tells(hang_detection.HUNG_SECONDS + 0.1, computing=True)
     assert worker.member.hang_reason() == ""
     worker.tells(40.0, computing=True)
     assert worker.member.hang_reason() == ""
-    worker.tells(coordinator.BUSY_SECONDS + 0.1, computing=True)
+    worker.tells(hang_detection.BUSY_SECONDS + 0.1, computing=True)
     assert worker.member.hang_reason() == "its event loop is blocked"
 
 
@@ -83,7 +83,7 @@ def test_one_that_loads_may_be_silent_for_longer(
     worker: WatchedMember, clock: SimpleNamespace
 ) -> None:
     worker.tells(computing=True)
-    clock.seconds += coordinator.BUSY_SECONDS - 1
+    clock.seconds += hang_detection.BUSY_SECONDS - 1
     assert worker.member.hang_reason() == ""
 
 

@@ -35,7 +35,7 @@ from tests.gateway.server.workers.processes import (
 from tests.server import Gateway, serving
 
 #: Longer than the hub waits for a worker, and than this busy machine delays it.
-HANGS_SECONDS = 8.0
+HANGS_SECONDS = 5.0
 
 
 @pytest.fixture(scope="module")
