@@ -84,6 +84,8 @@ def fields(content: Buffer) -> Iterator[ProtobufField]:
             offset += 1
             if tag > 0x7F:
                 tag, offset = read_varint(content, begin)
+            if not 8 <= tag < 1 << 32:  # no field 0; some parsers take the lower 32 bits
+                raise IndexError
             start, kind = offset, tag & 7
             if kind == _DELIMITED:
                 length = content[offset]

@@ -97,8 +97,6 @@ class _OnnxFileCheck:
             self._body = Counter()
         texts: dict[str, set[str]] = {}
         for field in incremental_protobuf.fields(content):
-            if field.tag >> 32:  # some parsers take the lower 32 bits
-                raise _damaged(self._path)
             leads = _FORMS[form].get(field.tag >> 3, "") if field.tag & 7 == _BYTES else ""
             value = content[field.start : field.end]
             if leads.isupper():

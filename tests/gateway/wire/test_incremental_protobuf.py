@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import empty_pb2
 from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import InvalidArgument
@@ -22,6 +23,7 @@ from modelport.gateway.protocols.tfserving.grpc_request import PredictMessage
 from modelport.gateway.wire import incremental_protobuf, tensor_proto
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from modelport.gateway.wire.proto import serving_pb2, tensorflow_pb2, torchserve_inference_pb2
+from modelport.gateway.wire.protobuf import varint
 from tests import processor
 
 
@@ -200,3 +202,35 @@ def test_large_tensors_of_predict_are_read_in_pieces() -> None:
     assert (found.message.model_spec.name, list(found.message.output_filter)) == ("m", ["y"])
     large = tensor_proto.decode_large("large", found.tensors["large"]).data
     assert large.tolist() == [b"%d" % number for number in range(100_000)]
+
+
+def _odd_fields(chance: random.Random) -> bytes:
+    """Fields whose numbers are also 0, huge or written in more bytes, and some are cut off."""
+    content = bytearray()
+    for _ in range(chance.randrange(1, 5)):
+        kind = chance.choice([0, 1, 2, 5])
+        number = chance.choice([0, 1, 15, 40, 2**28, 2**29, 2**57])
+        content += varint(number << 3 | kind)
+        if chance.random() < 0.3:  # the same number, in more bytes
+            content[-1] |= 0x80
+            content += b"\x80" * chance.randrange(5) + b"\0"
+        content += {0: b"\x05", 1: bytes(8), 2: b"\x02ab", 5: bytes(4)}[kind]
+    if chance.random() < 0.2:
+        content += bytes(chance.randrange(256) for _ in range(3))
+    return bytes(content)
+
+
+def test_fields_that_protobuf_refuses_are_refused() -> None:
+    """Otherwise a check of the fields sees others than the runtime that reads the message."""
+    accepted, refused = 0, 0
+    for seed in range(20_000):
+        content = _odd_fields(random.Random(seed))
+        try:
+            list(incremental_protobuf.fields(content))
+        except DecodeError:
+            refused += 1
+            continue
+        accepted += 1
+        empty_pb2.Empty.FromString(content)  # raises DecodeError if protobuf refuses it
+    assert accepted > 1000
+    assert refused > 1000
