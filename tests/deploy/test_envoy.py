@@ -39,6 +39,7 @@ from tests.deploy.callers import (
 )
 from tests.deploy.envoy import CONFIG, FILES, EnvoyProxy
 from tests.gateway.access.identities import Issuer, key_set
+from tests.polling import WAIT_SECONDS
 from tests.server import Gateway, serving
 
 RULES = FILES / "access.toml"
@@ -326,7 +327,7 @@ def test_a_certificate_that_kubernetes_renews_is_served_without_a_failed_request
 
     before = served()
     wanted = proxies.renew(proxy.folder / "tls", authority, "second").decode()
-    give_up = time.monotonic() + proxies.WAIT_SECONDS
+    give_up = time.monotonic() + WAIT_SECONDS
     with ci.http() as client:
         while (now := served()) != wanted:
             assert now == before
@@ -351,7 +352,7 @@ def test_new_keys_of_the_issuer_are_followed_and_a_wrong_file_changes_nothing(
 
     assert renewed.infer(proxy).status_code == 401
     replace(text)
-    give_up = time.monotonic() + proxies.WAIT_SECONDS
+    give_up = time.monotonic() + WAIT_SECONDS
     while renewed.infer(proxy).status_code == 401:
         assert ci.infer(proxy).status_code == 200
         assert time.monotonic() < give_up, proxy.log()[-3000:]

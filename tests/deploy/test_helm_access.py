@@ -18,6 +18,7 @@ from tests.deploy.charts import CHART, only, render
 from tests.deploy.manifests import Manifest, served_with
 from tests.deploy.mounts import mount
 from tests.gateway.access.gateway import write_keys
+from tests.polling import WAIT_SECONDS
 from tests.server import serving
 
 VALUES = CHART / "ci" / "access-values.yaml"
@@ -28,7 +29,6 @@ NOT_HERE = ("--model-repository", "--routes", "--log-format", "--workers")
 BODY = json.dumps(
     {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 ).encode()
-WAIT_SECONDS = 60.0
 
 pytestmark = thorough
 

@@ -7,7 +7,6 @@ import re
 import shutil
 import ssl
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -25,6 +24,7 @@ from modelport.loadtests.system.processes import HOST, free_ports, running
 from tests import models
 from tests.certificates import TestAuthority
 from tests.deploy import DEPLOY, thorough, tools
+from tests.polling import eventually
 from tests.server import Gateway, serving
 from tests.upstream import fronting, table
 
@@ -43,7 +43,6 @@ NAME = re.compile(r"\b(?:up|(?:nv|modelport|process|ts)_\w+|[a-z_]+:[a-z0-9_]+:[
 MATCHER = re.compile(r'\b(state|reason|phase)=~?"([A-Za-z_|]+)"')
 #: What the dashboard's variables stand for here.
 VARIABLES = {"$job": ".*", "$model": ".*", "$__rate_interval": "10s"}
-WAIT_SECONDS = 40.0
 
 
 def expressions() -> Iterator[str]:
@@ -240,13 +239,6 @@ def watching(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iter
         finally:
             stop.set()
             asking.join()
-
-
-def eventually(condition: Any) -> None:
-    give_up = time.monotonic() + WAIT_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < give_up, f"not within {WAIT_SECONDS} s: {found!r}"
-        time.sleep(0.5)
 
 
 @thorough

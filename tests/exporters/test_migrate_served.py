@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.archives import mar, migrate, torchscript
-from tests.faults.probes import eventually
+from tests.polling import WAIT_SECONDS, eventually
 from tests.server import serving
 
 BATCH_SIZE = 4
 #: Longer than the test: what waits for it has waited in vain.
 DELAY_MILLISECONDS = 600_000
-WAIT_SECONDS = 60.0
 CONFIG = f"""
 load_models=linear.mar
 models={{"linear": {{"1.0": {{"marName": "linear.mar", "batchSize": {BATCH_SIZE}, \\

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
@@ -17,10 +17,8 @@ from modelport.gateway.repository import manifest
 from tests import models
 from tests.server import Gateway
 
-T = TypeVar("T")
 Background = Callable[..., Future[Any]]
 ONE = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}
-WAIT_SECONDS = 30.0
 POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "0.05")
 EXPLICIT = ("--model-control-mode", "explicit")
 
@@ -45,17 +43,6 @@ input { name: "n" data_type: TYPE_INT64 dims: 1 }
 output { name: "total" data_type: TYPE_INT64 dims: 1 }
 parameters { key: "range.n" value { string_value: "1000.." } }
 """
-
-
-def eventually(condition: Callable[[], T], what: str = "", seconds: float = WAIT_SECONDS) -> T:
-    """The first true value of ``condition``; fails when ``seconds`` have passed without one."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what or condition}"
-        time.sleep(0.01)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from tritonclient.grpc import service_pb2_grpc
 from modelport.gateway.telemetry import FAILURE_REASONS
 from tests import models
 from tests.faults import probes
-from tests.faults.probes import Background, ChangingRepository, elapsed, eventually
+from tests.faults.probes import Background, ChangingRepository, elapsed
+from tests.polling import eventually
 from tests.server import Gateway, serving
 
 ROWS = 1000

@@ -17,7 +17,8 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.faults import probes
-from tests.faults.probes import EXPLICIT, POLL, ChangingRepository, eventually
+from tests.faults.probes import EXPLICIT, POLL, ChangingRepository
+from tests.polling import eventually
 from tests.server import Gateway, serving
 
 #: What is done to version 2, and what the index must say of it.

@@ -10,7 +10,8 @@ from contextlib import ExitStack
 import pytest
 
 from tests.faults import probes
-from tests.faults.probes import Background, ChangingRepository, eventually
+from tests.faults.probes import Background, ChangingRepository
+from tests.polling import eventually
 from tests.server import Gateway, serving
 
 URL = "/v2/models/count/infer"

@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.faults.probes import POLL, ChangingRepository, eventually
+from tests.faults.probes import POLL, ChangingRepository
+from tests.polling import eventually
 from tests.server import Gateway, serving
 
 FILES = 400

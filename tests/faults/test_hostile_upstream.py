@@ -23,7 +23,8 @@ import pytest
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.faults.probes import ask, eventually, live
+from tests.faults.probes import ask, live
+from tests.polling import eventually
 from tests.server import Gateway
 from tests.upstream import fronting, table
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from modelport.loadtests.system.processes import free_ports
-from tests.managed import ROOT, STANDIN, ManagedPlace, ask, infer, load, reason, until, wrong
+from tests.managed import ROOT, STANDIN, ManagedPlace, ask, infer, load, reason, wrong
 from tests.managed.standin import FLOOD_BYTES
+from tests.polling import eventually
 from tests.server import serving
 
 UNLOAD = "/v2/repository/models/x2/unload"
@@ -35,12 +36,14 @@ def test_a_server_killed_under_load_is_said_to_be_down_and_comes_back(
     with place.serving() as gateway:
         assert '"data":[2.0,4.0,6.0,8.0]' in infer(gateway).body
         with load(gateway, 2) as outcomes:
-            until(lambda: outcomes and outcomes[-1].status == 200, "it serves")
+            eventually(lambda: outcomes and outcomes[-1].status == 200, "it serves")
             killed_at = time.monotonic()
             os.kill(place.server(), signal.SIGKILL)
-            until(lambda: outcomes[-1].status == 503, "it is down")
-            until(lambda: outcomes[-1].status == 200, "it is back")
-            until(lambda: [o.status for o in outcomes[-8:]] == [200] * 8, "all are served again")
+            eventually(lambda: outcomes[-1].status == 503, "it is down")
+            eventually(lambda: outcomes[-1].status == 200, "it is back")
+            eventually(
+                lambda: [o.status for o in outcomes[-8:]] == [200] * 8, "all are served again"
+            )
         assert wrong(outcomes, killed_at) == []
         assert gateway.terminate() == 0
         place.nothing_is_left()
@@ -61,11 +64,11 @@ def test_a_server_that_nobody_starts_again_is_caught_by_the_same_judgement(
     file.write_text(f'[models.x2]\nbackend = "triton"\nendpoints = ["127.0.0.1:{grpc}"]\n')
     try:
         with place.serving(routes=file) as gateway, load(gateway) as outcomes:
-            until(lambda: outcomes and outcomes[-1].status == 200, "it serves")
+            eventually(lambda: outcomes and outcomes[-1].status == 200, "it serves")
             killed_at = time.monotonic()
             server.kill()
-            until(lambda: outcomes[-1].status == 503, "it is down")
-            until(lambda: len([o for o in outcomes if o.status == 503]) > 20, "it stays down")
+            eventually(lambda: outcomes[-1].status == 503, "it is down")
+            eventually(lambda: len([o for o in outcomes if o.status == 503]) > 20, "it stays down")
     finally:
         server.kill()
         server.wait()
@@ -81,7 +84,9 @@ def test_nothing_that_a_server_started_outlives_the_gateway(
     place.does("breed")
     with place.serving() as gateway:
         # The guardian, the server, and two of its making, one in a session of its own.
-        assert len(until(lambda: len(place.processes()) == 4 and place.processes(), "four")) == 4
+        assert (
+            len(eventually(lambda: len(place.processes()) == 4 and place.processes(), "four")) == 4
+        )
         gateway.process.send_signal(number)
         gateway.process.wait(30)
         place.nothing_is_left()
@@ -92,10 +97,10 @@ def test_what_a_killed_server_had_started_is_gone_before_it_is_started_again(
 ) -> None:
     place.does("breed")
     with place.serving() as gateway:
-        first = set(until(lambda: len(place.processes()) == 4 and place.processes(), "four"))
+        first = set(eventually(lambda: len(place.processes()) == 4 and place.processes(), "four"))
         os.kill(place.server(), signal.SIGKILL)
-        until(lambda: infer(gateway).status == 503, "it is down")
-        until(lambda: infer(gateway).status == 200, "it is back")
+        eventually(lambda: infer(gateway).status == 503, "it is down")
+        eventually(lambda: infer(gateway).status == 200, "it is back")
         assert first & set(place.processes()) == set()
 
 
@@ -104,8 +109,8 @@ def test_a_killed_guardian_takes_its_server_with_it_and_both_come_back(place: Ma
     with place.serving() as gateway:
         server, (guardian,) = place.server(), place.processes("guardian.py")
         os.kill(guardian, signal.SIGKILL)
-        until(lambda: server not in place.processes(), "the server is gone")
-        until(lambda: infer(gateway).status == 200, "it is back")
+        eventually(lambda: server not in place.processes(), "the server is gone")
+        eventually(lambda: infer(gateway).status == 200, "it is back")
 
 
 def test_a_server_that_does_not_start_gives_its_last_meaningful_line(place: ManagedPlace) -> None:
@@ -118,16 +123,16 @@ def test_a_server_that_does_not_start_gives_its_last_meaningful_line(place: Mana
         gateway.wait_for("Triton: I am about to begin", server="Triton", model="x2", version=1)
         assert infer(gateway).status == 503
         place.does("serve")
-        until(lambda: infer(gateway).status == 200, "it is tried again, and serves")
+        eventually(lambda: infer(gateway).status == 200, "it is tried again, and serves")
 
 
 def test_a_server_that_does_not_start_again_keeps_being_tried(place: ManagedPlace) -> None:
     with place.serving() as gateway:
         place.does("crash")
         os.kill(place.server(), signal.SIGKILL)
-        until(lambda: "error: creating server" in infer(gateway).body, "the reason is told")
+        eventually(lambda: "error: creating server" in infer(gateway).body, "the reason is told")
         place.does("serve")
-        until(lambda: infer(gateway).status == 200, "it is back")
+        eventually(lambda: infer(gateway).status == 200, "it is back")
 
 
 def test_a_server_that_never_gets_ready_is_given_up_in_time(place: ManagedPlace) -> None:
@@ -142,7 +147,7 @@ def test_a_gateway_that_ends_while_a_server_starts_leaves_nothing(
 ) -> None:
     place.does("mute")
     with place.serving(wait_for="listening") as gateway:
-        until(place.processes, "it is being started")
+        eventually(place.processes, "it is being started")
         gateway.process.send_signal(number)
         gateway.process.wait(25)
         place.nothing_is_left()
@@ -172,7 +177,7 @@ def test_a_line_of_megabytes_is_cut(place: ManagedPlace) -> None:
         def flooded() -> list[str]:
             return [entry["event"] for entry in gateway.logs if "xxxx" in entry["event"]]
 
-        (line,) = until(flooded, "the line is logged")
+        (line,) = eventually(flooded, "the line is logged")
         assert len(line) < 3000 < FLOOD_BYTES
 
 
@@ -182,7 +187,7 @@ def test_a_model_is_unloaded_while_its_server_is_being_started_again(place: Mana
         assert infer(gateway).status == 200
         place.does("mute")
         os.kill(place.server(), signal.SIGKILL)
-        until(lambda: len(place.processes()) > 1 and infer(gateway).status == 503, "it starts")
+        eventually(lambda: len(place.processes()) > 1 and infer(gateway).status == 503, "it starts")
         answer = ask(gateway, UNLOAD, {})
         assert answer.status == 200, answer
         place.nothing_is_left()

@@ -23,7 +23,8 @@ from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.types import Deadline
 from tests.faults import probes
-from tests.faults.probes import Background, ChangingRepository, elapsed, eventually
+from tests.faults.probes import Background, ChangingRepository, elapsed
+from tests.polling import eventually
 from tests.server import Gateway, serving
 
 QUEUE_OF_ONE = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"

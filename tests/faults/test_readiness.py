@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from tests.faults import probes
-from tests.faults.probes import EXPLICIT, POLL, ChangingRepository, eventually
+from tests.faults.probes import EXPLICIT, POLL, ChangingRepository
+from tests.polling import eventually
 from tests.server import serving
 
 

@@ -12,8 +12,9 @@ import pytest
 
 from tests.faults import probes
 from tests.faults.ledger import parameter, recorded
-from tests.faults.probes import EXPLICIT, POLL, ChangingRepository, eventually
+from tests.faults.probes import EXPLICIT, POLL, ChangingRepository
 from tests.faults.traffic import RequestOutcome, TrafficClient, failures, flowing, kinds
+from tests.polling import eventually
 from tests.server import Gateway, serving
 
 RELOADS = int(os.environ.get("MODELPORT_RELOADS", "10"))

@@ -22,8 +22,9 @@ from modelport.gateway.repository import manifest
 from tests import models
 from tests.faults import probes
 from tests.faults.ledger import parameter, recorded
-from tests.faults.probes import CONFIG, EXPLICIT, ChangingRepository, eventually
+from tests.faults.probes import CONFIG, EXPLICIT, ChangingRepository
 from tests.faults.traffic import failures, flowing
+from tests.polling import eventually
 from tests.server import Gateway
 
 RELOADS = int(os.environ.get("MODELPORT_RELOADS", "20"))

@@ -11,7 +11,8 @@ import pytest
 from modelport.loadtests.system.processes import free_ports
 from tests import models
 from tests.faults import probes
-from tests.faults.probes import ChangingRepository, eventually
+from tests.faults.probes import ChangingRepository
+from tests.polling import eventually
 from tests.server import Gateway, serving
 
 ROUTES = """

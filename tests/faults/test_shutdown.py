@@ -26,7 +26,7 @@ from modelport.gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
 from modelport.gateway.wire.proto import torchserve_inference_pb2
 from tests.faults import probes
 from tests.faults.ledger import parameter, recorded
-from tests.faults.probes import EXPLICIT, POLL, Background, ChangingRepository, eventually
+from tests.faults.probes import EXPLICIT, POLL, Background, ChangingRepository
 from tests.faults.traffic import (
     CLIENTS,
     GrpcTrafficClient,
@@ -36,6 +36,7 @@ from tests.faults.traffic import (
     flowing,
     infer_message,
 )
+from tests.polling import eventually
 from tests.server import Gateway, serving
 
 TRIALS = int(os.environ.get("MODELPORT_TRIALS", "2"))

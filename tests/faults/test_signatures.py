@@ -17,7 +17,8 @@ from modelport.gateway.repository.signing_keys import PrivateKey
 from modelport.gateway.settings import Settings
 from tests import models
 from tests.faults import probes
-from tests.faults.probes import EXPLICIT, POLL, ChangingRepository, eventually
+from tests.faults.probes import EXPLICIT, POLL, ChangingRepository
+from tests.polling import eventually
 from tests.server import serving
 
 ALL = "version_policy { all { } }"

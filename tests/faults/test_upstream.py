@@ -16,8 +16,9 @@ import httpx
 import pytest
 
 from modelport.loadtests.system.processes import free_ports
-from tests.faults.probes import ChangingRepository, answer, ask, eventually, index, ready
+from tests.faults.probes import ChangingRepository, answer, ask, index, ready
 from tests.faults.traffic import failures, flowing
+from tests.polling import eventually
 from tests.server import Gateway
 from tests.upstream import fronting, table
 

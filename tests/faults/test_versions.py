@@ -26,8 +26,9 @@ from modelport.gateway.settings import ModelControlMode, Settings
 from tests import models
 from tests.conformance import wire
 from tests.faults import probes
-from tests.faults.probes import EXPLICIT, POLL, Background, ChangingRepository, eventually
+from tests.faults.probes import EXPLICIT, POLL, Background, ChangingRepository
 from tests.gateway.models.managers import refresh
+from tests.polling import WAIT_SECONDS, eventually
 from tests.server import Gateway, serving
 
 LATEST_2 = "version_policy { latest { num_versions: 2 } }"
@@ -473,11 +474,11 @@ class Held:
         class HeldBackend(FakeBackend):
             def unload(self) -> None:
                 held.unloading.set()
-                assert held.may_unload.wait(probes.WAIT_SECONDS)
+                assert held.may_unload.wait(WAIT_SECONDS)
 
         def load(artifact: Artifact) -> FakeBackend:
             held.loading.set()
-            assert held.may_load.wait(probes.WAIT_SECONDS)
+            assert held.may_load.wait(WAIT_SECONDS)
             return HeldBackend(artifact)
 
         return load
@@ -492,7 +493,7 @@ async def explicit(repository: ChangingRepository, held: Held) -> ModelManager:
 
 
 async def happened(event: threading.Event) -> None:
-    assert await asyncio.to_thread(event.wait, probes.WAIT_SECONDS)
+    assert await asyncio.to_thread(event.wait, WAIT_SECONDS)
 
 
 async def settles(manager: ModelManager, state: str, reason: str = "") -> None:
@@ -524,7 +525,7 @@ async def test_a_scan_that_takes_long_brings_back_nothing_that_a_later_one_repla
         found = real(folders)
         if next(scans) == 0:
             scanned.set()
-            assert go_on.wait(probes.WAIT_SECONDS)
+            assert go_on.wait(WAIT_SECONDS)
         return found
 
     monkeypatch.setattr(scan, "together", delayed)

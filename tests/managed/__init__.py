@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,25 +17,16 @@ from threading import Event
 from typing import Any
 
 from tests import models
+from tests.polling import eventually
 from tests.server import Gateway, serving
 
 ROOT = Path(__file__).parents[2]
 STANDIN = Path(__file__).with_name("standin.py")
 #: Of a request.
 DEADLINE_SECONDS = 2.0
-WAIT_SECONDS = 60.0
 #: In the environment of everything that a test's servers start.
 MARK = "MODELPORT_TEST_MARK"
 X = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS) -> Any:
-    """Poll ``condition`` until it is true and return its value."""
-    give_up = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < give_up, f"not within {seconds} s: {what}"
-        Event().wait(0.01)
-    return found
 
 
 @dataclass(frozen=True)
@@ -125,15 +116,15 @@ class ManagedPlace:
 
     def server(self) -> int:
         """The stand-in itself, not its guardian."""
-        found: list[int] = until(lambda: self.processes("\0modelport\0"), "the server runs")
+        found: list[int] = eventually(lambda: self.processes("\0modelport\0"), "the server runs")
         return found[0]
 
     def folders(self) -> list[Path]:
         return list((self.root / "tmp").glob("modelport-managed-*"))
 
     def nothing_is_left(self) -> None:
-        until(lambda: not self.processes(), "no process is left", 15)
-        until(lambda: not self.folders(), "no folder is left", 15)
+        eventually(lambda: not self.processes(), "no process is left", 15)
+        eventually(lambda: not self.folders(), "no folder is left", 15)
 
 
 def processes(mark: Path, word: str = "") -> list[int]:

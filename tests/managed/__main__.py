@@ -27,16 +27,8 @@ from modelport.gateway.backends.managed.servers import SERVERS
 from modelport.loadtests.serving import pytriton
 from modelport.loadtests.system import environments
 from tests import managed, verb
-from tests.managed import (
-    DEADLINE_SECONDS,
-    STANDIN,
-    ManagedPlace,
-    infer,
-    load,
-    processes,
-    until,
-    wrong,
-)
+from tests.managed import DEADLINE_SECONDS, STANDIN, ManagedPlace, infer, load, processes, wrong
+from tests.polling import eventually
 from tests.server import Gateway
 from tests.torchserve.comparison import inputs_of, wire
 from tests.torchserve.server import MAX_LENGTH, REQUIREMENTS, publish, sources
@@ -134,13 +126,13 @@ def document(source: Source) -> dict[str, Any]:
 def kill(gateway: Gateway, work: Path, word: str, body: dict[str, Any]) -> list[str]:
     """Problems seen while the process with ``word`` was killed under load and came back."""
     with load(gateway, 2, "fraud", body) as outcomes:
-        until(lambda: outcomes and outcomes[-1].status == 200, "it serves")
+        eventually(lambda: outcomes and outcomes[-1].status == 200, "it serves")
         killed_at = time.monotonic()
         os.kill(victim(work, word), signal.SIGKILL)
-        until(lambda: outcomes[-1].status == 503, "it is down")
-        until(lambda: outcomes[-1].status == 200, "it is back", 120)
+        eventually(lambda: outcomes[-1].status == 503, "it is down")
+        eventually(lambda: outcomes[-1].status == 200, "it is back", 120)
         back = time.monotonic() - killed_at
-        until(lambda: [o.status for o in outcomes[-8:]] == [200] * 8, "all are served again")
+        eventually(lambda: [o.status for o in outcomes[-8:]] == [200] * 8, "all are served again")
     refused = [outcome for outcome in outcomes if outcome.status == 503]
     slowest = max(outcome.seconds for outcome in outcomes)
     print(

@@ -11,8 +11,8 @@ from typing import Any
 
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.rollout.lease import LEASE_SECONDS
+from tests.polling import eventually
 from tests.rollout_faults.clients import BASELINE, LedgerClients
-from tests.rollout_faults.scenario import wait_until
 from tests.rollout_faults.served import PATH, GatewayPlace, StatusWatcher, place, repository
 
 STEPS = (0.2, 0.5, 0.8)
@@ -64,13 +64,13 @@ def _run(
     plan = places[0].admin.post(PATH, {**request, "manual": True})["plan"]["id"]
     for stage in range(len(STEPS)):
         for watcher in watchers:
-            wait_until(lambda w=watcher, n=stage: w.looks and w.looks[-1].state["stage"] == n,  # type: ignore[misc]
+            eventually(lambda w=watcher, n=stage: w.looks and w.looks[-1].state["stage"] == n,  # type: ignore[misc]
                        f"stage {stage} at all gateways")  # fmt: skip
-        leader = wait_until(lambda: _leader(places), "a leader")
+        leader = eventually(lambda: _leader(places), "a leader")
         gateways[leader].process.kill()
         gateways[leader].close()
         result.killed += 1
-        wait_until(lambda dead=leader: _leader([e for e in places if e is not dead]),  # type: ignore[misc]
+        eventually(lambda dead=leader: _leader([e for e in places if e is not dead]),  # type: ignore[misc]
                    "another leader")  # fmt: skip
         gateways[leader] = leader.start()
         if stage + 1 < len(STEPS):
@@ -78,7 +78,7 @@ def _run(
     places[1].admin.post(f"{PATH}/rollback", {"reason": "a hunch"})
     result_at = time.monotonic()
     for watcher in watchers:
-        wait_until(lambda w=watcher: w.looks[-1].state["settled"], "the end at all gateways")  # type: ignore[misc]
+        eventually(lambda w=watcher: w.looks[-1].state["settled"], "the end at all gateways")  # type: ignore[misc]
     time.sleep(1.0)
     for each in places:
         found = [(e["plan"]["id"], e["phase"]) for e in each.admin.get(f"{PATH}/history")]

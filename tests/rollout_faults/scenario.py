@@ -8,7 +8,7 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,6 +18,7 @@ from typing import Any
 from modelport.gateway.rollout.shared_state.state_files import RolloutFiles
 from modelport.gateway.rollout.shared_state.state_store import RolloutStore
 from tests.gateway.server.workers.processes import workers
+from tests.polling import eventually
 from tests.rollout_faults.clients import (
     BASELINE,
     LABEL,
@@ -38,8 +39,6 @@ from tests.rollout_faults.served import (
 )
 from tests.server import Gateway, serving
 
-#: Time in which every step of a scenario must come about.
-WAIT_SECONDS = 90.0
 #: Counts of the last second may be lost at a kill.
 LOST_SECONDS = 1.0
 #: Time after a kill in which clients find out that their connections are broken.
@@ -145,15 +144,6 @@ class ScenarioResult:
             self.violations.append(violation)
 
 
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    limit = time.monotonic() + WAIT_SECONDS
-    while not (found := condition()):
-        if time.monotonic() > limit:
-            raise TimeoutError(what)
-        time.sleep(0.02)
-    return found
-
-
 def run(scenario: FaultScenario) -> ScenarioResult:
     result, began = ScenarioResult(scenario), time.monotonic()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -204,7 +194,7 @@ class RunningScenario:
     # -- acts -------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        wait_until(lambda: self.clients.answered_since(0.0) > 2, "the first answers")
+        eventually(lambda: self.clients.answered_since(0.0) > 2, "the first answers")
         self._id = self._place.admin.post(PATH, self._scenario.request)["plan"]["id"]
         self._reach_stage()
         time.sleep(self._scenario.delay)
@@ -213,7 +203,7 @@ class RunningScenario:
 
     def _reach_stage(self) -> None:
         for number in range(self._scenario.stage + 1):
-            reached = wait_until(lambda n=number: self._look(n), f"stage {number}")  # type: ignore[misc]
+            reached = eventually(lambda n=number: self._look(n), f"stage {number}")  # type: ignore[misc]
             if reached.state["phase"] != "running":
                 return
             if self._scenario.manual and number < self._scenario.stage:
@@ -295,16 +285,16 @@ class RunningScenario:
         """Let the rollout end, and ask for a while."""
         scenario, admin = self._scenario, self._place.admin
         if scenario.commanded:
-            wait_until(lambda: self.clients.answered_since(self._outage_end), "answers")
+            eventually(lambda: self.clients.answered_since(self._outage_end), "answers")
             if self.watcher.looks[-1].state["phase"] == "running":
                 self._commanded = time.monotonic()
                 admin.post(f"{PATH}/rollback", {"reason": "a hunch"})
                 self._ended = time.monotonic()
-        told = wait_until(lambda: self.watcher.first(phase=scenario.expected), "the verdict")
+        told = eventually(lambda: self.watcher.first(phase=scenario.expected), "the verdict")
         self._ended = min(self._ended, told.at)
-        settled = wait_until(lambda: self.watcher.first(settled=True), "the outcome settled")
+        settled = eventually(lambda: self.watcher.first(settled=True), "the outcome settled")
         since = max(settled.at, self._outage_end)
-        wait_until(lambda: self.clients.answered_since(since) >= AFTERWARDS, "more answers")
+        eventually(lambda: self.clients.answered_since(since) >= AFTERWARDS, "more answers")
         self._check_history(admin.get(f"{PATH}/history"))
         self._result.phase = settled.state["phase"]
         if scenario.expected == "promoted":

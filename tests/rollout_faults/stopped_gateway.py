@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from modelport.gateway.rollout.lease import LEASE_SECONDS
+from tests.polling import eventually
 from tests.rollout_faults.clients import BASELINE, MODEL
-from tests.rollout_faults.scenario import wait_until
 from tests.rollout_faults.served import PATH, GatewayPlace, place, repository
 
 ROLLOUTS = "/v2/rollouts"
@@ -38,7 +38,7 @@ def run(variant: str = "") -> list[str]:
             stack.callback(gateway.close)
         stopped.admin.post(PATH, REQUEST)
         for each in (stopped, other):
-            wait_until(
+            eventually(
                 lambda e=each: [s["share"] for s in e.admin.get(ROLLOUTS)] == [1.0], "a split"
             )  # type: ignore[misc]
         connections = [_connection(stopped, stack) for _ in range(CONNECTIONS)]

@@ -16,7 +16,7 @@ import pytest
 from modelport.gateway.access import audit
 from modelport.gateway.access.audit import AuditEvent, AuditLog
 from modelport.gateway.errors import Unavailable
-from tests.faults.probes import eventually
+from tests.polling import eventually
 
 EVENT = AuditEvent(
     "ci", "key:1a2b", "10.0.0.7", "control", "load", "fraud", "", "refused", reason="no"

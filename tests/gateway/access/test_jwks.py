@@ -7,7 +7,6 @@ import contextlib
 import gzip
 import json
 import ssl
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from modelport.gateway.runtime.file_watcher import FileWatcher
 from tests.certificates import TestAuthority
 from tests.gateway.access.identities import AUDIENCE, ISSUER, Issuer, key_set, table
 from tests.gateway.access.key_server import KeyServer, dawdle, endless_body, endless_head, reply
+from tests.polling import eventually
 
 RS = ("RS256",)
 
@@ -177,13 +177,6 @@ def ask(tokens: JwtAuthenticator, token: bytes) -> Principal:
     )
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_before_the_first_fetch_tokens_are_neither_right_nor_wrong(
     tokens: JwtAuthenticator, issuer: Issuer
 ) -> None:
@@ -198,7 +191,7 @@ def test_keys_are_fetched_and_rotated_ones_soon_after_their_first_token(
 ) -> None:
     server.answer = reply(key_set(issuer))
     tokens.start()
-    until(lambda: tokens.source.keys)
+    eventually(lambda: tokens.source.keys)
     old = issuer.token()
     assert ask(tokens, old).name == "jwt:alice"
     rotated = Issuer(kid="key-2")
@@ -206,7 +199,7 @@ def test_keys_are_fetched_and_rotated_ones_soon_after_their_first_token(
     with pytest.raises(Unauthenticated, match="key is unknown"):
         ask(tokens, rotated.token())
     first = tokens.source.keys
-    until(lambda: tokens.source.keys is not first)
+    eventually(lambda: tokens.source.keys is not first)
     assert ask(tokens, rotated.token()).name == "jwt:alice"
     with pytest.raises(Unauthenticated, match="key is unknown"):
         ask(tokens, old)
@@ -223,7 +216,7 @@ def test_old_keys_serve_through_an_outage_of_any_kind(
 ) -> None:
     server.answer = reply(key_set(issuer))
     tokens.start()
-    until(lambda: tokens.source.keys)
+    eventually(lambda: tokens.source.keys)
     keys = tokens.source.keys
     evil = Issuer()
     failing: list[Callable[[ssl.SSLSocket], Any]] = [
@@ -246,7 +239,7 @@ def test_old_keys_serve_through_an_outage_of_any_kind(
         server.answer = answer
         before = tokens.source.failures
         tokens.source.miss()
-        until(lambda before=before: tokens.source.failures > before)  # type: ignore[misc]
+        eventually(lambda before=before: tokens.source.failures > before)  # type: ignore[misc]
         assert tokens.source.keys is keys, number
         assert ask(tokens, issuer.token()).name == "jwt:alice"
     server.answer = reply(key_set(issuer))
@@ -267,7 +260,7 @@ def test_an_issuer_whose_certificate_is_not_trusted_is_not_believed(
     ):
         source = JwksUrl(f"https://{name}:{server.port}/", tls, RS, 300)
         source.start()
-        until(lambda source=source: source.failures)  # type: ignore[misc]
+        eventually(lambda source=source: source.failures)  # type: ignore[misc]
         assert source.keys is None
         source.close()
     assert server.requests == 0
@@ -279,7 +272,7 @@ def test_unknown_keys_of_anybodys_tokens_cause_few_fetches(
     monkeypatch.setattr(JwksUrl, "MIN_SECONDS", 3600.0)
     server.answer = reply(key_set(issuer))
     tokens.start()
-    until(lambda: tokens.source.keys)
+    eventually(lambda: tokens.source.keys)
     stranger = Issuer(kid="unknown")
     for number in range(200):
         with pytest.raises(Unauthenticated):
@@ -293,7 +286,7 @@ def test_equal_keys_keep_the_verified_tokens(
 ) -> None:
     server.answer = reply(key_set(issuer))
     tokens.start()
-    until(lambda: tokens.source.keys)
+    eventually(lambda: tokens.source.keys)
     token = issuer.token()
     caller = ask(tokens, token)
     tokens.source.miss()
@@ -310,7 +303,7 @@ def test_an_error_that_nobody_foresaw_ends_no_fetching(
     with monkeypatch.context() as patched:
         patched.setattr(jwks, "parse", lambda *_: {}["nobody foresaw this"])
         tokens.start()
-        until(lambda: tokens.source.failures)
+        eventually(lambda: tokens.source.failures)
     tokens.source.miss()
-    until(lambda: tokens.source.keys)
+    eventually(lambda: tokens.source.keys)
     assert ask(tokens, issuer.token()).name == "jwt:alice"

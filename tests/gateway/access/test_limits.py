@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
-from tests.faults.probes import eventually
 from tests.gateway.access.gateway import (
     KEYS,
     AccessGateway,
@@ -25,6 +24,7 @@ from tests.gateway.access.gateway import (
     write_keys,
 )
 from tests.gateway.access.test_every_route import OIP
+from tests.polling import eventually
 from tests.server import Gateway
 
 RULES = """

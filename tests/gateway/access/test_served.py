@@ -20,12 +20,12 @@ from modelport.gateway.access import api_key_file
 from modelport.gateway.cli.errors import UsageError
 from modelport.server import Server
 from tests.certificates import TestAuthority
-from tests.faults.probes import eventually
 from tests.gateway.access.gateway import KEYS, repository, write_keys
 from tests.gateway.access.identities import AUDIENCE, ISSUER, Issuer, key_set
 from tests.gateway.access.key_server import KeyServer, reply
 from tests.gateway.access.test_every_route import OIP
 from tests.gateway.server.workers.processes import workers
+from tests.polling import eventually
 from tests.server import Gateway
 
 PUBLIC = """

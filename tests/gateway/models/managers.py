@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository.routes_file import ModelRoute, Routes
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
+from tests.polling import WAIT_SECONDS
 
-WAIT_SECONDS = 60.0
 CONFIG = """
 backend: "obedient"
 max_batch_size: 4
@@ -140,13 +138,6 @@ def _wire() -> bytes:
 
 
 WIRE = _wire()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Fails when ``condition`` stays false."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def served(manager: ModelManager, name: str = "m") -> Obedient:

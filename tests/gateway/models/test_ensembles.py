@@ -23,7 +23,7 @@ from modelport.gateway.repository import manifest
 from modelport.gateway.repository.routes_file import Program
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
-from tests.gateway.models.managers import WAIT_SECONDS, until
+from tests.polling import WAIT_SECONDS, until
 
 TENSORS = """
 max_batch_size: 4

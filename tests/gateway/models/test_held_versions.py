@@ -20,8 +20,9 @@ from modelport.gateway.models.version_policy import (
 )
 from modelport.gateway.repository.version_choice import VersionChoice
 from modelport.gateway.settings import ModelControlMode
-from tests.gateway.models.managers import World, refresh, until
+from tests.gateway.models.managers import World, refresh
 from tests.gateway.models.test_model_control import label, specific
+from tests.polling import until
 
 HOLD = VersionHold((1, 2), 1)
 MODES = list(ModelControlMode)

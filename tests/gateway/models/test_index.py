@@ -12,7 +12,8 @@ from modelport.gateway.errors import Unavailable
 from modelport.gateway.models.model import VersionState
 from modelport.gateway.repository import scan
 from modelport.gateway.settings import ModelControlMode
-from tests.gateway.models.managers import World, refresh, until
+from tests.gateway.models.managers import World, refresh
+from tests.polling import until
 
 
 @pytest.fixture

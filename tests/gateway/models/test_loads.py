@@ -17,7 +17,8 @@ from modelport.gateway.repository import manifest
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import ModelEntry
 from modelport.gateway.settings import AspiredVersionPolicy, ModelControlMode, usable_cores
-from tests.gateway.models.managers import World, refresh, served, until
+from tests.gateway.models.managers import World, refresh, served
+from tests.polling import until
 
 ROOM = {"aspired_version_policy": AspiredVersionPolicy.RESOURCE_PRESERVING}
 ROUTE = ModelRoute("obedient", ("127.0.0.1:1",))

@@ -11,7 +11,8 @@ from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.models.version_policy import VersionPolicy
 from modelport.gateway.settings import AspiredVersionPolicy, ModelControlMode
-from tests.gateway.models.managers import World, served, until
+from tests.gateway.models.managers import World, served
+from tests.polling import until
 
 ALL = VersionPolicy(latest=None)
 ALL_TEXT = "version_policy { all { } }"

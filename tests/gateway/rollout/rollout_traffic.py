@@ -16,12 +16,12 @@ import numpy as np
 
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from tests import models
+from tests.polling import WAIT_SECONDS
 from tests.server import Gateway
 
 X = [1.0, 2.0, 3.0, 4.0]
 OIP = {"id": "a1", "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": X}]}
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
-WAIT_SECONDS = 60.0
 #: A version and the first number of its output.
 Answer = tuple[int, float]
 #: Versions and the factor that each computes; 2 is as good as 1, and 3 is not.

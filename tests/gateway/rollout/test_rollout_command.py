@@ -25,9 +25,9 @@ from modelport.gateway.rollout.shared_state import transitions
 from modelport.gateway.rollout.shared_state.transitions import Change
 from modelport.loadtests.load import payloads
 from tests import models
-from tests.faults.probes import eventually
 from tests.gateway.rollout.plans import plan
 from tests.gateway.rollout.rollout_traffic import FACTORS, repository, traffic
+from tests.polling import eventually
 from tests.server import FLAGS, Gateway, serving
 
 ONLY_1 = "version_policy { specific { versions: 1 } }\n"

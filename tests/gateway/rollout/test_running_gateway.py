@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +16,7 @@ from modelport.gateway.rollout.traffic import shadow, traffic_split
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 from tests.gateway.rollout.gateway import RolloutGateway, repository, serving
 from tests.gateway.rollout.test_dialects import OIP, oip_grpc
+from tests.polling import until
 
 ENSEMBLE = """
 name: "twice"
@@ -65,12 +65,6 @@ class BrokenBackend:
         if self._fails:
             raise Internal("the candidate is broken")
         return await self._infer(request, deadline)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -10,8 +10,7 @@ import pytest
 
 from modelport.gateway.runtime.background_thread import BackgroundThread
 from modelport.gateway.runtime.thread_scheduling import BACKGROUND_NICE
-
-WAIT_SECONDS = 60.0
+from tests.polling import WAIT_SECONDS
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -28,6 +27,7 @@ from modelport.gateway.upstream.outlier_detection import (
     slow_seconds,
 )
 from modelport.gateway.upstream.pool import EndpointPool
+from tests.polling import until
 
 #: An ejection outlasts any test.
 DEFAULT = OutlierDetection(base_ejection_time_seconds=99.0, max_ejection_time_seconds=99.0)
@@ -208,12 +208,6 @@ class Servers:
 
     async def ask(self, deadline: Deadline = NO_DEADLINE) -> str:
         return await self.pool.call(self.attempt, deadline)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def refused() -> EndpointFailed:

@@ -24,8 +24,7 @@ from modelport.gateway.types import (
     InferResponse,
     Tensor,
 )
-
-WAIT_SECONDS = 60.0
+from tests.polling import WAIT_SECONDS, until
 
 
 class Runtime:
@@ -87,12 +86,6 @@ def instances(runtime: Runtime) -> Iterator[Make]:
 
 def request(name: str = "r", elements: int = 1) -> InferRequest:
     return InferRequest("m", [Tensor("x", Datatype.FP32, np.zeros(elements, np.float32))], id=name)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def begun(runtime: Runtime) -> None:

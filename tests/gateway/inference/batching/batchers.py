@@ -25,8 +25,8 @@ from modelport.gateway.types import (
     Parameter,
     Tensor,
 )
+from tests.polling import WAIT_SECONDS
 
-WAIT_SECONDS = 60.0
 POISON = -1.0
 CONFIG = """
 name: "m"

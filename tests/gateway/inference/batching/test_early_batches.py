@@ -12,7 +12,6 @@ from modelport.gateway.backends.base import Execution
 from modelport.gateway.backends.embedded.instances import Instances
 from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, Tensor
 from tests.gateway.inference.batching.batchers import (
-    WAIT_SECONDS,
     all_of,
     arrived,
     ask,
@@ -20,6 +19,7 @@ from tests.gateway.inference.batching.batchers import (
     request,
     values,
 )
+from tests.polling import WAIT_SECONDS
 
 PAIRS = "dynamic_batching { preferred_batch_size: 2 %s }"
 

@@ -25,6 +25,7 @@ from modelport.gateway.repository import manifest
 from tests.gateway.repository.storage.moto_server import BUCKET, ENVIRONMENT, Moto
 from tests.gateway.repository.storage.test_served import ask, index
 from tests.models import X2_CONFIG, weighty
+from tests.polling import WAIT_SECONDS
 from tests.server import Gateway, serving
 
 pytestmark = [
@@ -35,7 +36,6 @@ pytestmark = [
 ]
 POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "0.1")
 KILLS = 50
-WAIT_SECONDS = 60.0
 TENSOR = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}
 NOT_READY = "object storage cannot be read; retrying"
 

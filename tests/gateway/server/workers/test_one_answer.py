@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from modelport.gateway.wire.proto import serving_pb2
 from tests.faults import probes
-from tests.faults.probes import EXPLICIT, ChangingRepository, eventually
+from tests.faults.probes import EXPLICIT, ChangingRepository
 from tests.faults.traffic import failures, flowing
 from tests.gateway.server.workers.processes import (
     CONNECTIONS,
@@ -32,6 +32,7 @@ from tests.gateway.server.workers.processes import (
     statuses,
     workers,
 )
+from tests.polling import eventually
 from tests.server import Gateway, serving
 
 #: Longer than the hub waits for a worker, and than this busy machine delays it.

@@ -20,7 +20,7 @@ import pytest
 from modelport.loadtests.system.processes import free_ports
 from tests.faults import probes
 from tests.faults.ledger import parameter, recorded
-from tests.faults.probes import EXPLICIT, POLL, ChangingRepository, eventually
+from tests.faults.probes import EXPLICIT, POLL, ChangingRepository
 from tests.faults.traffic import RequestOutcome, dropped, failures, flowing, kinds
 from tests.gateway.server.workers.processes import (
     TWO,
@@ -36,6 +36,7 @@ from tests.gateway.server.workers.processes import (
     statistics,
     workers,
 )
+from tests.polling import eventually
 from tests.server import Gateway, serving
 
 SITE = Path(__file__).parent / "site"
