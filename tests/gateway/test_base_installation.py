@@ -108,7 +108,7 @@ print(json.dumps(missing))
 
 #: What needs an extra, by extra.
 NEEDS = [
-    ("images", "from modelport.gateway.inference import images; images._pillow()"),
+    ("images", "from modelport.gateway.inference import image_decoding; image_decoding._pillow()"),
     *(
         (extra, f"from modelport.gateway.backends import registry; registry.find_loader({name!r})")
         for name, extra in (
