@@ -258,3 +258,41 @@ def test_help_is_as_cheap_as_starting_python_and_click() -> None:
         return spent.ru_utime + spent.ru_stime
 
     assert best("-m", "modelport", "--help") < 3 * best("-c", "import click")
+
+
+def test_every_name_that_is_imported_from_this_project_exists() -> None:
+    """Also in programs that only the slower verbs of the Makefile run."""
+    trees = {
+        _module(path): ast.parse(path.read_text())
+        for folder in ("docs", "exporters", "gateway", "loadtests", "modelport", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        if not path.name.endswith("_pb2.py") and "inside" not in path.parts
+    }
+    names = {module: _names(tree) for module, tree in trees.items()}
+    assert [
+        f"{module}:{node.lineno}: {node.module} has no {alias.name}"
+        for module, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in names
+        for alias in node.names
+        if alias.name not in names[node.module] and f"{node.module}.{alias.name}" not in names
+        if not alias.name.endswith("_pb2")
+    ] == []
+
+
+def _module(path: Path) -> str:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return f"modelport.{name}" if name.startswith(("gateway", "exporters", "loadtests")) else name
+
+
+def _names(tree: ast.Module) -> set[str]:
+    """All names that something in a module binds."""
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+    return bound

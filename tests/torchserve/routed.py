@@ -34,9 +34,9 @@ from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
 from modelport.loadtests.system.processes import HOST
 from tests import verb
 from tests.server import Gateway
-from tests.torchserve.__main__ import BATCHES, LENGTHS, Check
+from tests.torchserve.__main__ import BATCHES, LENGTHS
 from tests.torchserve.clients import as_tensors
-from tests.torchserve.comparison import compare, inputs_of, wire
+from tests.torchserve.comparison import ComparisonRow, compare, inputs_of, wire
 from tests.torchserve.server import VERSION, TorchServePorts, publish, sources, torchserve
 from tests.upstream import fronting, table
 
@@ -126,9 +126,11 @@ def bits(answer: tuple[int, Mapping[str, Array] | str]) -> object:
     return {name: (x.dtype, x.shape, x.tobytes()) for name, x in outputs.items()}
 
 
-def check_answers(gateway: Gateway, model: str, source: Source) -> Check:
+def check_answers(gateway: Gateway, model: str, source: Source) -> ComparisonRow:
     lengths = LENGTHS if source.signature.axes else (0,)
-    check = Check(f"{model}: {len(BATCHES)} batch sizes, {len(lengths)} lengths, both protocols")
+    check = ComparisonRow(
+        f"{model}: {len(BATCHES)} batch sizes, {len(lengths)} lengths, both protocols"
+    )
     for batch in BATCHES:
         for length in lengths:
             inputs = inputs_of(source, batch, length, seed=batch * 100 + length)
@@ -141,8 +143,8 @@ def check_answers(gateway: Gateway, model: str, source: Source) -> Check:
     return check
 
 
-def check_concurrent(gateway: Gateway, model: str, source: Source) -> Check:
-    check = Check(f"{model}: {CONCURRENT} at once, both protocols, mixed sizes")
+def check_concurrent(gateway: Gateway, model: str, source: Source) -> ComparisonRow:
+    check = ComparisonRow(f"{model}: {CONCURRENT} at once, both protocols, mixed sizes")
 
     def one(number: int) -> tuple[str | None, float]:
         length = LENGTHS[number % 3] if source.signature.axes else 0
@@ -156,16 +158,16 @@ def check_concurrent(gateway: Gateway, model: str, source: Source) -> Check:
     return check
 
 
-def check_errors(gateway: Gateway) -> Iterator[Check]:
+def check_errors(gateway: Gateway) -> Iterator[ComparisonRow]:
     """Check the errors for requests that the gateway accepts and TorchServe's handler refuses."""
-    check = Check("unchecked: the model fails, on both protocols alike")
+    check = ComparisonRow("unchecked: the model fails, on both protocols alike")
     bad = {"tokens": np.full((1, 4), 10**6, np.int64), "seq_lens": np.array([[4]], np.int64)}
     for hop in HOPS:
         status, said = ask(gateway, f"{hop}_unchecked", bad)
         clear = status == 500 and isinstance(said, str) and "the model failed" in said
         check.note(None if clear else f"{hop}: {status} {said}")
     yield check
-    check = Check("fraud: ranges of values come from the archive, and hold in the gateway")
+    check = ComparisonRow("fraud: ranges of values come from the archive, and hold in the gateway")
     for hop in HOPS:
         status, said = ask(gateway, f"{hop}_fraud", bad)
         clear = status == 400 and isinstance(said, str) and "[0, 511]" in said
@@ -173,8 +175,10 @@ def check_errors(gateway: Gateway) -> Iterator[Check]:
     yield check
 
 
-def check_bytes(gateway: Gateway) -> Iterator[Check]:
-    check = Check("somebody else's handler: any bytes, both protocols, with management and without")
+def check_bytes(gateway: Gateway) -> Iterator[ComparisonRow]:
+    check = ComparisonRow(
+        "somebody else's handler: any bytes, both protocols, with management and without"
+    )
     for body in (b"", b"abc", bytes(range(256)) * 50):
         if not body:
             continue  # TorchServe's own parser gives a handler no row without a body
@@ -183,7 +187,7 @@ def check_bytes(gateway: Gateway) -> Iterator[Check]:
             good = not isinstance(outputs, str) and outputs["output"].tolist() == [body[::-1]]
             check.note(None if good else f"{name}: {status} {str(outputs)[:200]}")
     yield check
-    check = Check("a handler that takes 2 s with 0.5 s to go: 503 in time")
+    check = ComparisonRow("a handler that takes 2 s with 0.5 s to go: 503 in time")
     for hop in HOPS:
         started = time.monotonic()
         status, said = ask(gateway, f"{hop}_quick", {"data": np.array([b"slow"], object)})
@@ -216,8 +220,10 @@ def chunked(address: str, model: str, body: bytes) -> tuple[list[bytes], float]:
     return found, times[0] / times[-1]
 
 
-def check_streams(gateway: Gateway, ports: TorchServePorts) -> Check:
-    check = Check("a handler that streams: parts, events and StreamPredictions, both protocols")
+def check_streams(gateway: Gateway, ports: TorchServePorts) -> ComparisonRow:
+    check = ComparisonRow(
+        "a handler that streams: parts, events and StreamPredictions, both protocols"
+    )
     body, expected = b"abc", [b"abc 0", b"abc 1", b"abc 2", b"abc end"]
     direct = streamed(f"{HOST}:{ports.grpc}", "stream", body)
     check.note(None if direct == expected else f"TorchServe's own StreamPredictions: {direct}")
@@ -237,8 +243,8 @@ def check_streams(gateway: Gateway, ports: TorchServePorts) -> Check:
     return check
 
 
-def check_metadata(gateway: Gateway) -> Check:
-    check = Check("versions and signatures are TorchServe's")
+def check_metadata(gateway: Gateway) -> ComparisonRow:
+    check = ComparisonRow("versions and signatures are TorchServe's")
     for hop in HOPS:
         url = f"http://{gateway.http}/v2/models/{hop}"
         fraud = httpx.get(f"{url}_fraud").json()
@@ -250,7 +256,7 @@ def check_metadata(gateway: Gateway) -> Check:
     return check
 
 
-def run(work: Path) -> list[Check]:
+def run(work: Path) -> list[ComparisonRow]:
     """Package, serve, route and ask; ``work`` is an empty folder."""
     found, archives = sources(), []
     (work / "store").mkdir()
