@@ -10,9 +10,9 @@ from itertools import chain
 from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
 from modelport.gateway.models.model import ModelRecord
 from modelport.gateway.models.model_config import version_labels
+from modelport.gateway.models.next_action import NO_HOLD, VersionHold
 from modelport.gateway.models.reconciler import Reconciler
-from modelport.gateway.models.version_policy import NO_HOLD, VersionHold
-from modelport.gateway.repository.version_choice import VersionPolicy
+from modelport.gateway.repository.version_policy import VersionPolicy
 
 
 class HeldVersions:

@@ -21,12 +21,12 @@ from modelport.gateway.inference.admission.fair_queue import FairQueue
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.models.model_config import read_config, version_labels
-from modelport.gateway.models.version_policy import NO_HOLD, VersionHold
+from modelport.gateway.models.next_action import NO_HOLD, VersionHold
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import ModelEntry
-from modelport.gateway.repository.version_choice import VersionPolicy
+from modelport.gateway.repository.version_policy import VersionPolicy
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import ModelSignature
 

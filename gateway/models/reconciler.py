@@ -32,7 +32,7 @@ from modelport.gateway.models.model_config import (
     copy_version_choice,
     resource_preserving,
 )
-from modelport.gateway.models.version_policy import (
+from modelport.gateway.models.next_action import (
     LoadVersion,
     UnloadVersion,
     VersionSnapshot,

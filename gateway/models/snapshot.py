@@ -10,7 +10,7 @@ from typing import Any
 
 from modelport.gateway.models.model import ModelRecord, VersionSettings
 from modelport.gateway.models.reconciler import Reconciler
-from modelport.gateway.repository.version_choice import VersionPolicy
+from modelport.gateway.repository.version_policy import VersionPolicy
 
 #: The settings of each requested model, by name.
 Snapshot = Mapping[str, Mapping[str, Any]]

@@ -10,43 +10,20 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.scan import ModelEntry, scan_model
+from modelport.gateway.repository.version_policy import VersionPolicy
 
 #: Config parameter ``version_label.stable = "3"``: requests may ask for ``stable`` instead of 3.
 LABEL = "version_label."
 LABEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
 _VERSION_POLICY = re.compile(r"\bversion_policy\s*:?\s*\{")
 _LABELS = re.compile(rf"\bparameters\s*:?\s*\{{\s*key\s*:\s*[\"']{re.escape(LABEL)}")
-
-
-class VersionPolicy(NamedTuple):
-    """The versions to serve: those of ``specific`` if set, else the newest ``latest``; None:
-    all."""
-
-    latest: int | None = 1
-    specific: frozenset[int] | None = None
-
-    @classmethod
-    def of(cls, policy: Any) -> VersionPolicy:
-        """Read a ``ModelVersionPolicy``, or TensorFlow Serving's ``ServableVersionPolicy``."""
-        if policy.HasField("specific"):
-            return cls(specific=frozenset(policy.specific.versions))
-        if policy.HasField("all"):
-            return cls(latest=None)
-        return cls(latest=max(1, policy.latest.num_versions))
-
-    def chosen(self, available: Iterable[int]) -> list[int]:
-        """The served versions among ``available``, newest first."""
-        newest_first = sorted(available, reverse=True)
-        if self.specific is not None:
-            return [version for version in newest_first if version in self.specific]
-        return newest_first[: self.latest]
 
 
 class VersionChoice:

@@ -47,7 +47,7 @@ from modelport.gateway.protocols.tfserving.servable_signatures import (
     UnknownSignature,
     code,
 )
-from modelport.gateway.repository.version_choice import VersionPolicy
+from modelport.gateway.repository.version_policy import VersionPolicy
 from modelport.gateway.types import Datatype, Deadline, Tensor
 from modelport.gateway.wire import incremental_protobuf, tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb

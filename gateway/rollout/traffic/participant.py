@@ -18,7 +18,7 @@ import structlog
 from modelport.gateway.errors import ModelportError, NotFound
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionState
-from modelport.gateway.models.version_policy import VersionHold
+from modelport.gateway.models.next_action import VersionHold
 from modelport.gateway.rollout import side_description
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
 from modelport.gateway.rollout.traffic.rollouts import Rollouts

@@ -10,15 +10,15 @@ import pytest
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings
-from modelport.gateway.models.version_policy import (
+from modelport.gateway.models.next_action import (
     LoadVersion,
     UnloadVersion,
     VersionHold,
-    VersionPolicy,
     VersionSnapshot,
     next_action,
 )
 from modelport.gateway.repository.version_choice import VersionChoice
+from modelport.gateway.repository.version_policy import VersionPolicy
 from modelport.gateway.settings import ModelControlMode
 from tests.gateway.models.managers import World, refresh
 from tests.gateway.models.test_model_control import label, specific

@@ -12,10 +12,10 @@ from modelport.gateway.models import load_threads, reconciler
 from modelport.gateway.models import manager as managers
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
-from modelport.gateway.models.version_policy import VersionPolicy
 from modelport.gateway.repository import manifest
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import ModelEntry
+from modelport.gateway.repository.version_policy import VersionPolicy
 from modelport.gateway.settings import AspiredVersionPolicy, ModelControlMode, usable_cores
 from tests.gateway.models.managers import World, refresh, served
 from tests.polling import until

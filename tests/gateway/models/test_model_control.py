@@ -9,7 +9,7 @@ import pytest
 
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
 from modelport.gateway.models.model import VersionSettings, VersionState
-from modelport.gateway.models.version_policy import VersionPolicy
+from modelport.gateway.repository.version_policy import VersionPolicy
 from modelport.gateway.settings import AspiredVersionPolicy, ModelControlMode
 from tests.gateway.models.managers import World, served
 from tests.polling import until

@@ -12,7 +12,7 @@ from typing import Any
 import grpc.aio
 import httpx
 
-from modelport.gateway.models.version_policy import VersionHold
+from modelport.gateway.models.next_action import VersionHold
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
 from modelport.gateway.rollout.statistics.counts import StageCounts
 from modelport.gateway.server.app import GatewayServer

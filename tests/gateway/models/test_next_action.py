@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelport.gateway.models.version_policy import (
+from modelport.gateway.models.next_action import (
     LoadVersion,
     UnloadVersion,
-    VersionPolicy,
     VersionSnapshot,
     next_action,
     wanted,
 )
 from modelport.gateway.repository import config
+from modelport.gateway.repository.version_policy import VersionPolicy
 
 LATEST = VersionPolicy()
 ALL = VersionPolicy(latest=None)

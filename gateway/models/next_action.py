@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from modelport.gateway.repository.version_choice import VersionPolicy
+from modelport.gateway.repository.version_policy import VersionPolicy
 
 
 class VersionHold(NamedTuple):
