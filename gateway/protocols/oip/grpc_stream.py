@@ -77,6 +77,7 @@ class _Session:
         self._handler = handler
         self._deadline = deadline
         self._window = asyncio.Semaphore(STREAM_WINDOW)
+        self._reader: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         #: Responses to write, with what to call afterwards. None or an error ends the stream.
         self.answers: asyncio.Queue[tuple[Any, Callable[[], None]] | BaseException | None] = (
@@ -86,7 +87,7 @@ class _Session:
     async def run(self, messages: AsyncIterator[Any]) -> None:
         """Answer ``messages`` until the client ends the stream or the server shuts down."""
         closing = self._handler.manager.closing
-        reader = asyncio.ensure_future(self._read(messages))
+        self._reader = reader = asyncio.get_running_loop().create_task(self._read(messages))
         closer = asyncio.ensure_future(closing.wait())
         try:
             await asyncio.wait({reader, closer}, return_when=asyncio.FIRST_COMPLETED)
@@ -104,6 +105,8 @@ class _Session:
             reader.cancel()
 
     def cancel(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()  # at once, or it would begin a request that has come meanwhile
         for task in self._tasks:
             task.cancel()
 
@@ -142,8 +145,9 @@ class _Session:
             if self._is_over(error):
                 raise
             answer = _refusal(error, message.id)
-        if before is not None and not before.done():
-            await asyncio.wait({before})
+        finally:  # what ends the stream has its turn as well
+            if before is not None and not before.done():
+                await asyncio.wait({before})
         self.answers.put_nowait((answer, self._window.release))
 
     async def _forward(self, message: Any) -> None:
