@@ -120,9 +120,6 @@ class WorkerProcess:
 
     def adopt(self, spare: WorkerProcess) -> None:
         """Replace this worker's process with that of ``spare``, which waits on its channel."""
-        if spare.pid is not None:
-            with contextlib.suppress(OSError):
-                os.sched_setscheduler(spare.pid, os.SCHED_OTHER, os.sched_param(0))
         self._process, spare._process = spare._process, None
         self.channel, self.heartbeats = spare.channel, spare.heartbeats
         spare.channel = spare.heartbeats = None
