@@ -10,6 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 #: Longer than anything takes on a busy machine.
 WAIT_SECONDS = 90.0
+#: For what must not need a limit in time of the gateway, such as ``BODY_IDLE_SECONDS``, to happen.
+PROMPT_SECONDS = 25.0
 PAUSE_SECONDS = 0.005
 
 

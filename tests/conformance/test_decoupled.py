@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 from tests.conformance import wire
 from tests.conformance.clients import TIMEOUT_SECONDS
 from tests.conformance.decoupled import BROKEN
-from tests.polling import eventually
+from tests.polling import PROMPT_SECONDS, eventually
 from tests.server import Gateway
 
 VALUES = [1.0, 2.0, 3.0, 4.0]
@@ -182,7 +182,8 @@ def test_a_client_that_goes_stops_the_work(streaming: Gateway) -> None:
             next(call)
         call.cancel()
     eventually(
-        lambda: statistics(streaming, "endless")["inference_stats"]["fail"]["count"] == before + 3
+        lambda: statistics(streaming, "endless")["inference_stats"]["fail"]["count"] == before + 3,
+        seconds=PROMPT_SECONDS,
     )
 
 
@@ -214,7 +215,7 @@ def test_the_clients_own_deadline_ends_the_call(streaming: Gateway) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             list(call)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    eventually(lambda: _pending(streaming, "endless") == 0)
+    eventually(lambda: _pending(streaming, "endless") == 0, seconds=PROMPT_SECONDS)
 
 
 def _pending(gateway: Gateway, model: str) -> int:

@@ -15,7 +15,7 @@ from tests.conformance import decoupled, wire
 from tests.conformance.clients import TIMEOUT_SECONDS
 from tests.conformance.decoupled import BROKEN, POLICY
 from tests.conformance.test_decoupled import VALUES, message, statistics
-from tests.polling import eventually
+from tests.polling import PROMPT_SECONDS, eventually
 from tests.server import Gateway, serving
 from tests.upstream import fronting, table
 
@@ -103,18 +103,18 @@ def test_a_client_that_goes_stops_the_work_behind(front: Gateway, behind: Gatewa
         call = stub.ModelStreamInfer(iter([message("endless")]), timeout=TIMEOUT_SECONDS)
         next(call)
         call.cancel()
-    eventually(lambda: failures(behind, "endless") == before + 1)
+    eventually(lambda: failures(behind, "endless") == before + 1, seconds=PROMPT_SECONDS)
     url = f"http://{front.http}/v2/models/endless/generate_stream"
     with httpx.stream("POST", url, json={"x": VALUES}) as reply:
         next(reply.iter_lines())
-    eventually(lambda: failures(behind, "endless") == before + 2)
+    eventually(lambda: failures(behind, "endless") == before + 2, seconds=PROMPT_SECONDS)
 
 
 def test_the_deadline_reaches_the_server_behind(front: Gateway, behind: Gateway) -> None:
     before = failures(behind, "endless")
     answers = ask(front, message("endless", timeout=200_000))
     assert answers[-1].error_message == "Request timeout expired"
-    eventually(lambda: failures(behind, "endless") == before + 1)
+    eventually(lambda: failures(behind, "endless") == before + 1, seconds=PROMPT_SECONDS)
 
 
 def test_a_slow_reader_holds_up_the_server_behind(front: Gateway, behind: Gateway) -> None:
@@ -162,7 +162,7 @@ def test_torchserves_streams_are_cancelled_behind(
     url = f"http://{front.http}/v2/models/{protocol}_babbler/generate_stream"
     with httpx.stream("POST", url, json={"data": "x"}) as reply:
         next(reply.iter_lines())
-    eventually(lambda: failures(behind, "babbler") == before + 1)
+    eventually(lambda: failures(behind, "babbler") == before + 1, seconds=PROMPT_SECONDS)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from tests.conformance import decoupled
 from tests.conformance.decoupled import BROKEN
 from tests.conformance.test_decoupled import VALUES, statistics
-from tests.polling import eventually
+from tests.polling import PROMPT_SECONDS, eventually
 from tests.server import Gateway, serving
 
 EXACTLY_ONE = (
@@ -182,7 +182,8 @@ def test_a_client_that_goes_stops_the_work(client: httpx.Client, streaming: Gate
     with client.stream("POST", "/endless/generate_stream", json={"x": VALUES}) as reply:
         next(reply.iter_lines())
     eventually(
-        lambda: statistics(streaming, "endless")["inference_stats"]["fail"]["count"] == before + 1
+        lambda: statistics(streaming, "endless")["inference_stats"]["fail"]["count"] == before + 1,
+        seconds=PROMPT_SECONDS,
     )
 
 

@@ -17,7 +17,7 @@ from tests.conformance import wire
 from tests.conformance.clients import TIMEOUT_SECONDS
 from tests.conformance.decoupled import BROKEN
 from tests.conformance.test_decoupled import VALUES, statistics
-from tests.polling import eventually
+from tests.polling import PROMPT_SECONDS, eventually
 from tests.server import Gateway
 
 BODY = {"data": [VALUES]}
@@ -101,7 +101,8 @@ def test_a_client_that_goes_stops_the_work(client: httpx.Client, streaming: Gate
     before = statistics(streaming, "endless")["inference_stats"]["fail"]["count"]
     next(parts(client, "endless"))
     eventually(
-        lambda: statistics(streaming, "endless")["inference_stats"]["fail"]["count"] == before + 1
+        lambda: statistics(streaming, "endless")["inference_stats"]["fail"]["count"] == before + 1,
+        seconds=PROMPT_SECONDS,
     )
 
 
@@ -126,5 +127,6 @@ def test_a_cancelled_stream_of_predictions_stops_the_work(stub: Any, streaming: 
     next(call)
     call.cancel()
     eventually(
-        lambda: statistics(streaming, "endless")["inference_stats"]["fail"]["count"] == before + 1
+        lambda: statistics(streaming, "endless")["inference_stats"]["fail"]["count"] == before + 1,
+        seconds=PROMPT_SECONDS,
     )
