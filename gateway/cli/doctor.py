@@ -68,7 +68,6 @@ DEFAULT_BACKEND = "onnxruntime"
 #: Extra → the distribution that it is for, besides the backends'.
 EXTRAS = {
     "images": "pillow",
-    "grpc": "grpcio",
     "jwt": "pyjwt",
     "load": "locust",
     "s3": "s3fs",

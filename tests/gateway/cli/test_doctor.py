@@ -7,12 +7,14 @@ import os
 import stat
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modelport.gateway.cli import doctor
+from modelport.loadtests.system.environments import ROOT
 from modelport.loadtests.system.processes import free_ports
 from tests import models
 from tests.server import serving
@@ -51,6 +53,13 @@ def test_a_machine_with_onnxruntime_is_well() -> None:
     table = run()
     assert table.returncode == 0
     assert "onnxruntime" in table.stdout
+
+
+def test_every_extra_in_the_report_is_one_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    for extra, distribution in doctor.EXTRAS.items():
+        assert any(each.startswith(distribution) for each in extras.get(extra, ())), extra
 
 
 def test_a_broken_library_costs_its_row_and_the_exit_status(tmp_path: Path) -> None:
