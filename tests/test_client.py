@@ -125,6 +125,9 @@ def test_infer_sends_and_prints_strings(target: list[str], tmp_path: Path) -> No
         (["nope", "a.json"], "Request for unknown model: 'nope' is not found"),
         (["x2", "missing.json"], "'missing.json' does not exist"),
         (["x2", "bad.json"], "'bad.json' cannot be read"),
+        (["x2", "deep.json"], "'deep.json' cannot be read"),
+        (["x2", "empty.npy"], "'empty.npy' cannot be read"),
+        (["x2", "damaged.npz"], "'damaged.npz' cannot be read"),
         (["x2", "pipe.json"], "'pipe.json' cannot be read: it is not a regular file"),
         (["x2", "pipe.npy"], "'pipe.npy' cannot be read: it is not a regular file"),
         (["x2", "large.json"], "'large.json' cannot be read: it is larger than"),
@@ -152,6 +155,12 @@ def test_what_is_wrong_is_said_in_one_line(
     monkeypatch.chdir(tmp_path)
     Path("a.json").write_text('{"x": [[1, 2, 3, 4]]}')
     Path("bad.json").write_text('{"x": ')
+    Path("deep.json").write_text("[" * 200_000)
+    Path("empty.npy").touch()
+    np.savez_compressed("damaged.npz", x=np.arange(400))
+    with open("damaged.npz", "r+b") as file:
+        file.seek(200)
+        file.write(b"\xff" * 60)
     for name in ("pipe.json", "pipe.npy"):
         os.mkfifo(name)
     for name in ("large.json", "large.png"):

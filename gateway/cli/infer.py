@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -209,7 +210,7 @@ def _read(
             requests = _from_json(json.loads(text), specs, file)
     except FileNotFoundError:
         raise InvalidArgument(f"'{file}' does not exist") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidArgument(f"'{file}' cannot be read: {reason}") from error
     for name in {name: None for request in requests for name in request}:
