@@ -1,4 +1,4 @@
-"""A full disk for a child process: a limit on the size of files is one for whoever writes them."""
+"""A full disk for a child process, simulated by a limit on the size of its files."""
 
 from __future__ import annotations
 

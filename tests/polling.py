@@ -1,4 +1,4 @@
-"""Polling of conditions that no event announces. Nothing else in the tests sleeps."""
+"""Polling of conditions that no event announces."""
 
 from __future__ import annotations
 

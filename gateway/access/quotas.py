@@ -81,7 +81,7 @@ class QuotaAccount:
 
 
 def retry_after(error: QuotaExceeded) -> tuple[bytes, bytes]:
-    """The header of a refusal: the whole seconds after which the request may come again."""
+    """The ``retry-after`` header of a refusal, in whole seconds."""
     return b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_seconds))
 
 

@@ -386,7 +386,7 @@ _command("rollback", "Send all requests to the baseline at once.", "rolled back"
 
 
 def _path(model: str, *rest: str) -> str:
-    """The path of a model's rollout, or of what is below it.
+    """The path of a model's rollout, or of a resource below it.
 
     Raises:
         UsageError: ``model`` cannot be part of a path.

@@ -336,7 +336,7 @@ class RolloutController:
 
     async def _lead(self, rollout: ReplicatedRollout) -> None:
         """Write the next state if that is this gateway's part."""
-        if rollout.rollback is not None:  # it is applied
+        if rollout.rollback is not None:  # applied, but not yet written
             change, criteria = rollout.rollback
             undone = transitions.rolled_back(rollout.current, self.replica, change)
             await self._write(self._with_evidence(rollout, undone, criteria))

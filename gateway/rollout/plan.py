@@ -136,7 +136,7 @@ class RolloutLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutChoices:
-    """The fields of a plan that a person's request states as they are."""
+    """The fields that a plan takes unchanged from a person's request."""
 
     __pydantic_config__: ClassVar = STRICT
 

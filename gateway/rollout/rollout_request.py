@@ -33,9 +33,9 @@ _PARAMETER = "parameter:"
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest(RolloutChoices):
-    """The body of ``POST /v2/rollouts/MODEL``. What is left out has the plan's default.
+    """The body of ``POST /v2/rollouts/MODEL``. Omitted fields have the plan's defaults.
 
-    The decision that callers take from an answer is the certificates' if it is left out.
+    If a request omits the decision that callers take from an answer, the certificates state it.
     """
 
     #: A version of the model, a label of it, or another model: ``NAME`` or ``NAME/VERSION``.

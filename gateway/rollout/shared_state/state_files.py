@@ -105,7 +105,7 @@ class FolderFiles:
 
     @contextlib.contextmanager
     def _folder(self, below: str, make: bool = False) -> Iterator[int]:
-        """A descriptor of a folder; errors of what is done with it are translated."""
+        """Open a folder; translate the errors of operations in it."""
         flags = os.O_RDONLY | os.O_DIRECTORY
         with _translated():
             try:

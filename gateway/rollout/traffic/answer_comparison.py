@@ -61,7 +61,7 @@ class AnswerComparison:
             expected, actual = numbers(tensor), numbers(other)
             if tensor.datatype in _FLOATS:
                 if not self.decides and self._within(expected, actual).all():
-                    continue  # as most answers are
+                    continue  # true for most answers
                 if np.any(np.isfinite(expected) & ~np.isfinite(actual)):
                     return _INVALID
             worst = max(worst, self._disagreement(tensor, expected, actual))
