@@ -331,7 +331,7 @@ def signature(config: ModelConfig) -> ModelSignature:
         kind, _, name = key.partition(".")
         if kind in ("axes", "range") and name not in declared:
             raise InvalidArgument(f"parameter '{key}': there is no input or output '{name}'")
-        if kind == "padding":
+        if key.startswith("padding."):
             value = padding.parse(key, _parameter(config, key) or "", name, inputs)
             axes[name] = replace(axes[name], padding=value)
     for kind, specs in (("input", inputs), ("output", outputs)):

@@ -229,6 +229,12 @@ def test_an_axis_that_only_axes_names_is_unbounded() -> None:
     assert config.signature(config.parse(SEQUENCE)).axes["other"] == Axis("other", 0, None)
 
 
+@pytest.mark.parametrize("key", ["axis", "padding", "paddings.x"])
+def test_another_parameter_than_a_bound_is_the_models_own(key: str) -> None:
+    text = X2 + f'parameters {{ key: "{key}" value {{ string_value: "same" }} }}'
+    assert config.signature(config.parse(text)) == config.signature(config.parse(X2))
+
+
 def test_a_bound_may_be_open_on_either_side() -> None:
     text = X2 + 'parameters { key: "range.x" value { string_value: "%s" } }'
     low = config.signature(config.parse(text % "-1.5..")).inputs[0]
