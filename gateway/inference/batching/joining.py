@@ -100,7 +100,8 @@ class Joiner:
         Raises:
             Internal: the response has the wrong number of rows or the wrong sizes.
         """
-        rows, longest = self.size(joined), self._lengths(joined)
+        sizes = [self.size(request) for request in requests]
+        rows, longest = sum(sizes), self._lengths(joined)  # without inputs only they tell the rows
         for tensor in response.outputs:
             shape = tensor.data.shape
             cut = self._outputs.get(tensor.name, ())
@@ -109,8 +110,8 @@ class Joiner:
                     f"output '{tensor.name}' has shape {list(shape)} for a batch of {rows}"
                 )
         answers, start = [], 0
-        for request in requests:
-            end, lengths = start + self.size(request), self._lengths(request)
+        for request, size in zip(requests, sizes, strict=True):
+            end, lengths = start + size, self._lengths(request)
             outputs = [
                 Tensor(t.name, t.datatype, self._part(t, start, end, lengths))
                 for t in _wanted(response.outputs, request.outputs)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
 
-from modelport.gateway.errors import Unavailable
+from modelport.gateway.errors import Internal, Unavailable
 from modelport.gateway.inference.batching.dynamic_batching import BatchingSettings
 from modelport.gateway.inference.batching.dynamic_batching import read as read_settings
+from modelport.gateway.inference.batching.joining import Joiner
 from modelport.gateway.inference.batching.queue import next_batch_length
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
+from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, InferResponse, Tensor
 from tests.gateway.inference.batching.batchers import (
     CONFIG,
     all_of,
@@ -87,6 +89,19 @@ async def test_requests_with_and_without_an_optional_input_do_not_go_together() 
     assert [len(batch) for batch in model.batches] == [2, 2]
     named = [{t.name: t.data[0, 0] for t in answer.outputs} for answer in answers]
     assert named == [{"y": 2, "w": 20}, {"y": 4}, {"y": 6, "w": 60}, {"y": 8}]
+
+
+def test_requests_without_inputs_have_a_row_each() -> None:
+    """One row for all of them, of a model with values of its own, is no answer to the second."""
+    config = configuration.parse(CONFIG)
+    config.input[0].optional = True
+    joiner = Joiner(configuration.signature(config), parameters=False)
+    asked = [InferRequest("m", []), InferRequest("m", [])]
+    for rows, whole in (([[1], [2]], True), ([[1]], False)):
+        response = InferResponse("m", 1, [tensor("y", Datatype.FP32, rows)])
+        with contextlib.nullcontext() if whole else pytest.raises(Internal, match="batch of 2"):
+            answers = joiner.split(response, joiner.join(asked), asked)
+            assert [values(answer) for answer in answers] == [[[1]], [[2]]]
 
 
 @pytest.mark.parametrize(("reads", "batches"), [(True, [[1, 3, 4], [2]]), (False, [[1, 2, 3, 4]])])
