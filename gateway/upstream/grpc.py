@@ -270,7 +270,9 @@ async def replies(
             yield reply(_unframed(memoryview(content)))
     except DecodeError as error:
         raise EndpointFailed(FailureKind.DAMAGED, "it is not a valid message") from error
-    except EndpointFailed:
+    except EndpointFailed as error:
+        if error.failure is FailureKind.DROPPED and limit.expired:  # servers reset it then
+            raise TimedOut from error
         if got.headers is not None:
             _check_head(got, meant)
         raise

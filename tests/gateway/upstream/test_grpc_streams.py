@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 import pytest
 
-from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.errors import InvalidArgument, TimedOut
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream import grpc as upstream
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
@@ -183,6 +183,28 @@ async def test_what_came_before_a_reset_is_taken_first() -> None:
         with pytest.raises(EndpointFailed) as caught:
             await anext(found)
     assert caught.value.failure is FailureKind.DROPPED
+
+
+async def test_a_reset_after_the_deadline_is_for_the_deadline() -> None:
+    """A slow caller asks only then; servers reset a stream whose ``grpc-timeout`` is over."""
+    limit, go_on, reset = Deadline.after(60), asyncio.Event(), asyncio.Event()
+
+    async def script(peer: Http2Peer) -> None:
+        stream = await asked(peer)
+        peer.send(peer.headers(stream, OK) + data(stream, prefixed(b"x")))
+        await go_on.wait()
+        peer.send(frame(RST_STREAM, 0, stream, struct.pack(">I", 8)) + frame(PING, 0, 0, bytes(8)))
+        await peer.until(PING, ACK)
+        reset.set()
+
+    async with serving(script, window=STREAM_WINDOW_BYTES) as channel, asyncio.timeout(30):
+        found = upstream.replies(channel.method("/a.B/C"), b"x", bytes, limit)
+        assert await anext(found) == b"x"
+        limit.at = 0.0
+        go_on.set()
+        await reset.wait()
+        with pytest.raises(TimedOut):
+            await anext(found)
 
 
 async def test_a_generator_that_is_closed_resets_the_stream() -> None:
