@@ -169,7 +169,8 @@ class GrpcChannel:
         if connection.usable and not connection.free:  # another one would allow no more
             connection.close()
             raise EndpointFailed(FailureKind.REFUSED, "it allows no streams")
-        self._connections = [c for c in self._connections if c.usable]
+        # Calls may be in flight on those that are being left.
+        self._connections = [c for c in self._connections if c.usable or c.busy]
         self._connections.append(connection)
         if self._keepalive is None:
             self._keepalive = loop.call_later(KEEPALIVE_SECONDS, self._ping)

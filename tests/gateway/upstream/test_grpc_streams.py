@@ -26,10 +26,12 @@ from modelport.gateway.wire.http2.frames import (
 )
 from modelport.gateway.wire.http2.settings import STREAM_WINDOW_BYTES
 from tests.gateway.upstream.http2_peer import (
+    MESSAGE,
     OK,
     TRAILERS,
     Http2Peer,
     Script,
+    ask,
     frame,
     prefixed,
     serving,
@@ -205,6 +207,30 @@ async def test_a_reset_after_the_deadline_is_for_the_deadline() -> None:
         await reset.wait()
         with pytest.raises(TimedOut):
             await anext(found)
+
+
+async def test_a_stream_on_a_connection_that_was_left_ends_with_its_channel() -> None:
+    connections = 0
+
+    async def script(peer: Http2Peer) -> None:
+        nonlocal connections
+        connections += 1
+        stream = await asked(peer)
+        if connections == 1:
+            peer.send(peer.headers(stream, OK) + data(stream, prefixed(b"x")))
+        else:
+            peer.send(peer.reply(stream))
+
+    async with serving(script, window=STREAM_WINDOW_BYTES) as channel, asyncio.timeout(30):
+        call = channel.method("/a.B/C")
+        async with aclosing(upstream.replies(call, b"x", bytes, Deadline.after(60))) as found:
+            assert await anext(found) == b"x"
+            channel.reset()
+            assert await ask(channel) == MESSAGE
+            await channel.close()
+            with pytest.raises(EndpointFailed) as caught:
+                await anext(found)
+    assert caught.value.failure is FailureKind.DROPPED
 
 
 async def test_a_generator_that_is_closed_resets_the_stream() -> None:
