@@ -230,7 +230,8 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
     def check_silence(self) -> None:
         """Ping a peer that leaves calls unanswered and sends nothing else.
 
-        Once in each silence: gRPC servers end a connection on which pings come often.
+        Once in each silence: gRPC servers end a connection on which pings come often, unless they
+        send data or headers in between.
         """
         now = self.loop.time()
         self.check(now)
@@ -290,6 +291,10 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
         super().on_settings(payload)
         if not self.ready.done():
             self.ready.set_result(None)
+
+    def _answer(self, content: bytes) -> None:
+        super()._answer(content)
+        self._heard += 1  # pings and settings do not end the silence
 
     def on_pong(self) -> None:
         self._pinged_at = 0.0

@@ -285,9 +285,18 @@ async def test_a_reset_lets_calls_in_flight_end_and_sends_the_next_over_a_new_co
         assert connections == 2
 
 
-@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize(
+    ("frozen", "between"),
+    [
+        (True, b""),
+        (False, b""),
+        (False, frame(PING, 0, 0, bytes(8))),
+        (False, frame(SETTINGS, 0, 0)),
+    ],
+    ids=["frozen", "silent", "pings", "settings"],
+)
 async def test_a_silent_server_is_pinged_once_and_dropped_if_it_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, frozen: bool
+    monkeypatch: pytest.MonkeyPatch, frozen: bool, between: bytes
 ) -> None:
     for module in (upstream, http2):
         monkeypatch.setattr(module, "SILENCE_SECONDS", 0.02)
@@ -302,11 +311,12 @@ async def test_a_silent_server_is_pinged_once_and_dropped_if_it_does_not_answer(
         pings += 1
         if frozen:
             return
-        peer.send(frame(PING, ACK, 0, content))
+        peer.send(frame(PING, ACK, 0, content) + between)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.3):
-                await peer.until(PING)
-                pings += 1
+                while True:
+                    kind, flags, _, _ = await peer.read()
+                    pings += kind == PING and not flags & ACK
         peer.send(peer.reply(stream))
 
     async with serving(script) as channel:
