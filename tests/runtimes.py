@@ -20,8 +20,8 @@ LOADS, SETTLED = 50, 10
 #: Of the model's weights: small enough to be quick, large enough that one copy is seen.
 WIDTH = 1600
 WEIGHT_BYTES = 2 * WIDTH * WIDTH * 4
-#: Copies of the weights that may be left after all loads. The allocator keeps up to one more or less
-#: from run to run; a backend that leaks in one load of ten keeps four and more.
+#: Copies of the weights that may be left after all loads. The allocator keeps one more or less from
+#: run to run; a backend that leaks in one load of ten keeps four and more.
 MAX_GROWTH = 2.0
 FORMATS = ("onnx", "torchscript", "pt2", "savedmodel", "tflite")
 

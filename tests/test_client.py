@@ -128,8 +128,14 @@ def test_infer_sends_and_prints_strings(target: list[str], tmp_path: Path) -> No
         (["x2", "deep.json"], "'deep.json' cannot be read"),
         (["x2", "empty.npy"], "'empty.npy' cannot be read"),
         (["x2", "damaged.npz"], "'damaged.npz' cannot be read"),
-        (["x2", "pipe.json"], "'pipe.json' cannot be read: it is not a regular file"),
-        (["x2", "pipe.npy"], "'pipe.npy' cannot be read: it is not a regular file"),
+        (
+            ["x2", "pipe.json"],
+            "'pipe.json' cannot be read: it is not a regular file; name a file, or '-' for JSON",
+        ),
+        (
+            ["x2", "pipe.npy"],
+            "'pipe.npy' cannot be read: it is not a regular file; name a file, or '-' for JSON",
+        ),
         (["x2", "large.json"], "'large.json' cannot be read: it is larger than"),
         (["picture", "large.png"], "'large.png' is larger than"),
         (["x2", "wrong.json"], "holds 'z', but the model's inputs are x"),

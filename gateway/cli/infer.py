@@ -212,6 +212,8 @@ def _read(
         raise InvalidArgument(f"'{file}' does not exist") from None
     except (OSError, ValueError, EOFError, RecursionError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
+        if file.exists() and not file.is_file():
+            reason = f"{reason}; name a file, or '-' for JSON from standard input"
         raise InvalidArgument(f"'{file}' cannot be read: {reason}") from error
     for name in {name: None for request in requests for name in request}:
         if name not in specs:
