@@ -90,6 +90,8 @@ def shut_down_under_load(
     with recorded(repository.root, ledger) as (gateway, written):
         with flowing(gateway, (2.0,), [protocol], each=6, until_refused=True) as traffic:
             eventually(lambda: traffic.each_has(5), "traffic flows")
+            if number == signal.SIGKILL:
+                eventually(lambda: len(written.begun) > len(written.ended), "some are in flight")
             gateway.process.send_signal(number)
             exit_status = gateway.process.wait(30)
         return exit_status, traffic.outcomes, written.begun, written.ended

@@ -199,7 +199,7 @@ def _prepare_spare() -> threading.Thread:
     """
     _name_process("modelport:spare")
     _leave_signals_to_parent()
-    importing = threading.Thread(target=_import_idly, name="import", daemon=True)
+    importing = threading.Thread(target=_import_idly, name="import")
     importing.start()
     return importing
 
