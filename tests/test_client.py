@@ -130,11 +130,11 @@ def test_infer_sends_and_prints_strings(target: list[str], tmp_path: Path) -> No
         (["x2", "damaged.npz"], "'damaged.npz' cannot be read"),
         (
             ["x2", "pipe.json"],
-            "'pipe.json' cannot be read: it is not a regular file; name a file, or '-' for JSON",
+            "'pipe.json' cannot be read: it is not a regular file; name a file, or",
         ),
         (
             ["x2", "pipe.npy"],
-            "'pipe.npy' cannot be read: it is not a regular file; name a file, or '-' for JSON",
+            "'pipe.npy' cannot be read: it is not a regular file; name a file, or",
         ),
         (["x2", "large.json"], "'large.json' cannot be read: it is larger than"),
         (["picture", "large.png"], "'large.png' is larger than"),
