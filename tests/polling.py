@@ -12,7 +12,8 @@ T = TypeVar("T")
 WAIT_SECONDS = 90.0
 #: For what must not need a limit in time of the gateway, such as ``BODY_IDLE_SECONDS``, to happen.
 PROMPT_SECONDS = 25.0
-PAUSE_SECONDS = 0.005
+#: Conditions often ask a server, which has other work to do.
+PAUSE_SECONDS = 0.01
 
 
 def eventually(condition: Callable[[], T], what: str = "", seconds: float = WAIT_SECONDS) -> T:
@@ -28,4 +29,4 @@ async def until(condition: Callable[[], object], seconds: float = WAIT_SECONDS) 
     """Let other tasks run until ``condition`` is true; fails after ``seconds``."""
     async with asyncio.timeout(seconds):
         while not condition():
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(0.001)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import resource
 import subprocess
 import sys
@@ -88,7 +89,7 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
 def imports(path: Path) -> set[str]:
     """Every module that ``path`` imports, lazily too, but not for type checkers alone."""
     found: set[str] = set()
-    for node in executed(ast.parse(path.read_text())):
+    for node in executed(_tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -260,35 +261,34 @@ def test_help_is_as_cheap_as_starting_python_and_click() -> None:
     assert best("-m", "modelport", "--help") < 3 * best("-c", "import click")
 
 
-def test_every_name_that_is_imported_from_this_project_exists() -> None:
-    """Also in programs that only the slower verbs of the Makefile run."""
-    trees = {
-        _module(path): ast.parse(path.read_text())
-        for folder in ("docs", "exporters", "gateway", "loadtests", "modelport", "tests")
-        for path in (ROOT / folder).rglob("*.py")
-        if not path.name.endswith("_pb2.py") and "inside" not in path.parts
-    }
-    names = {module: _names(tree) for module, tree in trees.items()}
+def test_every_name_that_a_test_imports_from_this_project_exists() -> None:
+    """Also in programs that only the slower verbs of the Makefile run; mypy checks the packages."""
+    found = modules("tests")
+    paths = {name.removeprefix("modelport."): path for name, path in found.items()}
+    for package in ("gateway", "exporters", "loadtests"):
+        paths |= modules(package)
     assert [
         f"{module}:{node.lineno}: {node.module} has no {alias.name}"
-        for module, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module in names
+        for module, path in paths.items()
+        if module.startswith("tests.") and "inside" not in path.parts
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.ImportFrom) and node.module in paths
         for alias in node.names
-        if alias.name not in names[node.module] and f"{node.module}.{alias.name}" not in names
-        if not alias.name.endswith("_pb2")
+        if f"{node.module}.{alias.name}" not in paths
+        if alias.name not in _names(paths[node.module])
     ] == []
 
 
-def _module(path: Path) -> str:
-    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    return f"modelport.{name}" if name.startswith(("gateway", "exporters", "loadtests")) else name
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
-def _names(tree: ast.Module) -> set[str]:
+@functools.cache
+def _names(path: Path) -> set[str]:
     """All names that something in a module binds."""
     bound: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             bound.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
