@@ -21,7 +21,9 @@ MIN_COMPRESSED_BYTES = 500
 INFLATED_INLINE_BYTES = 256 * 1024
 #: Size limit of requests without tensors.
 CONTROL_BYTES = 256 * 1024
-_NOT_JSON = {b"content-encoding", b"inference-header-content-length"}
+#: Length of the JSON part of a body that also has binary tensors (Triton's extension).
+HEADER_LENGTH = b"inference-header-content-length"
+_NOT_JSON = {b"content-encoding", HEADER_LENGTH}
 
 
 class ClientDisconnected(Exception):

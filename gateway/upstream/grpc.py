@@ -309,7 +309,7 @@ async def exchange(
     if remaining is not None:
         if not remaining:
             raise TimedOut
-        block += literal(b"grpc-timeout", deadline_headers.grpc_timeout(remaining))
+        block += literal(deadline_headers.GRPC_TIMEOUT, deadline_headers.grpc_timeout(remaining))
     channel = call.channel
     if authorization := channel.authentication.authorization:
         block += literal(b"authorization", authorization.encode())

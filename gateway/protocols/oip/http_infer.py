@@ -28,7 +28,6 @@ from modelport.gateway.protocols.oip import http_request, http_response, metadat
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import InferRequest
-from modelport.gateway.wire import json_writer
 from modelport.gateway.wire.deadline_headers import http_deadline
 
 STATUS = {
@@ -47,7 +46,6 @@ _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction p
 _PREFIX, _SUFFIX, _VERSIONS = "/v2/models/", "/infer", "/versions/"
 #: Number of cached paths, and their maximum length.
 TARGETS, KEPT_TARGET = 1024, 512
-_HEADER_LENGTH = b"inference-header-content-length"
 #: Longer version numbers are left to ``parse_version``.
 _DIGITS = 18
 #: A look-up of an enum's member calls a function.
@@ -153,12 +151,13 @@ class OipInfer(OipErrors):
             await refuse_failed(send, failure)
         else:
             reply_headers = JSON
-            if blobs and any(map(len, blobs)):
-                reply_headers = [
-                    (b"content-type", b"application/octet-stream"),
-                    (b"inference-header-content-length", b"%d" % len(json)),
-                ]
-                json = json_writer.join((json, *blobs))
+            if blobs:
+                json, header_length = http_response.joined(json, blobs)
+                if header_length:
+                    reply_headers = [
+                        (b"content-type", b"application/octet-stream"),
+                        (request_body.HEADER_LENGTH, b"%d" % header_length),
+                    ]
             accepted = headers.get(b"accept-encoding")
             coding = request_body.chosen_coding(accepted, len(json)) if accepted else None
             if coding:
@@ -169,7 +168,7 @@ class OipInfer(OipErrors):
     def _glance(
         self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
     ) -> tuple[InferRequest, http_response.ResponseFormat] | None:
-        stated = headers.get(_HEADER_LENGTH)
+        stated = headers.get(request_body.HEADER_LENGTH)
         if stated is None:
             return None
         length = request_body.header_length(stated, len(body))
@@ -179,7 +178,7 @@ class OipInfer(OipErrors):
         self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
     ) -> tuple[InferRequest, http_response.ResponseFormat]:
         header_length = len(body)
-        stated = headers.get(_HEADER_LENGTH)
+        stated = headers.get(request_body.HEADER_LENGTH)
         if stated is not None:
             header_length = request_body.header_length(stated, len(body))
             if not header_length:

@@ -65,6 +65,16 @@ def encode(response: InferResponse, form: ResponseFormat) -> tuple[Buffer, list[
     return b'%b"outputs":[%b]}' % (head, b",".join(outputs)), blobs
 
 
+def joined(text: Buffer, blobs: list[Buffer]) -> tuple[Buffer, int]:
+    """Join the parts of a response; return its body, and the length of the JSON part of it.
+
+    The length is 0 if no binary data follows: then the body is JSON alone.
+    """
+    if not any(map(len, blobs)):
+        return text, 0
+    return json_writer.join((text, *blobs)), len(text)
+
+
 @lru_cache(HEADS)
 def _reply_head(model_name: str, model_version: int) -> bytes:
     document = {"model_name": model_name, "model_version": str(model_version)}

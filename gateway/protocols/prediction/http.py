@@ -45,7 +45,6 @@ log = structlog.get_logger("modelport.http")
 RequestHeaders = dict[bytes, bytes]
 TRACE = b"x-request-id"
 MAX_TRACE = 128
-HEADER_LENGTH = b"inference-header-content-length"
 #: Prefix of the JSON part's size in Triton's content types for these platforms.
 JSON_HEADER_SIZE = b".binary+json;json-header-size="
 
@@ -186,7 +185,7 @@ class PlatformDialect:
             return [(b"content-type", reply.content_type)]
         size = b"%d" % reply.header_length
         kind = self.media_type + JSON_HEADER_SIZE + size
-        return [(b"content-type", kind), (HEADER_LENGTH, size)]
+        return [(b"content-type", kind), (request_body.HEADER_LENGTH, size)]
 
     def failure(self, error: ModelportError, request: RequestHeaders) -> tuple[int, bytes, Headers]:
         return STATUS[error.code], orjson.dumps({"error": str(error)}), JSON

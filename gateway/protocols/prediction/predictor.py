@@ -43,7 +43,7 @@ from modelport.gateway.types import (
     Tensor,
     TensorSpec,
 )
-from modelport.gateway.wire import json_text, json_writer, raw_tensors
+from modelport.gateway.wire import json_text, raw_tensors
 from modelport.gateway.wire.raw_tensors import Buffer
 
 JSON, BINARY = b"application/json", b"application/octet-stream"
@@ -247,9 +247,8 @@ class _BodyDecoder:
 
 def _encode_oip(form: http_response.ResponseFormat, response: InferResponse) -> PredictionReply:
     text, blobs = http_response.encode(response, form)
-    if not any(map(len, blobs)):
-        return PredictionReply(text)
-    return PredictionReply(json_writer.join((text, *blobs)), BINARY, len(text))
+    body, header_length = http_response.joined(text, blobs)
+    return PredictionReply(body, BINARY, header_length) if header_length else PredictionReply(body)
 
 
 def _is_text(spec: TensorSpec) -> bool:

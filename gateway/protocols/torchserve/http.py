@@ -22,7 +22,6 @@ from modelport.gateway.protocols.http import Delegate, HttpDialect
 from modelport.gateway.protocols.http_operations import CONTROL, HEALTH, INFER, METADATA
 from modelport.gateway.protocols.http_response import Headers
 from modelport.gateway.protocols.prediction.http import (
-    HEADER_LENGTH,
     MAX_TRACE,
     TRACE,
     PredictionHandler,
@@ -30,6 +29,7 @@ from modelport.gateway.protocols.prediction.http import (
     RequestHeaders,
 )
 from modelport.gateway.protocols.prediction.predictor import PredictionReply
+from modelport.gateway.protocols.request_body import HEADER_LENGTH
 from modelport.gateway.protocols.torchserve import errors
 from modelport.gateway.protocols.torchserve.management import MAX_PAGE, Management, Registration
 from modelport.gateway.wire import json_text

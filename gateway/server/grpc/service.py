@@ -29,7 +29,8 @@ from modelport.gateway.server.grpc.framing import (
 )
 from modelport.gateway.server.grpc.status import StatusCode, is_late, parse, status
 from modelport.gateway.types import Deadline
-from modelport.gateway.wire import deadline_headers, inflation, via_header
+from modelport.gateway.wire import inflation, via_header
+from modelport.gateway.wire.deadline_headers import GRPC_TIMEOUT, grpc_seconds
 from modelport.gateway.wire.raw_tensors import Buffer
 
 if TYPE_CHECKING:
@@ -120,9 +121,9 @@ class Service:
         if method is None:
             return CallTarget()
         seconds = None
-        if b"grpc-timeout" in headers:
+        if GRPC_TIMEOUT in headers:
             try:
-                seconds = deadline_headers.grpc_seconds(headers[b"grpc-timeout"])
+                seconds = grpc_seconds(headers[GRPC_TIMEOUT])
             except ValueError as error:
                 message = f"invalid grpc-timeout: {error}"
                 return CallTarget(refusal=Ending(StatusCode.INTERNAL, message))
