@@ -21,6 +21,8 @@ os.environ.pop("GITHUB_ACTIONS", None)  # errors would be annotated as well
 progress.LINE_SECONDS = 3600.0
 # Several workers share two cores, and small models gain nothing from a second thread.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Commands of the exporters set it, and a gateway is forked only in an unchanged environment.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 # Hundreds of servers start: without compiled modules each takes a third longer.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
