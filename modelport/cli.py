@@ -13,6 +13,7 @@ from click.exceptions import NoSuchCommand
 from modelport import __version__
 from modelport.gateway.cli import option_sources
 from modelport.gateway.cli.errors import OneLineCommand
+from modelport.gateway.runtime import collector
 
 #: name → where the command is, and the line that ``modelport --help`` shows.
 COMMANDS = {
@@ -154,7 +155,8 @@ class LazyGroup(OneLineCommand, click.Group):
 
 def _imported(place: str) -> click.Command:
     module, _, attribute = place.partition(":")
-    command: click.Command = getattr(importlib.import_module(module), attribute)
+    with collector.paused():
+        command: click.Command = getattr(importlib.import_module(module), attribute)
     return command
 
 

@@ -23,6 +23,7 @@ from modelport.gateway.cli.serve_settings import (
 )
 from modelport.gateway.cli.server_credentials import CommandT
 from modelport.gateway.repository.storage.location import Repository
+from modelport.gateway.runtime import collector
 from modelport.gateway.settings import Settings
 
 DEFAULTS = Settings(model_repositories=())
@@ -304,7 +305,8 @@ def serve(context: click.Context, /, **options: Any) -> None:
     """
     settings = settings_from(**options)
     if settings.workers == 1:
-        from modelport.gateway.server import app
+        with collector.paused():
+            from modelport.gateway.server import app
 
         app.run(settings)
     else:

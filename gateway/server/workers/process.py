@@ -30,7 +30,10 @@ STEADY_SECONDS = 60.0
 _MAIN = """
 import importlib, sys
 sys.path.append(sys.argv.pop(1))
-importlib.import_module(sys.argv.pop(1)).main()
+from modelport.gateway.runtime import collector
+with collector.paused():
+    entry_point = importlib.import_module(sys.argv.pop(1))
+entry_point.main()
 """
 
 
