@@ -61,9 +61,8 @@ def repository() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """An environment in which bytecode is kept, as for installed programs."""
-    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPYCACHEPREFIX": str(environments.folder("startup_bytecode"))}
+    """An environment in which bytecode lies beside the modules, as for installed programs."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
 
 def log() -> Path:
