@@ -5,6 +5,8 @@ the runtime and creates the same sessions, and against a real Triton, whose Pyth
 same files; and the first request of every batch size, against later ones. Rounds are interleaved,
 and only ratios within one run are meaningful. At the end, each program starts once more with
 `-X importtime`, and a table shows the time by package.
+
+The gateway has an environment of its own, as Triton has: with its base dependencies and no extra.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ import statistics
 import subprocess
 import sys
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from modelport.loadtests.benchmarks import tiny_model
-from modelport.loadtests.peers.servers.modelport import executable
 from modelport.loadtests.serving import pytriton
 from modelport.loadtests.system import environments, script
 from modelport.loadtests.system.processes import HOST, READY_SECONDS, ServerFailed, free_ports
@@ -87,6 +89,15 @@ def by_hand_seconds(home: Path, more: Mapping[str, str] = NOTHING_MORE) -> float
     return seconds
 
 
+def executable() -> Path:
+    """``modelport`` in an environment without extras, made at the first run."""
+    root = environments.ROOT
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    requirements = (*project["dependencies"], "--editable", str(root))
+    pinned = ("--constraint", str(root / "constraints.txt"))
+    return environments.venv("modelport-base", *pinned, *requirements) / "modelport"
+
+
 @contextlib.contextmanager
 def gateway(home: Path, more: Mapping[str, str] = NOTHING_MORE) -> Iterator[tuple[float, int]]:
     """Yield the seconds from `exec` until the gateway is READY, and its HTTP port."""
@@ -94,7 +105,8 @@ def gateway(home: Path, more: Mapping[str, str] = NOTHING_MORE) -> Iterator[tupl
     flags = ["--model-repository", str(home)]
     for name, port in (("http", http_port), ("grpc", grpc_port), ("metrics", metrics_port)):
         flags += [f"--{name}-port", str(port)]
-    with started([*executable(), "serve", *flags], {**environment(), **more}, http_port) as seconds:
+    command = [str(executable()), "serve", *flags]
+    with started(command, {**environment(), **more}, http_port) as seconds:
         yield seconds, http_port
 
 
