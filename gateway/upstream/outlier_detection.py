@@ -48,12 +48,6 @@ class FailureKind(Enum):
 #: These eject even the last endpoint. Other failures may be caused by one client: then a probe
 #: decides, and must find one of these.
 UNREACHABLE = frozenset({FailureKind.REFUSED, FailureKind.SILENT, FailureKind.DROPPED})
-#: The endpoint has not begun to compute, so any request can be sent elsewhere.
-NOT_PROCESSED = frozenset(
-    FailureKind[name] for name in ("REFUSED", "SILENT", "UNREADY", "MISSING", "FULL")
-)
-#: An inference has no side effects, so it can be sent elsewhere after any failure.
-IDEMPOTENT = frozenset(FailureKind)
 
 
 class ServerError(Internal):

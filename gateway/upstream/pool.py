@@ -1,7 +1,7 @@
 """The endpoint pool of a route: send requests, retry on another endpoint, probe ejected ones.
 
 A request that fails because of its endpoint is retried once on another, within its deadline and the
-``retry_budget``. An endpoint that has requests in flight and does not respond for a while is
+budget of ``retries``. An endpoint that has requests in flight and does not respond for a while is
 probed; if the probe fails too, it is ejected and those requests are sent elsewhere. The policy is
 in ``outlier_detection``.
 """
@@ -22,7 +22,6 @@ from modelport.gateway.runtime.timer_wheel import TimeLimit
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream.background import BackgroundTasks, is_cancelled
 from modelport.gateway.upstream.outlier_detection import (
-    IDEMPOTENT,
     UNREACHABLE,
     Endpoint,
     EndpointFailed,
@@ -35,7 +34,7 @@ from modelport.gateway.upstream.outlier_detection import (
     may_eject,
     slow_seconds,
 )
-from modelport.gateway.upstream.retry_budget import RetryBudget
+from modelport.gateway.upstream.retries import IDEMPOTENT, RetryBudget
 
 log = structlog.get_logger("modelport.upstream")
 

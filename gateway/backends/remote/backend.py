@@ -33,14 +33,9 @@ from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute, UpstreamProtocol
 from modelport.gateway.repository.scan import VERSION_NAME
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
-from modelport.gateway.upstream.outlier_detection import (
-    IDEMPOTENT,
-    NOT_PROCESSED,
-    Endpoint,
-    EndpointFailed,
-    FailureKind,
-)
+from modelport.gateway.upstream.outlier_detection import Endpoint, EndpointFailed, FailureKind
 from modelport.gateway.upstream.pool import EndpointPool, on_loop, outcome
+from modelport.gateway.upstream.retries import IDEMPOTENT, NOT_PROCESSED, STREAM_RETRIED
 from modelport.gateway.wire import via_header
 
 #: The version of a model whose server has no versions, or words instead of numbers.
@@ -51,8 +46,6 @@ DESCRIBE_SECONDS = 10.0
 
 #: Marks a step of a sequence, which must not be repeated.
 SEQUENCE = "sequence_id"
-#: A stream may have had an effect before it failed, so fewer failures are retried.
-STREAM_RETRIED = NOT_PROCESSED | {FailureKind.DROPPED}
 
 #: Makes the client for a model, by its name on the remote server. Without a configuration, the
 #: client is only asked for versions.

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 
 from modelport.gateway.types import InferRequest
-from modelport.gateway.upstream import retry_budget
+from modelport.gateway.upstream import retries
 
 if "MODELPORT_NO_RETRIES" in os.environ:
-    retry_budget.RESERVED_RETRIES = retry_budget.EARNED_PER_REQUEST = 0.0
+    retries.RESERVED_RETRIES = retries.EARNED_PER_REQUEST = 0.0
 if "MODELPORT_LEAK_BYTES" in os.environ:
     from modelport.gateway.inference.validation import Validator
 

@@ -12,10 +12,9 @@ from modelport.gateway.errors import Internal, InvalidArgument, QueueFull, Timed
 from modelport.gateway.repository.routes_file import OutlierDetection
 from modelport.gateway.runtime.timer_wheel import TimeLimit
 from modelport.gateway.types import NO_DEADLINE, Deadline
-from modelport.gateway.upstream import background, http, pool, retry_budget
+from modelport.gateway.upstream import background, http, pool, retries
 from modelport.gateway.upstream.grpc_status import meant, public
 from modelport.gateway.upstream.outlier_detection import (
-    NOT_PROCESSED,
     Endpoint,
     EndpointFailed,
     FailureKind,
@@ -27,6 +26,7 @@ from modelport.gateway.upstream.outlier_detection import (
     slow_seconds,
 )
 from modelport.gateway.upstream.pool import EndpointPool
+from modelport.gateway.upstream.retries import NOT_PROCESSED
 from tests.polling import until
 
 #: An ejection outlasts any test.
@@ -688,7 +688,7 @@ async def amplification(requests: int) -> float:
 
 async def test_retries_stay_within_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await amplification(1000) <= 1.2
-    monkeypatch.setattr(retry_budget, "EARNED_PER_REQUEST", 1.0)  # as if unlimited
+    monkeypatch.setattr(retries, "EARNED_PER_REQUEST", 1.0)  # as if unlimited
     assert await amplification(1000) > 1.2
 
 
