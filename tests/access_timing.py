@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from modelport.gateway.access import api_key_file
-from modelport.gateway.access.api_key_authenticator import ApiKeys
+from modelport.gateway.access.api_key_authenticator import ApiKeyAuthenticator
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION
 from modelport.gateway.errors import Unauthenticated
 from modelport.gateway.runtime.file_watcher import FileWatcher
@@ -87,7 +87,7 @@ class Target:
         self.text, entry = api_key_file.generate("ci")
         with api_key_file.locked(folder / "keys.toml") as replace:
             replace((entry,))
-        self.keys = ApiKeys(table(folder, '[keys]\nfile = "keys.toml"'), FileWatcher())
+        self.keys = ApiKeyAuthenticator(table(folder, '[keys]\nfile = "keys.toml"'), FileWatcher())
 
     def refuse(self, key: bytes) -> None:
         """Check a key as the gateway does."""

@@ -42,7 +42,7 @@ class _Entry(NamedTuple):
 _UNKNOWN = _Entry(bytes(32), Principal(""))
 
 
-class ApiKeys(CredentialAuthenticator):
+class ApiKeyAuthenticator(CredentialAuthenticator):
     """Recognises API keys by the hashes in a watched file."""
 
     def __init__(self, table: TomlTable, watcher: FileWatcher) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from modelport.gateway.access.api_key_authenticator import ApiKeys
+from modelport.gateway.access.api_key_authenticator import ApiKeyAuthenticator
 from modelport.gateway.access.authentication import Authenticator
-from modelport.gateway.access.connection_identities import (
+from modelport.gateway.access.connection_authenticators import (
     CertificateAuthenticator,
-    TrustedProxy,
-    UnixPeers,
+    TrustedProxyAuthenticator,
+    UnixUserAuthenticator,
 )
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.extensions import ExtensionTable
@@ -38,20 +38,21 @@ class AuthenticatorDescriptor(NamedTuple):
 
 
 def _jwt(table: TomlTable, watcher: FileWatcher) -> Authenticator:
-    from modelport.gateway.access.jwt_tokens import JwtAuthenticator  # needs the extra 'jwt'
+    # needs the extra `jwt`
+    from modelport.gateway.access.jwt_authenticator import JwtAuthenticator
 
     return JwtAuthenticator(table, watcher)
 
 
 CERTIFICATES: Final = "certificates"
 _BUILTIN = (
-    AuthenticatorDescriptor("keys", ApiKeys),
+    AuthenticatorDescriptor("keys", ApiKeyAuthenticator),
     AuthenticatorDescriptor("jwt", _jwt, repeats=True),
     AuthenticatorDescriptor(CERTIFICATES, CertificateAuthenticator),
-    AuthenticatorDescriptor("trusted_proxy", TrustedProxy),
+    AuthenticatorDescriptor("trusted_proxy", TrustedProxyAuthenticator),
 )
 AUTHENTICATORS: ExtensionTable[AuthenticatorDescriptor] = ExtensionTable(
     "modelport.authenticators", AuthenticatorDescriptor, {each.name: each for each in _BUILTIN}
 )
 #: Authenticators that need no table.
-ALWAYS: tuple[Authenticator, ...] = (UnixPeers(),)
+ALWAYS: tuple[Authenticator, ...] = (UnixUserAuthenticator(),)

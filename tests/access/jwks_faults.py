@@ -23,7 +23,7 @@ from typing import Any
 
 from modelport.gateway.access import jwks
 from modelport.gateway.access.jwks import JwksUrl
-from modelport.gateway.access.jwt_tokens import JwtAuthenticator
+from modelport.gateway.access.jwt_authenticator import JwtAuthenticator
 from tests.certificates import TestAuthority
 from tests.gateway.access.gateway import serving
 from tests.gateway.access.identities import AUDIENCE, ISSUER, Issuer, key_set

@@ -21,7 +21,7 @@ import pytest
 from jwt.algorithms import OKPAlgorithm
 
 from modelport.gateway.access import api_key_file, credential_headers, jwks, located_toml
-from modelport.gateway.access.api_key_authenticator import ApiKeys
+from modelport.gateway.access.api_key_authenticator import ApiKeyAuthenticator
 from modelport.gateway.access.authentication import Authenticator, AuthenticatorChain, combined
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
 from modelport.gateway.access.operations import Operation
@@ -355,6 +355,6 @@ def test_a_hash_that_starts_like_the_right_one_is_wrong(tmp_path: Path) -> None:
     entries = api_key_file.serialize([entry]).replace(digest.encode(), flipped.encode())
     (tmp_path / "keys.toml").write_bytes(entries)
     (tmp_path / "keys.toml").chmod(0o600)
-    keys = ApiKeys(table(tmp_path, '[keys]\nfile = "keys.toml"'), FileWatcher())
+    keys = ApiKeyAuthenticator(table(tmp_path, '[keys]\nfile = "keys.toml"'), FileWatcher())
     with pytest.raises(Unauthenticated):
         AuthenticatorChain([keys]).authenticate({b"x-api-key": text.encode()}, ConnectionIdentity())

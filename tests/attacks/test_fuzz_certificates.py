@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtensionOID
 
-from modelport.gateway.access.connection_identities import CertificateAuthenticator
+from modelport.gateway.access.connection_authenticators import CertificateAuthenticator
 from modelport.gateway.access.principal import ConnectionIdentity
 from modelport.gateway.errors import Unauthenticated
 from modelport.gateway.runtime.file_watcher import FileWatcher

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from modelport.gateway.access import api_key_file
-from modelport.gateway.access.api_key_authenticator import ApiKeys
+from modelport.gateway.access.api_key_authenticator import ApiKeyAuthenticator
 from modelport.gateway.access.api_key_file import ApiKey
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION, Grant, Principal
@@ -32,11 +32,13 @@ def store(tmp_path: Path) -> Store:
     return write
 
 
-def authenticator(folder: Path, watcher: FileWatcher | None = None) -> ApiKeys:
-    return ApiKeys(table(folder, '[keys]\nfile = "keys.toml"'), watcher or FileWatcher())
+def authenticator(folder: Path, watcher: FileWatcher | None = None) -> ApiKeyAuthenticator:
+    return ApiKeyAuthenticator(
+        table(folder, '[keys]\nfile = "keys.toml"'), watcher or FileWatcher()
+    )
 
 
-def ask(keys: ApiKeys, key: str | bytes) -> Principal | None:
+def ask(keys: ApiKeyAuthenticator, key: str | bytes) -> Principal | None:
     key = key.encode() if isinstance(key, str) else key
     return keys.authenticate({b"x-api-key": key}, UNKNOWN_CONNECTION)
 
@@ -154,7 +156,7 @@ def test_a_missing_or_open_file_is_named_at_start(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="chmod 600"):
         authenticator(tmp_path)
     with pytest.raises(UsageError, match=r"^access.toml:1: \[keys\] needs the key 'file'"):
-        ApiKeys(table(tmp_path, "[keys]"), FileWatcher())
+        ApiKeyAuthenticator(table(tmp_path, "[keys]"), FileWatcher())
 
 
 def test_an_entry_cannot_be_changed() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from modelport.gateway.access import jwks
 from modelport.gateway.access.authentication import AuthenticatorChain
 from modelport.gateway.access.jwks import JwksUrl, parse
-from modelport.gateway.access.jwt_tokens import JwtAuthenticator
+from modelport.gateway.access.jwt_authenticator import JwtAuthenticator
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION, Principal
 from modelport.gateway.errors import Unauthenticated, Unavailable
 from modelport.gateway.runtime.file_watcher import FileWatcher

@@ -8,9 +8,9 @@ import pytest
 
 from modelport.gateway.access.authentication import AuthenticatorChain, combined
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
-from modelport.gateway.access.connection_identities import (
+from modelport.gateway.access.connection_authenticators import (
     CertificateAuthenticator,
-    TrustedProxy,
+    TrustedProxyAuthenticator,
 )
 from modelport.gateway.access.principal import (
     ANONYMOUS,
@@ -28,8 +28,8 @@ HEADER = b"x-forwarded-user"
 
 
 @pytest.fixture
-def proxy(tmp_path: Path) -> TrustedProxy:
-    return TrustedProxy(table(tmp_path, PROXY), FileWatcher())
+def proxy(tmp_path: Path) -> TrustedProxyAuthenticator:
+    return TrustedProxyAuthenticator(table(tmp_path, PROXY), FileWatcher())
 
 
 def test_a_certificate_is_its_first_name_and_has_the_others_as_aliases(tmp_path: Path) -> None:
@@ -51,13 +51,15 @@ def test_the_user_of_a_unix_socket_is_recognised_without_any_table() -> None:
 
 
 @pytest.mark.parametrize("address", ["10.1.2.3", "::ffff:10.1.2.3", "fd00::1", "fd00::1%eth0"])
-def test_a_trusted_proxy_names_the_user(proxy: TrustedProxy, address: str) -> None:
+def test_a_trusted_proxy_names_the_user(proxy: TrustedProxyAuthenticator, address: str) -> None:
     caller = proxy.authenticate({HEADER: b"alice@example.com"}, ConnectionIdentity(address))
     assert caller == Principal("proxy:alice@example.com", method="proxy")
     assert proxy.authenticate({}, ConnectionIdentity(address)) is None
 
 
-def test_blanks_around_the_name_of_a_proxys_user_are_no_part_of_it(proxy: TrustedProxy) -> None:
+def test_blanks_around_the_name_of_a_proxys_user_are_no_part_of_it(
+    proxy: TrustedProxyAuthenticator,
+) -> None:
     caller = proxy.authenticate({HEADER: b"\talice \t"}, ConnectionIdentity("10.0.0.1"))
     assert caller == Principal("proxy:alice", method="proxy")
 
@@ -66,7 +68,7 @@ def test_blanks_around_the_name_of_a_proxys_user_are_no_part_of_it(proxy: Truste
     "address", ["11.1.2.3", "127.0.0.1", "::1", "::ffff:11.0.0.1", "", "10.0.0", "fe80::1%10.0.0.1"]
 )
 def test_the_header_from_elsewhere_is_refused_and_not_ignored(
-    proxy: TrustedProxy, address: str
+    proxy: TrustedProxyAuthenticator, address: str
 ) -> None:
     with pytest.raises(Unauthenticated, match="from trusted proxies only"):
         proxy.authenticate({HEADER: b"alice"}, ConnectionIdentity(address))
@@ -76,18 +78,20 @@ def test_the_header_from_elsewhere_is_refused_and_not_ignored(
 @pytest.mark.parametrize(
     "value", [b"", b"\xff", b"a\x7f", "a\u202eb".encode(), b"x" * 257, b"alice, root", b"a\tb"]
 )
-def test_a_header_without_one_valid_name_is_refused(proxy: TrustedProxy, value: bytes) -> None:
+def test_a_header_without_one_valid_name_is_refused(
+    proxy: TrustedProxyAuthenticator, value: bytes
+) -> None:
     with pytest.raises(Unauthenticated, match="not hold a valid user name"):
         proxy.authenticate({HEADER: value}, ConnectionIdentity("10.0.0.1"))
 
 
-def test_a_repeated_header_of_a_proxy_is_refused(proxy: TrustedProxy) -> None:
+def test_a_repeated_header_of_a_proxy_is_refused(proxy: TrustedProxyAuthenticator) -> None:
     headers = combined([(HEADER, b"alice"), (HEADER, b"root")])
     with pytest.raises(Unauthenticated):
         proxy.authenticate(headers, ConnectionIdentity("10.0.0.1"))
 
 
-def test_a_proxys_user_and_a_token_are_two_credentials(proxy: TrustedProxy) -> None:
+def test_a_proxys_user_and_a_token_are_two_credentials(proxy: TrustedProxyAuthenticator) -> None:
     headers = {HEADER: b"alice", b"authorization": b"Basic eDp5"}
     assert AuthenticatorChain([proxy]).authenticate(
         {HEADER: b"alice"}, ConnectionIdentity("10.0.0.1")

@@ -55,7 +55,7 @@ def _certified(names: tuple[str, ...]) -> Principal:
     return Principal(first, method="certificate", aliases=tuple(others))
 
 
-class UnixPeers(Authenticator):
+class UnixUserAuthenticator(Authenticator):
     """Recognises the user of the process at the other end of a UNIX domain socket."""
 
     of_connection = True
@@ -99,7 +99,7 @@ class TrustedProxySettings:
     header: str = field(default="x-forwarded-user", metadata=read_by(_header))
 
 
-class TrustedProxy(Authenticator):
+class TrustedProxyAuthenticator(Authenticator):
     """Recognises the user that a proxy has authenticated and names in a header.
 
     From any other address the header is a forgery, and the request is refused.

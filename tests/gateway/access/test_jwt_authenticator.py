@@ -18,11 +18,11 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from modelport.gateway.access import jwks, jwt_tokens
+from modelport.gateway.access import jwks, jwt_authenticator
 from modelport.gateway.access.access import Access
 from modelport.gateway.access.authentication import AuthenticatorChain
 from modelport.gateway.access.authenticators import AUTHENTICATORS
-from modelport.gateway.access.jwt_tokens import JwtAuthenticator
+from modelport.gateway.access.jwt_authenticator import JwtAuthenticator
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION, Principal
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import Unauthenticated
@@ -338,7 +338,7 @@ def test_a_verified_token_is_not_verified_again_until_it_expires(
 def test_the_cache_is_bounded_and_forgets_the_oldest(
     tmp_path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jwt_tokens, "MAX_CACHED", 3)
+    monkeypatch.setattr(jwt_authenticator, "MAX_CACHED", 3)
     tokens = make(tmp_path, issuer)
     several = [issuer.token(sub=f"user-{number}") for number in range(4)]
     for token in (*several[:3], several[0], several[3]):
