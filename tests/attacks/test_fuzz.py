@@ -441,7 +441,7 @@ def test_a_bomb_is_refused_within_a_tenth_of_a_second(what: str) -> None:
         started = time.process_time()
         with pytest.raises(InvalidArgument):
             json_text.loads(bomb)
-        return time.process_time() - started
+        return processor.seconds_since(started)
 
     assert min(seconds() for _ in range(3)) < 0.1
 

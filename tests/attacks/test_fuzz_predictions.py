@@ -328,7 +328,7 @@ def test_millions_of_escapes_in_a_form_do_not_hold_up_everybody_else() -> None:
     def seconds() -> float:
         started = time.process_time()
         assert len(form_body.data_field(form, form_body.URLENCODED).content) == 4_000_000
-        return time.process_time() - started
+        return processor.seconds_since(started)
 
     assert min(seconds() for _ in range(3)) < 0.5
 

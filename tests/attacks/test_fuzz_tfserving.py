@@ -29,7 +29,7 @@ from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import Datatype
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
-from tests import models
+from tests import models, processor
 from tests.attacks.test_fuzz import (
     CASES,
     VALUES,
@@ -244,7 +244,7 @@ def test_millions_of_them_do_not_hold_up_everybody_else(what: str) -> None:
         started = time.process_time()
         with contextlib.suppress(InvalidArgument):
             tfserving_examples_json.decode(EXAMPLE_BOMBS[what])
-        return time.process_time() - started
+        return processor.seconds_since(started)
 
     assert min(seconds() for _ in range(3)) < 0.6
 
