@@ -119,6 +119,7 @@ def write(
     Args:
         only: part of the paths of the files that ran; empty: all did.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     file = folder / "peer-suites.json"
     told = json.loads(file.read_text()) if file.is_file() else {}
     told = {name: each for name, each in told.items() if name in suites}
