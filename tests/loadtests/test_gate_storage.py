@@ -64,7 +64,7 @@ def test_a_stored_candidate_whose_files_were_changed_fails_unmeasured(
 
 @pytest.mark.parametrize(
     ("baseline", "said"),
-    [("prod/tiny/7", "no published version"), ("prod/tiny/2", "not what was published")],
+    [("prod/tiny/7", "neither a published version"), ("prod/tiny/2", "not what was published")],
 )
 def test_a_stored_baseline_that_cannot_be_had_is_a_usage_error(
     baseline: str, said: str, moto: Moto, tmp_path: Path
