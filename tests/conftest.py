@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,14 @@ from modelport.exporters.runtime import progress
 from modelport.gateway.repository.artifact_checks import trial_load
 
 os.environ.pop("GITHUB_ACTIONS", None)  # errors would be annotated as well
+# A shell may start a background job with these ignored, and so would be every program of a test.
+for _number, _action in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _action)
 progress.LINE_SECONDS = 3600.0
 # Several workers share two cores, and small models gain nothing from a second thread.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -120,11 +120,14 @@ def test_a_command_ends_even_if_its_thread_does_not_hear_the_signal(
         text=True,
     )
     with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "staged\n"
-        assert list(tmp_path.glob(f"repository/{STAGING_PREFIX}*"))
-        process.send_signal(number)
-        said = process.communicate(timeout=60)[1]
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "staged\n"
+            assert list(tmp_path.glob(f"repository/{STAGING_PREFIX}*"))
+            process.send_signal(number)
+            said = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()  # else ``with`` would wait for it
     code, word = ENDS[number]
     assert (process.returncode, said) == (code, f"modelport: error: {word}\n")
     assert not (tmp_path / "repository").exists()
