@@ -18,17 +18,9 @@ from torch import nn
 from modelport.exporters.cli.export import export
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
-from tests.exporters.economy import (
-    _each_collection_looks_at_what_is_new,
-    _one_conversion_a_model,
-    _one_list_of_operators,
-)
+from tests.exporters.economy import _economy
 
-__all__ = [
-    "_each_collection_looks_at_what_is_new",
-    "_one_conversion_a_model",
-    "_one_list_of_operators",
-]
+__all__ = ["_economy"]
 ROOT = Path(__file__).resolve().parents[2]
 
 FRAUD_KWARGS: dict[str, Any] = {

@@ -32,15 +32,21 @@ OURS = ("modelport.", "torch.")
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _economy(shared_folder: Path) -> Iterator[None]:
+    if torch.onnx.export.__module__ == __name__:  # the fixture of another folder of tests
+        yield
+        return
+    with _one_conversion_a_model(shared_folder), _one_list_of_operators(), _cheap_collections():
+        yield
+
+
+@contextlib.contextmanager
 def _one_conversion_a_model(shared_folder: Path) -> Iterator[None]:
     """Convert each of our own models to ONNX once: most tests are about what comes after.
 
     Processes that run tests at the same time share what they convert.
     """
     convert = torch.onnx.export
-    if convert.__module__ == __name__:  # the fixture of another folder of tests
-        yield
-        return
 
     def export(module: nn.Module, inputs: Any, **options: Any) -> Any:
         if any(not type(m).__module__.startswith(OURS) for m in module.modules()):
@@ -75,7 +81,7 @@ def identity(module: nn.Module, inputs: Any, options: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-@pytest.fixture(scope="session", autouse=True)
+@contextlib.contextmanager
 def _one_list_of_operators() -> Iterator[None]:
     """Keep the lists of operators that torch makes for each conversion: a tenth of its time."""
     make_registry = ONNXRegistry.from_torchlib
@@ -99,11 +105,12 @@ def _one_list_of_operators() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _each_collection_looks_at_what_is_new() -> Iterator[None]:
-    """Exports collect garbage twice; converters leave graphs that live as long as the run.
+@contextlib.contextmanager
+def _cheap_collections() -> Iterator[None]:
+    """Let each collection visit only what is new.
 
-    The millions of objects that tests/conftest.py has frozen are not counted again either.
+    Exports collect garbage twice; converters leave graphs that live as long as the run. The
+    millions of objects that tests/conftest.py has frozen are not counted again either.
     """
 
     def collect() -> None:

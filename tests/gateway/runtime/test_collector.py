@@ -51,10 +51,11 @@ print(during, gc.isenabled(), len(gc.get_objects()) < 1_000)
 def test_a_command_is_imported_without_collections() -> None:
     code = """
 import gc
+import click
 from modelport import cli
 collections = []
 gc.callbacks.append(lambda phase, _: collections.append(phase))
-cli.modelport.get_command(__import__("click").Context(cli.modelport), "serve")
+cli.modelport.get_command(click.Context(cli.modelport), "serve")
 print(len(collections))
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
