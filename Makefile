@@ -16,7 +16,7 @@ PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 .PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
-	managed matrix mutations package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling sweep \
+	managed matrix mutations package peer-suites runtimes storage swagger-ui tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
 
 help: ## List the targets
@@ -118,8 +118,12 @@ bench-hop: $(READY) ## Measure what the gateway adds in front of a real Triton a
 loadtest-backends: $(READY) ## Load-test the gateway, TorchServe, Triton and managed servers in every protocol; needs Java 17
 	$(BIN)/python -m tests.loadtests.backends
 
-report-browser: $(READY) ## Open the reports in headless Chromium: light, dark, narrow, hostile names
+report-browser: $(READY) ## Open the reports, and /docs of a gateway, in headless Chromium: light, dark, narrow, hostile names
 	$(BIN)/python -m tests.loadtests.report_browser
+	$(BIN)/python -m tests.docs_browser
+
+swagger-ui: ## Fetch the pinned files of /docs from npm again
+	$(PYTHON) .ci/swagger_ui.py
 
 bench-overload: $(READY) ## Send ten times what the gateway can serve; check goodput, latency and recovery
 	$(BIN)/python -m modelport.loadtests.benchmarks.overload

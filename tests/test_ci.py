@@ -1,4 +1,4 @@
-"""Continuous integration: the workflows run the verbs that `.ci/run` runs."""
+"""Continuous integration: the workflows run the verbs of `.ci/run`, with pinned actions."""
 
 from __future__ import annotations
 
@@ -45,3 +45,61 @@ def test_all_supported_pythons_are_tried() -> None:
     }
     assert matrix["package"] == supported
     assert set(supported) - set(matrix["test"]) == {"3.14"}  # TensorFlow has no wheels for it
+
+
+# -- pins -----------------------------------------------------------------------------------------
+
+#: Images of registries, by tag alone: their digests cannot be looked up where this was written, and
+#: one that is copied from elsewhere may be old. A digest in `PYTHON` and `CUDA` pins the builds'.
+UNKNOWN_DIGESTS = {
+    "docker.io/library/python:3.11-slim-bookworm",
+    "docker.io/nvidia/cuda:12.8.1-cudnn-runtime-ubuntu24.04",
+    "grafana/grafana:11.5.2",
+    "nvcr.io/nvidia/tritonserver:24.10-py3",
+    "prom/prometheus:v2.55.1",
+    "python:3.11-slim-bookworm",
+    "pytorch/torchserve:0.12.0-cpu",
+    "rayproject/ray:2.60.0-py311",
+    "tensorflow/serving:2.19.0",
+}
+#: Images that are built here.
+OWN = re.compile(r"(registry\.example\.com/\S+/)?modelport(-ray)?(:\S+)?")
+_USES = re.compile(
+    r"^[ -]*(uses|image|FROM|ARG [A-Z]+)(?:[:=] *| )[\"']?([\w.$][^\s#\"']*)", re.MULTILINE
+)
+
+
+def unpinned(text: str) -> set[str]:
+    """The actions and images in a workflow, a manifest or a Dockerfile that a tag alone names."""
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)", text, re.MULTILINE))
+    found = set()
+    for key, name in _USES.findall(text):
+        if key.startswith("ARG") and not re.search(r"/.*:", name):
+            continue  # not an image
+        if key == "uses":
+            pinned = re.search(r"@[0-9a-f]{40}$", name) or name.startswith("./")
+        else:
+            pinned = re.search(r"@sha256:[0-9a-f]{64}$", name) or name in stages
+        if not pinned and "$" not in name and not OWN.fullmatch(name):
+            found.add(name)
+    return found
+
+
+def test_actions_are_pinned_by_commit_and_images_by_digest_where_one_is_known() -> None:
+    found = set()
+    for folder in (".github", "deploy"):
+        for file in (ROOT / folder).rglob("*"):
+            if file.suffix in (".yml", ".yaml") or file.name == "Dockerfile":
+                found |= unpinned(file.read_text())
+    assert found == UNKNOWN_DIGESTS
+
+
+def test_what_a_tag_alone_names_is_found() -> None:
+    assert unpinned("      - uses: actions/checkout@v4\n") == {"actions/checkout@v4"}
+    assert unpinned("- uses: a/b@main # c0ffee") == {"a/b@main"}
+    assert unpinned("    image: 'nginx:1.29'\n") == {"nginx:1.29"}
+    assert unpinned("FROM debian\n") == {"debian"}
+    assert unpinned("ARG BASE=docker.io/library/debian:13\nFROM ${BASE} AS x\nFROM x AS y") == {
+        "docker.io/library/debian:13"
+    }
+    assert unpinned(f"FROM debian@sha256:{'0' * 64} AS base\nuses: a/b@{'1' * 40} # v1") == set()

@@ -95,6 +95,7 @@ def check_contents(wheel: Path) -> None:
     assert not wrong, wrong
     assert "modelport/py.typed" in names
     assert "modelport/loadtests/locustfile.py" in names
+    assert "modelport/gateway/protocols/swagger_ui/swagger-ui-bundle.js.gz" in names
 
 
 def install(wheel: Path, environment: Path) -> tuple[Path, Path]:

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 from fastapi import FastAPI, Request, Response
-from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 
@@ -20,15 +19,13 @@ from modelport import __version__
 from modelport.gateway.access.context import CURRENT, AccessContext, note_refusal
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Internal, ModelportError
-from modelport.gateway.protocols import http_operations, rollout_headers
+from modelport.gateway.protocols import api_pages, http_operations, rollout_headers
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.authenticated_application import CHALLENGE, CHALLENGE_FIELD
 from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.http_response import RETRY, document
 
 _RETRY = {name.decode(): value.decode() for name, value in RETRY}
-#: Path of the API's OpenAPI document.
-_DOCUMENT = "/openapi.json"
 _UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")
 
 
@@ -201,7 +198,7 @@ class HttpApplication:
             description="The Open Inference Protocol (v2) as in Triton, and the protocols of "
             "TensorFlow Serving, TorchServe and SageMaker.",
             redirect_slashes=False,
-            openapi_url=None,  # ``_add_pages`` adds the pages, with their operation
+            openapi_url=None,  # ``api_pages`` adds the pages, with their operation
         )
 
         @app.exception_handler(HTTPException)
@@ -223,7 +220,7 @@ class HttpApplication:
 
         for each in dialects:
             each.add_routes(app)
-        _add_pages(app)
+        api_pages.add_routes(app)
         http_operations.check(app.routes)
         describe = app.openapi
 
@@ -237,22 +234,6 @@ class HttpApplication:
 
         app.openapi = openapi  # type: ignore[method-assign]
         return app
-
-
-def _add_pages(app: FastAPI) -> None:
-    """Add the pages where FastAPI has them by default."""
-
-    @app.get(_DOCUMENT, include_in_schema=False, dependencies=http_operations.METADATA)
-    async def openapi() -> Response:
-        return document(app.openapi())
-
-    @app.get("/docs", include_in_schema=False, dependencies=http_operations.METADATA)
-    async def swagger() -> Response:
-        return get_swagger_ui_html(openapi_url=_DOCUMENT, title=f"{app.title} - Swagger UI")
-
-    @app.get("/redoc", include_in_schema=False, dependencies=http_operations.METADATA)
-    async def redoc() -> Response:
-        return get_redoc_html(openapi_url=_DOCUMENT, title=f"{app.title} - ReDoc")
 
 
 def _failure(dialect: HttpDialect, error: ModelportError) -> Response:

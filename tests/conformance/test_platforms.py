@@ -263,7 +263,6 @@ OWNERS = {
     "ping": "TorchServe's and SageMaker's health",
     "explanations": "TorchServe",
     "predictions": "TorchServe",
-    "redoc": "the description",
     "v1": "TensorFlow Serving",
     "v2": "the Open Inference Protocol",
 }
