@@ -122,8 +122,7 @@ async def _inflated(
         raise Unsupported(
             f"unsupported content-encoding '{encoding[:64].decode('latin-1')}'; use gzip or deflate"
         )
-    fair = inflation.limit(len(body)) if bound is None else bound
-    most = min(limit, fair)
+    most = limit if bound is None else min(limit, bound)
     try:
         if len(body) <= offload.INLINE_BYTES:
             with contextlib.suppress(inflation.DecompressedTooLarge):
@@ -132,11 +131,6 @@ async def _inflated(
     except inflation.MalformedStream as error:
         raise InvalidArgument(f"the body is not one complete {coding.decode()} stream") from error
     except inflation.DecompressedTooLarge:
-        if bound is None and fair < limit:
-            raise InvalidArgument(
-                f"the body inflates to more than {inflation.RATIO} times its size, and more than "
-                f"{inflation.FREE_BYTES} bytes; send it less compressed"
-            ) from None
         raise _too_large(most, limit, {b"content-encoding": coding}, most) from None
 
 

@@ -1,9 +1,7 @@
-"""Decompression within limits, and the limit for requests that expand to more than was sent.
+"""Decompression within a limit and the memory budget.
 
-Requests expand if they are compressed, if one value fills a tensor, if examples share a feature, or
-if they hold an image. A model's signature bounds most of that. Anything else may expand to
-``FREE_BYTES``, and beyond that to ``RATIO`` times what was sent: text and numbers compress 5 to 20
-times, zeros a thousand times.
+No ratio bounds it: a tensor of zeros compresses a thousand times, and a limit must not depend on
+what a tensor holds.
 """
 
 from __future__ import annotations
@@ -13,8 +11,6 @@ import zlib
 from modelport.gateway.runtime import offload, request_memory
 from modelport.gateway.wire.raw_tensors import Buffer
 
-FREE_BYTES = 8 * 1024 * 1024
-RATIO = 100
 #: Output between two checkpoints; zlib releases the interpreter lock.
 _PIECE_BYTES = 256 * 1024
 #: Content codings, with zlib's parameter.
@@ -27,11 +23,6 @@ class MalformedStream(Exception):
 
 class DecompressedTooLarge(Exception):
     """The decompressed bytes exceed the limit."""
-
-
-def limit(sent_bytes: int) -> int:
-    """Return the size to which ``sent_bytes`` may expand if no signature bounds it."""
-    return max(FREE_BYTES, RATIO * sent_bytes)
 
 
 def inflate(content: Buffer, coding: bytes, limit_bytes: int) -> bytes:

@@ -3,7 +3,7 @@
 It follows TensorFlow's ``Tensor::FromProto``: values are in ``tensor_content``, else in the
 ``*_val`` field of the type, whose last value fills the rest; no value means zeros or empty strings.
 Unlike TensorFlow, which wraps or drops them, values out of range and surplus values are refused,
-and so is a tensor that a few values would fill beyond the limit of ``inflation``.
+and so is a tensor that a few values would fill beyond ``expansion_limit``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.runtime import offload, request_memory
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from modelport.gateway.wire import incremental_protobuf, inflation, raw_tensors, repeated_values
+from modelport.gateway.wire import incremental_protobuf, raw_tensors, repeated_values
 from modelport.gateway.wire.proto import tensorflow_pb2 as pb
 from modelport.gateway.wire.protobuf import nested, read_varint, tag, varint
 from modelport.gateway.wire.raw_tensors import Buffer
@@ -35,6 +35,8 @@ _OTHER_NAMES = {
 DTYPES = {each: pb.DataType.Value(f"DT_{_OTHER_NAMES.get(each, each)}") for each in Datatype}
 DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 
+#: What a request may fill with repeated values, and beyond that, the ratio to its own size.
+FREE_BYTES, RATIO = 8 * 1024 * 1024, 100
 #: Size of a reference to a string.
 _ITEM_BYTES = 8
 #: The ``*_val`` field of each datatype, and the dtype of that field.
@@ -208,17 +210,22 @@ def _at_once(
     return np.frombuffer(content, held, count, start)
 
 
+def expansion_limit(sent_bytes: int) -> int:
+    """Return the size to which repeated values may expand a request of ``sent_bytes``."""
+    return max(FREE_BYTES, RATIO * sent_bytes)
+
+
 def _missing(
     name: str, shape: tuple[int, ...], item_bytes: int, given: int, size: Callable[[], int]
 ) -> int:
-    """Count the elements beyond the ``given`` values, within the limit of ``inflation``."""
+    """Count the elements beyond the ``given`` values, within ``expansion_limit``."""
     count = math.prod(shape)
     if given > count:
         raise InvalidArgument(
             f"input '{name}' of shape {list(shape)} has {count} elements, but {given} values"
         )
-    if given < count and count * item_bytes > inflation.FREE_BYTES:
-        most_bytes = inflation.limit(size())
+    if given < count and count * item_bytes > FREE_BYTES:
+        most_bytes = expansion_limit(size())
         if count * item_bytes > most_bytes:
             raise InvalidArgument(
                 f"input '{name}' of shape {list(shape)} has {count} elements; beyond {most_bytes} "

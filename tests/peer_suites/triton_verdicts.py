@@ -230,8 +230,6 @@ EXPECTED_FAILURES = {
     f"{_HTTP}::test_content_encoding_chunked_manually": "has both Content-Length and "
     "Transfer-Encoding, as smuggled requests have",
     f"{_SIZE}::test_json_dtype_size": "sends /generate a header that it does not have",
-    f"{_SIZE}::test_default_limit_compressed": "a body of 1000 times its size is refused",
-    f"{_SIZE}::test_large_input_compressed": "a body of 1000 times its size is refused",
     f"{_VALIDATION}::InputShapeTest::test_input_string": "names the other one of two wrong inputs",
     f"{_GRPC_AIO}::test_register_system_shared_memory": "wants INTERNAL for a region that is not "
     "there; it is INVALID_ARGUMENT",

@@ -21,7 +21,7 @@ from modelport.gateway.protocols.tfserving.servable_signatures import (
 )
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor, dims_text
-from modelport.gateway.wire import inflation, raw_tensors
+from modelport.gateway.wire import raw_tensors, tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.proto import tensorflow_pb2
 
@@ -50,7 +50,7 @@ def decode(message: pb.Input, servable: ServableSignature, size: int) -> list[Te
     context = None
     if message.WhichOneof("kind") == "example_list_with_context":
         context = message.example_list_with_context.context
-    most_bytes = servable.max_bytes or inflation.limit(size)
+    most_bytes = servable.max_bytes or tensor_proto.expansion_limit(size)
     inputs = servable.inputs.values()
     if [(e.name, e.datatype, e.shape) for e in inputs] == [(_EXAMPLES, Datatype.BYTES, (-1,))]:
         texts = _texts(context, examples, most_bytes)

@@ -251,7 +251,7 @@ class Service:
             with contextlib.suppress(MessageTooLarge):
                 return content.plain(min(offload.INLINE_BYTES, self.max_message))
         most = method.bound(content.beginning())
-        limit = inflation.limit(len(content)) if most is None else most
+        limit = self.max_message if most is None else most
         try:
             work = partial(content.plain, min(limit, self.max_message))
             return await offload.run(work, deadline)
