@@ -10,7 +10,8 @@ from modelport.gateway.extensions import ExtensionTable
 from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.grpc_method import Methods
+from modelport.gateway.protocols.grpc_method import Methods, Rows
+from modelport.gateway.protocols.grpc_reflection import GrpcReflection
 from modelport.gateway.protocols.http import GuardedDialect, HttpApplication, HttpDialect
 from modelport.gateway.protocols.oip.grpc import OipGrpc
 from modelport.gateway.protocols.oip.http import OipHttp
@@ -81,10 +82,11 @@ class Dialects:
         served = [each for each in _BUILTIN if each.enabled(settings)]
         served += [find(name) for name in settings.dialects if name not in DIALECTS.builtin]
         http = [dialect for each in served for dialect in each.http(host)]
-        self.grpc: Methods = {}
+        self.grpc: dict[str, Rows] = {}
         for each in served:
             for name, methods in each.grpc(host).items():
                 self.grpc.setdefault(name, methods)  # no extension replaces what is built in
+        self.grpc |= GrpcReflection(self.grpc).methods()
         origins = Origins(settings.http_address, settings.allowed_hosts)
         first: HttpDialect = next(dialect for dialect in http if isinstance(dialect, OipHttp))
         splits = host.service.splits

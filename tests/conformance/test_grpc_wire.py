@@ -11,6 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 
+from modelport.gateway.wire.proto import health_pb2 as own_health_pb2
 from tests import models
 from tests.conformance import wire
 from tests.conformance.repository import IDENTITY
@@ -356,6 +357,18 @@ def test_health_check_of_an_unknown_service_is_not_found(gateway: Gateway) -> No
             health_pb2.HealthCheckRequest(service="nobody"), timeout=TIMEOUT_SECONDS
         )
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_health_lists_every_service(gateway: Gateway) -> None:
+    with wire.channel(gateway.grpc) as channel:
+        listed = channel.unary_unary(
+            "/grpc.health.v1.Health/List",
+            response_deserializer=own_health_pb2.HealthListResponse.FromString,
+        )(b"", timeout=TIMEOUT_SECONDS)
+    names = {"", "grpc.health.v1.Health", "inference.GRPCInferenceService"}
+    assert {name: each.status for name, each in listed.statuses.items()} == dict.fromkeys(
+        names, health_pb2.HealthCheckResponse.SERVING
+    )
 
 
 def test_health_watch_tells_the_status_at_once(gateway: Gateway) -> None:

@@ -55,10 +55,43 @@ def test_scaling_is_accepted_where_it_is_true(served: Gateway) -> None:
     assert (reply.status, reply.json) == (200, {"status": "Workers scaled to 1 for model: x2"})
     reply = ask(served, "PUT", "/models/x2/1?synchronous=true")
     assert reply.json == {"status": "Workers scaled to 1 for model: x2, version: 1"}
-    for asked in ("min_worker=2", "min_worker=0&max_worker=0"):
+    assert ask(served, "PUT", "/models/x2?min_worker=0&max_worker=4").status == 202
+    status, kind, text = error(ask(served, "PUT", "/models/x2?min_worker=2"))
+    assert (status, kind) == (405, "MethodNotAllowedException")
+    assert "--model-control-mode=explicit" in text
+    for asked, said in (
+        ("min_worker=0", "DELETE unregisters the model"),
+        ("min_worker=-3", "DELETE unregisters the model"),
+        ("min_worker=2&max_worker=1", "max_worker cannot be less than min_worker."),
+    ):
         status, kind, text = error(ask(served, "PUT", f"/models/x2?{asked}"))
-        assert (status, kind) == (400, "BadRequestException")
-        assert "instance_group" in text
+        assert (status, kind, said in text) == (400, "BadRequestException", True)
+
+
+def test_a_model_is_scaled_by_a_request(explicit: Gateway) -> None:
+    """A number of workers other than that of ``config.pbtxt`` was refused."""
+
+    def workers() -> int:
+        (row,) = ask(explicit, "GET", "/models/three").json
+        return len(row["workers"])
+
+    path = "/models?url=three.mar&initial_workers=2&synchronous=true"
+    expected = 'Model "three" Version: 2 registered with 2 initial workers'
+    assert ask(explicit, "POST", path).json == {"status": expected}
+    assert workers() == 2
+    for asked, number in (("min_worker=3", 3), ("min_worker=1&max_worker=2", 2)):
+        reply = ask(explicit, "PUT", f"/models/three?{asked}&synchronous=true")
+        assert reply.json == {"status": f"Workers scaled to {number} for model: three"}
+        assert workers() == number
+        assert predict(explicit, "three", ROW).json["outputs"][0]["data"] == [2, 4, 6, 8]
+    text = error(ask(explicit, "PUT", "/models/three/1?min_worker=5"))[2]
+    assert "scale the model without a version" in text
+    status, _, text = error(ask(explicit, "PUT", "/models/three?min_worker=1000000"))
+    assert (status, workers()) == (400, 2), text
+    assert ask(explicit, "PUT", "/models/three?min_worker=1").status == 202
+    assert workers() == 1
+    assert ask(explicit, "DELETE", "/models/three/1").status == 200
+    assert ask(explicit, "DELETE", "/models/three").status == 200
 
 
 def test_models_change_on_request_only_in_explicit_mode(served: Gateway) -> None:
@@ -110,7 +143,7 @@ def test_models_are_registered_made_default_and_unregistered(explicit: Gateway) 
 @pytest.mark.parametrize(
     ("url", "status", "message"),
     [
-        ("", 400, "Parameter url is required."),
+        ("", 404, "empty url"),
         ("http://example.com/x2.mar", 404, "does not match any allowed URL(s)"),
         ("FILE:x2", 404, "does not match any allowed URL(s)"),
         ("s3:x2", 404, "does not match any allowed URL(s)"),
@@ -127,6 +160,15 @@ def test_a_url_names_a_model_of_the_repository_or_nothing(
 ) -> None:
     found, _, text = error(ask(explicit, "POST", f"/models?url={url}"))
     assert (found, message in text) == (status, True), text
+
+
+def test_a_registration_without_a_url_is_no_empty_one(explicit: Gateway) -> None:
+    for body in (b"{}", b'{"url": null}'):
+        reply = ask(explicit, "POST", "/models", body, Content_Type="application/json")
+        assert error(reply) == (400, "BadRequestException", "Parameter url is required.")
+    assert error(ask(explicit, "POST", "/models"))[2] == "Parameter url is required."
+    reply = ask(explicit, "POST", "/models", b'{"url": ""}', Content_Type="application/json")
+    assert error(reply) == (404, "ModelNotFoundException", "empty url")
 
 
 def test_a_slash_may_stand_before_the_query(explicit: Gateway) -> None:
@@ -160,7 +202,7 @@ def test_requests_are_counted_by_status_under_torchserves_names(served: Gateway)
 def by_status(gateway: Gateway) -> dict[str, float]:
     with urllib.request.urlopen(gateway.metrics) as reply:
         text = reply.read().decode()
-    found = dict(re.findall(r'^(Requests.XX)\{Hostname="[^"]+",Level="Host"\} (\S+)$', text, re.M))
+    found = dict(re.findall(r'^(Requests.XX)\{Level="Host",Hostname="[^"]+"\} (\S+)$', text, re.M))
     assert sorted(found) == ["Requests2XX", "Requests4XX", "Requests5XX"]
     return {name: float(count) for name, count in found.items()}
 

@@ -1,4 +1,4 @@
-"""``grpc.health.v1.Health``: ``Check`` and ``Watch`` of the gateway's readiness."""
+"""``grpc.health.v1.Health``: ``Check``, ``List`` and ``Watch`` of the gateway's readiness."""
 
 from __future__ import annotations
 
@@ -90,12 +90,18 @@ class HealthGrpc:
         messages = health_pb2.HealthCheckRequest, _Response
         check = Method(*messages, self._check, Operation.HEALTH, health=True)
         watch = Method(*messages, self._watch, Operation.HEALTH, reply_streams=True)
-        return {SERVICE: {"Check": check, "Watch": watch}}
+        lists = health_pb2.HealthListRequest, health_pb2.HealthListResponse
+        every = Method(*lists, self._list, Operation.HEALTH, health=True)
+        return {SERVICE: {"Check": check, "List": every, "Watch": watch}}
 
     async def _check(self, message: Any, _: Deadline) -> Any:
         if message.service not in self._services:
             raise NotFound(f"unknown service '{message.service}'")
         return _response(await self._control.ready())
+
+    async def _list(self, _: Any, __: Deadline) -> Any:
+        status = _response(await self._control.ready())
+        return health_pb2.HealthListResponse(statuses=dict.fromkeys(self._services, status))
 
     async def _watch(self, message: Any, _: Deadline) -> AsyncGenerator[Any, None]:
         """Send the status now and at every change, until the server drains."""

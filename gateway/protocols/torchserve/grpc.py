@@ -197,7 +197,7 @@ class TorchServeGrpc:
 
     async def _register(self, message: Any, _: Deadline) -> Any:
         asked = Registration(
-            message.url,
+            message.url or None,  # protobuf cannot tell an empty one from none
             message.model_name,
             message.runtime,
             message.initial_workers,
@@ -208,7 +208,7 @@ class TorchServeGrpc:
     async def _scale(self, message: Any, _: Deadline) -> Any:
         minimum = message.min_worker if message.min_worker > 0 else 1
         maximum = message.max_worker if message.max_worker > 0 else minimum
-        text = self._models.scale(message.model_name, message.model_version, minimum, maximum)
+        text = await self._models.scale(message.model_name, message.model_version, minimum, maximum)
         return _message(text if message.synchronous else "Processing worker updates...")
 
     async def _set_default(self, message: Any, _: Deadline) -> Any:

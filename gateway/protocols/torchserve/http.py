@@ -196,12 +196,12 @@ class TorchServeHttp(HttpDialect):
 
         @app.put(models, tags=["torchserve"], dependencies=CONTROL)
         async def scale_workers(request: Request, selected: Selected = Depends(select)) -> Response:
-            """Accepted if the model or version has the requested number of instances."""
+            """Change the number of instances (`--model-control-mode explicit`)."""
             name, version = selected
             version = version or request.query_params.get("model_version", "")
             minimum = _number(request, "min_worker", 1)
             maximum = _number(request, "max_worker", minimum)
-            status = management.scale(name, version, minimum, maximum)
+            status = await management.scale(name, version, minimum, maximum)
             if _is_set(request, "synchronous"):
                 return _answer({"status": status}, request)
             return _answer({"status": "Processing worker updates..."}, request, 202)
@@ -222,12 +222,18 @@ class TorchServeHttp(HttpDialect):
             given = json_text.loads(body)
         if not hasattr(given, "get"):
             raise InvalidArgument("the request must be a JSON object")
-        texts = {key: given.get(key) or "" for key in ("url", "model_name", "runtime")}
+        texts = {key: given.get(key) for key in ("url", "model_name", "runtime")}
         for key, value in texts.items():
-            if type(value) is not str:
+            if value is not None and type(value) is not str:
                 raise InvalidArgument(f"Parameter {key} must be a string.")
         workers, seconds = (_integer(given.get(k)) for k in ("initial_workers", "startup_timeout"))
-        return Registration(**texts, initial_workers=workers or 0, startup_timeout=seconds)
+        return Registration(
+            texts["url"],
+            texts["model_name"] or "",
+            texts["runtime"] or "",
+            workers or 0,
+            seconds,
+        )
 
 
 def _select(model: Model) -> Selected:

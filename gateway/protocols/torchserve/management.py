@@ -1,12 +1,14 @@
 """TorchServe's management API, shared by REST and gRPC.
 
 Models come from the repository only: ``url`` is the name of one, ``fraud`` or ``fraud.mar``. The
-workers of a version are its ``instance_group``, which a request cannot change.
+workers of a version are the instances of its ``instance_group``. Scaling loads the model again with
+another count, until it is loaded with its own configuration.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +46,7 @@ class Registration:
     TorchServe would start workers later.
     """
 
-    url: str
+    url: str | None
     model_name: str = ""
     runtime: str = ""
     initial_workers: int = 0
@@ -108,8 +110,10 @@ class Management:
         """
         self._require_explicit()
         url, model_name = registration.url, registration.model_name
-        if not url:
+        if url is None:
             raise InvalidArgument("Parameter url is required.")
+        if not url:
+            raise UrlRefused("empty url")
         if registration.runtime.lower() not in RUNTIMES:
             raise InvalidArgument(f"Invalid RuntimeType value: {registration.runtime[:64]}")
         name = _repository_name(url)
@@ -133,24 +137,34 @@ class Management:
         if before and before == after:
             raise Conflict(f"Model version {served.number} is already registered for model {name}")
         workers = configuration.instance_count(served.config)
+        if registration.initial_workers > 0:
+            workers = await self._scale(name, registration.initial_workers)
         return f'Model "{name}" Version: {served.number} registered with {workers} initial workers'
 
-    def scale(self, name: str, version: str, minimum: int, maximum: int) -> str:
-        """Confirm the number of workers, in TorchServe's words.
+    async def scale(self, name: str, version: str, minimum: int, maximum: int) -> str:
+        """Change the number of workers to the nearest one that is asked for.
 
         Raises:
             ModelNotFound, VersionNotFound: There is no such version.
-            InvalidArgument: The version has more instances or fewer.
+            ApiDisabled: The number would change, and the control mode is not explicit.
+            InvalidArgument: The number is 0, or the machine or the model does not allow it.
         """
         if maximum < minimum:
             raise InvalidArgument("max_worker cannot be less than min_worker.")
         served = self._get(name, version_number(self._manager, name, version))
         workers = configuration.instance_count(served.config)
-        if not minimum <= workers <= maximum:
+        wanted = max(minimum, min(workers, maximum))
+        if wanted <= 0:
             raise InvalidArgument(
-                f"model {name} has {workers} workers; their number is the count of instance_group "
-                "in its config.pbtxt, and not changed by a request. DELETE unregisters the model"
+                f"model {name} cannot be scaled to {wanted} workers; DELETE unregisters the model"
             )
+        if wanted != workers:
+            if version and self._manager.versions(name) != [served.number]:
+                raise InvalidArgument(
+                    f"the versions of model {name} have the same number of workers; scale the "
+                    "model without a version"
+                )
+            workers = await self._scale(name, wanted)
         text = f"Workers scaled to {workers} for model: {name}"
         return f"{text}, version: {version}" if version else text
 
@@ -183,6 +197,24 @@ class Management:
         else:
             await self._control.unload_version(name, number)
         return f'Model "{name}" unregistered'
+
+    async def _scale(self, name: str, workers: int) -> int:
+        """Load the model again with ``workers`` instances."""
+        config = self._get(name, 0).config
+        if configuration.instance_count(config) == workers:
+            return workers
+        self._require_explicit()
+        if len(config.instance_group) > 1:
+            raise InvalidArgument(
+                f"model {name} has {len(config.instance_group)} instance groups; set their counts "
+                "in its config.pbtxt"
+            )
+        scaled = configuration.to_json(config)
+        group = scaled["instance_group"][0] if scaled["instance_group"] else {}
+        await self._control.load(
+            name, json.dumps({**scaled, "instance_group": [{**group, "count": workers}]})
+        )
+        return workers
 
     def _require_explicit(self) -> None:
         if not self._explicit:

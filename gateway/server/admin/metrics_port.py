@@ -41,6 +41,10 @@ _SUFFIX = re.compile(
     rb"^(# (?:HELP|TYPE) (?:nv_\w+|ts_\w+_microseconds|Requests\dXX|:tensorflow:\S+))_total ",
     re.MULTILINE,
 )
+#: The client library sorts labels; TorchServe writes the host last.
+_HOST_FIRST = re.compile(
+    rb'^((?:ts_|Requests)\w+\{)([Hh]ostname="[^"]*"),(.*)(\} \S+)$', re.MULTILINE
+)
 #: The label of a sample that names its model; names need no escapes.
 _MODEL = re.compile(rb'[{,]model(?:_name)?="([^"]*)"')
 _VERSION = re.compile(rb'[{,](?:model_)?version="([^"]*)"')
@@ -86,9 +90,8 @@ def register(
 
 def text(registry: CollectorRegistry) -> Text:
     """Format the current values of ``registry``."""
-    return exposition.CONTENT_TYPE_LATEST, _SUFFIX.sub(
-        rb"\1 ", exposition.generate_latest(registry)
-    )
+    content = _SUFFIX.sub(rb"\1 ", exposition.generate_latest(registry))
+    return exposition.CONTENT_TYPE_LATEST, _HOST_FIRST.sub(rb"\1\3,\2\4", content)
 
 
 def application(scrape: Scrape) -> App:

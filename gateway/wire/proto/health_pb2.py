@@ -25,17 +25,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n)modelport/gateway/wire/proto/health.proto\x12\x0egrpc.health.v1\"%\n\x12HealthCheckRequest\x12\x0f\n\x07service\x18\x01 \x01(\t\"\xa9\x01\n\x13HealthCheckResponse\x12\x41\n\x06status\x18\x01 \x01(\x0e\x32\x31.grpc.health.v1.HealthCheckResponse.ServingStatus\"O\n\rServingStatus\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07SERVING\x10\x01\x12\x0f\n\x0bNOT_SERVING\x10\x02\x12\x13\n\x0fSERVICE_UNKNOWN\x10\x03\x62\x06proto3')
+DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n)modelport/gateway/wire/proto/health.proto\x12\x0egrpc.health.v1\"%\n\x12HealthCheckRequest\x12\x0f\n\x07service\x18\x01 \x01(\t\"\xa9\x01\n\x13HealthCheckResponse\x12\x41\n\x06status\x18\x01 \x01(\x0e\x32\x31.grpc.health.v1.HealthCheckResponse.ServingStatus\"O\n\rServingStatus\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07SERVING\x10\x01\x12\x0f\n\x0bNOT_SERVING\x10\x02\x12\x13\n\x0fSERVICE_UNKNOWN\x10\x03\"\x13\n\x11HealthListRequest\"\xae\x01\n\x12HealthListResponse\x12\x42\n\x08statuses\x18\x01 \x03(\x0b\x32\x30.grpc.health.v1.HealthListResponse.StatusesEntry\x1aT\n\rStatusesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x32\n\x05value\x18\x02 \x01(\x0b\x32#.grpc.health.v1.HealthCheckResponse:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'modelport.gateway.wire.proto.health_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_HEALTHLISTRESPONSE_STATUSESENTRY']._loaded_options = None
+  _globals['_HEALTHLISTRESPONSE_STATUSESENTRY']._serialized_options = b'8\001'
   _globals['_HEALTHCHECKREQUEST']._serialized_start=61
   _globals['_HEALTHCHECKREQUEST']._serialized_end=98
   _globals['_HEALTHCHECKRESPONSE']._serialized_start=101
   _globals['_HEALTHCHECKRESPONSE']._serialized_end=270
   _globals['_HEALTHCHECKRESPONSE_SERVINGSTATUS']._serialized_start=191
   _globals['_HEALTHCHECKRESPONSE_SERVINGSTATUS']._serialized_end=270
+  _globals['_HEALTHLISTREQUEST']._serialized_start=272
+  _globals['_HEALTHLISTREQUEST']._serialized_end=291
+  _globals['_HEALTHLISTRESPONSE']._serialized_start=294
+  _globals['_HEALTHLISTRESPONSE']._serialized_end=468
+  _globals['_HEALTHLISTRESPONSE_STATUSESENTRY']._serialized_start=384
+  _globals['_HEALTHLISTRESPONSE_STATUSESENTRY']._serialized_end=468
 # @@protoc_insertion_point(module_scope)

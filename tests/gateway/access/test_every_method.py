@@ -15,12 +15,13 @@ from google.protobuf import empty_pb2
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.models.model import VersionState
 from modelport.gateway.protocols.grpc_method import Method
+from modelport.gateway.protocols.grpc_reflection import SERVICES as REFLECTION
 from modelport.gateway.protocols.oip.grpc import SERVICE as OIP
 from modelport.gateway.protocols.oip.grpc_health import SERVICE as HEALTH
 from modelport.gateway.protocols.tfserving import MODEL_SERVICE, PREDICTION_SERVICE
 from modelport.gateway.protocols.torchserve import INFERENCE_SERVICE, MANAGEMENT_SERVICE
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
-from modelport.gateway.wire.proto import health_pb2, serving_pb2
+from modelport.gateway.wire.proto import health_pb2, reflection_pb2, serving_pb2
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
 from modelport.gateway.wire.proto import torchserve_management_pb2 as management
 from tests.gateway.access.gateway import AccessGateway, channel, serving
@@ -132,7 +133,14 @@ CALLS: dict[str, MethodCall] = {
         OK, _plain(pb.CudaSharedMemoryUnregisterRequest)
     ),
     f"{HEALTH}/Check": MethodCall(OK, _plain(health_pb2.HealthCheckRequest)),
+    f"{HEALTH}/List": MethodCall(OK, _plain(health_pb2.HealthListRequest)),
     f"{HEALTH}/Watch": MethodCall(OK, _plain(health_pb2.HealthCheckRequest)),
+    **{
+        f"{service}/ServerReflectionInfo": MethodCall(
+            OK, _plain(reflection_pb2.ServerReflectionRequest, list_services="*")
+        )
+        for service in REFLECTION
+    },
     f"{PREDICTION_SERVICE}/Predict": MethodCall(OK, _predict),
     f"{PREDICTION_SERVICE}/Classify": MethodCall(
         INVALID, _of_spec(serving_pb2.ClassificationRequest)
@@ -165,8 +173,8 @@ CALLS: dict[str, MethodCall] = {
 }
 #: Probes of the server are open; that of a model needs a rule.
 OPEN = (
-    f"{OIP}/ServerLive", f"{OIP}/ServerReady", f"{HEALTH}/Check", f"{HEALTH}/Watch",
-    f"{INFERENCE_SERVICE}/Ping",
+    f"{OIP}/ServerLive", f"{OIP}/ServerReady", f"{HEALTH}/Check", f"{HEALTH}/List",
+    f"{HEALTH}/Watch", f"{INFERENCE_SERVICE}/Ping",
 )  # fmt: skip
 
 
