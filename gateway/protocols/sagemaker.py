@@ -19,6 +19,7 @@ from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_operations import INFER
 from modelport.gateway.protocols.oip.http_infer import OipErrors
+from modelport.gateway.protocols.oip.metadata import ready_models
 from modelport.gateway.protocols.prediction.http import (
     PredictionTarget,
     RequestHeaders,
@@ -81,7 +82,7 @@ def only_model(manager: ModelView, default: str, remedy: str) -> str:
     """
     if default:
         return default
-    names = [name for name in manager.names() if manager.versions(name)]
+    names = ready_models(manager)
     if len(names) != 1:
         raise InvalidArgument(f"{len(names)} models are served; name the default one with {remedy}")
     return names[0]

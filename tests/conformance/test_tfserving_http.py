@@ -388,4 +388,4 @@ def test_requests_are_counted_under_tensorflow_servings_names_at_its_path(
     assert f'{latency}_bucket{{API="predict",entrypoint="REST",le="10",model_name="x2"}}' in text
     for name in ("inference_requests_total", "inference_latency_microseconds"):
         assert f"# TYPE ts_{name} counter" in text
-    assert 'model_name="x2",model_version="1"} ' in text.partition("ts_queue_latency")[2]
+    assert '{model_name="x2",model_version="1",hostname="' in text.partition("ts_queue_latency")[2]

@@ -83,6 +83,11 @@ class OipHttp(OipInfer):
             """Name, version and supported protocol extensions."""
             return document(metadata.server_metadata(self._shared.regions.allowed))
 
+        @describe("/v2/models", response_model=oip_schema.OipModels)
+        async def models() -> Response:
+            """Models that are READY, as in KServe."""
+            return document({"models": metadata.ready_models(manager)})
+
         @app.get("/v2/models/stats", tags=["statistics"], dependencies=STATISTICS)
         async def all_statistics() -> Response:
             """Statistics of every model version that has been served."""

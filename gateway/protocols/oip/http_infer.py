@@ -12,7 +12,7 @@ from fastapi import Response
 
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Code, Decoupled, ModelportError, QueueFull
-from modelport.gateway.protocols import request_body, response_encoding
+from modelport.gateway.protocols import cloud_events, request_body, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import HttpDialect
@@ -126,6 +126,10 @@ class OipInfer(OipErrors):
             headers = dict(scope["headers"])
             deadline = http_deadline(headers)
             bound = served.validator.max_bytes
+            if cloud_events.is_event(headers):
+                receive, send = await cloud_events.exchange(
+                    name, headers, receive, send, self._max_input_bytes, deadline, bound
+                )
             body = await request_body.read(receive, headers, self._max_input_bytes, deadline, bound)
             if len(body) <= offload.INLINE_BYTES:
                 request, form = self._decode(body, headers, name, number)

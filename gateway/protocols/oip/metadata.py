@@ -52,6 +52,11 @@ def parse_version(text: str) -> int:
     return int(digits)
 
 
+def ready_models(manager: ModelView) -> list[str]:
+    """Return the models that have a READY version."""
+    return [name for name in manager.names() if manager.versions(name)]
+
+
 def server_metadata(shared_memory: bool) -> dict[str, Any]:
     names = [name for name in EXTENSIONS if shared_memory or name != "system_shared_memory"]
     return {"name": SERVER_NAME, "version": __version__, "extensions": names}

@@ -21,6 +21,12 @@ class OipServerMetadata(BaseModel):
     extensions: list[str]
 
 
+class OipModels(BaseModel):
+    """Names of models."""
+
+    models: list[str]
+
+
 class OipTensorMetadata(BaseModel):
     """Metadata of an input or output."""
 

@@ -22,7 +22,12 @@ from google.protobuf import json_format
 
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument, ModelportError
-from modelport.gateway.protocols import image_inputs, request_body, response_encoding
+from modelport.gateway.protocols import (
+    cloud_events,
+    image_inputs,
+    request_body,
+    response_encoding,
+)
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate, HttpDialect
@@ -105,7 +110,18 @@ class TfServingHttp(HttpDialect):
             name, method = selected.name, found.get("method", "").lower()
             body: Buffer
             if method:
-                body = await self._run(method, selected, headers, receive)
+                deadline = http_deadline(headers)
+                bound = self._inference.servables.version(selected).max_bytes
+                if cloud_events.is_event(headers):
+                    receive, send = await cloud_events.exchange(
+                        name, headers, receive, send, self._max_input_bytes, deadline, bound
+                    )
+                content = await request_body.read(
+                    receive, headers, self._max_input_bytes, deadline, bound
+                )
+                trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
+                call = TfServingCall(selected, deadline, trace, len(content))
+                body = await self._run(method, call, content)
             elif "metadata" in found:
                 body = self._metadata(selected)
             else:
@@ -126,22 +142,15 @@ class TfServingHttp(HttpDialect):
 
     # -- inference ------------------------------------------------------------------------------
 
-    async def _run(
-        self, method: str, selected: Selected, headers: dict[bytes, bytes], receive: Receive
-    ) -> Buffer:
-        deadline = http_deadline(headers)
-        bound = self._inference.servables.version(selected).max_bytes
-        body = await request_body.read(receive, headers, self._max_input_bytes, deadline, bound)
-        trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
-        call = TfServingCall(selected, deadline, trace, len(body))
+    async def _run(self, method: str, call: TfServingCall, body: bytes) -> Buffer:
         if method == "predict":
             return await self._predict(call, body)
         if method == "explain":
             return await self._explain(call, body)
         work = partial(tfserving_examples_json.decode, body)
         large = len(body) > offload.INLINE_BYTES
-        message, signature = await offload.run(work, deadline) if large else work()
-        call = replace(call, selected=selected._replace(signature=signature))
+        message, signature = await offload.run(work, call.deadline) if large else work()
+        call = replace(call, selected=call.selected._replace(signature=signature))
         examples, write = _EXAMPLE_METHODS[method]
         return await self._inference.run_examples(
             call, message, examples, lambda _, found: write(found)

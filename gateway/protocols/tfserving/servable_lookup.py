@@ -9,6 +9,7 @@ from modelport.gateway.models.control import Control
 from modelport.gateway.models.model import UNLOADED, ServedVersion, VersionState
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols import explainer
+from modelport.gateway.protocols.oip.metadata import ready_models
 from modelport.gateway.protocols.tfserving.servable_signatures import (
     Selected,
     ServableSignature,
@@ -95,7 +96,7 @@ class Servables:
 
     def names(self) -> list[str]:
         """Return the models that have a READY version."""
-        return [name for name in self._manager.names() if self._manager.versions(name)]
+        return ready_models(self._manager)
 
     async def status(self, selected: Selected) -> pb.GetModelStatusResponse:
         """Return the states of a model's versions, or of one.

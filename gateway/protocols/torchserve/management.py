@@ -70,7 +70,7 @@ class Management:
         """List ``limit`` of the models that are served, from number ``page_token`` on."""
         limit = limit if 0 <= limit <= MAX_PAGE else MAX_PAGE
         first = max(0, page_token)
-        names = [name for name in self._manager.names() if self._manager.versions(name)]
+        names = documents.ready_models(self._manager)
         page: dict[str, Any] = {}
         if first + limit <= len(names):
             page["nextPageToken"] = str(first + limit)

@@ -67,6 +67,7 @@ ROUTES: dict[str, RouteCase] = {
     "GET /v2/": RouteCase(200),
     "GET /v2/health/live": RouteCase(200),
     "GET /v2/health/ready": RouteCase(200),
+    "GET /v2/models": RouteCase(200),
     "GET /v2/models/stats": RouteCase(200),
     "POST /v2/repository/index": RouteCase(200),
     "POST /v2/repository/models/{model}/load": RouteCase(200),
@@ -270,6 +271,7 @@ async def test_an_encoded_or_redirected_path_is_no_way_around_the_rules(
 async def test_lists_hold_only_what_the_caller_may_see(gateway: AccessGateway) -> None:
     lists = {
         "POST /v2/repository/index": 200,
+        "GET /v2/models": 200,
         "GET /v2/models/stats": 200,
         "GET /v1/models": 200,
         "GET /models": 200,

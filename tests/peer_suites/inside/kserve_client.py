@@ -5,11 +5,14 @@ KServe's tests of them use mocks; these use a gateway. ``KSERVE_REST`` and
 """
 
 import asyncio
+import json
 import os
 
 import httpx
 import numpy as np
 import pytest
+from cloudevents.conversion import to_binary, to_structured
+from cloudevents.http import CloudEvent, from_http
 from kserve import InferInput, InferRequest
 from kserve.inference_client import (
     InferenceGRPCClient,
@@ -103,3 +106,24 @@ def test_the_server_and_its_models_are_ready_over_grpc():
 
 def test_tensors_are_inferred_over_grpc():
     assert values(grpc(lambda client: client.infer(request(True)))) == [[[2, 4, 6, 8]]]
+
+
+def test_models_are_listed():
+    assert httpx.get(f"{URL}/v2/models").json() == {"models": ["x10", "x2"]}
+    assert httpx.get(f"{URL}/v1/models").json() == {"models": ["x10", "x2"]}
+
+
+@pytest.mark.parametrize("to_http", [to_binary, to_structured])
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_an_event_of_the_sdk_is_answered_by_an_event(to_http, as_bytes):
+    attributes = {"type": "com.example.sampletype1", "source": "https://example.com/producer"}
+    data = json.dumps(ROWS).encode() if as_bytes else ROWS
+    headers, body = to_http(CloudEvent(attributes, data))
+    if to_http is to_binary:
+        headers["content-type"] = "application/json"
+    answer = httpx.post(f"{URL}/v1/models/x2:predict", headers=headers, content=body)
+    assert answer.status_code == 200
+    event = from_http(dict(answer.headers), answer.content)
+    assert event["source"] == "io.kserve.inference.x2"
+    assert event["type"] == "io.kserve.inference.response"
+    assert event.get_data() == {"predictions": [[2, 4, 6, 8], [0, 0, 0, 2]]}
