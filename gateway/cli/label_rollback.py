@@ -68,8 +68,8 @@ def rollback(
 ) -> None:
     """Go back to the version of MODEL before the served one, or before the one of --label.
 
-    The configuration then allows only that version: versions published later are not served until
-    'modelport rollback MODEL --latest'.
+    The configuration then allows only that version and those with a label: versions published later
+    are not served until 'modelport rollback MODEL --latest'.
     """
     choice = _choice(repository, model)
     if latest:
@@ -77,6 +77,9 @@ def rollback(
             raise click.UsageError("--latest takes neither --label nor --model-version")
         choice.serve_latest()
         click.echo(f"{model}: version {choice.versions[-1]}, the newest, is served")
+        for each, named in choice.labels.items():
+            if named != str(choice.versions[-1]):
+                click.echo(f"Label {each} is version {named}, which is not served: move the label.")
     elif name:
         if name not in choice.labels:
             raise NotFound(
@@ -86,7 +89,7 @@ def rollback(
         choice.label(name, model_version or choice.before(int(named)))
         click.echo(f"{model}: {name} is version {choice.labels[name]}, was {named}")
     else:
-        before = choice.allowed()[-1]
+        before = choice.default()
         version = model_version or choice.before(before)
         choice.serve_only(version)
         click.echo(f"{model}: version {version} is served, was {before}")

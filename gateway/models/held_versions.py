@@ -12,6 +12,7 @@ from modelport.gateway.models.model import ModelRecord
 from modelport.gateway.models.model_config import version_labels
 from modelport.gateway.models.next_action import NO_HOLD, VersionHold
 from modelport.gateway.models.reconciler import Reconciler
+from modelport.gateway.repository.version_choice import chosen_default
 from modelport.gateway.repository.version_policy import VersionPolicy
 
 
@@ -109,7 +110,7 @@ class HeldVersions:
                 self._choose(model, version, other, label, default)
             self._apply(name)
             await self._reconciler.reconcile(model)
-            if model.pinned == max(model.served, default=0):  # newer versions may replace it
+            if model.pinned == model.unpinned:  # newer versions may replace it
                 model.pinned = 0
 
         await asyncio.shield(self._reconciler.in_background(work()))
@@ -126,14 +127,19 @@ class HeldVersions:
         declared = version_labels(config) if labels is None else dict(labels)
         if label and declared.get(label) != version:
             model.wanted = model.wanted._replace(labels={**declared, label: version})
-        if not default:
-            return
-        model.pinned = version
         policy = model.wanted.policy or VersionPolicy.of(config.version_policy)
-        chosen = policy.chosen(model.entry.versions)
-        if chosen and chosen[0] != version:
-            kept = frozenset(v for v in chosen if v < version and v != other)
-            model.wanted = model.wanted._replace(policy=VersionPolicy(specific=kept | {version}))
+        available = model.entry.versions
+        chosen, configured = policy.chosen(available), chosen_default(config)
+        if not chosen:
+            return
+        before = configured if configured in chosen else chosen[0]
+        named = set((model.wanted.labels or declared).values()) & available.keys()
+        after = version if default else before
+        wanted = policy.preferring(available, before, after, other, named)
+        if default or wanted != policy:
+            model.pinned = after
+        if wanted != policy:
+            model.wanted = model.wanted._replace(policy=wanted)
 
     def free(self, names: Iterable[str]) -> None:
         """Drop the holds on these models.

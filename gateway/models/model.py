@@ -26,6 +26,7 @@ from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import ModelEntry
+from modelport.gateway.repository.version_choice import chosen_default
 from modelport.gateway.repository.version_policy import VersionPolicy
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import ModelSignature
@@ -168,8 +169,8 @@ class ModelRecord:
     displaced: set[int] = field(default_factory=set)
     #: The versions of a rollout that is running.
     hold: VersionHold = NO_HOLD
-    #: The version for requests without a version: the hold's, else ``pinned``, else the newest that
-    #: is READY.
+    #: The version for requests without a version: the hold's, else ``pinned``, else that of the
+    #: configuration, else the newest that is READY.
     default: ServedVersion | None = None
     pinned: int = 0
     #: The version of each label; if its new version is not served yet, the previous one.
@@ -323,10 +324,11 @@ class ModelRecord:
         """
         if self.pinned not in self.served:
             self.pinned = 0
-        number = self.pinned or max(self.served, default=0)
-        if self.hold.default in self.served:
-            number = self.hold.default
-        elif self.hold.default and not self._fails(self.hold.default):
+        chosen = self.hold.default or self.pinned or self._configured
+        number = max(self.served, default=0)
+        if chosen in self.served:
+            number = chosen
+        elif chosen and not self._fails(chosen):  # it loads, and no other takes its place
             number = self.default.number if self.default is not None else 0
         self.default = self.served.get(number)
         declared = self.wanted.labels
@@ -336,6 +338,18 @@ class ModelRecord:
             label: number if number in self.served else self.labelled.get(label, number)
             for label, number in declared.items()
         }
+
+    @property
+    def unpinned(self) -> int:
+        """The default version of the configuration, else the newest served one; 0: none."""
+        return self._configured or max(self.served, default=0)
+
+    @property
+    def _configured(self) -> int:
+        """The default version that the configuration names, if its policy serves that version."""
+        number = chosen_default(self.config) if self.config is not None else 0
+        chosen = number and number not in self.withheld
+        return number if chosen and number in self.policy.chosen(self.entry.versions) else 0
 
     def _fails(self, number: int) -> bool:
         """Whether the version is not served, and not about to be."""

@@ -10,7 +10,12 @@ from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import VERSION_NAME, ModelEntry
-from modelport.gateway.repository.version_choice import LABEL, without_choices
+from modelport.gateway.repository.version_choice import (
+    LABEL,
+    chooses_versions,
+    chosen_default,
+    without_choices,
+)
 from modelport.gateway.settings import AspiredVersionPolicy
 
 _ASPIRED = "aspired_version_policy"
@@ -48,7 +53,7 @@ def computation(entry: ModelEntry, override: str | None) -> Hashable:
     text = entry.config_text if override is None else override
     rest = _parsed(entry, override)
     rest.ClearField("version_policy")
-    for key in [key for key in rest.parameters if key.startswith(LABEL)]:
+    for key in filter(chooses_versions, list(rest.parameters)):
         del rest.parameters[key]
     content: bytes = rest.SerializeToString(deterministic=True)
     return content, without_choices(text or "")
@@ -57,10 +62,10 @@ def computation(entry: ModelEntry, override: str | None) -> Hashable:
 def copy_version_choice(source: ModelConfig, target: ModelConfig) -> None:
     """Copy the settings that choose versions."""
     target.version_policy.CopyFrom(source.version_policy)
-    for key in [key for key in target.parameters if key.startswith(LABEL)]:
+    for key in filter(chooses_versions, list(target.parameters)):
         del target.parameters[key]
     for key, parameter in source.parameters.items():
-        if key.startswith(LABEL):
+        if chooses_versions(key):
             target.parameters[key].CopyFrom(parameter)
 
 
@@ -105,6 +110,7 @@ def read_config(
             config.version_policy.all.SetInParent()
     config = configuration.complete(config, entry.name)
     version_labels(config)
+    chosen_default(config)
     return config
 
 

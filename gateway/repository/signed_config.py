@@ -39,7 +39,8 @@ UNSIGNED = frozenset(
 )
 #: Parameters about how a model runs.
 _UNSIGNED_PARAMETER = re.compile(
-    r"version_label\..+|aspired_version_policy|admission_control\w*|batch_here|overload\w*"
+    r"version_label\..+|default_version|aspired_version_policy|admission_control\w*|batch_here"
+    r"|overload\w*"
     r"|(intra|inter)_op_thread_count|(INTRA|INTER)_OP_THREAD_COUNT|TF_NUM_(INTRA|INTER)_THREADS"
     r"|INFERENCE_NUM_THREADS|NUM_STREAMS|PERFORMANCE_HINT"
     r"|TF_USE_PER_SESSION_THREADS|tflite_num_threads|enable_mem_(arena|pattern)"

@@ -10,20 +10,25 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository.scan import ModelEntry, scan_model
+from modelport.gateway.repository.scan import VERSION_NAME, ModelEntry, scan_model
 from modelport.gateway.repository.version_policy import VersionPolicy
 
 #: Config parameter ``version_label.stable = "3"``: requests may ask for ``stable`` instead of 3.
 LABEL = "version_label."
+#: Config parameter ``default_version = "3"``: the version for requests without one, instead of the
+#: newest that is served.
+DEFAULT = "default_version"
 LABEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
 _VERSION_POLICY = re.compile(r"\bversion_policy\s*:?\s*\{")
-_LABELS = re.compile(rf"\bparameters\s*:?\s*\{{\s*key\s*:\s*[\"']{re.escape(LABEL)}")
+_PARAMETERS = re.compile(
+    rf"\bparameters\s*:?\s*\{{\s*key\s*:\s*[\"']({re.escape(LABEL)}|{DEFAULT}[\"'])"
+)
 
 
 class VersionChoice:
@@ -73,10 +78,29 @@ class VersionChoice:
         Raises:
             InvalidArgument: there is none.
         """
-        chosen = VersionPolicy.of(self._config.version_policy).chosen(self._entry.versions)
+        chosen = self._policy.chosen(self._entry.versions)
         if not chosen:
             raise InvalidArgument(f"the version_policy of model '{self.name}' allows no version")
         return chosen[::-1]
+
+    @property
+    def _policy(self) -> VersionPolicy:
+        return VersionPolicy.of(self._config.version_policy)
+
+    @property
+    def _named(self) -> set[int]:
+        """The versions in the folder that have a label."""
+        return {version for version in self.versions if str(version) in self.labels.values()}
+
+    def default(self) -> int:
+        """The version for requests without one.
+
+        Raises:
+            InvalidArgument: the version policy allows none.
+        """
+        allowed = self.allowed()
+        configured = chosen_default(self._config)
+        return configured if configured in allowed else allowed[-1]
 
     def before(self, version: int) -> int:
         """The version before ``version``.
@@ -106,6 +130,10 @@ class VersionChoice:
             self._require(version)
         elif key not in self._config.parameters:
             raise NotFound(f"model '{self.name}' has no label '{label}'")
+        self._set_parameter(key, version)
+
+    def _set_parameter(self, key: str, version: int | None) -> None:
+        """Set a parameter to ``version``; None removes it."""
         setting = f'parameters {{ key: "{key}" value {{ string_value: "{version}" }} }}\n'
         rest = configuration.parse(self._text)
         rest.parameters.pop(key, None)
@@ -114,34 +142,47 @@ class VersionChoice:
         self._replace(pattern, setting if version is not None else "", rest)
 
     def serve_only(self, version: int) -> None:
-        """Serve ``version`` and no other.
+        """Serve ``version`` by default, and otherwise only versions with a label.
 
         Raises:
             NotFound: there is no such version.
         """
         self._require(version)
-        self._serve([version])
+        self._serve({version} | self._named, version)
 
-    def _serve(self, versions: Sequence[int]) -> None:
-        self._set_policy(f"specific {{ versions: [ {', '.join(map(str, versions))} ] }}")
+    def _serve(self, versions: Collection[int], default: int) -> None:
+        """Serve exactly ``versions``."""
+        listed = ", ".join(map(str, sorted(versions)))
+        self._set_policy(f"specific {{ versions: [ {listed} ] }}")
+        self._set_default(default)
+
+    def _set_default(self, version: int) -> None:
+        """Make ``version``, which the policy serves, the default."""
+        if version != self.allowed()[-1]:
+            self._set_parameter(DEFAULT, version)
+        elif DEFAULT in self._config.parameters:
+            self._set_parameter(DEFAULT, None)
 
     def prefer(self, version: int, other: int) -> None:
-        """Make ``version`` the newest that the policy serves, in place of ``other``.
+        """Make ``version`` the default in place of ``other``; every label keeps answering.
 
-        The policy changes only if that is not so already.
+        Nothing changes if that is so already.
 
         Raises:
             NotFound: there is no such version.
         """
         self._require(version)
-        allowed = self.allowed()
-        if allowed[-1] != version:
-            kept = {each for each in allowed if each < version and each != other}
-            self._serve(sorted(kept | {version}))
+        policy = self._policy
+        wanted = policy.preferring(self.versions, self.default(), version, other, self._named)
+        if wanted.specific is not None and wanted != policy:
+            self._serve(wanted.specific, version)
+        elif self.default() != version:
+            self._set_default(version)
 
     def serve_latest(self) -> None:
         """Serve the newest version again."""
         self._set_policy("latest { num_versions: 1 }")
+        self._set_default(self.versions[-1])
 
     def _set_policy(self, policy: str) -> None:
         rest = configuration.parse(self._text)
@@ -177,9 +218,28 @@ class VersionChoice:
         self._text, self._config = text, wanted
 
 
+def chosen_default(config: Any) -> int:
+    """The default version that ``config`` names; 0: the newest that is served.
+
+    Raises:
+        InvalidArgument: its value is not a version.
+    """
+    if DEFAULT not in config.parameters:
+        return 0
+    text = config.parameters[DEFAULT].string_value
+    if not VERSION_NAME.match(text):
+        raise InvalidArgument(f"parameter '{DEFAULT}' must be a version, not '{text}'")
+    return int(text)
+
+
+def chooses_versions(key: str) -> bool:
+    """Whether a config parameter chooses versions, and changes nothing of what they compute."""
+    return key == DEFAULT or key.startswith(LABEL)
+
+
 def without_choices(text: str) -> str:
-    """The configuration ``text`` without its labels and version policy, and without spaces."""
-    for pattern in (_VERSION_POLICY, _LABELS):
+    """The configuration ``text`` without the settings that choose versions, and without spaces."""
+    for pattern in (_VERSION_POLICY, _PARAMETERS):
         while (match := pattern.search(text)) is not None:
             text = text[: match.start()] + text[_end_of_block(text, match.start()) :]
     return "".join(text.split())

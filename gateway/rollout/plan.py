@@ -251,6 +251,11 @@ class RolloutPlan(RolloutChoices):
             raise InvalidArgument(f"'{self.label}' is not a valid label")
 
     @property
+    def moves_default(self) -> bool:
+        """Whether requests without a version belong to the rollout."""
+        return self.default_version in (0, self.baseline.version)
+
+    @property
     def stages(self) -> tuple[RolloutStage, ...]:
         """The shadow stage, if any, and the canary stages."""
         return _stages(self.shadow, self.steps)

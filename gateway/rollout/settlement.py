@@ -50,8 +50,7 @@ def _promote(choice: VersionChoice, plan: RolloutPlan) -> None:
     new, old = plan.candidate.version, plan.baseline.version
     if plan.label and choice.labels.get(plan.label) != str(new):
         choice.label(plan.label, new)
-    if plan.default_version in (0, old):
-        choice.prefer(new, old)
+    choice.prefer(new if plan.moves_default else choice.default(), old)
 
 
 def _roll_back(choice: VersionChoice, plan: RolloutPlan) -> None:
@@ -59,8 +58,7 @@ def _roll_back(choice: VersionChoice, plan: RolloutPlan) -> None:
     new = plan.candidate.version if plan.candidate.model == plan.model else 0
     if new and plan.label and choice.labels.get(plan.label) == str(new):
         choice.label(plan.label, old)
-    if plan.default_version in (0, old):  # as it was served
-        choice.prefer(old, new)
+    choice.prefer(old if plan.moves_default else choice.default(), new)  # as it was served
 
 
 def find(repositories: Sequence[Path | Location], model: str) -> VersionChoice | None:

@@ -151,14 +151,13 @@ class RolloutParticipant:
         plan = RolloutPlan.from_json(arguments["plan"])
         won = arguments["winner"] and RolloutSide(*arguments["winner"])
         held, holds = self._manager.held, holds_of(plan, _default(plan))
-        diverted = plan.default_version in (0, plan.baseline.version)
         own = plan.candidate.model == plan.model
         if not won:
             for name in holds:
                 await held.release(name, rollout=plan.id)
         elif won == plan.candidate and own:
             await held.release(
-                plan.model, won.version, plan.baseline.version, plan.label, diverted,
+                plan.model, won.version, plan.baseline.version, plan.label, plan.moves_default,
                 rollout=plan.id,
             )  # fmt: skip
         elif plan.keep:
@@ -167,8 +166,9 @@ class RolloutParticipant:
         else:
             other = plan.candidate.version if own else 0
             await held.release(
-                plan.model, plan.baseline.version, other, "", diverted, rollout=plan.id
-            )
+                plan.model, plan.baseline.version, other, "", plan.moves_default,
+                rollout=plan.id,
+            )  # fmt: skip
             if not own:
                 await held.release(plan.candidate.model, rollout=plan.id)
         routing = self._routings.get(plan.model)

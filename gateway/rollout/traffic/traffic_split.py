@@ -97,7 +97,7 @@ class TrafficSplit:
         self._service = service
         self._assignment = RequestAssignment(plan)
         #: Whether requests without a version belong to the rollout.
-        self._default = plan.default_version in (0, plan.baseline.version)
+        self._default = plan.moves_default
         self._stage = StageTraffic(0, StageKind.SHADOW, 0.0, StageCounts())
         #: The assignment of every request without a key to the baseline.
         self._to_baseline = AssignedRequest(self._stage, False)
