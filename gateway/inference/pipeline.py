@@ -39,11 +39,13 @@ class Pipeline(NamedTuple):
         stream: answers a request with any number of responses.
         refuses: whether admission refuses the next request regardless of its content, so that it
             need not be read.
+        overloaded: whether the version has more requests than it can compute.
     """
 
     infer: Infer
     stream: InferStream
     refuses: Callable[[], bool] = lambda: False
+    overloaded: Callable[[], bool] = lambda: False
 
 
 def build(
@@ -72,10 +74,12 @@ def build(
     dispatched = signatures.before(batched)
     guarded = admission.wrap(dispatched, config, backend.execution, shared.overloaded)
     cached = cache.wrap(guarded, name, number, config, statistics, shared.response_cache)
+    if not isinstance(guarded, admission.OverloadGuard):
+        return Pipeline(cached, stream)
+    if cached is guarded:
+        return Pipeline(cached, stream, guarded.refuses, guarded.overloaded)
     # Cached responses are sent under any load, so the request has to be read.
-    if isinstance(guarded, admission.OverloadGuard) and cached is guarded:
-        return Pipeline(cached, stream, guarded.refuses)
-    return Pipeline(cached, stream)
+    return Pipeline(cached, stream, overloaded=guarded.overloaded)
 
 
 def _single(infer: Infer) -> InferStream:

@@ -126,10 +126,20 @@ class InferenceService:
         version = self._manager.find(name, number)
         return 0 if version is None else version.statistics.pending
 
+    def overloaded(self, name: str, number: int) -> bool:
+        """Whether a version, or a step of an ensemble, has more requests than it can compute."""
+        version = self._manager.find(name, number)
+        if version is None:
+            return False
+        steps = version.config.ensemble_scheduling.step
+        return version.overloaded() or any(
+            self.overloaded(each.model_name, max(each.model_version, 0)) for each in steps
+        )
+
     @property
-    def overloaded(self) -> bool:
-        """Whether a model of this process is overloaded, or the process ends."""
-        return bool(self._manager.overloaded) or self._manager.closing.is_set()
+    def closing(self) -> bool:
+        """Whether the process ends."""
+        return self._manager.closing.is_set()
 
     def refuses(self, name: str, number: int) -> bool:
         """Whether an overload refuses the next request for this model or version.

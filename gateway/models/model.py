@@ -69,7 +69,7 @@ class ServedVersion:
         self.labels = _labels(entry, backend.config)
         self.statistics = statistics
         self.decoupled = bool(self.config.model_transaction_policy.decoupled)
-        self.infer, self.stream, self.refuses = pipeline.build(
+        self.infer, self.stream, self.refuses, self.overloaded = pipeline.build(
             self.name, number, backend, self.signatures, statistics, shared
         )
         #: The backend's, if it has one.

@@ -260,7 +260,8 @@ class RolloutController:
             "share": rollout.routed.share if rollout.routed is not None else 0.0,
             "problem": rollout.problem
             or ("the state is out of date" * rollout.doubtful)
-            or state.hold_reason,
+            or state.hold_reason
+            or self._processes.comparison_problem(state.plan.id),
         }
         if not state.phase.ended:
             document["decision"] = self._decision(rollout).to_json()

@@ -83,21 +83,30 @@ class ProcessGroup:
         self._members = members
         self._repositories = repositories
         self._routings: dict[str, Document] = {}
+        #: The reasons why rollouts compare nothing, by id, as the processes last said.
+        self._problems: dict[str, str] = {}
 
     # -- the controller's -------------------------------------------------------------------------
 
     async def collect(self) -> Mapping[str, ProcessCounts]:
-        found = {}
+        found, problems = {}, dict[str, str]()
         for answer in await self._members.ask("rollout_counts", {}):
-            if not isinstance(answer, ModelportError):
-                found[answer["process"]] = {
-                    rollout: {
-                        int(stage): StageCounts.from_json(counts)
-                        for stage, counts in document["stages"].items()
-                    }
-                    for rollout, document in answer["counts"].items()
+            if isinstance(answer, ModelportError):
+                continue
+            found[answer["process"]] = {
+                rollout: {
+                    int(stage): StageCounts.from_json(counts)
+                    for stage, counts in document["stages"].items()
                 }
+                for rollout, document in answer["counts"].items()
+            }
+            for rollout, document in answer["counts"].items():
+                problems[rollout] = document["problem"] or problems.get(rollout, "")
+        self._problems = problems
         return found
+
+    def comparison_problem(self, rollout_id: str) -> str:
+        return self._problems.get(rollout_id, "")
 
     async def apply(self, routing: RolloutRouting) -> None:
         document: Document = orjson.loads(checked_json.write(routing.to_json()))

@@ -22,6 +22,9 @@ class RolloutProcesses(Protocol):
         A process that ended, or does not respond in time, may be left out.
         """
 
+    def comparison_problem(self, rollout_id: str) -> str:
+        """The reason why a process compares nothing, when it was last asked; empty: it does."""
+
     async def apply(self, routing: RolloutRouting) -> None:
         """Route requests as ``routing`` says; return when every process does.
 

@@ -11,6 +11,8 @@ thousand times a second, although it would be one request in flight if it were a
 time to time a *probe* refuses no request for some milliseconds, but *holds* it. Closed-loop clients
 are soon all held; then no more requests arrive than are answered, the overload has ended, and the
 held requests are admitted. If more keep arriving, it has not, and the held requests are refused.
+
+An overload also ends in silence: the guard looks at the controller although no request arrives.
 """
 
 from __future__ import annotations
@@ -93,6 +95,10 @@ class OverloadController:
         self._sustained = 0
 
     @property
+    def overloaded(self) -> bool:
+        return self.limit != math.inf
+
+    @property
     def probing(self) -> bool:
         return self._probe_began > 0
 
@@ -119,6 +125,13 @@ class OverloadController:
         elif self._arrived < SLOT_ARRIVALS:
             return False
         return self._turn(now, elapsed, in_flight)
+
+    def look(self, now: float, in_flight: int) -> bool:
+        """Close a slot that no arrival has closed; whether the overload has ended."""
+        if now - self._started > MAX_SLOT_SECONDS:
+            self._answered = max(self._answered, self._arrived)
+            self._turn(now, now - self._started, in_flight)
+        return not self.overloaded
 
     def judge(self, now: float, before: int) -> AdmissionDecision:
         """Decide about a request that has arrived behind ``before`` others."""
@@ -167,7 +180,7 @@ class OverloadController:
         self._grown = self._grown + 1 if grown else 0
         self._seconds += elapsed
         begins = False
-        if self.limit != math.inf:
+        if self.overloaded:
             self.limit = self._lowest()
             if not grown and not self._exceeded:
                 self._end(now, in_flight)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from modelport.gateway.errors import QueueFull
 from modelport.gateway.inference.admission.controller import (
+    MAX_SLOT_SECONDS,
     PROBE_SECONDS,
     AdmissionDecision,
     OverloadController,
@@ -62,6 +63,10 @@ class OverloadGuard:
             return self._infer(request, deadline)
         return self._admit(request, deadline)
 
+    def overloaded(self) -> bool:
+        """Whether the model has more requests than it can compute."""
+        return self._controller.overloaded
+
     def refuses(self) -> bool:
         """Whether the next request is refused before it is read."""
         before, controller = len(self._in_flight), self._controller
@@ -74,6 +79,7 @@ class OverloadGuard:
         now = time.monotonic()
         if controller.arrived(now, before):
             self._shorten()
+            self._look_later()
         level = 0
         if self._priorities is not None:
             level = self._priorities.level(request)
@@ -138,6 +144,14 @@ class OverloadGuard:
         if self._probe is not None:
             self._probe.set_result(ended)
         self._probe = self._probe_timer = None
+
+    def _look_later(self) -> None:
+        asyncio.get_running_loop().call_later(MAX_SLOT_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """End an overload whose clients have all gone: no arrival ends it."""
+        if not self._controller.look(time.monotonic(), len(self._in_flight)):
+            self._look_later()
 
     def _shorten(self) -> None:
         """Refuse the requests beyond the limit that have not begun to be computed.

@@ -84,12 +84,16 @@ class Rollouts:
         return [] if split is None else list(split.examples)
 
     def counts(self) -> dict[str, dict[str, Any]]:
-        """The counts of each rollout since it began in this process, by id and stage."""
+        """The counts of each rollout since it began in this process, by id and stage.
+
+        With them, the ``problem`` because of which it compares nothing.
+        """
         for split in self._splits.values():
             split.settle()
         return {
             split.plan.id: {
-                "stages": {str(index): counts.to_json() for index, counts in split.counts.items()}
+                "stages": {str(index): counts.to_json() for index, counts in split.counts.items()},
+                "problem": split.problem,
             }
             for split in self._splits.values()
         }

@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
 import structlog
@@ -66,11 +65,19 @@ class ShadowCopy:
         self.size_bytes = sum(each.size_bytes for each in (*self.request.inputs, *self.answer))
 
 
-class CopyOutcome(Enum):
-    """The ways in which a copy ends without a comparison."""
+@dataclass(frozen=True, slots=True)
+class UncomparedCopy:
+    """The end of a copy without a comparison.
 
-    FAILED = "failed"
-    DROPPED = "dropped"
+    ``dropped`` is the reason why it got no answer; empty: the side failed.
+    """
+
+    dropped: str = ""
+
+
+#: The side failed, or did not answer in time.
+FAILED = UncomparedCopy()
+_STOPPED = UncomparedCopy("the stage has ended")
 
 
 class ShadowListener(Protocol[T]):
@@ -81,7 +88,7 @@ class ShadowListener(Protocol[T]):
 
     def compared(self, copy: ShadowCopy, comparison: T) -> None: ...
 
-    def ended(self, copy: ShadowCopy, outcome: CopyOutcome) -> None: ...
+    def ended(self, copy: ShadowCopy, outcome: UncomparedCopy) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -103,33 +110,43 @@ class ShadowQueue(Generic[T]):
 
     Args:
         busy: whether requests of clients are in progress.
+        obstacle: the reason why no copy may be sent now; empty: it may.
     """
 
     def __init__(
-        self, service: InferenceService, listener: ShadowListener[T], busy: Callable[[], bool]
+        self,
+        service: InferenceService,
+        listener: ShadowListener[T],
+        busy: Callable[[], bool],
+        obstacle: Callable[[], str],
     ) -> None:
-        self._service, self._listener, self._busy = service, listener, busy
+        self._service, self._listener = service, listener
+        self._busy, self._obstacle = busy, obstacle
         self._waiting: deque[ShadowCopy] = deque()
         self._bytes = 0
         self._running: _RunningCopy | None = None
         #: The outcomes of copies in threads, which append to it.
-        self._finished: deque[tuple[_RunningCopy, T | CopyOutcome]] = deque()
+        self._finished: deque[tuple[_RunningCopy, T | UncomparedCopy]] = deque()
         #: Since when the first of the waiting copies waits for its moment.
         self._free_since = 0.0
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def offer(self, copy: ShadowCopy) -> bool:
-        """Queue ``copy``, or return False: there is no place, or the gateway is overloaded."""
+    def offer(self, copy: ShadowCopy) -> str:
+        """Queue ``copy``, or return the reason why it is dropped."""
         self.settle()
         size = self._bytes + copy.size_bytes
-        if len(self._waiting) >= MAX_COPIES or size > MAX_BYTES or self._service.overloaded:
-            return False
+        if len(self._waiting) >= MAX_COPIES:
+            return f"{MAX_COPIES} others wait for a moment without requests of clients"
+        if size > MAX_BYTES:
+            return f"its tensors and those of the others that wait exceed {MAX_BYTES >> 20} MiB"
+        if obstacle := self._obstacle():
+            return obstacle
         copy.queued_at = time.monotonic()
         self._bytes = size
         self._waiting.append(copy)
         self.advance()
-        return True
+        return ""
 
     def advance(self) -> None:
         """Note that a request of a client has been answered."""
@@ -146,7 +163,7 @@ class ShadowQueue(Generic[T]):
             self._end(*self._finished.popleft())
         running = self._running
         if running is not None and time.monotonic() >= running.latest and running.task is None:
-            self._end(running, CopyOutcome.FAILED)
+            self._end(running, FAILED)
 
     def stop(self) -> None:
         """Drop all copies, the one in progress too."""
@@ -155,9 +172,9 @@ class ShadowQueue(Generic[T]):
         if running is not None and running.task is not None:
             running.task.cancel()  # it ends the copy
         elif running is not None:
-            self._end(running, CopyOutcome.DROPPED)
+            self._end(running, _STOPPED)
         for copy in self._waiting:
-            self._listener.ended(copy, CopyOutcome.DROPPED)
+            self._listener.ended(copy, _STOPPED)
         self._waiting.clear()
         self._bytes = 0
         if self._timer is not None:
@@ -175,8 +192,11 @@ class ShadowQueue(Generic[T]):
                 break
             self._waiting.popleft()
             self._bytes -= copy.size_bytes
-            if self._service.overloaded or now - copy.queued_at > MAX_WAIT_SECONDS:
-                self._listener.ended(copy, CopyOutcome.DROPPED)
+            reason = self._obstacle()
+            if now - copy.queued_at > MAX_WAIT_SECONDS:
+                reason = f"it has waited for more than {MAX_WAIT_SECONDS:g} s"
+            if reason:
+                self._listener.ended(copy, UncomparedCopy(reason))
             else:
                 self._answer(copy, now)
         if self._timer is None and (self._waiting or self._running is not None):
@@ -209,7 +229,7 @@ class ShadowQueue(Generic[T]):
     ) -> None:
         if running.ended:
             return
-        outcome: T | CopyOutcome
+        outcome: T | UncomparedCopy
         try:
             response = answer_copy(version, _request(running.copy), infer)
         except Exception as error:
@@ -224,7 +244,7 @@ class ShadowQueue(Generic[T]):
     async def _answer_on_loop(self, running: _RunningCopy) -> None:
         request_routing.CURRENT.set(request_routing.RequestRouting(is_copy=True))
         copy, deadline = running.copy, Deadline(running.latest)
-        outcome: T | CopyOutcome = CopyOutcome.DROPPED
+        outcome: T | UncomparedCopy = _STOPPED
         try:
             response = await self._service.infer_copy(_request(copy), deadline)
         except Exception as error:
@@ -238,16 +258,16 @@ class ShadowQueue(Generic[T]):
             self._end(running, outcome)
         self.advance()
 
-    def _compared(self, copy: ShadowCopy, response: InferResponse) -> T | CopyOutcome:
+    def _compared(self, copy: ShadowCopy, response: InferResponse) -> T | UncomparedCopy:
         try:
             return self._listener.compare(copy, response)
         except Exception:
             log.exception(
                 "the answer to a shadow copy was not compared", model=copy.request.model_name
             )
-            return CopyOutcome.DROPPED
+            return UncomparedCopy("its answer could not be compared; the log has the error")
 
-    def _end(self, running: _RunningCopy, outcome: T | CopyOutcome) -> None:
+    def _end(self, running: _RunningCopy, outcome: T | UncomparedCopy) -> None:
         """Count a copy, and let the next one begin."""
         if running.ended:
             return
@@ -256,7 +276,7 @@ class ShadowQueue(Generic[T]):
             running.version.release()
         if running is self._running:
             self._running, self._free_since = None, time.monotonic()
-        if isinstance(outcome, CopyOutcome):
+        if isinstance(outcome, UncomparedCopy):
             self._listener.ended(running.copy, outcome)
         else:
             self._listener.compared(running.copy, outcome)
@@ -268,9 +288,9 @@ def _request(copy: ShadowCopy) -> InferRequest:
     return request
 
 
-def _outcome_of(copy: ShadowCopy, error: Exception) -> CopyOutcome:
+def _outcome_of(copy: ShadowCopy, error: Exception) -> UncomparedCopy:
     if isinstance(error, QueueFull | MemoryExhausted):
-        return CopyOutcome.DROPPED
+        return UncomparedCopy(str(error))
     if not isinstance(error, ModelportError):
         log.error("a shadow copy failed", model=copy.request.model_name, exc_info=error)
-    return CopyOutcome.FAILED
+    return FAILED

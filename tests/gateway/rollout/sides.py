@@ -109,6 +109,10 @@ class Sides:
         document = self.rollouts.counts()[self.plan.id]["stages"][str(stage)]
         return StageCounts.from_json(document)
 
+    def problem(self) -> str:
+        found: str = self.rollouts.counts()[self.plan.id]["problem"]
+        return found
+
     async def ask(
         self,
         *values: float,

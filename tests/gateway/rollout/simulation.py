@@ -166,6 +166,7 @@ class SimulatedProcesses:
         self.until: dict[str, float] = {}
         self.slow = 0.01
         self.problem = ""
+        self.uncompared = ""
         self.unsettled_reason = ""
         self.routed: dict[str, RolloutRouting] = {}
         self.counts: dict[str, dict[int, StageCounts]] = {}
@@ -184,6 +185,9 @@ class SimulatedProcesses:
     async def collect(self) -> Mapping[str, ProcessCounts]:
         await self._step()
         return {self.life: self.counts}
+
+    def comparison_problem(self, rollout_id: str) -> str:
+        return self.uncompared
 
     async def apply(self, routing: RolloutRouting) -> None:
         await self._step()

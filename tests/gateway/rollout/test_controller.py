@@ -96,6 +96,16 @@ async def test_a_candidate_that_is_gone_is_rolled_back_with_the_reason() -> None
     gateway.kill()
 
 
+@virtual
+async def test_the_status_of_a_stage_that_cannot_compare_says_why() -> None:
+    gateway = SimulatedGateway(Storage(), 1)
+    await gateway.controller.start(plan(shadow=0.1, **QUICK))
+    assert gateway.controller.status("fraud")["problem"] == ""
+    gateway.processes.uncompared = "the last 50 copies were dropped: the baseline is overloaded"
+    assert gateway.controller.status("fraud")["problem"] == gateway.processes.uncompared
+    gateway.kill()
+
+
 async def lost_by_a_kill(store: Callable[..., RolloutStore] = RolloutStore) -> list[float]:
     """Requests of each stage that a kill loses; the stage and its time stay."""
     storage = Storage()

@@ -17,7 +17,7 @@ from modelport.gateway.backends.capabilities import BlockingInfer
 from modelport.gateway.errors import Internal, QueueFull
 from modelport.gateway.rollout.plan import ComparisonKind, RolloutLimits
 from modelport.gateway.rollout.statistics.counts import StageCounts
-from modelport.gateway.rollout.traffic import shadow
+from modelport.gateway.rollout.traffic import shadow, traffic_split
 from modelport.gateway.runtime.background_thread import BackgroundThread
 from modelport.gateway.types import Datatype, InferRequest, InferResponse, Tensor
 from tests.gateway.rollout.sides import CONFIG, Sides, failing, never, sides, times
@@ -226,13 +226,33 @@ async def test_a_full_candidate_drops_a_copy_and_has_not_failed(tmp_path: Path) 
     assert (counts.dropped, counts.failed) == (1, 0)
 
 
-async def test_no_copy_is_sent_while_the_gateway_is_overloaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [1, 2])
+async def test_no_copy_is_sent_while_a_side_is_overloaded_and_the_stage_says_so(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traffic_split, "MANY_DROPPED", 3)
+    found = await sides(tmp_path, times(2))
+    found.apply(1.0, "shadow")
+    side = found.manager.get("m", number)
+    for others in range(3):
+        assert found.problem() == "", others
+        side.overloaded = lambda: True
+        await found.ask()
+    assert found.counts().dropped == 3
+    name = {1: "baseline", 2: "candidate"}[number]
+    assert found.problem() == f"the last 3 copies were dropped: the {name} is overloaded"
+    side.overloaded = lambda: False
+    await found.ask()
+    assert (await ended(found, 4)).compared == 1
+    assert found.problem() == ""
+
+
+async def test_copies_are_sent_while_another_model_is_overloaded(tmp_path: Path) -> None:
     found = await sides(tmp_path, times(2))
     found.apply(1.0, "shadow")
     found.manager.overloaded.add(object())  # type: ignore[arg-type]
     await found.ask()
-    assert found.counts().dropped == 1
-    assert not found.candidate.asked
+    assert (await ended(found, 1)).compared == 1
 
 
 async def test_tensors_of_waiting_copies_have_a_limit(

@@ -221,6 +221,22 @@ async def test_by_default_an_overload_is_refused_and_the_queue_it_made_is_cut() 
     assert not infer._in_flight
 
 
+@pytest.mark.parametrize("looks", [True, False], ids=["", "known-bad: only an arrival ends it"])
+async def test_an_overload_ends_although_no_request_comes_any_more(
+    looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not looks:
+        monkeypatch.setattr(admission.OverloadGuard, "_look_later", lambda self: None)
+    models: admission.OverloadedModels = set()
+    config = configuration.parse(f'name: "m" max_batch_size: 1 {LEAST % 20}')
+    infer = admission.wrap(OneByOneServer(), config, QUEUES, models)
+    await flood(infer, 0.4, 10 / SERVICE_SECONDS)
+    assert isinstance(infer, admission.OverloadGuard)
+    assert (infer.overloaded(), len(models)) == (True, 1)
+    await asyncio.sleep(5)
+    assert (infer.overloaded(), len(models)) == (not looks, int(not looks))
+
+
 async def test_a_request_that_is_cut_is_refused_and_one_that_is_cancelled_is_cancelled() -> None:
     infer = guarded(OneByOneServer(), LEAST % 20)
     assert isinstance(infer, admission.OverloadGuard)
