@@ -10,6 +10,7 @@ from typing import Protocol
 
 from modelport.gateway.server.listening_socket import (
     CUT_OFF_SECONDS,
+    NEWCOMER_SECONDS,
     QUIET_SECONDS,
     ConnectionLimit,
     ListeningSocket,
@@ -50,6 +51,9 @@ class ServerState:
         self.limit = limit
         self.connections: set[ServerSideConnection] = set()
         self.requests: set[Cancellable] = set()
+        #: Connections whose first request has not come, by the time at which they began, if their
+        #: protocol cannot tell a client that it was not accepted.
+        self.newcomers: dict[ServerSideConnection, float] = {}
         #: Whether clients are told to leave.
         self.leaving = False
 
@@ -114,6 +118,7 @@ class Listener:
         await asyncio.gather(*(each.stop() for each in self._sockets))
         self._warn()
         await until_no(state.connections, deadline.earliest(QUIET_SECONDS))
+        await self._until_newcomers_asked(deadline)
         for connection in list(state.connections):
             connection.leave()
         await until_no(state.requests, deadline)
@@ -126,3 +131,11 @@ class Listener:
         await until_no(state.connections, closed)
         for connection in list(state.connections):
             connection.transport.abort()
+
+    async def _until_newcomers_asked(self, deadline: Deadline) -> None:
+        """Wait for the first requests of clients that connected a moment ago."""
+        newcomers, deadline = self.state.newcomers, deadline.earliest(NEWCOMER_SECONDS)
+        oldest = asyncio.get_running_loop().time() - NEWCOMER_SECONDS
+        recent = {each for each, began in newcomers.items() if began > oldest}
+        while recent & newcomers.keys() and not deadline.expired:
+            await asyncio.sleep(0.01)

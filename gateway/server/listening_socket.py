@@ -21,6 +21,9 @@ from modelport.gateway.types import Deadline
 QUIET_SECONDS = 0.3
 #: Time for requests that are cancelled at the deadline to send their error response.
 CUT_OFF_SECONDS = 0.05
+#: While draining: the same for the first request of a connection that is not older than this. A
+#: client does not expect that a new connection ends without an answer, and rarely tries again.
+NEWCOMER_SECONDS = 2.0
 BACKLOG = 2048
 #: Time for TCP handshakes in progress to complete; within one network they take less.
 HANDSHAKE_SECONDS = 0.02

@@ -58,7 +58,6 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         self._scope: dict[str, Any] = {}  # what the scopes of all requests share
         # The request being parsed.
         self._completed: RequestResponseCycle | None = None  # the small one of this segment
-        self._fresh = True  # no request has come
         self._segment_bytes = self._head_bytes = 0  # here, and of its head in earlier segments
         self._receiving: RequestResponseCycle | None = None
         self._overloaded = False  # it is refused, and its body discarded
@@ -84,6 +83,7 @@ class HttpConnection(RequestParser, asyncio.Protocol):
             self._closing = True
             return
         self._crowded = room is Room.HEALTH
+        self._state.newcomers[self] = self.loop.time()
         self._scope = head.connection_scope(transport)
         head_seconds = time_limits.CROWDED_SECONDS if self._crowded else time_limits.HEAD_SECONDS
         self._timer.after(head_seconds)
@@ -116,7 +116,7 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         except httptools.HttpParserError as error:
             seen = PREFACE[: self._head_bytes]
             is_preface = self._parser.get_method() == b"PRI" and (seen + data).startswith(PREFACE)
-            if self._fresh and is_preface:
+            if self in self._state.newcomers and is_preface:
                 self._become_http2(seen + data)
             else:
                 self._reject(error_response.for_error(error))
@@ -162,6 +162,7 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         self._timer.close()
         self._unread.stop()
         self._state.connections.discard(self)
+        self._state.newcomers.pop(self, None)
         if self._active is not None:
             self._active.disconnect()
         while self._queue:
@@ -209,7 +210,7 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         method, version = parser.get_method().decode(), parser.get_http_version()
         if len(self._headers) > MAX_HEADERS:
             raise RefusedHead(error_response.LONG)
-        self._fresh = False
+        self._state.newcomers.pop(self, None)
         self._upgrades = parser.should_upgrade() and method != "CONNECT"
         if self._upgrades:
             return

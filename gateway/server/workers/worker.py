@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -41,15 +40,13 @@ def take_assignment() -> Assignment:
     """
     fields = json.loads(os.environ.pop(VARIABLE))
     assignment = Assignment(**{**fields, "arguments": tuple(fields["arguments"])})
-    importing = _prepare_spare() if assignment.spare else None
+    if assignment.spare:
+        _prepare_spare()
     with socket.socket(fileno=os.dup(assignment.channel)) as stream:
         try:
             number, rows = receive(stream)
         except (ChannelClosed, OSError):
             os._exit(0)
-    if importing is not None and importing.is_alive():
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(importing.native_id or 0, os.SCHED_OTHER, os.sched_param(0))
     _name_process(f"modelport:{number}")
     FILES.receive(rows)
     return replace(assignment, number=number)
@@ -193,20 +190,10 @@ def _handlers(
     return {**handlers, **server.participant.handlers}
 
 
-def _prepare_spare() -> threading.Thread:
-    """Begin to import what takes long, in a thread with idle priority, which it takes privileges to
-    leave: the threads that serve never have it.
-    """
+def _prepare_spare() -> None:
+    """Import what takes long before the wait, so that the spare is ready when it is needed."""
     _name_process("modelport:spare")
     _leave_signals_to_parent()
-    importing = threading.Thread(target=_import_idly, name="import")
-    importing.start()
-    return importing
-
-
-def _import_idly() -> None:
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with contextlib.suppress(ImportError):
         importlib.import_module("onnxruntime")
 

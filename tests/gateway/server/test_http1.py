@@ -15,12 +15,14 @@ from modelport.gateway.errors import MemoryExhausted
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.runtime import request_memory
 from modelport.gateway.runtime.request_memory import PROCESS
+from modelport.gateway.server import listener as listener_module
 from modelport.gateway.server import listening_socket, time_limits
 from modelport.gateway.server.http1 import protocol, request_cycle, request_parser, unread_timer
 from modelport.gateway.server.http1.listener import HttpListener
-from modelport.gateway.server.listening_socket import bind
+from modelport.gateway.server.listening_socket import NEWCOMER_SECONDS, bind
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire import via_header
+from tests.polling import until
 
 pytestmark = pytest.mark.usefixtures("transport")
 #: The client of the test decides: it is not asyncio's, or TLS has no word for what it does.
@@ -835,6 +837,28 @@ async def test_on_shutdown_requests_in_flight_are_answered_and_connections_close
         head, body = await client.reply()
         assert (body, b"\r\nconnection: close\r\n" in head) == (b"late", True)
         assert await idle.rest() == b""
+        await draining
+
+
+@pytest.mark.parametrize("seconds", [NEWCOMER_SECONDS, 0.0], ids=["", "known-bad: none"])
+async def test_on_shutdown_a_new_connection_gets_an_answer_to_its_first_request(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client was slow, for example on a busy machine, and does not expect an end."""
+    monkeypatch.setattr(listener_module, "NEWCOMER_SECONDS", seconds)
+    monkeypatch.setattr(listener_module, "QUIET_SECONDS", 0.05)
+    listener = HttpListener(echo, bind("127.0.0.1", 0, "--http-port"))
+    await listener.start()
+    async with connected(listener.port) as client:
+        await until(lambda: bool(listener.state.connections))
+        draining = asyncio.ensure_future(listener.drain(Deadline.after(PATIENCE_SECONDS)))
+        await asyncio.wait({draining}, timeout=0.3)  # the pace of the client, which is tested
+        assert draining.done() is (not seconds)
+        if seconds:
+            await client.send(post(b"x"))
+            head, _ = await client.reply()
+            assert (head[:12], b"connection: close" in head) == (b"HTTP/1.1 200", True)
+        assert await client.rest() == b""
         await draining
 
 
