@@ -164,7 +164,7 @@ class RolloutController:
             InvalidArgument: the candidate cannot serve, or webhooks cannot be signed.
             Unavailable: the repository does not respond, or a webhook does not permit it.
         """
-        self._webhooks.require_secret(plan)
+        seal = self._webhooks.seal(plan)
         problem = await self._processes.candidate_problem(plan)
         if problem:
             raise InvalidArgument(f"the candidate cannot serve: {problem}")
@@ -175,7 +175,7 @@ class RolloutController:
             if rollout is not None and rollout.state.plan.id == plan.id:
                 break
             before = rollout.state if rollout is not None else None
-            new = transitions.started(plan, before, self.replica, change)
+            new = transitions.started(plan, before, self.replica, change, seal)
             await self._webhooks.require(new)
             await self._write(new)
         else:
@@ -359,7 +359,7 @@ class RolloutController:
             await self._write(new)
             await rollout.apply()
         else:
-            problem = "" if new is None else self._webhooks.problem(state.plan)
+            problem = "" if new is None else self._webhooks.problem(state)
             beat = transitions.led(state, self.replica, problem)
             if silent >= lease.HEARTBEAT * self._lease or beat.hold_reason != state.hold_reason:
                 await self._states.write(beat)

@@ -298,6 +298,12 @@ def _stages(shadow: float, steps: tuple[float, ...]) -> tuple[RolloutStage, ...]
     return (*first, *(RolloutStage(StageKind.CANARY, share) for share in steps))
 
 
+def public_url(url: str) -> str:
+    """The scheme, host and port of a URL: its user, path and query may be secrets."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
 def _is_web_address(url: str) -> bool:
     """Whether ``url`` is one of HTTP with a host."""
     try:

@@ -13,13 +13,13 @@ import hmac
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import orjson
 import structlog
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
-from modelport.gateway.rollout.plan import RolloutPlan
+from modelport.gateway.rollout import checked_json
+from modelport.gateway.rollout.plan import RolloutPlan, public_url
 from modelport.gateway.rollout.shared_state.state import RolloutEventKind, RolloutState
 from modelport.gateway.runtime import gateway_files
 from modelport.gateway.runtime.gateway_files import FILES, FileContent
@@ -41,6 +41,12 @@ MAX_SECRET_BYTES = 4096
 NO_SECRET = (
     "webhooks are signed, and this gateway has no secret for that; start it with "
     "--rollout-webhook-secret FILE"
+)
+
+
+NO_SEAL = (
+    "its webhooks are not called: no gateway with this --rollout-webhook-secret has started the "
+    "plan; roll it back, and start it again"
 )
 
 
@@ -68,6 +74,16 @@ def _secret(file: FileContent) -> bytes:
     if not 0 < len(secret) <= MAX_SECRET_BYTES:
         raise InvalidArgument(f"the secret '{file.path}' must have 1 to {MAX_SECRET_BYTES} bytes")
     return secret
+
+
+def seal(secret: bytes, plan: RolloutPlan) -> str:
+    """The HMAC-SHA256 of ``plan``, by which a gateway knows a plan that a gateway has started.
+
+    Anyone who can write to the repository can write a state, and no other plan's webhooks get a
+    signature. The prefix keeps seals apart from signatures: no body of a call begins with it.
+    """
+    stored = checked_json.write(RolloutPlan.from_json(plan.to_json()))  # as it will be read
+    return hmac.new(secret, b"plan\0" + stored, hashlib.sha256).hexdigest()
 
 
 def signature(secret: bytes, body: bytes) -> str:
@@ -98,11 +114,36 @@ class RolloutWebhooks:
         #: The permission that was asked for last, by model.
         self._permissions: dict[str, _Permission] = {}
         self._notifying: set[asyncio.Task[None]] = set()
+        #: The plan whose seal was checked last, with the seal.
+        self._known: set[tuple[RolloutPlan, str]] = set()
 
-    def require_secret(self, plan: RolloutPlan) -> None:
-        """Raises ``InvalidArgument``: the webhooks of ``plan`` could not be signed."""
-        if plan.webhooks and self._secret is None:
+    def seal(self, plan: RolloutPlan) -> str:
+        """Seal a plan that this gateway starts; without webhooks it needs no seal.
+
+        Raises:
+            InvalidArgument: the webhooks of ``plan`` could not be signed.
+        """
+        if not plan.webhooks:
+            return ""
+        if self._secret is None:
             raise InvalidArgument(NO_SECRET)
+        return seal(read_secret(self._secret), plan)
+
+    def _seal_problem(self, state: RolloutState) -> str:
+        """The reason why the webhooks of ``state`` are not called; empty: a gateway started it."""
+        key = state.plan, state.seal
+        if key in self._known:
+            return ""
+        try:
+            if self._secret is None:
+                raise InvalidArgument(NO_SECRET)
+            expected = seal(read_secret(self._secret), state.plan)
+        except InvalidArgument as error:
+            return str(error)
+        if not hmac.compare_digest(expected.encode(), state.seal.encode()):
+            return NO_SEAL
+        self._known = {key}  # the secret may be replaced while the rollout runs
+        return ""
 
     # -- before a stage ---------------------------------------------------------------------------
 
@@ -114,6 +155,8 @@ class RolloutWebhooks:
         """
         if not _asks(new):
             return
+        if problem := self._seal_problem(new):
+            raise Unavailable(problem)
         permission = self._permission(new)
         if not permission.given:  # the calls continue if this waiting is cancelled
             await asyncio.wait((permission.ask(self._body(new, PRE_STAGE)),))
@@ -125,13 +168,18 @@ class RolloutWebhooks:
         """Whether the stage of ``new`` may begin; if that is unknown, ask in the background."""
         if not _asks(new):
             return True
+        if self._seal_problem(new):
+            return False
         permission = self._permission(new)
         if not permission.given and permission.due:
             permission.ask(self._body(new, PRE_STAGE))
         return permission.given
 
-    def problem(self, plan: RolloutPlan) -> str:
+    def problem(self, state: RolloutState) -> str:
         """The reason why the next stage is not permitted; empty: none is known."""
+        plan = state.plan
+        if plan.webhooks and (problem := self._seal_problem(state)):
+            return problem
         permission = self._permissions.get(plan.model)
         if permission is None or permission.key[0] != plan.id or not permission.problem:
             return ""
@@ -152,11 +200,14 @@ class RolloutWebhooks:
 
     def notify(self, new: RolloutState) -> None:
         """Report the latest change in the background, with a few attempts."""
+        if new.plan.webhooks and (problem := self._seal_problem(new)):
+            log.error("the webhooks of a rollout are not notified", reason=problem)
+            return
         for url in new.plan.webhooks:
             if len(self._notifying) >= MAX_NOTIFYING:
                 log.warning(
                     "a webhook is not notified: too many webhooks do not respond",
-                    webhook=_name(url),
+                    webhook=public_url(url),
                 )
                 continue
             body = self._body(new, str(new.events[-1].kind))
@@ -195,8 +246,10 @@ class RolloutWebhooks:
             header = {SIGNATURE_HEADER: signature(read_secret(self._secret), body)}
             status = await call_webhook(url, body, header, self._answer_seconds)
         except ModelportError as error:
-            return f"the webhook {_name(url)} cannot be called: {error}"
-        return "" if 200 <= status < 300 else f"the webhook {_name(url)} returned status {status}"
+            return f"the webhook {public_url(url)} cannot be called: {error}"
+        return (
+            "" if 200 <= status < 300 else f"the webhook {public_url(url)} returned status {status}"
+        )
 
     def _body(self, new: RolloutState, event: str) -> bytes:
         plan, change = new.plan, new.events[-1]
@@ -273,9 +326,3 @@ def _asks(new: RolloutState) -> bool:
     """Whether ``new`` begins a stage, or promotes the candidate, and there are webhooks to ask."""
     begins = (RolloutEventKind.STARTED, RolloutEventKind.ADVANCED, RolloutEventKind.PROMOTED)
     return bool(new.plan.webhooks) and new.events[-1].kind in begins
-
-
-def _name(url: str) -> str:
-    """The part of a URL that has no secrets."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

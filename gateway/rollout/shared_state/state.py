@@ -12,7 +12,7 @@ import orjson
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.rollout import checked_json
-from modelport.gateway.rollout.plan import STRICT, RolloutPlan, StageKind
+from modelport.gateway.rollout.plan import STRICT, RolloutPlan, StageKind, public_url
 from modelport.gateway.rollout.statistics.counts import StageCounts
 from modelport.gateway.rollout.statistics.criteria import CriterionFigures
 
@@ -107,6 +107,8 @@ class RolloutState:
     #: that won, or cannot be, for the reason in ``unsettled_reason``.
     settled: bool = False
     unsettled_reason: str = ""
+    #: Identifies the plan as one that a gateway has started; empty: it has no webhooks.
+    seal: str = ""
     #: The reason why the next stage does not begin although it may, such as a webhook's refusal.
     hold_reason: str = ""
     events: tuple[RolloutEvent, ...] = ()
@@ -156,8 +158,10 @@ class RolloutState:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """The state as JSON values."""
+        """The state as JSON values for people, who see no secret of a webhook's URL."""
         document: dict[str, Any] = orjson.loads(checked_json.write(self))
+        document["plan"]["webhooks"] = [public_url(url) for url in self.plan.webhooks]
+        del document["seal"]
         return document | {"stages": self.stages}
 
 

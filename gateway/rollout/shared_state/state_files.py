@@ -222,7 +222,8 @@ def _files(folder: int, prefix: str, depth: int = 0) -> Iterator[tuple[str, str]
 def _temporary(folder: int, content: bytes) -> Iterator[str]:
     """Write a file that is gone at the end, unless it has been renamed."""
     name = f".{uuid.uuid4().hex}{_TEMPORARY}"
-    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o644, dir_fd=folder)
+    # URLs of webhooks may have secrets.
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

@@ -1,6 +1,6 @@
 """The states of rollouts in a repository, which several gateways may share.
 
-    .rollouts/state/<model>/<revision>.json              the highest revision is the state
+    .rollouts/state/<model>/<revision>.json              the latest revision is the state
     .rollouts/counts/<model>/<rollout id>.<replica>.json  written by one life of one gateway
     .rollouts/history/<model>/<start>-<rollout id>.json   the last revision of an ended rollout
 
@@ -51,18 +51,33 @@ class RolloutStore:
         self._files = files
         #: Counts files that were read: by key, what the listing said, and their content.
         self._counts: dict[str, tuple[str, StagesCounts]] = {}
+        #: The states that were reported as ignored.
+        self._ignored: set[str] = set()
 
     # -- states -----------------------------------------------------------------------------------
 
     async def look(self) -> dict[str, int]:
         """The revision of each model's state."""
-        found: dict[str, int] = {}
+        found: dict[str, list[int]] = {}
         for key in await self._files.listing("state"):
             model, _, name = key.partition("/")
             match = _REVISION.match(name)
             if match and MODEL_NAME.match(model):
-                found[model] = max(found.get(model, 0), int(match[1]))
-        return found
+                found.setdefault(model, []).append(int(match[1]))
+        latest = {model: latest_of(revisions) for model, revisions in found.items()}
+        for model, revisions in found.items():
+            self._report_ignored(model, max(revisions), latest[model])
+        return latest
+
+    def _report_ignored(self, model: str, highest: int, latest: int) -> None:
+        key = _state_key(model, highest)
+        if highest != latest and key not in self._ignored:
+            self._ignored.add(key)
+            log.error(
+                "the state of a rollout is ignored, because no gateway wrote the revisions before "
+                "it; remove the file",
+                file=f".rollouts/{key}",
+            )  # fmt: skip
 
     async def read(self, model: str, revision: int) -> RolloutState:
         """The state.
@@ -99,10 +114,12 @@ class RolloutStore:
             return False
         names = await self._files.listing(f"state/{model}")
         revisions = sorted(int(match[1]) for name in names if (match := _REVISION.match(name)))
-        if revisions and revisions[-1] > state.revision:
+        latest = latest_of(revisions) if revisions else 0
+        if latest > state.revision:
             return False
-        if len(revisions) > MOST_REVISIONS:
-            old = revisions[:-KEPT_REVISIONS]
+        written = [each for each in revisions if each <= latest]
+        if len(written) > MOST_REVISIONS:
+            old = written[:-KEPT_REVISIONS]
             await self._files.delete([_state_key(model, revision) for revision in old])
         return True
 
@@ -181,6 +198,21 @@ class RolloutStore:
             return []
         names = await self._files.listing(f"history/{model}")
         return sorted(name for name in names if _HISTORY.match(name))
+
+
+def latest_of(revisions: Iterable[int]) -> int:
+    """The highest revision that gateways have written.
+
+    They count by ones from 1, and keep the last ``KEPT_REVISIONS`` at least. So a number far beyond
+    the others is not theirs, unless as many precede it.
+    """
+    runs: list[list[int]] = []
+    for each in sorted(revisions):
+        if not runs or each - runs[-1][-1] > MOST_REVISIONS:
+            runs.append([])
+        runs[-1].append(each)
+    genuine = [run for run in runs if run[0] == 1 or len(run) >= KEPT_REVISIONS]
+    return (genuine[-1] if genuine else max(runs, key=len))[-1]
 
 
 def merged(counts: Iterable[StagesCounts]) -> dict[int, StageCounts]:

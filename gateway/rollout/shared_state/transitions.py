@@ -45,9 +45,11 @@ class Change(NamedTuple):
 
 
 def started(
-    plan: RolloutPlan, before: RolloutState | None, leader: str, change: Change
+    plan: RolloutPlan, before: RolloutState | None, leader: str, change: Change, seal: str = ""
 ) -> RolloutState:
     """The first revision of a rollout after ``before``, the last one of the model's previous.
+
+    ``seal`` is that of a plan with webhooks.
 
     Raises:
         AlreadyExists: the previous one has not ended.
@@ -73,7 +75,7 @@ def started(
             )
         revision = before.revision + 1
     event = _event(RolloutEventKind.STARTED, 0, change)
-    return RolloutState(revision, plan, leader, events=(event,))
+    return RolloutState(revision, plan, leader, seal=seal, events=(event,))
 
 
 def described(state: RolloutState) -> str:

@@ -34,6 +34,7 @@ from modelport.gateway.rollout.shared_state.state_store import (
     MAX_HISTORY,
     MOST_REVISIONS,
     RolloutStore,
+    latest_of,
 )
 from modelport.gateway.rollout.shared_state.transitions import Change
 from modelport.gateway.rollout.statistics.counts import SideCounts, StageCounts
@@ -272,6 +273,29 @@ async def test_a_hostile_state_is_refused_in_one_line(tmp_path: Path, content: b
         await store.read("fraud", 1)
     assert "\n" not in str(refusal.value)
     assert "remove '.rollouts/state/fraud'" in str(refusal.value)
+
+
+@pytest.mark.parametrize("written", [1, 5, 30])
+@pytest.mark.parametrize("content", [b"", hostile(revision=9_999_999_999)], ids=["empty", "valid"])
+async def test_a_forged_highest_revision_stops_nobody(
+    tmp_path: Path, written: int, content: bytes
+) -> None:
+    store = RolloutStore(RolloutFiles(tmp_path, 30.0))
+    for revision in range(1, written + 1):
+        assert await store.write(state(revision))
+    put(tmp_path, "state/fraud/9999999999.json", content)
+    for revision in range(written, written + 30):
+        assert await store.look() == {"fraud": revision}
+        assert (await store.read("fraud", revision)).revision == revision
+        assert await store.write(state(revision + 1))
+
+
+def test_the_highest_number_alone_would_be_the_forged_one() -> None:
+    """The known-bad rule, and numbers of a gateway that was stopped for long."""
+    kept = [*range(100, 108), 9_999_999_999]
+    assert max(kept) != latest_of(kept) == 107
+    assert latest_of([3, *range(100, 108)]) == 107
+    assert latest_of([57]) == 57
 
 
 async def test_files_that_are_no_states_are_not_looked_at(tmp_path: Path) -> None:

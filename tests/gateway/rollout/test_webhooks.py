@@ -9,6 +9,7 @@ import hmac
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from click.testing import CliRunner
 
 from modelport.cli import modelport
 from modelport.gateway.errors import InvalidArgument, Unavailable
+from modelport.gateway.rollout import checked_json
 from modelport.gateway.rollout import controller as controllers
 from modelport.gateway.rollout.controller import RolloutController
 from modelport.gateway.rollout.shared_state.state import RolloutPhase
@@ -271,6 +273,58 @@ async def test_a_change_is_told_again_if_the_first_attempt_fails(
         first, second = (call for call in receiver.calls if call["event"] == "paused")
         assert first == second
         assert (first["reason"], first["by"]) == ("lunch", "ana")
+
+
+async def test_a_state_that_no_gateway_wrote_calls_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with hooked(tmp_path, monkeypatch) as gateway:
+        await gateway.start(manual=True, min_requests=10**9)
+        await gateway.until(lambda: ("started", 1) in gateway.receiver.events())
+        state = gateway.controller._states.require("fraud").state
+        forged = replace(state.plan, webhooks=(f"{gateway.url}?elsewhere",), manual=False)
+        calls = len(gateway.receiver.calls)
+        for seal in ("", state.seal, "é" * 64):
+            latest = gateway.controller._states.require("fraud").state
+            seen = replace(latest, revision=latest.revision + 1, plan=forged, seal=seal, leader="")
+            file = f"state/fraud/{seen.revision:010d}.json"
+            (tmp_path / "models/.rollouts" / file).write_bytes(checked_json.write(seen))
+            await gateway.controller.follow()
+            with pytest.raises(Unavailable, match="its webhooks are not called: no gateway"):
+                await gateway.controller.command("fraud", RolloutCommand.PROMOTE)
+        assert len(gateway.receiver.calls) == calls
+        # Known-bad: without the check, the forged address is called with a signature.
+        monkeypatch.setattr(RolloutWebhooks, "_seal_problem", lambda *_: "")
+        await gateway.controller.command("fraud", RolloutCommand.PROMOTE)
+        assert len(gateway.receiver.calls) > calls
+
+
+async def test_a_secret_that_is_replaced_signs_the_rollouts_that_are_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with hooked(tmp_path, monkeypatch) as gateway:
+        await gateway.start(manual=True, min_requests=10**9)
+        (tmp_path / "secret").write_bytes(b"another")
+        await gateway.controller.command("fraud", RolloutCommand.PROMOTE)
+        signed, body = gateway.receiver.signatures[-1]
+        assert signed == "sha256=" + hmac.new(b"another", body, hashlib.sha256).hexdigest()
+
+
+async def test_nobody_sees_the_secrets_in_the_url_of_a_webhook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with hooked(tmp_path, monkeypatch) as gateway:
+        address = gateway.url.removesuffix("/hook")
+        gateway.url = f"{address.replace('://', '://ana:hidden@')}/hook?token=hidden"
+        await gateway.start(manual=True, min_requests=10**9)
+        assert gateway.status()["plan"]["webhooks"] == [address]
+        state = await gateway.controller.command("fraud", RolloutCommand.ROLLBACK)
+        await gateway.until(lambda: gateway.status()["settled"])
+        history = await gateway.controller.history("fraud")
+        assert "hidden" not in repr((gateway.status(), state.to_json(), history))
+        files = [each for each in (tmp_path / "models/.rollouts").rglob("*") if each.is_file()]
+        assert files
+        assert {each.stat().st_mode & 0o777 for each in files} == {0o600}
 
 
 async def test_an_answer_that_does_not_end_in_time_is_a_refusal(tmp_path: Path) -> None:
