@@ -16,13 +16,14 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.rollout import lease
+from modelport.gateway.rollout.periodic_steps import repeated
 from modelport.gateway.rollout.plan import RolloutPlan
 from modelport.gateway.rollout.processes import RolloutProcesses
 from modelport.gateway.rollout.shared_state import transitions
@@ -44,6 +45,9 @@ log = structlog.get_logger("modelport.rollout")
 #: Period of the looks at the processes, and at the store while a rollout runs. A kill loses the
 #: counts of the second period, and of the time that a write takes.
 WATCH_SECONDS, FOLLOW_SECONDS = 0.2, 0.5
+#: Period of the glances at the states in a folder while a candidate serves clients: after a
+#: rollback at another gateway, it gets their requests for so long.
+GLANCE_SECONDS = 0.1
 #: The first period is this many times as long while no candidate serves clients.
 CALM = 5
 #: Attempts to write a command against other gateways' revisions.
@@ -97,8 +101,12 @@ class RolloutController:
 
     async def run(self) -> None:
         """Follow and lead rollouts until ``stop``."""
-        steps = (self.watch, self._watch_seconds), (self.follow, self._follow_seconds)
-        self._tasks = [asyncio.create_task(self._repeat(*each)) for each in steps]
+        steps = [(self.watch, self._watch_seconds), (self.follow, self._follow_seconds)]
+        if self._store.is_quick:
+            steps.append((self.glance, self._glance_seconds))
+        self._tasks = [
+            asyncio.create_task(repeated(*each, self._begun, self._now)) for each in steps
+        ]
         try:
             await asyncio.wait(self._tasks)
         finally:
@@ -123,32 +131,17 @@ class RolloutController:
         self._states.cancel()
         self._webhooks.cancel()
 
-    async def _repeat(
-        self, step: Callable[[], Awaitable[None]], pause: Callable[[], float]
-    ) -> None:
-        said = ""
-        while True:
-            began = self._now()
-            try:
-                await step()
-                said = ""
-            except ModelportError as error:
-                if said != str(error):
-                    log.warning("rollouts cannot be followed", reason=str(error))
-                said = str(error)
-            except Exception:
-                log.exception("rollouts cannot be followed")
-            # At least a part of the pause: a slow store is not asked all the time.
-            seconds = max(pause() / 4, began + pause() - self._now())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._begun.wait()
-            self._begun.clear()
+    @property
+    def _candidate_answers(self) -> bool:
+        """Whether any candidate answers requests of clients."""
+        routings = (each.routed for each in self._states)
+        return any(each is not None and each.candidate_answers for each in routings)
 
     def _watch_seconds(self) -> float:
-        routings = (each.routed for each in self._states)
-        answers = any(each is not None and each.candidate_answers for each in routings)
-        return WATCH_SECONDS if answers else CALM * WATCH_SECONDS
+        return WATCH_SECONDS if self._candidate_answers else CALM * WATCH_SECONDS
+
+    def _glance_seconds(self) -> float:
+        return GLANCE_SECONDS if self._candidate_answers else FOLLOW_SECONDS
 
     def _follow_seconds(self) -> float:
         busy = any(each.state.needs_leader for each in self._states)
@@ -165,7 +158,7 @@ class RolloutController:
             Unavailable: the repository does not respond, or a webhook does not permit it.
         """
         seal = self._webhooks.seal(plan)
-        problem = await self._processes.candidate_problem(plan)
+        problem = await self._processes.side_problem(plan.candidate)
         if problem:
             raise InvalidArgument(f"the candidate cannot serve: {problem}")
         change = Change(self._clock(), reason, by)
@@ -179,7 +172,7 @@ class RolloutController:
             await self._webhooks.require(new)
             await self._write(new)
         else:
-            raise Unavailable("the state of the rollout changes too often; try again")
+            self._states.raise_unwritten(plan.model)
         with contextlib.suppress(ModelportError):
             await self._store.forget_counts(plan.model, plan.id)
         await rollout.apply()
@@ -216,7 +209,8 @@ class RolloutController:
         before: RolloutState | None = None
         for _ in range(ATTEMPTS):
             began = self._now()
-            await self._states.refresh(model)
+            with self._states.explaining(model, command):
+                await self._states.refresh(model)
             rollout = self._states.require(model)
             if rollout.confirmed < began:
                 raise Unavailable("the repository no longer has the state of the rollout")
@@ -228,9 +222,11 @@ class RolloutController:
             new = transitions.commanded(rollout.current, command, self.replica, change)
             await self._stop_at_once(model, command, change)
             await self._webhooks.require(new)
-            await self._write(self._with_evidence(rollout, new))
+            with self._states.explaining(model, command):
+                await self._write(self._with_evidence(rollout, new))
         else:
-            raise Unavailable("the state of the rollout changes too often; try again")
+            with self._states.explaining(model, command):
+                self._states.raise_unwritten(model)
         await rollout.apply()
         return rollout.state
 
@@ -258,9 +254,7 @@ class RolloutController:
             "seconds": rollout.current.seconds,
             "leads": self._leads(rollout),
             "share": rollout.routed.share if rollout.routed is not None else 0.0,
-            "problem": rollout.problem
-            or ("the state is out of date" * rollout.doubtful)
-            or state.hold_reason
+            "problem": rollout.problem_now(self._states.unwritten.get(model, ""))
             or self._processes.comparison_problem(state.plan.id),
         }
         if not state.phase.ended:
@@ -291,7 +285,8 @@ class RolloutController:
         plan, routed = rollout.state.plan, rollout.routed
         problem = ""
         if routed is not None and routed.plan.id == plan.id:  # else nothing has loaded it yet
-            problem = await self._processes.candidate_problem(plan)
+            problem = await self._processes.side_problem(plan.candidate)
+            rollout.baseline_problem = await self._processes.side_problem(plan.baseline)
         await requests_first()
         if plan.id != rollout.state.plan.id:
             return
@@ -329,6 +324,17 @@ class RolloutController:
                 failed = error
         if failed is not None:
             raise failed
+
+    async def glance(self) -> None:
+        """Route by a newer state as soon as it is there, such as another gateway's rollback.
+
+        Raises:
+            ModelportError: as ``follow``.
+        """
+        if self._candidate_answers:
+            await self._states.look()
+            for rollout in self._states:
+                await rollout.apply()
 
     # -- leading ----------------------------------------------------------------------------------
 

@@ -135,8 +135,8 @@ class ProcessGroup:
     def renew(self, model: str, until: float) -> None:
         self._members.notify("rollout_renew", {"model": model, "until": until})
 
-    async def candidate_problem(self, plan: RolloutPlan) -> str:
-        for answer in await self._members.ask("rollout_problem", {"side": list(plan.candidate)}):
+    async def side_problem(self, side: RolloutSide) -> str:
+        for answer in await self._members.ask("rollout_problem", {"side": list(side)}):
             if answer and isinstance(answer, str):
                 return answer
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from modelport.gateway.rollout.plan import RolloutPlan
+from modelport.gateway.rollout.plan import RolloutSide
 from modelport.gateway.rollout.shared_state.state import RolloutRouting, RolloutState
 from modelport.gateway.rollout.statistics.counts import StageCounts
 
@@ -46,8 +46,8 @@ class RolloutProcesses(Protocol):
         everything to the baseline, because the gateway's controller is stuck or gone.
         """
 
-    async def candidate_problem(self, plan: RolloutPlan) -> str:
-        """The reason why the candidate can no longer serve; empty while it serves or loads."""
+    async def side_problem(self, side: RolloutSide) -> str:
+        """The reason why ``side`` can no longer serve; empty while it serves or loads."""
 
     async def settle(self, state: RolloutState) -> str:
         """Make the outcome of ``state``, which has ended, that of the repository's configuration.

@@ -12,8 +12,8 @@ from modelport.loadtests.report.svg import Plot
 
 BASELINE, CANDIDATE = 1, 2
 TONES = {"kept": "good", "broken": "bad"}
-#: The axis of a criterion ends at this multiple of the limit, or behind the estimate.
-MOST_OF_LIMIT = 4.0
+#: The axis of a criterion ends at this multiple of the limit, or behind the interval.
+LEAST_OF_LIMIT = 4.0
 SIDES = ((BASELINE, "baseline"), (CANDIDATE, "candidate"))
 SCORE_BINS = 20
 
@@ -33,13 +33,18 @@ def draw(state: Document) -> list[Plot]:
         if row["estimate"] is not None:
             found.append(_criterion(number, row))
     counts = state["counts"]
-    for name, title, place, label in (
-        ("latency", "Latency of both sides", _milliseconds, "latency, ms (log scale)"),
-        ("scores", "Scores of both sides", _score, "score"),
-    ):
+    for name, title, place, label, text in (
+        (
+            "latency", "Latency of both sides", _milliseconds, "latency, ms (log scale)",
+            "The share of each side's requests that were answered within a time.",
+        ),
+        (
+            "scores", "Scores of both sides", _score, "score",
+            "The share of each side's scores up to a value.",
+        ),
+    ):  # fmt: skip
         figures = {number: _sum(counts, side, name, place) for number, side in SIDES}
         if all(figures.values()):
-            text = "The share of each side's scores up to a value."
             found.append(svg.plot(name, title, text, 220, _distribution(figures, label)))
     return found
 
@@ -75,15 +80,17 @@ def _criterion(number: int, row: Document) -> Plot:
     limit, estimate, scale = row["limit"], row["estimate"], 1.0 if row["relative"] else 100.0
     unit = "times the baseline's rate" if row["relative"] else "% of the requests"
     upper = row["upper"]
-    end = max(MOST_OF_LIMIT * limit, 1.2 * estimate) or 1.0
-    high = end if upper is None else min(upper, end)
-    low = min(row["lower"] or 0.0, high)
+    end = max(LEAST_OF_LIMIT * limit, 1.2 * estimate, 1.05 * (upper or 0.0)) or 1.0
+    high = end if upper is None else upper
+    low = row["lower"] or 0.0
 
     def fill(axes: Axes) -> None:
         tone = colours.role(TONES.get(row["status"], "open"))
         gid = svg.mark(CANDIDATE, "interval")
         span = [scale * low, scale * high]
         axes.plot(span, [0, 0], color=tone, linewidth=3, solid_capstyle="butt", gid=gid)
+        if upper is None:  # the interval has no end
+            axes.plot([scale * high], [0], ">", markersize=7, color=tone, gid=gid)
         axes.plot([scale * estimate], [0], "o", markersize=7, color=tone, gid=gid)
         axes.axvline(scale * limit, color=svg.INK, linewidth=2)
         axes.set_xlim(0, scale * end * 1.02)

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from matplotlib.figure import Figure
 
 from modelport.cli import modelport
 from modelport.gateway.rollout.shared_state import transitions
 from modelport.gateway.rollout.shared_state.transitions import Change
 from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts
 from modelport.gateway.rollout.statistics.criteria import criteria_of
+from modelport.loadtests.report import rollout_plots, svg
 from tests.gateway.rollout.plans import plan
 
 EVIL = "</pre><script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x00\u202e"
@@ -175,3 +177,31 @@ def test_errors_are_one_line(gateway: RolloutApiServer, tmp_path: Path) -> None:
         assert part in said
         assert "Traceback" not in said
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("upper", [None, 0.0105, 0.2, 1.0])
+@pytest.mark.parametrize(("lower", "estimate"), [(None, 0.0), (0.0, 0.0002), (0.001, 0.01)])
+def test_the_axis_of_a_criterion_holds_its_limit_and_its_whole_interval(
+    upper: float | None, lower: float | None, estimate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An axis that ended at four times the limit cut the interval of few requests off."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(svg, "plot", lambda *each: drawn.append(each[-1]))
+    row = {
+        "name": "disagreement", "status": "open", "relative": False, "limit": 0.001,
+        "estimate": estimate, "lower": lower, "upper": upper,
+    }  # fmt: skip
+    rollout_plots._criterion(0, row)
+    axes = Figure().add_subplot()
+    drawn[0](axes)
+    left, right = axes.get_xlim()
+    places = [float(x) for line in axes.get_lines() for x in line.get_xdata()]  # type: ignore[union-attr]
+    assert left <= min(places) <= max(places) <= right
+    assert max(places) >= 100 * (upper or estimate)
+
+
+def test_each_plot_says_what_it_shows() -> None:
+    captions = {each.name: each.description for each in rollout_plots.draw(status())}
+    assert "requests that were answered within a time" in captions["latency"]
+    assert "scores" not in captions["latency"]
+    assert "scores up to a value" in captions["scores"]

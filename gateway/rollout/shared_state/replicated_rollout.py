@@ -55,6 +55,8 @@ class ReplicatedRollout:
         self.confirmed = float("-inf")
         #: The reason why the latest revision cannot be read.
         self.problem = ""
+        #: The reason why the baseline would not be served again after a restart.
+        self.baseline_problem = ""
         self.rollback: PendingRollback | None = None
         #: The counts of other gateways, and of earlier lives of this one.
         self.others: Mapping[int, StageCounts] = {}
@@ -119,6 +121,22 @@ class ReplicatedRollout:
         """The routing that this gateway should have now."""
         stopped = self.rollback is not None
         return routing_of(self.state, stopped=stopped, doubtful=self.doubtful, until=self.until)
+
+    def problem_now(self, unwritten: str) -> str:
+        """The first of the problems that keep the rollout from going on as planned, if any.
+
+        Args:
+            unwritten: the reason why the next revision could not be written.
+        """
+        if unwritten:
+            pending = "a rollback is applied to this gateway, but " * (self.rollback is not None)
+            unwritten = f"{pending}the state cannot be recorded: {unwritten}"
+        gone = (
+            self.baseline_problem
+            and f"the baseline can no longer be served: {self.baseline_problem}"
+        )
+        doubt = "the state is out of date" * self.doubtful
+        return self.problem or unwritten or doubt or self.state.hold_reason or gone
 
     async def apply(self) -> None:
         """Have all processes route as they should now."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from typing import NoReturn
 
 import structlog
 
@@ -40,6 +42,8 @@ class ReplicatedStates:
         self._rollouts: dict[str, ReplicatedRollout] = {}
         #: The reasons why states cannot be read, by model.
         self._problems: dict[str, str] = {}
+        #: The reasons why the last revision could not be written, by model.
+        self.unwritten: dict[str, str] = {}
         #: The settlements in the background, by model.
         self._settling: dict[str, asyncio.Task[None]] = {}
 
@@ -111,17 +115,44 @@ class ReplicatedStates:
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def write(self, new: RolloutState) -> bool:
-        """Write the next revision; whether it is the state now."""
-        began = self._now()
+        """Write the next revision; whether it is the state now. ``unwritten`` has the reason."""
+        began, model = self._now(), new.plan.model
+        problem = ""
         try:
             if await self._store.write(new):
                 self._adopt(new, began)
+                self.unwritten.pop(model, None)
                 return True
-        except Unavailable:  # the answer may be lost, and only the answer
-            pass
-        await self.refresh(new.plan.model)
-        rollout = self._rollouts.get(new.plan.model)
-        return rollout is not None and rollout.state == new
+        except Unavailable as error:  # the answer may be lost, and only the answer
+            problem = str(error)
+        except ModelportError as error:
+            self.unwritten[model] = str(error)
+            raise
+        await self.refresh(model)
+        rollout = self._rollouts.get(model)
+        written = rollout is not None and rollout.state == new
+        self.unwritten[model] = "" if written else problem
+        return written
+
+    def raise_unwritten(self, model: str) -> NoReturn:
+        """Raise ``Unavailable`` after many attempts to write the next revision."""
+        changes = "the state of the rollout changes too often; try again"
+        raise Unavailable(self.unwritten.get(model) or changes)
+
+    @contextlib.contextmanager
+    def explaining(self, model: str, command: str) -> Iterator[None]:
+        """Say in an error of the store what of ``command`` was applied, and what was not."""
+        try:
+            yield
+        except ModelportError as error:
+            rollout = self._rollouts.get(model)
+            done = f"nothing has changed, because '{command}' cannot be recorded"
+            if rollout is not None and rollout.rollback is not None:
+                done = (
+                    "this gateway sends nothing to the candidate any more, but the rollback is not "
+                    "recorded, so other gateways do not know of it; this one tries again"
+                )
+            raise type(error)(f"{done}: {error}") from error
 
     def begin_settlement(self, rollout: ReplicatedRollout) -> None:
         """Settle an outcome in the background, unless that has begun."""

@@ -163,6 +163,7 @@ class RolloutFiles:
         self._files: FolderFiles | ObjectFiles = (
             FolderFiles(repository) if isinstance(repository, Path) else ObjectFiles(repository)
         )
+        self.is_quick = isinstance(repository, Path)
         self._seconds = seconds
         self._thread = ThreadPoolExecutor(1, "rollouts")
 

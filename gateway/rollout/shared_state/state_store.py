@@ -54,6 +54,11 @@ class RolloutStore:
         #: The states that were reported as ignored.
         self._ignored: set[str] = set()
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether the files are in a folder, where a look costs next to nothing."""
+        return self._files.is_quick
+
     # -- states -----------------------------------------------------------------------------------
 
     async def look(self) -> dict[str, int]:

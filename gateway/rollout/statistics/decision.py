@@ -153,4 +153,4 @@ def _no_harm(criteria: Sequence[CriterionEvidence]) -> str:
     kept = [each.name for each in criteria if each.status is CriterionStatus.KEPT]
     if len(kept) == len(criteria):
         return "every limit is proven to hold"
-    return f"no limit is broken; proven to hold: {', '.join(kept) or 'no limit yet'}"
+    return f"no limit is broken; proven to hold: {', '.join(kept) or 'none'}"

@@ -191,7 +191,7 @@ class RolloutParticipant:
         served = self._manager.find(*side)
         gone = f"model '{side.model}' no longer has version {side.version}"
         if served is not None:
-            return served.backend.problem or ("" if self._manager.has(*side) else gone)
+            return served.backend.problem or ("" if await self._has(side) else gone)
         if self._manager.is_retried(*side):
             return ""
         try:
@@ -202,6 +202,14 @@ class RolloutParticipant:
             if number == side.version:
                 return "" if state is VersionState.LOADING else reason or f"it is {state}"
         return gone
+
+    async def _has(self, side: RolloutSide) -> bool:
+        """Whether a version that is served is still there to be loaded again."""
+        if not self._manager.has(*side):
+            return False
+        # Without polling, nobody else would notice that the folder is gone.
+        folder = self._manager.folder(*side)
+        return folder is None or await asyncio.to_thread(folder.is_dir)
 
     async def restore(self, routings: Iterable[Document]) -> None:
         """Begin with the routings of the other workers, and drop all others."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from modelport.gateway.errors import NotFound, Unavailable
 from modelport.gateway.rollout.controller import RolloutController
-from modelport.gateway.rollout.plan import RolloutPlan, StageKind
+from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide, StageKind
 from modelport.gateway.rollout.processes import ProcessCounts
 from modelport.gateway.rollout.shared_state.state import (
     RolloutPhase,
@@ -89,6 +89,8 @@ class Storage:
 class Network:
     """``RolloutFiles`` of one gateway, over a network with faults."""
 
+    is_quick = True
+
     def __init__(self, storage: Storage, chance: random.Random) -> None:
         self.storage = storage
         self.chance = chance
@@ -96,6 +98,8 @@ class Network:
         self.dead = self.frozen = False
         #: The probability that an answer is lost, and that a write is done only later.
         self.losing = 0.0
+        #: The error of every write.
+        self.full: Exception | None = None
         self.late = 0.0
         self.slow = 0.01
 
@@ -111,6 +115,8 @@ class Network:
 
     async def _call(self, operation: Callable[[], Any], writes: bool = False) -> Any:
         await self._step()
+        if writes and self.full is not None:
+            raise self.full
         if writes and self.chance.random() < self.late:
             delay = self.chance.random() * 2 * LEASE
             asyncio.get_running_loop().call_later(delay, operation)
@@ -166,7 +172,7 @@ class SimulatedProcesses:
         self.until: dict[str, float] = {}
         self.slow = 0.01
         self.problem = ""
-        self.uncompared = ""
+        self.baseline_problem = self.uncompared = ""
         self.unsettled_reason = ""
         self.routed: dict[str, RolloutRouting] = {}
         self.counts: dict[str, dict[int, StageCounts]] = {}
@@ -205,9 +211,9 @@ class SimulatedProcesses:
     def renew(self, model: str, until: float) -> None:
         self.until[model] = max(self.until[model], until)
 
-    async def candidate_problem(self, plan: RolloutPlan) -> str:
+    async def side_problem(self, side: RolloutSide) -> str:
         await self._step()
-        return self.problem
+        return self.problem if side.version == 3 else self.baseline_problem
 
     async def settle(self, state: RolloutState) -> str:
         await self._step()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from modelport.gateway.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
+from modelport.gateway.rollout import controller as controllers
 from modelport.gateway.rollout.shared_state import transitions
 from modelport.gateway.rollout.shared_state.state import RolloutPhase
 from modelport.gateway.rollout.shared_state.state_store import RolloutStore
@@ -104,6 +105,79 @@ async def test_the_status_of_a_stage_that_cannot_compare_says_why() -> None:
     gateway.processes.uncompared = "the last 50 copies were dropped: the baseline is overloaded"
     assert gateway.controller.status("fraud")["problem"] == gateway.processes.uncompared
     gateway.kill()
+
+
+@virtual
+async def test_the_status_says_that_the_baseline_is_gone() -> None:
+    gateway = SimulatedGateway(Storage(), 1)
+    await gateway.controller.start(plan(**QUICK))
+    gateway.processes.baseline_problem = "model 'fraud' no longer has version 2"
+    await until(lambda: bool(gateway.controller.status("fraud")["problem"]))
+    assert gateway.controller.status("fraud")["problem"] == (
+        "the baseline can no longer be served: model 'fraud' no longer has version 2"
+    )
+    gateway.kill()
+
+
+@pytest.mark.parametrize(
+    "error", [Unavailable("No space left on device"), InvalidArgument("Read-only file system")]
+)
+@virtual
+async def test_a_command_that_cannot_be_recorded_says_what_was_applied(error: Exception) -> None:
+    storage = Storage()
+    gateway = SimulatedGateway(storage, 1)
+    gateway.network.full = error
+    with pytest.raises(type(error), match=str(error)):
+        await gateway.controller.start(plan(**QUICK))
+    gateway.network.full = None
+    await gateway.controller.start(plan(**QUICK))
+    gateway.network.full = error
+    for command in (RolloutCommand.PAUSE, RolloutCommand.PROMOTE):
+        with pytest.raises(type(error)) as refused:
+            await gateway.controller.command("fraud", command)
+        assert str(refused.value) == (
+            f"nothing has changed, because '{command}' cannot be recorded: {error}"
+        )
+    assert gateway.controller.status("fraud")["problem"] == (
+        f"the state cannot be recorded: {error}"
+    )
+    assert gateway.processes.routed["fraud"].share == 0.1
+    with pytest.raises(type(error), match=r"^this gateway sends nothing to the candidate any more"):
+        await gateway.controller.command("fraud", RolloutCommand.ROLLBACK)
+    assert gateway.processes.routed["fraud"].share == 0
+    assert gateway.controller.status("fraud")["problem"].startswith(
+        "a rollback is applied to this gateway, but the state cannot be recorded: "
+    )
+    gateway.network.full = None
+    await until(lambda: storage.state().settled)
+    assert storage.state().phase is RolloutPhase.ROLLED_BACK
+    assert gateway.controller.status("fraud")["problem"] == ""
+    gateway.kill()
+
+
+@pytest.mark.parametrize("quick", [True, False], ids=["", "known-bad: no glances"])
+@virtual
+async def test_another_gateway_follows_a_rollback_at_its_next_glance(quick: bool) -> None:
+    late = []
+    for seed in range(10):
+        storage = Storage()
+
+        class Folder(Network):
+            is_quick = quick
+
+        gateways = [SimulatedGateway(storage, 100 * seed + n, network=Folder) for n in (1, 2)]
+        await gateways[0].controller.start(plan(**QUICK))
+        other = gateways[1].processes
+        await until(lambda: "fraud" in other.routed and other.routed["fraud"].share > 0)  # noqa: B023
+        await asyncio.sleep(1 + 0.1 * seed)
+        await gateways[0].controller.command("fraud", RolloutCommand.ROLLBACK)
+        began = now()
+        while other.diverted:
+            await asyncio.sleep(0.01)
+        late.append(now() - began)
+        for gateway in gateways:
+            gateway.kill()
+    assert (max(late) < controllers.GLANCE_SECONDS + 0.1) is quick
 
 
 async def lost_by_a_kill(store: Callable[..., RolloutStore] = RolloutStore) -> list[float]:

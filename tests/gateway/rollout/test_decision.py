@@ -263,7 +263,7 @@ def test_the_reason_of_a_promotion_tells_absence_of_harm_from_proof() -> None:
     assert decide(without_labels, ALL, stages, 60).reason == "every limit is proven to hold"
     stages = [FLAWLESS, canary(), canary(), canary()]
     reason = decide(without_labels, ALL, stages, 60).reason
-    assert reason == "no limit is broken; proven to hold: no limit yet"
+    assert reason == "no limit is broken; proven to hold: none"
 
 
 def test_sticky_assignment_discounts_events_that_several_processes_may_have_counted() -> None:

@@ -6,6 +6,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from modelport.gateway.rollout.plan import RolloutPlan, StageKind
 from modelport.gateway.rollout.process_group import ProcessGroup, ThisProcess
 from modelport.gateway.rollout.shared_state import transitions
@@ -64,11 +66,15 @@ async def test_kept_requests_are_those_of_the_latest_rollout_that_has_begun(tmp_
     assert await group.examples("m") == []
 
 
-async def test_a_candidate_whose_files_vanish_answers_until_its_rollback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("polls", [True, False])
+async def test_a_side_whose_files_vanish_is_named_and_answers(tmp_path: Path, polls: bool) -> None:
     found, group = await processes(tmp_path)
     await group.apply(to_the_candidate(RUNNING))
-    assert await group.candidate_problem(RUNNING) == ""
-    shutil.rmtree(tmp_path / "m" / "2")
-    await refresh(found.manager)
-    assert await group.candidate_problem(RUNNING) == "model 'm' no longer has version 2"
+    for side in (RUNNING.candidate, RUNNING.baseline):
+        assert await group.side_problem(side) == ""
+        shutil.rmtree(tmp_path / "m" / str(side.version))
+        if polls:
+            await refresh(found.manager)
+        told = f"model 'm' no longer has version {side.version}"
+        assert await group.side_problem(side) == told
     assert (await found.ask()).model_version == 2
