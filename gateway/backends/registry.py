@@ -230,6 +230,11 @@ def find_loader(backend: str) -> BackendLoader:
     return load
 
 
+def imported() -> list[str]:
+    """The built-in backends that this process has imported."""
+    return [name for name, each in BACKENDS.builtin.items() if each.module in sys.modules]
+
+
 def find_versions(backend: str) -> Versions:
     """The function that lists the versions on a remote server of ``backend``.
 

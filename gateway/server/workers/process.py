@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,6 +50,7 @@ class Assignment:
         grpc_socket: The same for gRPC.
         ledger: Descriptor of the ledger of quotas; -1 for none.
         spare: The worker waits on ``channel`` until it replaces another, whose number it gets.
+        backends: The backends that a spare imports before it waits.
         restarted: The other workers serve already, so it restores their state before it listens.
     """
 
@@ -64,6 +65,7 @@ class Assignment:
     grpc_socket: int = -1
     ledger: int = -1
     spare: bool = False
+    backends: tuple[str, ...] = ()
 
 
 class WorkerProcess:
@@ -86,8 +88,10 @@ class WorkerProcess:
         """Process id, or None if it is not running."""
         return None if self._process is None else self._process.pid
 
-    def spawn(self, restarted: bool = False, spare: bool = False) -> None:
-        """Start the process.
+    def spawn(
+        self, restarted: bool = False, spare: bool = False, backends: Iterable[str] = ()
+    ) -> None:
+        """Start the process; a spare imports ``backends``.
 
         Raises:
             OSError: It cannot be started.
@@ -101,6 +105,7 @@ class WorkerProcess:
             channel=channel.fileno(),
             heartbeats=heartbeats.fileno(),
             spare=spare,
+            backends=tuple(backends),
         )
         shared = (assignment.http_socket, assignment.grpc_socket, assignment.ledger)
         fields = {name: getattr(assignment, name) for name in Assignment.__slots__}

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import structlog
@@ -267,7 +268,8 @@ class WorkerSupervisor:
         self._spare_timer = None
         if self._spare.pid is None and not self._stopping.is_set():
             try:
-                self._spare.spawn(spare=True)
+                used = (each["backends"] for each in self._started.values())
+                self._spare.spawn(spare=True, backends=sorted({*chain.from_iterable(used)}))
             except OSError as error:
                 log.warning("no spare worker can be started", error=str(error))
                 self._keep_spare_later()

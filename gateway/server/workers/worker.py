@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 import structlog
 
 from modelport.gateway.access.quota_ledger import QuotaLedger
+from modelport.gateway.backends import registry
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.models.control import Operation, Operations
 from modelport.gateway.runtime.gateway_files import FILES
@@ -41,7 +41,7 @@ def take_assignment() -> Assignment:
     fields = json.loads(os.environ.pop(VARIABLE))
     assignment = Assignment(**{**fields, "arguments": tuple(fields["arguments"])})
     if assignment.spare:
-        _prepare_spare()
+        _prepare_spare(assignment.backends)
     with socket.socket(fileno=os.dup(assignment.channel)) as stream:
         try:
             number, rows = receive(stream)
@@ -135,7 +135,8 @@ async def _start(
         await server.participant.restore(routings)
         await server.load()
     models = len(server.manager.index(True))
-    await channel.request("started", ready=server.manager.ready, models=models)
+    ready, backends = server.manager.ready, registry.imported()
+    await channel.request("started", ready=ready, models=models, backends=backends)
 
 
 async def _catch_up(
@@ -190,12 +191,13 @@ def _handlers(
     return {**handlers, **server.participant.handlers}
 
 
-def _prepare_spare() -> None:
+def _prepare_spare(backends: Iterable[str]) -> None:
     """Import what takes long before the wait, so that the spare is ready when it is needed."""
     _name_process("modelport:spare")
     _leave_signals_to_parent()
-    with contextlib.suppress(ImportError):
-        importlib.import_module("onnxruntime")
+    for backend in backends:
+        with contextlib.suppress(ModelportError):  # it is reported when a model needs it
+            registry.find_loader(backend)
 
 
 def _name_process(name: str) -> None:

@@ -273,6 +273,8 @@ def test_a_worker_that_hangs_is_killed_and_replaced(repository: ChangingReposito
         before = workers(gateway)
         eventually(lambda: spare(gateway), "there is a spare")
         waits = spare(gateway)
+        (maps,) = (Path(f"/proc/{each}/maps") for each in waits)
+        eventually(lambda: "onnxruntime" in maps.read_text(), "it has imported the models' runtime")
         os.kill(before[1], signal.SIGSTOP)
         gateway.wait_for("a worker hangs and is killed", worker=1)
         eventually(lambda: restarted(before, workers(gateway), 1), "it is replaced")

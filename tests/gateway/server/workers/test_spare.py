@@ -25,7 +25,12 @@ def test_a_spare_has_done_its_imports_with_the_usual_priority_when_it_takes_a_pl
         content = json.dumps([3, []]).encode()  # its number and no files, before it has started
         parent.sendall(len(content).to_bytes(4, "big") + content)
         assignment = {"number": -1, "http_port": 0, "grpc_port": 0, "arguments": []}
-        given = {**assignment, "channel": channel.fileno(), "spare": True}
+        given = {
+            **assignment,
+            "channel": channel.fileno(),
+            "spare": True,
+            "backends": ["onnxruntime", "gone"],
+        }
         run = subprocess.run(
             [sys.executable, "-c", SPARE],
             env={**os.environ, VARIABLE: json.dumps(given)},
