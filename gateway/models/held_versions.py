@@ -127,6 +127,8 @@ class HeldVersions:
         declared = version_labels(config) if labels is None else dict(labels)
         if label and declared.get(label) != version:
             model.wanted = model.wanted._replace(labels={**declared, label: version})
+        if default:
+            model.pinned = version
         policy = model.wanted.policy or VersionPolicy.of(config.version_policy)
         available = model.entry.versions
         chosen, configured = policy.chosen(available), chosen_default(config)
@@ -136,9 +138,8 @@ class HeldVersions:
         named = set((model.wanted.labels or declared).values()) & available.keys()
         after = version if default else before
         wanted = policy.preferring(available, before, after, other, named)
-        if default or wanted != policy:
-            model.pinned = after
         if wanted != policy:
+            model.pinned = after
             model.wanted = model.wanted._replace(policy=wanted)
 
     def free(self, names: Iterable[str]) -> None:

@@ -46,7 +46,7 @@ class VersionChoice:
         if not entry.versions:
             raise NotFound(f"model '{self.name}' has no versions; they are folders named 1, 2, ...")
         self._entry, self._write = entry, write
-        self._text = entry.config_text or ""
+        self._text = self._written = entry.config_text or ""
         self._config = configuration.parse(self._text)
 
     @classmethod
@@ -131,6 +131,7 @@ class VersionChoice:
         elif key not in self._config.parameters:
             raise NotFound(f"model '{self.name}' has no label '{label}'")
         self._set_parameter(key, version)
+        self._commit()
 
     def _set_parameter(self, key: str, version: int | None) -> None:
         """Set a parameter to ``version``; None removes it."""
@@ -149,6 +150,7 @@ class VersionChoice:
         """
         self._require(version)
         self._serve({version} | self._named, version)
+        self._commit()
 
     def _serve(self, versions: Collection[int], default: int) -> None:
         """Serve exactly ``versions``."""
@@ -178,11 +180,13 @@ class VersionChoice:
             self._serve(wanted.specific, version)
         elif self.default() != version:
             self._set_default(version)
+        self._commit()
 
     def serve_latest(self) -> None:
         """Serve the newest version again."""
         self._set_policy("latest { num_versions: 1 }")
         self._set_default(self.versions[-1])
+        self._commit()
 
     def _set_policy(self, policy: str) -> None:
         rest = configuration.parse(self._text)
@@ -214,8 +218,13 @@ class VersionChoice:
                 f"the {configuration.FILENAME} of model '{self.name}' cannot be changed "
                 f"automatically; edit it by hand to have: {setting.strip() or 'no such setting'}"
             )
-        self._write(text)
         self._text, self._config = text, wanted
+
+    def _commit(self) -> None:
+        """Write all changes at once: between two writes, a poll might see another default."""
+        if self._text != self._written:
+            self._write(self._text)
+            self._written = self._text
 
 
 def chosen_default(config: Any) -> int:

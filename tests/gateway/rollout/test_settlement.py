@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from modelport.gateway.repository import version_choice
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.version_choice import VersionChoice
 from modelport.gateway.rollout import settlement
@@ -88,6 +89,17 @@ def test_a_rollback_keeps_a_baseline_that_the_policy_did_not_choose(
     assert choice(repository).allowed() == [3]
     assert settle(repository, RolloutPhase.ROLLED_BACK, candidate) == ""
     assert choice(repository).allowed() == [1]
+
+
+def test_a_change_of_policy_and_default_is_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two, a gateway that polls would serve the version of the label by default."""
+    repository = folder(tmp_path, label("canary", 2))
+    written: list[str] = []
+    monkeypatch.setattr(version_choice, "_write", lambda file, text: written.append(text))
+    assert settle(repository, RolloutPhase.ROLLED_BACK) == ""
+    assert [("default_version" in text, "1, 2" in text) for text in written] == [(True, True)]
 
 
 def test_a_rollback_from_another_model_to_a_route_has_nothing_to_change(tmp_path: Path) -> None:
