@@ -5,6 +5,7 @@ With that it holds for gateways that start later, and after the rollout is forgo
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from modelport.gateway.repository.version_choice import VersionChoice
 from modelport.gateway.rollout.plan import RolloutPlan
 from modelport.gateway.rollout.shared_state.state import RolloutPhase, RolloutState
 
+#: Errors of a full disk.
+_PASSING = (errno.ENOSPC, errno.EDQUOT)
+
 
 def settle(repositories: Sequence[Path | Location], state: RolloutState) -> str:
     """Make the outcome of ``state`` that of the configuration; blocking.
@@ -25,7 +29,7 @@ def settle(repositories: Sequence[Path | Location], state: RolloutState) -> str:
         The reason why it cannot be; empty if it is.
 
     Raises:
-        Unavailable: the object store does not respond; try again.
+        Unavailable: the object store does not respond, or the disk is full; try again.
     """
     plan, promoted = state.plan, state.phase is RolloutPhase.PROMOTED
     own = plan.candidate.model == plan.model
@@ -42,7 +46,10 @@ def settle(repositories: Sequence[Path | Location], state: RolloutState) -> str:
         return str(error)
     except OSError as error:
         reason = (error.strerror or "it cannot be written").lower()
-        return f"the {configuration.FILENAME} of '{plan.model}' cannot be written: {reason}"
+        problem = f"the {configuration.FILENAME} of '{plan.model}' cannot be written: {reason}"
+        if error.errno in _PASSING:
+            raise Unavailable(problem) from error
+        return problem
     return ""
 
 

@@ -178,6 +178,7 @@ class ReplicatedStates:
                 await self._store.forget_counts(state.plan.model, keep="")
             await rollout.apply()
         except ModelportError as error:
+            self.unwritten[ended.plan.model] = str(error)
             log.warning(
                 "the outcome of a rollout is not settled yet",
                 model=ended.plan.model, reason=str(error),

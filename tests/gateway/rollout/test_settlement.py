@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from modelport.gateway.errors import Unavailable
 from modelport.gateway.repository import version_choice
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.version_choice import VersionChoice
@@ -100,6 +103,25 @@ def test_a_change_of_policy_and_default_is_one_write(
     monkeypatch.setattr(version_choice, "_write", lambda file, text: written.append(text))
     assert settle(repository, RolloutPhase.ROLLED_BACK) == ""
     assert [("default_version" in text, "1, 2" in text) for text in written] == [(True, True)]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_an_outcome_is_settled_later_if_the_disk_is_full_and_never_if_it_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    repository = folder(tmp_path, "")
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(version_choice, "_write", fail)
+    if number == errno.ENOSPC:
+        with pytest.raises(Unavailable, match="cannot be written: no space left"):
+            settle(repository, RolloutPhase.ROLLED_BACK)
+    else:
+        assert "read-only" in settle(repository, RolloutPhase.ROLLED_BACK)
+    monkeypatch.undo()
+    assert settle(repository, RolloutPhase.ROLLED_BACK) == ""
 
 
 def test_a_rollback_from_another_model_to_a_route_has_nothing_to_change(tmp_path: Path) -> None:
