@@ -17,12 +17,13 @@ from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.inference import image_decoding
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.pipeline import SharedState
+from modelport.gateway.models import model_warmup
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.repository import manifest
 from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
 from modelport.gateway.repository.file_states import VersionFiles
 from modelport.gateway.repository.scan import ModelEntry, VersionEntry
-from modelport.gateway.settings import Settings
+from modelport.gateway.settings import Settings, request_memory_bytes
 from modelport.gateway.telemetry import Statistics
 
 if TYPE_CHECKING:
@@ -96,10 +97,22 @@ class VersionLoader:
             try:
                 if before is not None:
                     before.check()
-                return ServedVersion(entry, number, backend, statistics, self.shared)
+                served = ServedVersion(entry, number, backend, statistics, self.shared)
+                if here:
+                    self._warm_up(served, entry)
+                return served
             except BaseException:
                 backend.unload()
                 raise
+
+    def _warm_up(self, version: ServedVersion, entry: ModelEntry) -> None:
+        if version.config.model_warmup:
+            assert self.host is not None
+            settings = self._settings
+            model_warmup.run(
+                version, entry, self.host.loop, request_memory_bytes(settings),
+                settings.model_load_timeout_seconds,
+            )  # fmt: skip
 
 
 @contextmanager

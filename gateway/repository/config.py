@@ -51,10 +51,12 @@ _PREFIX = "TYPE_"
 MAX_SIZE_DIGITS = 18
 
 
-def _datatype(number: int, where: str) -> Datatype:
-    name = pb.DataType.Name(number).removeprefix(_PREFIX)
-    if name == "INVALID":
+def datatype(number: int, where: str) -> Datatype:
+    """The datatype of a field ``data_type``; raises ``InvalidArgument`` if it is not set."""
+    known = pb.DataType.DESCRIPTOR.values_by_number.get(number)
+    if known is None or not number:
         raise InvalidArgument(f"{where} must specify 'data_type'")
+    name = known.name.removeprefix(_PREFIX)
     return Datatype("BYTES" if name == "STRING" else name)
 
 
@@ -362,7 +364,7 @@ def _spec(config: ModelConfig, tensor: Any, kind: str, axes: dict[str, Axis]) ->
     low, high = _parse_span(config, f"range.{tensor.name}")
     return TensorSpec(
         name=tensor.name,
-        datatype=_datatype(tensor.data_type, where),
+        datatype=datatype(tensor.data_type, where),
         dims=tuple(dims),
         minimum=_number(low, f"range.{tensor.name}") if low else None,
         maximum=(high if high in axes else _number(high, f"range.{tensor.name}")) if high else None,

@@ -15,7 +15,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -64,16 +64,28 @@ class ModelEntry(NamedTuple):
     problem: str = ""
     remote: bool = False
 
+    def companion(self, name: str) -> Path:
+        """A file below the model's folder, by its path in it.
+
+        Raises:
+            OSError, ValueError: there is no such file, or it is outside of the repository.
+        """
+        path = PurePosixPath(name)
+        file = self.path / path
+        inside = not self.remote and not path.is_absolute() and ".." not in path.parts
+        if not inside or not file.is_file() or _leaves(self.path.parent, file):
+            raise FileNotFoundError(f"'{name}' is not a file of the model's folder")
+        return file
+
     def labels(self, filename: str) -> tuple[str, ...]:
         """The lines of a label file directly in the model's folder.
 
         Raises:
             OSError: there is no such file, or it is too large.
         """
-        file = self.path / filename
-        inside = not self.remote and file.name == filename
-        if not inside or not file.is_file() or _leaves(self.path.parent, file):
-            raise FileNotFoundError(f"'{filename}' is not a file of the model's folder")
+        file = self.companion(filename)
+        if file.parent != self.path:
+            raise FileNotFoundError(f"'{filename}' is not directly in the model's folder")
         return tuple(untrusted_files.read_text(file, MAX_LABEL_BYTES).splitlines())
 
 

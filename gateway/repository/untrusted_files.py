@@ -35,14 +35,16 @@ def read(path: Path, most: int) -> bytes:
 
     Raises:
         OSError: it cannot be read.
-        IntegrityError: it is larger.
+        IntegrityError: it is larger, or grows.
     """
     with open_file(path) as file:
-        if os.fstat(file.fileno()).st_size <= most:
-            content = file.read(most + 1)
-            if len(content) <= most:
-                return content
-    raise IntegrityError(f"'{path.name}' is larger than {most} bytes")
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise IntegrityError(f"'{path.name}' is larger than {most} bytes")
+        content = file.read(size + 1)  # ``read(most)`` would allocate that much
+    if len(content) > size:
+        raise IntegrityError(f"'{path.name}' grows while it is read")
+    return content
 
 
 def read_text(path: Path, most: int) -> str:

@@ -15,12 +15,14 @@ from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.requests import triton_warmup
 from modelport.exporters.requests.random_inputs import draw
 from modelport.exporters.sources import pytorch
-from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import onnxruntime
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository import config, manifest
 from modelport.gateway.repository.scan import scan
+from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests import models
+from tests.gateway.models.managers import host
 from tests.packages import PLAIN, X, packaged, put, put_torchscript, refused, run
 from tests.torch_subjects import SumAndDifference
 
@@ -187,11 +189,12 @@ def test_warm_up_of_a_model_without_batches_and_with_odd_names_is_whole(tmp_path
     assert file.stat().st_size == 2 * 5 * 3 * 4
 
 
-def test_the_gateway_and_a_package_take_a_model_with_warm_up_as_it_is(
+async def test_the_gateway_and_a_package_take_a_model_with_warm_up_as_it_is(
     repository: Path, tmp_path: Path
 ) -> None:
     folder = put(repository, "m", "onnx")
     models.multiply(folder / "model.onnx")
+    (folder / manifest.CERTIFICATE).unlink()  # a placeholder
     manifest.write(folder)
     wanted = config.build("m", FORMATS.builtin["onnx"].platform, PLAIN)
     triton_warmup.add(wanted, folder.parent, triton_warmup.requests(PLAIN, draw, 0))
@@ -201,9 +204,15 @@ def test_the_gateway_and_a_package_take_a_model_with_warm_up_as_it_is(
         assert (entry.problem, list(entry.versions)) == ("", [1])
         read = config.complete(config.parse(entry.config_text or ""), "m")
         assert read.model_warmup == wanted.model_warmup
-        backend = onnxruntime.load(Artifact("m", 1, entry.versions[1].path, read, 1))
-        assert config.signature(backend.config) == PLAIN
-        backend.unload()
+        manager = ModelManager(Settings((place,), ModelControlMode.EXPLICIT), make_host=host)
+        await manager.start()
+        await manager.load("m")
+        assert manager.get("m").signature == PLAIN
         for warmup in read.model_warmup:
             file = entry.path / "warmup" / warmup.inputs["x"].input_data_file
             assert file.stat().st_size == 4 * 4
+        file.unlink()
+        await manager.unload("m")
+        with pytest.raises(InvalidArgument, match=f"'warmup/{file.name}' of input 'x'"):
+            await manager.load("m")
+        await manager.stop()

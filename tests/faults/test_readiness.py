@@ -141,6 +141,27 @@ def test_exit_on_error_ends_with_status_1_and_names_the_model(
     assert last.startswith("modelport: error: failed to load all models: bad (")
 
 
+def test_a_version_is_ready_only_after_its_warm_up_samples(repository: ChangingRepository) -> None:
+    """With the mistakes of the report: a wrong name, and a file that is not there."""
+    wrong = """
+model_warmup { name: "s" batch_size: 2 count: 2
+               inputs { key: "%s" value { data_type: TYPE_FP32 dims: 4 %s } } }
+"""
+    repository.version(2.0, model="good", config=wrong % ("x", "random_data: true"))
+    repository.version(2.0, model="named", config=wrong % ("y", "zero_data: true"))
+    repository.version(2.0, model="filed", config=wrong % ("x", 'input_data_file: "gone"'))
+    with serving(repository.root) as gateway:
+        index = httpx.post(f"http://{gateway.http}/v2/repository/index").json()
+        rows = {row["name"]: (row["state"], row["reason"]) for row in index}
+        assert rows["good"] == ("READY", "")
+        assert probes.answer(gateway, "good") == ("1", 2.0)
+        for name, told in (("named", "input 'y'"), ("filed", "'warmup/gone' of input 'x'")):
+            state, reason = rows[name]
+            assert state == "UNAVAILABLE"
+            assert "failed to run warmup sample 's'" in reason
+            assert told in reason
+
+
 def test_exit_on_error_serves_when_every_model_loads(repository: ChangingRepository) -> None:
     repository.version(2.0)
     with serving(repository.root, "--exit-on-error", "true") as gateway:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import ELSEWHERE, Artifact, BackendLoader
 from modelport.gateway.backends.registry import RemoteVersions, Versions
 from modelport.gateway.errors import Unavailable
@@ -32,11 +36,14 @@ class Obedient:
         self.config = artifact.config
         self.artifact = artifact
         self.problem = ""
+        self.requests: list[InferRequest] = []
         self._world = world
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         if self.problem:
             raise Unavailable(self.problem)
+        self.requests.append(request)
+        self._world.obey(request)
         return InferResponse(self.artifact.model_name, self.artifact.version, [])
 
     def unload(self) -> None:
@@ -60,6 +67,8 @@ class World:
         self.gated = 1
         self.gate = threading.Event()
         self.gate.set()
+        #: Looks at every request, and may raise.
+        self.obey: Callable[[InferRequest], object] = lambda request: None
 
     def publish(self, *numbers: int, config: str = "", model: str = "m") -> None:
         for number in numbers:
@@ -123,10 +132,16 @@ class World:
         manager = ModelManager(
             self.settings(mode, routes, load, **settings),
             self.find,
+            make_host=host,
             find_versions=self.find_versions,
         )
         await manager.start()
         return manager
+
+
+def host(_: ModelManager) -> Host:
+    """A host that has an event loop alone."""
+    return cast(Host, SimpleNamespace(loop=asyncio.get_running_loop()))
 
 
 def _wire() -> bytes:
