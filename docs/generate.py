@@ -24,7 +24,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from modelport import cli
-from modelport.gateway.repository import routes_file
+from modelport.gateway.repository import config_schema, routes_file
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Document outside ``docs/`` → page of the site.
@@ -65,6 +65,7 @@ def made_pages() -> dict[str, str]:
         "reference/cli.md": cli_page(),
         "reference/http.md": http_page(openapi()),
         "reference/configuration.md": configuration_page(),
+        "reference/config-pbtxt.md": config_pbtxt_page(),
         "reference/errors.md": errors_page(),
     }
 
@@ -261,6 +262,64 @@ def _variables(command: click.Command, context: click.Context) -> Iterator[tuple
             found = command.get_command(context, name)
             assert found is not None
             yield from _variables(found, click.Context(found, parent=context, info_name=name))
+
+
+# config.pbtxt
+
+_CONFIG_INTRODUCTION = (
+    "A model's `config.pbtxt` has Triton's schema (`model_config.proto`). Each of its fields is in "
+    "one of the three tables below, which are generated from the code; `{}` stands for a key of a "
+    "map. If the file is missing, it is derived from the artifact. See also "
+    "[versions](../serving/versions.md), [backends](../serving/backends.md), "
+    "[warm-up](../serving/backends.md#warm-up), [batching](../serving/batching.md), "
+    "[response cache](../serving/caching.md) and [streaming](../serving/deadlines.md#streaming)."
+)
+_CONFIG_PARAMETERS = (
+    "What Triton's schema has no field for are `parameters`. Triton ignores and keeps them. The "
+    "log names a parameter that is in none of the tables, and the nearest name that is.\n\n"
+    '```text title="model_repository/fraud/config.pbtxt, in part"\n'
+    'parameters { key: "axis.sequence" value { string_value: "1..64" } }\n```'
+)
+
+
+def config_pbtxt_page() -> str:
+    backends = config_schema.BACKEND_PARAMETERS.items()
+    parts = [
+        "# config.pbtxt",
+        _CONFIG_INTRODUCTION,
+        _paths("effect", config_schema.READ),
+        "## Accepted without effect",
+        "The version is served, and the log names these fields. A field stands for those in it.",
+        _paths("reason", config_schema.WITHOUT_EFFECT),
+        "## Refused",
+        "The model does not load. A model on another server may have these fields.",
+        _paths("remedy", config_schema.REFUSED),
+        "## Parameters",
+        _CONFIG_PARAMETERS,
+        _paths("meaning", config_schema.PARAMETERS.read, "parameter"),
+        "Each backend has the parameters of Triton's backend of the same name, and some more:",
+        _of_backends("meaning", {name: each.read for name, each in backends}),
+        "### Accepted without effect { #parameters-without-effect }",
+        _of_backends("reason", {name: each.without_effect for name, each in backends}),
+        "### Refused { #refused-parameters }",
+        _of_backends("remedy", {name: each.refused for name, each in backends}),
+        "[Signed versions](../packaging.md#sign) allow changes of how a model runs, but not of "
+        "what it computes.",
+    ]
+    return "\n\n".join(parts)
+
+
+def _paths(about: str, rows: Mapping[str, str], name: str = "field") -> str:
+    return table((name, about), ((f"`{path}`", text) for path, text in rows.items()))
+
+
+def _of_backends(about: str, backends: Mapping[str, Mapping[str, str]]) -> str:
+    rows = (
+        (f"`{backend}`", f"`{name}`", text)
+        for backend, names in backends.items()
+        for name, text in names.items()
+    )
+    return table(("backend", "parameter", about), rows)
 
 
 # Errors

@@ -133,7 +133,10 @@ class Serve(click.Command):
     "--strict-readiness",
     help="Report ready only while every model has a version that serves.",
 )
-@_setting("--exit-on-error", help="Exit with status 1 if a model does not load at start.")
+@_setting(
+    "--exit-on-error",
+    help="Exit with status 1 if a model does not load at start; answer no request before.",
+)
 @_setting("--http-address", help="Address to serve HTTP on.")
 @click.option(
     "--http-port",

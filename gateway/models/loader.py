@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.pipeline import SharedState
 from modelport.gateway.models import model_warmup
 from modelport.gateway.models.model import ServedVersion
-from modelport.gateway.repository import manifest
+from modelport.gateway.repository import config_schema, manifest
 from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
 from modelport.gateway.repository.file_states import VersionFiles
 from modelport.gateway.repository.scan import ModelEntry, VersionEntry
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from modelport.gateway.repository.signing_keys import PublicKey
 
 log = structlog.get_logger("modelport.models")
+
+#: Unknown parameters of a version that are logged, and characters of each.
+MAX_WARNINGS, MAX_QUOTED = 32, 256
 
 
 class VersionLoader:
@@ -98,6 +102,7 @@ class VersionLoader:
                 if before is not None:
                     before.check()
                 served = ServedVersion(entry, number, backend, statistics, self.shared)
+                _warn(served, elsewhere=route is not None)
                 if here:
                     self._warm_up(served, entry)
                 return served
@@ -113,6 +118,19 @@ class VersionLoader:
                 version, entry, self.host.loop, request_memory_bytes(settings),
                 settings.model_load_timeout_seconds,
             )  # fmt: skip
+
+
+def _warn(version: ServedVersion, elsewhere: bool) -> None:
+    """Log fields and parameters without effect, unless the model's own server may read them."""
+    told = log.bind(model=version.name, version=version.number)
+    fields = [] if elsewhere else config_schema.without_effect(version.config)
+    if fields:
+        described = "; ".join(f"{path}: {reason}" for path, reason in fields)
+        told.warning("fields of config.pbtxt have no effect", fields=described)
+    unknown = config_schema.unknown_parameters(version.config, elsewhere)
+    for key, near in islice(unknown, MAX_WARNINGS):
+        hint = {"did_you_mean": near} if near else {}
+        told.warning("unknown parameter in config.pbtxt", parameter=key[:MAX_QUOTED], **hint)
 
 
 @contextmanager

@@ -198,6 +198,9 @@ class ModelManager(ModelRegistry):
     async def load(self, name: str, override: str | None = None) -> None:
         """Load or reload a model; ``override`` is a JSON configuration that replaces the file's.
 
+        It does so until the model is unloaded, or is loaded after its folder has changed. One with
+        which nothing can be loaded is dropped.
+
         Raises:
             Unavailable: the control mode does not allow it, or a dependency of the model is
                 missing and the load is retried.
@@ -222,13 +225,19 @@ class ModelManager(ModelRegistry):
         if model is None or name in gone:
             raise NotFound(f"failed to load '{name}', failed to poll from model repository")
         self._missing.discard(name)
+        before, serving = (model.override, model.overridden), dict(model.serving)
         model.ask(VersionSettings(), override)
         steps = self._with_steps([name])[1:]
         await self._reconciler.reconcile_all([step for step in steps if not step.served])
         await self._reconciler.reconcile(model)
         idle = [each for each in self._ensembles_of(name) if each.asked and not each.served]
         await self._reconciler.reconcile_all(idle)
-        await self._settled(model)
+        try:
+            await self._settled(model)
+        except InvalidArgument:
+            if model.override == override and model.serving.items() <= serving.items():
+                model.override, model.overridden = before
+            raise
 
     def _with_steps(self, names: Iterable[str]) -> list[ModelRecord]:
         """The models ``names`` and, for ensembles, the models of their steps, as in Triton."""
@@ -312,7 +321,7 @@ class ModelManager(ModelRegistry):
         if name not in self._models:
             raise NotFound(f"failed to unload '{name}': the model is not found")
         model = self._models[name]
-        model.asked = False
+        model.asked, model.override = False, None
         for ensemble in self._ensembles_of(name):
             await self._stop(ensemble)
         await self._stop(model)

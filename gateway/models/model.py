@@ -149,7 +149,9 @@ class ModelRecord:
     #: The entry of the last reconciliation.
     reconciled: ModelEntry | None = None
     config: ModelConfig | None = None
+    #: The JSON configuration of a load request, and the folder's content for which it was given.
     override: str | None = None
+    overridden: str = ""
     wanted: VersionSettings = field(default_factory=VersionSettings)
     #: Requested by its own name, not only as a step of an ensemble, and not unloaded since.
     asked: bool = False
@@ -212,8 +214,16 @@ class ModelRecord:
         return self.wanted.policy or VersionPolicy.of(self.config.version_policy)
 
     def ask(self, wanted: VersionSettings, override: str | None = None) -> None:
-        """Apply the settings of a load request and forget earlier failures."""
-        self.wanted, self.override, self.asked = wanted, override, True
+        """Apply the settings of a load request and forget earlier failures.
+
+        Without an ``override``, an earlier one stays if the folder has not changed, as in Triton.
+        """
+        content = self.entry.content
+        if override is not None:
+            self.override, self.overridden = override, content
+        elif self.overridden != content:
+            self.override, self.overridden = None, ""
+        self.wanted, self.asked = wanted, True
         self.requests += 1
         self.withheld.clear()
         self.forget_failures()

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from modelport.gateway.backends.registry import platforms
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import config_schema
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import VERSION_NAME, ModelEntry
@@ -109,6 +110,8 @@ def read_config(
         if not config.HasField("version_policy"):
             config.version_policy.all.SetInParent()
     config = configuration.complete(config, entry.name)
+    if route is None:  # else the server that runs the model knows
+        config_schema.check(config)
     version_labels(config)
     chosen_default(config)
     return config

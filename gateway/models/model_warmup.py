@@ -66,9 +66,10 @@ def run(
         Unavailable: the model's own server is down.
     """
     deadline = Deadline.after(seconds)
+    specs = {spec.name: spec for spec in version.signature.inputs}
     for name, sample, runs in list(_planned(version)):
         with _naming(name):
-            inputs = _Sample(version, entry, sample, most_bytes).inputs()
+            inputs = _Sample(version, specs, entry, sample, most_bytes).inputs()
             version.validator.check(InferRequest(version.name, inputs))
             for _ in range(runs):
                 on_loop(loop, _answer(version, list(inputs), deadline))
@@ -78,7 +79,7 @@ def _planned(version: ServedVersion) -> Iterator[tuple[str, Any, int]]:
     """Name, sample and number of runs; raises ``InvalidArgument`` if they are too many."""
     instances, left = configuration.instance_count(version.config), MAX_RUNS
     for index, sample in enumerate(version.config.model_warmup):
-        name = sample.name or f"#{index}"
+        name = sample.name[:_MAX_QUOTED] or f"#{index}"
         if not sample.batch_size:  # Triton skips it, too
             log.warning(
                 "a warmup sample of batch_size 0 does not run", model=version.name, sample=name
@@ -127,11 +128,15 @@ class _Sample:
     """The inputs of one sample."""
 
     def __init__(
-        self, version: ServedVersion, entry: ModelEntry, sample: Any, most_bytes: int
+        self,
+        version: ServedVersion,
+        specs: Mapping[str, TensorSpec],
+        entry: ModelEntry,
+        sample: Any,
+        most_bytes: int,
     ) -> None:
         self._model, self._entry, self._sample = version.name, entry, sample
-        self._most_bytes = most_bytes
-        self._specs = {spec.name: spec for spec in version.signature.inputs}
+        self._specs, self._most_bytes = specs, most_bytes
         self._batch = (sample.batch_size,) if version.signature.max_batch_size else ()
         if sample.batch_size > max(1, version.signature.max_batch_size):
             raise InvalidArgument(

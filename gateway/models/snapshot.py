@@ -26,6 +26,7 @@ def _settings(model: ModelRecord) -> dict[str, Any]:
     return {
         **wanted_json(model.wanted),
         "override": model.override,
+        "overridden": model.overridden,
         "asked": model.asked,
         "versions": sorted(versions.keys() - model.withheld),
         "withheld": sorted(model.withheld & versions.keys()),
@@ -58,7 +59,8 @@ async def restore(
 
 def _apply(model: ModelRecord, asked: Mapping[str, Any]) -> None:
     """Apply the settings of a snapshot to ``model``."""
-    model.ask(wanted(asked), asked["override"])
+    model.ask(wanted(asked))
+    model.override, model.overridden = asked["override"], asked["overridden"]
     model.asked = asked["asked"]
     model.withheld |= set(asked["withheld"])
     if not model.entry.remote:

@@ -31,7 +31,7 @@ from modelport.gateway.backends.registry import PLATFORMS as PLATFORMS
 from modelport.gateway.backends.registry import Platform as Platform
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.extensions import ExtensionError
-from modelport.gateway.repository import padding
+from modelport.gateway.repository import config_schema, padding
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from modelport.gateway.wire.proto import model_config_pb2 as pb
 
@@ -149,7 +149,7 @@ def complete(config: ModelConfig, name: str) -> ModelConfig:
         )
     completed.name = name
     if completed.HasField("sequence_batching"):
-        raise InvalidArgument(f"'sequence_batching' of '{name}' is not supported")
+        raise config_schema.refusal("sequence_batching", name)
     if completed.max_batch_size < 0:
         raise InvalidArgument(f"'max_batch_size' must be non-negative value for '{name}'")
     if not completed.HasField("version_policy"):

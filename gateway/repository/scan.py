@@ -10,6 +10,7 @@ does not affect other models.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import stat
@@ -63,6 +64,13 @@ class ModelEntry(NamedTuple):
     versions: Mapping[int, VersionEntry] = MappingProxyType({})
     problem: str = ""
     remote: bool = False
+
+    @property
+    def content(self) -> str:
+        """A hash that changes with ``config.pbtxt`` and with the files of versions."""
+        versions = {} if self.remote else self.versions  # those of a server come and go
+        files = sorted((number, each.fingerprint) for number, each in versions.items())
+        return hashlib.sha256(repr((self.config_text, files)).encode()).hexdigest()
 
     def companion(self, name: str) -> Path:
         """A file below the model's folder, by its path in it.

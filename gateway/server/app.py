@@ -132,6 +132,8 @@ class GatewayServer:
             if self._metrics is not None:
                 self._metrics.close()
             raise
+        #: Whether the listeners start when the models have loaded.
+        self._opens_late = False
         self._poller: asyncio.Task[None] | None = None
         self._report = report
         #: Ends what works in the background.
@@ -184,6 +186,8 @@ class GatewayServer:
     async def listen(self) -> None:
         """Start the listeners: the server is live, but not ready.
 
+        With ``exit_on_error`` requests wait for ``load``, as Triton's and TensorFlow Serving's do.
+
         Raises:
             Unavailable: A port is taken.
         """
@@ -199,6 +203,11 @@ class GatewayServer:
             await self._metrics.start()
         watchdog = Watchdog(self._report, lambda: self.manager.loading)
         self._background.callback(watchdog.close)
+        self._opens_late = self._settings.exit_on_error and not self.manager.started
+        if not self._opens_late:
+            await self._open()
+
+    async def _open(self) -> None:
         await self._listeners.start()
         if self._metrics is not None:
             warn_if_exposed(self._settings)
@@ -222,6 +231,8 @@ class GatewayServer:
                 f"{name} ({reason})" if (reason := reasons.get(name)) else name for name in broken
             ]
             raise Unavailable(f"failed to load all models: {', '.join(failures)}")
+        if self._opens_late:
+            await self._open()
         if self._rollout_control is None:
             return
         self._rollout_control.run()

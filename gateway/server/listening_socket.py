@@ -91,8 +91,7 @@ class ListeningSocket:
         self._remove()
         refuse_new_connections(spare)
         await asyncio.sleep(HANDSHAKE_SECONDS)
-        if self._server is not None:
-            self._server.close()
+        (self._socket if self._server is None else self._server).close()
         accepted = list(_accept_all(spare))
         spare.close()
         for connection in accepted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -180,13 +181,13 @@ def test_a_reload_that_fails_leaves_what_serves(control: ControlCaller, explicit
 
 
 def test_a_configuration_may_come_with_the_load(control: ControlCaller, explicit: Explicit) -> None:
-    config = {
+    given = {
         "backend": "onnxruntime",
         "max_batch_size": 2,
         "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}],
         "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [4]}],
     }
-    control("load_model", "x2", config=json.dumps(config))
+    control("load_model", "x2", config=json.dumps(given))
     found = control("get_model_config", "x2")
     found = found["config"] if control.transport == "grpc" else found
     assert found["max_batch_size"] == 2
@@ -196,6 +197,12 @@ def test_a_configuration_may_come_with_the_load(control: ControlCaller, explicit
         assert error.message() == "inference request batch-size must be <= 2 for 'x2'"
     finally:
         caller.close()
+    for config in ('{"max_batch_size": -1}', None):  # it stays, as in Triton
+        with contextlib.suppress(InferenceServerException):
+            control("load_model", "x2", config=config)
+        found = control("get_model_config", "x2")
+        assert (found["config"] if control.transport == "grpc" else found)["max_batch_size"] == 2
+    control("unload_model", "x2")
     control("load_model", "x2")
     found = control("get_model_config", "x2")
     assert (found["config"] if control.transport == "grpc" else found)["max_batch_size"] == 8

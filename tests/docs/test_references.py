@@ -12,7 +12,7 @@ import pytest
 from docs import generate
 from modelport.cli import modelport
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.repository import routes_file
+from modelport.gateway.repository import config_schema, routes_file
 from modelport.gateway.wire.proto import model_config_pb2
 from tests.docs import pages
 from tests.docs.pages import ROOT
@@ -89,22 +89,18 @@ def source_files() -> Iterator[Path]:
     yield from (ROOT / "modelport").glob("*.py")
 
 
-def test_every_field_of_the_configuration_page_is_tritons() -> None:
-    text = (ROOT / "docs" / "reference" / "config-pbtxt.md").read_text()
-    table = text.partition("## Parameters")[0]
-    rows = [row.partition(" | ")[0] for row in table.splitlines() if row.startswith("| `")]
-    fields = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert len(fields) > 12
-    assert set(fields) <= set(model_config_pb2.ModelConfig.DESCRIPTOR.fields_by_name)
-
-
-def test_every_parameter_of_the_configuration_page_is_read_by_the_code() -> None:
-    text = (ROOT / "docs" / "reference" / "config-pbtxt.md").read_text()
-    rows = [row for row in text.partition("## Parameters")[2].splitlines() if row[:3] == "| `"]
-    names = {name.split(".")[0] for row in rows for name in re.findall(r"`([\w.*]+)`", row)}
-    sources = "\n".join(file.read_text() for file in (ROOT / "gateway").rglob("*.py"))
-    for name in names:
-        assert re.search(rf"\b{name}\b", sources), name
+def test_the_page_on_config_pbtxt_has_every_field_and_parameter_in_one_table() -> None:
+    """The fields are those of Triton's schema, the parameters those that the code reads."""
+    page = generate.config_pbtxt_page()
+    fields = page.partition("## Parameters")[0]
+    for leaf in config_schema.leaves(model_config_pb2.ModelConfig.DESCRIPTOR):
+        parts = leaf.split(".")
+        above = {".".join(parts[: end + 1]) for end in range(len(parts))}
+        above |= {path.rstrip("{}") for path in above}
+        assert sum(fields.count(f"| `{path}` |") for path in above) == 1, leaf
+    for table in (config_schema.PARAMETERS, *config_schema.BACKEND_PARAMETERS.values()):
+        for name in (*table.read, *table.without_effect, *table.refused):
+            assert f"`{name}` |" in page, name
 
 
 @pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])

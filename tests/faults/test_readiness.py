@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import threading
 
 import httpx
+import numpy as np
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
+from modelport.loadtests.system.processes import free_ports
 from tests.faults import probes
 from tests.faults.probes import EXPLICIT, POLL, ChangingRepository
 from tests.polling import eventually
@@ -168,6 +174,49 @@ def test_exit_on_error_serves_when_every_model_loads(repository: ChangingReposit
         assert probes.answer(gateway) == ("1", 2.0)
 
 
+@pytest.mark.parametrize(
+    ("exits", "workers"),
+    [("true", 1), ("false", 1), pytest.param("true", 2, marks=pytest.mark.thorough)],
+)
+def test_with_exit_on_error_the_first_answer_is_that_of_a_model(
+    exits: str, workers: int, repository: ChangingRepository
+) -> None:
+    """Tests of Triton and TensorFlow Serving wait for a port, not for readiness."""
+    repository.slow(0)
+    file = repository.root / "slow" / "config.pbtxt"
+    delay = 'parameters { key: "creation_delay_sec" value { string_value: "1" } }'
+    file.write_text(file.read_text() + delay)
+    http, grpc = free_ports(2)
+    first: dict[str, bool] = {}
+    tensor = tritonclient.grpc.InferInput("x", [1, 4], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1] * 4}]}
+
+    def ask_http() -> None:
+        while "http" not in first:
+            with contextlib.suppress(httpx.TransportError):
+                url = f"http://127.0.0.1:{http}/v2/models/slow/infer"
+                first["http"] = httpx.post(url, json=body, timeout=30).status_code == 200
+
+    def ask_grpc() -> None:
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{grpc}") as client:
+            while "grpc" not in first:
+                try:
+                    first["grpc"] = bool(client.infer("slow", [tensor]))
+                except InferenceServerException as error:
+                    if "failed to connect" not in error.message().lower():
+                        first["grpc"] = False
+
+    asking = [threading.Thread(target=ask, daemon=True) for ask in (ask_http, ask_grpc)]
+    for thread in asking:
+        thread.start()
+    ports = ("--http-port", str(http), "--grpc-port", str(grpc), "--workers", str(workers))
+    with serving(repository.root, "--exit-on-error", exits, *ports):
+        for thread in asking:
+            thread.join(30)
+    assert first == dict.fromkeys(("http", "grpc"), exits == "true")
+
+
 def test_exit_on_error_counts_a_model_to_load_that_is_not_there(
     repository: ChangingRepository,
 ) -> None:
@@ -248,7 +297,7 @@ def test_loading_twice_changes_nothing(repository: ChangingRepository) -> None:
         assert len(loads) == 1
 
 
-def test_a_configuration_in_the_request_overrides_the_file_until_the_next_load(
+def test_a_configuration_in_the_request_overrides_the_file_until_the_model_is_unloaded(
     repository: ChangingRepository,
 ) -> None:
     repository.version(2.0)
@@ -262,8 +311,13 @@ def test_a_configuration_in_the_request_overrides_the_file_until_the_next_load(
         assert probes.load(gateway, config=override).status_code == 200
         assert batch() == 2
         assert probes.load(gateway).status_code == 200
-        assert batch() == 8
+        assert batch() == 2
         assert probes.load(gateway, config="{").status_code == 400
+        assert probes.load(gateway, config='{"max_batch_size": -1}').status_code == 400
+        assert probes.load(gateway).status_code == 200
+        assert batch() == 2
+        assert probes.unload(gateway).status_code == 200
+        assert probes.load(gateway).status_code == 200
         assert batch() == 8
         assert probes.answer(gateway) == ("1", 2.0)
 

@@ -186,7 +186,6 @@ EXPECTED_FAILURES = {
     "gets a model of its name",
     f"{_LIFE}::test_concurrent_model_load_unload": "an unload of a step's model does not wait "
     "for a load of its ensemble",
-    f"{_LIFE}::test_config_override": "a later load without a configuration reads the file's",
     f"{_LIFE}::test_shutdown_dynamic": _ENDED,
     f"{_LIFE}::test_shutdown_ensemble": _ENDED,
     f"{_LIFE}::test_concurrent_same_model_load_unload_stress": "65,536 loads and unloads of one "

@@ -13,6 +13,7 @@ from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import placement
 from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.config_schema import CUDA_OPTIONS
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -30,11 +31,6 @@ GRAPH_LEVELS = {
 
 #: Options of accelerators. None is the path of a file or library, because a configuration may come
 #: from a request.
-_CUDA = (
-    "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search",
-    "do_copy_in_default_stream", "cudnn_conv_use_max_workspace", "enable_cuda_graph",
-    "cudnn_conv1d_pad_to_nc1d", "use_ep_level_unified_stream", "use_tf32", "prefer_nhwc",
-)  # fmt: skip
 _OPTIONS = {
     "tensorrt": (
         "max_workspace_size_bytes", "trt_max_partition_iterations", "trt_min_subgraph_size",
@@ -44,7 +40,7 @@ _OPTIONS = {
         "trt_builder_optimization_level", "trt_auxiliary_streams", "trt_profile_min_shapes",
         "trt_profile_max_shapes", "trt_profile_opt_shapes",
     ),
-    "cuda": _CUDA,
+    "cuda": CUDA_OPTIONS,
     "openvino": ("num_of_threads", "num_streams", "precision"),
 }  # fmt: skip
 #: Triton's key → the provider's option, where they differ.
@@ -148,7 +144,7 @@ def _options(accelerator: str, given: dict[str, str]) -> dict[str, str]:
 
 def _deprecated_cuda(config: ModelConfig) -> dict[str, str]:
     """Provider options that older configurations have among their ``parameters``."""
-    return {key: parameters.text(config, key) for key in _CUDA if key in config.parameters}
+    return {key: parameters.text(config, key) for key in CUDA_OPTIONS if key in config.parameters}
 
 
 def check_providers(session: ort.InferenceSession, wanted: list[Provider]) -> str:

@@ -84,10 +84,6 @@ def _load(artifact: Artifact, path: Path) -> EmbeddedBackend:
 
 def _properties(config: ModelConfig, threads: int, count: int) -> dict[str, Any]:
     """Properties of the compiled model, from the parameters of Triton's OpenVINO backend."""
-    if parameters.text(config, "CPU_EXTENSION_PATH"):
-        raise Unsupported(
-            "parameter 'CPU_EXTENSION_PATH' names native code, which is not loaded; remove it"
-        )
     device = parameters.text(config, "TARGET_DEVICE", DEVICE)
     if device != DEVICE:
         raise Unsupported(f"parameter 'TARGET_DEVICE' must be {DEVICE}, not '{device}'")

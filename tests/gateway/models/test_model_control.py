@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.repository.version_policy import VersionPolicy
 from modelport.gateway.settings import AspiredVersionPolicy, ModelControlMode
-from tests.gateway.models.managers import World, served
+from tests.gateway.models.managers import World, refresh, served
 from tests.polling import until
 
 ALL = VersionPolicy(latest=None)
@@ -309,3 +311,110 @@ async def test_an_unknown_aspired_version_policy_is_refused_and_the_known_ones_a
     await manager.load("m")
     await until(lambda: manager.ready)
     await manager.stop()
+
+
+# -- configurations of load requests --------------------------------------------------------------
+
+
+def override(size: int, *versions: int) -> str:
+    tensor = '"data_type": "TYPE_FP32", "dims": [2]'
+    return (
+        f'{{"backend": "obedient", "max_batch_size": {size},'
+        f' "input": [{{"name": "x", {tensor}}}], "output": [{{"name": "y", {tensor}}}],'
+        f' "version_policy": {{"specific": {{"versions": {list(versions or [1])}}}}}}}'
+    )
+
+
+def batch(manager: ModelManager, number: int = 0) -> int:
+    return int(manager.get("m", number).config.max_batch_size)
+
+
+async def test_the_configuration_of_a_load_stays_at_loads_without_one(world: World) -> None:
+    world.publish(1, 2)
+    manager = await world.serve()
+    assert batch(manager) == 4
+    await manager.load("m", override(7))
+    for _ in range(2):
+        await manager.load("m")
+        assert (batch(manager), manager.versions("m")) == (7, [1])
+    await manager.load("m", override(8, 1, 2))
+    await manager.load("m")
+    assert (batch(manager), manager.versions("m")) == (8, [1, 2])
+    await manager.stop()
+
+
+@pytest.mark.parametrize("change", ["config", "version", "unload", "vanish"])
+async def test_it_ends_with_an_unload_and_with_a_load_after_the_folder_has_changed(
+    change: str, world: World
+) -> None:
+    world.publish(1)
+    manager = await world.serve()
+    await manager.load("m", override(7))
+    if change == "config":
+        world.configure("# changed")
+    elif change == "version":
+        world.publish(2)
+    elif change == "unload":
+        await manager.unload("m")
+    else:
+        world.root.joinpath("m").rename(world.root / ".m")
+        await refresh(manager)
+        world.root.joinpath(".m").rename(world.root / "m")
+    await manager.load("m")
+    assert batch(manager) == 4
+    await manager.load("m")
+    assert batch(manager) == 4
+    await manager.stop()
+
+
+async def test_one_with_which_nothing_loads_is_dropped_for_the_one_before(world: World) -> None:
+    world.publish(1)
+    manager = await world.serve()
+    await manager.load("m", override(7))
+    for bad in (override(-1), override(8).replace("obedient", "nobody")):
+        world.errors[1] = InvalidArgument("no such backend")
+        with pytest.raises(InvalidArgument, match="load failed for model 'm'"):
+            await manager.load("m", bad)
+        world.errors.clear()
+        assert batch(manager) == 7
+        await manager.load("m")
+        assert batch(manager) == 7
+        assert manager.states("m") == [(1, VersionState.READY, "")]
+    await manager.unload("m")
+    with pytest.raises(InvalidArgument, match="must be non-negative"):
+        await manager.load("m", override(-1))
+    await manager.load("m")
+    assert batch(manager) == 4
+    await manager.stop()
+
+
+async def test_one_that_waits_for_a_dependency_or_loads_in_part_is_kept(world: World) -> None:
+    world.publish(1, 2)
+    manager = await world.serve()
+    world.errors[2] = InvalidArgument("damaged")
+    with pytest.raises(InvalidArgument, match=r"version 2 .*damaged"):
+        await manager.load("m", override(7, 1, 2))
+    assert batch(manager, 1) == 7
+    world.errors[1] = Unavailable("not yet")
+    with pytest.raises(Unavailable, match="not yet"):
+        await manager.load("m", override(8))
+    world.errors.clear()
+    await manager.load("m")
+    assert batch(manager) == 8
+    await manager.stop()
+
+
+async def test_the_order_of_the_files_and_another_process_make_no_difference(
+    world: World,
+) -> None:
+    world.publish(1, 2)
+    manager, other = await world.serve(), await world.serve()
+    await manager.load("m", override(7, 1, 2))
+    snapshot = json.loads(json.dumps(manager.snapshot()))
+    await other.restore(snapshot)
+    assert batch(other) == 7
+    world.publish(3)  # only a load after this ends the override, in each of them
+    for each in (manager, other):
+        await each.load("m")
+        assert (batch(each), each.versions("m")) == (4, [3])
+        await each.stop()

@@ -127,7 +127,7 @@ def test_a_worker_that_is_started_again_serves_what_was_asked_for_meanwhile(
         assert httpx.put(f"http://{gateway.http}/models/m/1/set-default").status_code == 200
         assert probes.load(gateway, "other").status_code == 200
         assert probes.unload(gateway, "gone").status_code == 200
-        repository.version(11.0, 3)  # nobody asks for it
+        repository.version(11.0, 3)  # nobody asks for it yet
         told = indexes(gateway)
         os.kill(before[0], signal.SIGKILL)
         eventually(lambda: restarted(before, workers(gateway), 0), "it is replaced")
@@ -142,6 +142,8 @@ def test_a_worker_that_is_started_again_serves_what_was_asked_for_meanwhile(
         assert factors(gateway, "other") == {5.0}
         assert {status for status, _ in replies(gateway, "gone")} == {503}
         assert _without_unloaded(indexes(gateway)) == _without_unloaded(told)
+        assert probes.load(gateway).status_code == 200  # in both, the override is for older files
+        assert factors(gateway) == {11.0}
 
 
 def _answers_of_the_other(port: int) -> set[float]:

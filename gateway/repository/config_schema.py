@@ -1,0 +1,381 @@
+"""The effect of each field and parameter of ``config.pbtxt``, and the reason if it has none.
+
+Every field of ``model_config.proto`` is in exactly one of three tables: ``READ``,
+``WITHOUT_EFFECT`` and ``REFUSED``. A path in one of the last two stands for the fields below it,
+too. ``{}`` stands for a key of a map. Parameters have such tables as well. The reference page is
+made from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from modelport.gateway.errors import InvalidArgument, closest
+
+#: Path → effect.
+READ: Mapping[str, str] = {
+    "name": "must be the name of the model's folder",
+    "platform": "the format, and with it the backend and the file",
+    "backend": "the backend that serves the model",
+    "default_model_filename": "the file or folder of the artifact in a version's folder",
+    "version_policy.latest.num_versions": "serves this many of the newest versions",
+    "version_policy.all": "serves all versions",
+    "version_policy.specific.versions": "serves these versions",
+    "max_batch_size": "largest batch; 0: the model has no batch dimension",
+    "input.name": "name of the input",
+    "input.data_type": "datatype of the input",
+    "input.dims": "shape without the batch dimension; -1 is any size",
+    "input.format": "`FORMAT_NHWC` or `FORMAT_NCHW`: where an image's channels are",
+    "input.reshape.shape": "shape that the model gets in place of `dims`",
+    "input.optional": "the input may be missing in a request",
+    "output.name": "name of the output",
+    "output.data_type": "datatype of the output",
+    "output.dims": "shape without the batch dimension; -1 is any size",
+    "output.reshape.shape": "shape that the model returns in place of `dims`",
+    "output.label_filename": "file with the class labels, one a line, beside `config.pbtxt`",
+    "optimization.graph.level": "graph optimization of ONNX Runtime: -1, 0, 1 or 2",
+    "optimization.execution_accelerators.gpu_execution_accelerator.name": (
+        "`tensorrt` or `cuda`, of ONNX Runtime"
+    ),
+    "optimization.execution_accelerators.gpu_execution_accelerator.parameters{}": (
+        "options of the accelerator"
+    ),
+    "optimization.execution_accelerators.cpu_execution_accelerator.name": (
+        "`openvino`, of ONNX Runtime"
+    ),
+    "optimization.execution_accelerators.cpu_execution_accelerator.parameters{}": (
+        "options of the accelerator"
+    ),
+    "dynamic_batching.preferred_batch_size": "batches that run without a further wait",
+    "dynamic_batching.max_queue_delay_microseconds": "wait for more requests",
+    "dynamic_batching.preserve_ordering": "responses in the order of the requests",
+    "dynamic_batching.priority_levels": "number of priority levels; 1 is the highest",
+    "dynamic_batching.default_priority_level": "level of a request without a `priority`",
+    **{
+        f"dynamic_batching.{policy}.{field}": effect + whose
+        for policy, whose in (
+            ("default_queue_policy", ""),
+            ("priority_queue_policy{}", ", of one priority level"),
+        )
+        for field, effect in (
+            ("timeout_action", "`REJECT` or `DELAY` a request that waits too long"),
+            ("default_timeout_microseconds", "longest wait"),
+            ("allow_timeout_override", "a request's `timeout` counts if it is shorter"),
+            ("max_queue_size", "most requests that wait"),
+        )
+    },
+    "ensemble_scheduling.step.model_name": "model of the step",
+    "ensemble_scheduling.step.model_version": "version of that model; -1: the default one",
+    "ensemble_scheduling.step.input_map{}": "the ensemble's tensor for an input of the model",
+    "ensemble_scheduling.step.output_map{}": "the ensemble's tensor for an output of the model",
+    "instance_group.name": "names the group in errors",
+    "instance_group.kind": "`KIND_CPU`, `KIND_GPU` or `KIND_AUTO`",
+    "instance_group.count": "number of instances",
+    "instance_group.gpus": "index of the GPU",
+    "parameters{}.string_value": "see [parameters](#parameters)",
+    "model_warmup.name": "names the sample in errors",
+    "model_warmup.batch_size": "number of equal elements in the sample's batch; 0: it does not run",
+    "model_warmup.count": "runs on every instance",
+    "model_warmup.inputs{}.data_type": "datatype of the input",
+    "model_warmup.inputs{}.dims": "shape of the input, without the batch dimension",
+    "model_warmup.inputs{}.zero_data": "zeros",
+    "model_warmup.inputs{}.random_data": "random values in the declared range",
+    "model_warmup.inputs{}.input_data_file": "a file in the folder `warmup`",
+    "model_transaction_policy.decoupled": "any number of responses to a request",
+    "response_cache.enable": "caches responses",
+}
+
+_TENSORRT = "only Triton's TensorRT backend reads it"
+_CUDA = "copies to and from a GPU are the runtime's own"
+#: Path → reason.
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "runtime": "a backend has one runtime here; Triton completes it with a library's name",
+    "input.is_shape_tensor": _TENSORRT,
+    "input.is_non_linear_format_io": _TENSORRT,
+    "output.is_shape_tensor": _TENSORRT,
+    "output.is_non_linear_format_io": _TENSORRT,
+    "input.allow_ragged_batch": "requests of different shapes run in different batches",
+    "optimization.priority": _TENSORRT,
+    "optimization.cuda": _TENSORRT,
+    "optimization.input_pinned_memory": _CUDA,
+    "optimization.output_pinned_memory": _CUDA,
+    "optimization.gather_kernel_buffer_threshold": _CUDA,
+    "optimization.eager_batching": "a batch is gathered while the one before it runs",
+    "ensemble_scheduling.max_inflight_requests": "the queues of the steps' models are the limit",
+    "instance_group.rate_limiter": "there is no rate limiter, as in Triton without --rate-limit",
+    "instance_group.profile": _TENSORRT,
+    "instance_group.host_policy": "there is no --host-policy",
+    "cc_model_filenames": "`default_model_filename` is loaded on every device",
+    "metric_tags": "metrics have the labels `model` and `version` alone",
+    "model_metrics": "histograms have fixed buckets",
+}
+
+_RAGGED = "batches of ragged inputs are not made; export the model without them"
+#: Path → remedy.
+REFUSED: Mapping[str, str] = {
+    "sequence_batching": "serve the model from Triton, with a route",
+    "batch_input": _RAGGED,
+    "batch_output": _RAGGED,
+    "ensemble_scheduling.step.model_namespace": "models have one namespace; remove it",
+    "instance_group.secondary_devices": "no backend has any; remove it",
+    "instance_group.passive": "every instance takes requests; remove it",
+    "model_operations": "custom operators are native code; export the model without them",
+    "model_repository_agents": (
+        "no agent would check or decrypt the model; use manifests and --require-signature"
+    ),
+}
+
+#: Options of ONNX Runtime's CUDA provider, which older configurations have among the parameters.
+CUDA_OPTIONS = (
+    "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search",
+    "do_copy_in_default_stream", "cudnn_conv_use_max_workspace", "enable_cuda_graph",
+    "cudnn_conv1d_pad_to_nc1d", "use_ep_level_unified_stream", "use_tf32", "prefer_nhwc",
+)  # fmt: skip
+
+
+#: Tensors, and characters of a name, among which a similar name is looked for.
+_MAX_NEAR = 100
+
+
+class ParameterTable(NamedTuple):
+    """The parameters of one backend, or of all: name → effect, reason or remedy.
+
+    A word in capitals after the last dot of a name stands for any: ``TENSOR`` for an input or
+    output.
+    """
+
+    read: Mapping[str, str] = {}
+    without_effect: Mapping[str, str] = {}
+    refused: Mapping[str, str] = {}
+
+
+PARAMETERS = ParameterTable(
+    read={
+        "axis.NAME": '`"1..64"`: bounds of the dynamic axis `NAME`',
+        "axes.TENSOR": (
+            '`"sequence"`: names of the tensor\'s dynamic dimensions, in order, separated by commas'
+        ),
+        "range.TENSOR": (
+            '`"0..511"`: range of every value; `"1..sequence"`: up to the request\'s own `sequence`'
+        ),
+        "mask.TENSOR": (
+            '`"right"`, `"left"` or `"any"`: 1 where there is data, with padding there; load tests '
+            "and gates draw requests without padding"
+        ),
+        "padding.NAME": (
+            '`"0"`: pad inputs along the axis so that they share a batch; `"ids=1,mask=0"`: a '
+            "value for each input"
+        ),
+        "classification.TENSOR": "`logits` or `probabilities`: the output has a value a class",
+        **{
+            f"image.{key}": "preprocessing of [images](../protocols/images.md)"
+            for key in ("size", "resize", "layout", "interpolation", "scale", "mean", "std")
+        },
+        "version_label.NAME": "the version that a label names",
+        "default_version": (
+            "the version for requests without one, if `version_policy` serves it; otherwise the "
+            "newest served one"
+        ),
+        "aspired_version_policy": (
+            "`availability_preserving` or `resource_preserving`, for this model"
+        ),
+        "admission_control": "[overload](../serving/batching.md#overload)",
+        "admission_control_min_pending_requests": "[overload](../serving/batching.md#overload)",
+        "batch_here": "gather requests for a model on another server, or for an ensemble",
+        "explainer": "the model that answers `:explain` and `/explanations`",
+    }
+)
+_SIGNATURE = {"TF_SIGNATURE_DEF": "signature"}
+#: By backend.
+BACKEND_PARAMETERS: Mapping[str, ParameterTable] = {
+    "onnxruntime": ParameterTable(
+        read={
+            "string_encoding": "`latin-1` passes any bytes through strings",
+            "intra_op_thread_count": "threads of an operator",
+            "inter_op_thread_count": "operators at once, with `execution_mode` 1",
+            "execution_mode": "1 runs operators in parallel",
+            "enable_mem_arena": "whether memory is kept in an arena",
+            "enable_mem_pattern": "whether memory is planned by the first run",
+            **dict.fromkeys(CUDA_OPTIONS, "option of the CUDA provider"),
+        },
+    ),
+    "pytorch": ParameterTable(
+        read={
+            "INTRA_OP_THREAD_COUNT": "threads of an operator, in all models",
+            "INTER_OP_THREAD_COUNT": "operators at once, in all models",
+            "INFERENCE_MODE": "`false` runs in `no_grad` mode",
+            "DISABLE_OPTIMIZED_EXECUTION": "`true` does not optimize TorchScript",
+        },
+        without_effect={
+            "DISABLE_CUDNN": "cuDNN is used where PyTorch has it",
+            "ENABLE_CACHE_CLEANING": "the GPU's memory is kept for the next request",
+            "ENABLE_WEIGHT_SHARING": "instances always share their weights",
+            "ENABLE_JIT_EXECUTOR": "TorchScript has PyTorch's default executor",
+            "ENABLE_JIT_PROFILING": "TorchScript has PyTorch's default executor",
+            "ENABLE_TENSOR_FUSER": "TorchScript has PyTorch's default fuser",
+            "NUM_THREADS": "only models of Python code have it",
+            "TORCH_COMPILE_OPTIONAL_PARAMETERS": "only models of Python code have it",
+        },
+    ),
+    "tensorflow": ParameterTable(
+        read={
+            **_SIGNATURE,
+            "TF_GRAPH_TAG": "tag of the SavedModel",
+            "TF_NUM_INTRA_THREADS": "threads of an operator",
+            "TF_NUM_INTER_THREADS": "operators at once",
+            "TF_USE_PER_SESSION_THREADS": "whether the model has threads of its own",
+        },
+        without_effect={
+            "TF_INIT_OPS_FILE": "a SavedModel names its own initialization",
+            "MAX_SESSION_SHARE_COUNT": "instances always share one session",
+        },
+    ),
+    "tflite": ParameterTable(read={**_SIGNATURE, "tflite_num_threads": "threads of an operator"}),
+    "openvino": ParameterTable(
+        read={
+            "INFERENCE_NUM_THREADS": "threads of the model",
+            "NUM_STREAMS": "requests at once; `AUTO`: OpenVINO decides",
+            "PERFORMANCE_HINT": "`LATENCY`, `THROUGHPUT` or `CUMULATIVE_THROUGHPUT`",
+            "HINT_BF16": "`yes` computes in bf16",
+            "TARGET_DEVICE": "must be `CPU`",
+        },
+        without_effect={
+            "COMPILATION_NUM_THREADS": "OpenVINO decides",
+            "ENABLE_BATCH_PADDING": "batches are not padded",
+            "RESHAPE_IO_LAYERS": "a model is served with its own shapes",
+            "SKIP_OV_DYNAMIC_BATCHSIZE": "the batch dimension is the model's own",
+        },
+        refused={"CPU_EXTENSION_PATH": "it names native code, which is not loaded; remove it"},
+    ),
+    "executorch": ParameterTable(),
+    "ensemble": ParameterTable(),
+    "fake": ParameterTable(
+        read={
+            "delay_seconds": "delay of each response",
+            "execute_delay_ms": "the same, as Triton's examples name it",
+            "creation_delay_sec": "delay of the load",
+            "error": "message of the error that each request gets",
+            "responses": "responses of a decoupled model",
+        }
+    ),
+}
+
+
+def leaves(descriptor: Any, prefix: str = "") -> Iterator[str]:
+    """The path of every field of a message that has no fields itself."""
+    for field in descriptor.fields:
+        path, inner = prefix + _step(field), _message(field)
+        if inner is None or not inner.fields:
+            yield path
+        else:
+            yield from leaves(inner, f"{path}.")
+
+
+def check(config: Any) -> None:
+    """Check that this gateway itself can serve a model with the fields of ``config``.
+
+    Raises:
+        InvalidArgument: a field or parameter is in a table ``refused``, or an enum has an unknown
+            value.
+    """
+    for path in sorted({*_paths(config)} & REFUSED.keys()):
+        raise refusal(path, config.name)
+    for key, remedy in _table(config).refused.items():
+        if key in config.parameters and config.parameters[key].string_value:
+            raise InvalidArgument(f"parameter '{key}' is not supported: {remedy}")
+
+
+def refusal(path: str, model: str) -> InvalidArgument:
+    return InvalidArgument(f"'{path}' of '{model}' is not supported: {REFUSED[path]}")
+
+
+def without_effect(config: Any) -> list[tuple[str, str]]:
+    """The fields and parameters of ``config`` that have no effect here, and the reasons."""
+    found = {*_paths(config)}
+    fields = [(path, reason) for path, reason in WITHOUT_EFFECT.items() if path in found]
+    table = _table(config).without_effect
+    return fields + [(key, table[key]) for key in sorted(config.parameters) if key in table]
+
+
+def unknown_parameters(config: Any, elsewhere: bool = False) -> Iterator[tuple[str, str]]:
+    """The parameters of ``config`` that no table has, and the nearest known name of each.
+
+    Args:
+        config: completed with the model's inputs and outputs.
+        elsewhere: another server runs the model, and may know parameters that are like no other.
+    """
+    elsewhere |= config.backend not in BACKEND_PARAMETERS
+    tensors = dict.fromkeys(tensor.name for tensor in (*config.input, *config.output))
+    tables = (PARAMETERS, _table(config))
+    names = [name for table in tables for part in table for name in part]
+    split = [name.partition(".") for name in names]
+    words = {kind: word for kind, _, word in split if word in ("NAME", "TENSOR")}
+    known = {name for name in names if name.partition(".")[0] not in words}
+    for key in sorted(config.parameters.keys() - known):
+        kind, _, rest = key.partition(".")
+        word = words.get(kind, "")
+        if (word == "NAME" and rest) or (word == "TENSOR" and rest in tensors):
+            continue
+        alike = known | {f"{kind}.{rest or word}" for kind, word in words.items() if word == "NAME"}
+        ends = [rest] if rest in tensors else [*islice(tensors, _MAX_NEAR)]
+        alike |= {
+            f"{kind}.{end}" for kind, word in words.items() if word == "TENSOR" for end in ends
+        }
+        near = closest(key[:_MAX_NEAR], sorted(alike))
+        if near or not elsewhere:
+            yield key, near
+
+
+def _table(config: Any) -> ParameterTable:
+    """The parameters of the model's backend; of a backend elsewhere, none are known."""
+    return BACKEND_PARAMETERS.get(config.backend, ParameterTable())
+
+
+def _step(field: FieldDescriptor) -> str:
+    kind = field.message_type
+    return f"{field.name}{{}}" if kind is not None and kind.GetOptions().map_entry else field.name
+
+
+def _message(field: FieldDescriptor) -> Any:
+    """The type of a field's messages, or of a map's values; None: it has numbers or strings."""
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        return kind.fields_by_name["value"].message_type
+    return kind
+
+
+def _paths(message: Any, prefix: str = "") -> Iterator[str]:
+    """The path of every field that is set, messages included.
+
+    Raises:
+        InvalidArgument: an enum has an unknown value.
+    """
+    for field, value in message.ListFields():
+        path = prefix + field.name
+        if field.enum_type is not None:
+            _check_enum(path, field, value)
+        if _message(field) is None:
+            yield path
+            continue
+        yield path
+        path = prefix + _step(field)
+        for each in _each(field, value):
+            yield from _paths(each, f"{path}.")
+
+
+def _each(field: FieldDescriptor, value: Any) -> Iterable[Any]:
+    if _step(field) != field.name:
+        return [value[key] for key in value]
+    return value if field.is_repeated else [value]
+
+
+def _check_enum(path: str, field: FieldDescriptor, value: Any) -> None:
+    known = field.enum_type.values_by_number
+    for number in value if field.is_repeated else [value]:
+        if number not in known:
+            names = ", ".join(each.name for each in known.values())
+            raise InvalidArgument(f"'{path}' is {number}; it must be one of {names}")
