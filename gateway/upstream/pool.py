@@ -382,4 +382,9 @@ async def outcome(question: Awaitable[T], seconds: float) -> T | EndpointFailed:
 
 def on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` on ``loop`` from another thread, such as a loader's."""
-    return asyncio.run_coroutine_threadsafe(work, loop).result()
+    try:
+        running = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError:  # the loop is closed
+        work.close()
+        raise
+    return running.result()

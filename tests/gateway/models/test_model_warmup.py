@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import re
 import struct
@@ -16,13 +17,15 @@ import pytest
 
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend, SessionPool
-from modelport.gateway.errors import Internal, InvalidArgument
+from modelport.gateway.errors import Internal, InvalidArgument, Unavailable
 from modelport.gateway.models import model_warmup
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionState
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, InferRequest, TensorSpec
+from modelport.gateway.upstream.pool import on_loop
 from tests.gateway.models.managers import World, host, served
+from tests.polling import until
 
 X = 'inputs { key: "x" value { data_type: TYPE_FP32 dims: 2 %s } }'
 ZERO = X % "zero_data: true"
@@ -311,3 +314,46 @@ async def test_samples_end_with_the_time_limit_of_the_load(world: World) -> None
     assert "--model-load-timeout-secs" in manager.states("m")[0][2]
     await manager.stop()
     assert len(ran) < 10_000
+
+
+async def test_a_version_that_warms_up_is_not_served_and_an_unload_waits_for_it(
+    world: World,
+) -> None:
+    asked = asyncio.Event()
+    world.obey = lambda request: asked.set()
+    world.publish(1, config=sample(count=1000))
+    manager = await world.serve(load="")
+    loading = asyncio.create_task(manager.load("m"))
+    await asked.wait()
+    assert manager.states("m") == [(1, VersionState.LOADING, "")]
+    assert manager.versions("m") == []
+    await asyncio.gather(loading, manager.unload("m"), manager.load("m"), manager.unload("m"))
+    await manager.unload("m")
+    assert manager.states("m") == [(1, VersionState.UNAVAILABLE, "unloaded")]
+    assert world.events.count(("load", 1)) == world.events.count(("unload", 1))
+    await manager.stop()
+
+
+async def test_a_gateway_that_stops_does_not_wait_for_samples(world: World) -> None:
+    asked: list[InferRequest] = []
+    world.obey = asked.append
+    world.publish(1, config=sample(count=2000))
+    manager = await world.serve(load="")
+    loading = asyncio.create_task(manager.load("m"))
+    await until(lambda: bool(asked))
+    await manager.stop()
+    assert len(asked) < 2000
+    with pytest.raises(Unavailable, match="shutting down"):
+        await loading
+    await until(lambda: world.events == [("load", 1), ("unload", 1)])
+
+
+def test_work_for_a_loop_that_is_closed_is_closed_too() -> None:
+    async def work() -> None: ...
+
+    loop = asyncio.new_event_loop()
+    loop.close()
+    coroutine = work()
+    with pytest.raises(RuntimeError, match="closed"):
+        on_loop(loop, coroutine)
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
