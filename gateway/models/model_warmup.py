@@ -104,7 +104,8 @@ def _naming(name: str) -> Iterator[None]:
     except ModelportError as error:
         kind = Unavailable if isinstance(error, Unavailable) else InvalidArgument
         raise kind(
-            f"failed to run warmup sample '{name}': {error}; correct or remove it in 'model_warmup'"
+            f"failed to run warmup sample '{name}': {str(error).rstrip('.')}; correct or remove it "
+            "in 'model_warmup'"
         ) from error
 
 
