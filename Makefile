@@ -144,7 +144,7 @@ profile: $(READY) ## Measure what a request costs on fraud 128, layer by layer, 
 gate-statistics: $(READY) ## Measure how often the gate is wrong, on thousands of simulated releases
 	$(BIN)/python -m tests.loadtests.gating
 
-rollout-statistics: $(READY) ## Measure how often rollouts are wrong, and how soon right, on thousands of simulated ones; 10 minutes
+rollout-statistics: $(READY) ## Measure how often rollouts are wrong, and what harm they find, on simulated ones; 10 minutes
 	$(INSTALL) --no-deps ville==0.1.0 # an independent implementation of the confidence sequences
 	$(BIN)/python -m tests.rollout_statistics
 

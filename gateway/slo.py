@@ -161,6 +161,12 @@ class Answers:
     #: misshapen or non-finite output.
     max_disagreement: float | None = field(default=0.001, metadata=_LARGEST_SHARE)
     max_invalid: float | None = field(default=0.001, metadata=_LARGEST_SHARE)
+    #: Of a rollout of a retrained candidate: share of a class's decisions that may become others,
+    #: share of the decisions that one class may gain or lose, and share of the scores that may
+    #: move by a tenth of their range in one direction.
+    max_class_changes: float | None = field(default=0.4, metadata=_LARGEST_SHARE)
+    max_class_shift: float | None = field(default=0.05, metadata=_LARGEST_SHARE)
+    max_score_shift: float | None = field(default=0.1, metadata=_LARGEST_SHARE)
     #: Of a rollout: the output whose decision callers take, and either its threshold or the number
     #: of largest classes whose set is the decision. None: as the certificates say.
     decision_output: str | None = field(default=None, metadata=read_by(text))
@@ -175,7 +181,12 @@ class RolloutSettings:
     """The conditions of each stage of a rollout."""
 
     #: Least requests that the candidate answers, or that are compared in the shadow stage.
-    min_requests: int = field(default=500, metadata=read_by(count(1, 10**12)))
+    min_requests: int = field(default=100, metadata=read_by(count(1, 10**12)))
+    #: Probability of finding the harm that a stage is meant to find, before it ends; false: a stage
+    #: ends with its least requests and time.
+    power: float | None = field(default=0.95, metadata=read_by(or_off(number(0.5, 0.999))))
+    #: Share of all requests that both sides answer in the canary stages, to compare the answers.
+    pair: float = field(default=0.1, metadata=read_by(number(0, 1)))
     min_seconds: float = field(default=60.0, metadata=read_by(number(0, 30 * 86_400)))
     #: Duration after which a stage that lacks something is paused.
     max_seconds: float = field(default=86_400.0, metadata=read_by(number(1, 30 * 86_400)))

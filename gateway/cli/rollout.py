@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import getpass
 import json
 import time
 from collections.abc import Iterator
@@ -17,13 +15,17 @@ from modelport.gateway import slo
 from modelport.gateway.cli import rollout_display
 from modelport.gateway.cli.admin_client import DEFAULT_URL, AdminClient
 from modelport.gateway.cli.errors import Failure, OneLineGroup, UsageError
+from modelport.gateway.cli.rollout_options import read_share, read_shares, request_of, user_name
 from modelport.gateway.cli.server_credentials import CommandT, credential_options
 from modelport.gateway.cli.tables import printable
 from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.scan import MODEL_NAME
-from modelport.gateway.rollout import gate_report as gate_reports
-from modelport.gateway.rollout.plan import MAX_REQUESTS, RolloutLimits, RolloutPlan
+from modelport.gateway.rollout.plan import (
+    MAX_REQUESTS,
+    MOST_POWER,
+    RolloutPlan,
+)
 from modelport.gateway.rollout.shared_state.state import RolloutPhase
 
 #: Exit codes of ``start``; the others are those of ``--wait``.
@@ -33,28 +35,9 @@ LOOK_SECONDS = 0.5
 #: Time for a gateway to be started again while a command waits.
 RESTART_SECONDS = 120.0
 _ROLLOUTS = "/v2/rollouts"
-#: Settings of ``[answers]`` that are not limits.
-_ANSWERS = frozenset({"retrained", "decision_output", "decision_threshold", "decision_top_k"})
 #: Most rows of feedback in one request, and the size of a file of them.
 FEEDBACK_ROWS, MAX_FEEDBACK_BYTES = 10_000, 1 << 30
-_LIMITS = frozenset(field.name for field in dataclasses.fields(RolloutLimits))
 _STAGE = slo.RolloutSettings()
-
-
-def read_share(text: str) -> float:
-    """Parse a share of the traffic: ``5%`` or ``0.05``."""
-    try:
-        share = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise click.BadParameter(f"'{text}' is not a share of the traffic, such as 5% or 0.05")
-    return share
-
-
-def read_shares(text: str) -> tuple[float, ...]:
-    """Parse shares that commas separate."""
-    return tuple(map(read_share, text.split(",")))
 
 
 @click.group(cls=OneLineGroup)
@@ -118,9 +101,27 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="Reason, for
     "may change.",
 )
 @click.option(
+    "--max-disagreement",
+    type=read_share,
+    metavar="SHARE",
+    help="Largest share of the compared answers that may differ.  [default: slo.toml's, or the "
+    "gate report's; a retrained candidate needs one]",
+)
+@click.option(
+    "--no-disagreement-limit",
+    is_flag=True,
+    help="Let any share of a retrained candidate's decisions differ; how they do still counts.",
+)
+@click.option(
     "--min-requests",
     type=click.IntRange(1, MAX_REQUESTS),
     help=f"Minimum requests of a stage.  [default: slo.toml's, or {_STAGE.min_requests}]",
+)
+@click.option(
+    "--power",
+    type=click.FloatRange(0, MOST_POWER),
+    help="Probability with which a stage must have found the harm that it is meant to find, before "
+    f"it ends; 0 for none.  [default: slo.toml's, or {_STAGE.power}]",
 )
 @click.option(
     "--min-seconds",
@@ -143,8 +144,13 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="Reason, for
 )
 @click.option(
     "--pair",
-    is_flag=True,
-    help="Send canary requests to the baseline as well, and compare the answers.",
+    type=read_share,
+    is_flag=False,
+    flag_value="100%",
+    metavar="[SHARE]",
+    help="Send this share of all requests to both sides in the canary stages, too, at most each "
+    "that the candidate answers, and compare the answers; without a SHARE, each.  [default: "
+    f"slo.toml's, or {100 * _STAGE.pair:g}%]",
 )
 @click.option("--manual", is_flag=True, help="Wait for 'promote' after each stage.")
 @click.option("--keep", is_flag=True, help="Keep the candidate loaded after a rollback.")
@@ -179,7 +185,7 @@ def start(model: str, url: str, wait: bool, as_json: bool, **options: Any) -> No
     """
     with _failing(NOT_STARTED):
         client = AdminClient(url)
-        state = client.post(_path(model), _request(**options))
+        state = client.post(_path(model), request_of(**options))
     plan = RolloutPlan.from_json(state["plan"])
     if not as_json:
         click.echo(
@@ -200,38 +206,6 @@ def _failing(code: int) -> Iterator[None]:
         yield
     except ModelportError as error:
         raise Failure(error, code) from error
-
-
-def _request(slo_file: Path | None, gate_report: Path | None, **options: Any) -> dict[str, Any]:
-    """The request of the command's options, and of its files."""
-    settings = {} if slo_file is None else settings_of(slo.read(slo_file))
-    limits: dict[str, float | None] = settings.pop("limits", {})
-    if gate_report is not None:
-        allowed = gate_reports.max_disagreement(gate_report)
-        if allowed is not None:
-            limits.setdefault("max_disagreement", allowed)
-    given = {name: value for name, value in options.items() if value is not None}
-    return {**settings, **given, "limits": limits, "by": _user()}
-
-
-def settings_of(limits: slo.Slo) -> dict[str, Any]:
-    """The settings of a rollout that ``slo.toml`` states, as fields of a request."""
-    found: dict[str, Any] = {"limits": {}}
-    for key in limits.said:
-        table, _, name = key.partition(".")
-        value = getattr(getattr(limits, table), name)
-        if name in _ANSWERS or table == "rollout":
-            found[name] = value
-        elif name in _LIMITS and table != "duration":
-            found["limits"][name] = value
-    return found
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name
-        return ""
 
 
 def _wait(client: AdminClient, model: str, rollout_id: str, *, as_json: bool) -> NoReturn:
@@ -370,7 +344,7 @@ def _command(name: str, help: str, said: str) -> None:
     @_url
     @_json
     def command(model: str, reason: str, url: str, as_json: bool) -> None:
-        client, request = AdminClient(url), {"reason": reason, "by": _user()}
+        client, request = AdminClient(url), {"reason": reason, "by": user_name()}
         state = client.post(_path(model, name), request)
         click.echo(json.dumps(state, indent=2) if as_json else f"{model}: {said}")
 

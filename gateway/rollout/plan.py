@@ -28,11 +28,17 @@ MAX_STEPS = 100
 MAX_KEEP_INPUTS = 1000
 MAX_WEBHOOKS = 10
 MAX_REQUESTS = 10**12
+LEAST_POWER, MOST_POWER = 0.5, 0.999
 MAX_TEXT = 1000
 #: Unknown fields and non-finite numbers are errors; read by ``checked_json``.
 STRICT = {"extra": "forbid", "allow_inf_nan": False}
 #: Largest ratio to the baseline that can be allowed.
 MAX_RATIO = 1000.0
+#: Limits that are shares.
+_SHARES = (
+    "max_disagreement", "max_invalid", "max_error_share", "max_class_changes", "max_class_shift",
+    "max_score_shift",
+)  # fmt: skip
 ROLLOUT_ID = re.compile(r"[0-9a-f]{32}\Z")
 #: Header, and gRPC metadata, with the key of a sticky assignment.
 ROUTE_KEY = "x-modelport-route-key"
@@ -115,6 +121,12 @@ class RolloutLimits:
     p99_ms: float | None = None
     #: The candidate's wrong decisions by later labels, as a multiple of the baseline's.
     max_quality_ratio: float | None = 1.1
+    #: Of a retrained candidate: share of a class's decisions that may become others, share of the
+    #: decisions that one class may gain or lose, and share of the scores that may move by a tenth
+    #: of their range in one direction.
+    max_class_changes: float | None = 0.4
+    max_class_shift: float | None = 0.05
+    max_score_shift: float | None = 0.1
     #: An answer agrees if ``|difference| <= atol + rtol * |baseline|``.
     atol: float = 0.0
     rtol: float = 0.0
@@ -126,7 +138,7 @@ class RolloutLimits:
                 raise InvalidArgument(f"{each.name} must not be negative")
         if not 0 < self.confidence < 1:
             raise InvalidArgument("confidence must be between 0 and 1")
-        for name in ("max_disagreement", "max_invalid", "max_error_share"):
+        for name in _SHARES:
             if not 0 <= (getattr(self, name) or 0) < 1:
                 raise InvalidArgument(f"{name} is a share; it must be less than 1")
         for name in ("max_error_ratio", "max_quality_ratio"):
@@ -147,12 +159,16 @@ class RolloutChoices:
     #: Shares of the canary stages, growing.
     steps: tuple[float, ...] = (0.01, 0.05, 0.25, 1.0)
     #: Least requests that the candidate answers (that are compared, in shadow) in each stage.
-    min_requests: int = 500
+    min_requests: int = 100
+    #: Probability with which a stage, before it ends, must have found the harm that it is meant to
+    #: find; 0: a stage ends with its least requests and time.
+    power: float = 0.95
     #: Least and longest duration of each stage.
     min_seconds: float = 60.0
     max_seconds: float = 86_400.0
-    #: Whether the baseline also answers each request of a canary, to compare the answers.
-    pair: bool = False
+    #: Share of all requests that both sides answer in the canary stages, to compare the answers:
+    #: at most each of the candidate's.
+    pair: float | bool = 0.1
     #: Whether each stage waits for a person's ``promote``.
     manual: bool = False
     #: Whether the candidate stays loaded after a rollback.
@@ -197,8 +213,16 @@ class RolloutPlan(RolloutChoices):
 
     def __post_init__(self) -> None:
         self._check_sides()
+        # Older plans have a truth value: every request of the candidate, or none.
+        object.__setattr__(self, "pair", float(self.pair))
         if not 0 <= self.shadow <= 1:
             raise InvalidArgument(f"shadow is {self.shadow:.10g}; it must be between 0 and 100 %")
+        if not 0 <= self.pair <= 1:
+            raise InvalidArgument(f"pair is {self.pair:.10g}; it must be between 0 and 100 %")
+        if self.power and not LEAST_POWER <= self.power <= MOST_POWER:
+            raise InvalidArgument(
+                f"power is {self.power:.10g}; it must be 0, or {LEAST_POWER:g} to {MOST_POWER:g}"
+            )
         if not 1 <= len(self.steps) <= MAX_STEPS:
             raise InvalidArgument(
                 f"a rollout must have 1 to {MAX_STEPS} steps, not {len(self.steps)}"

@@ -178,7 +178,13 @@ def completed(
     defaults: dict[str, Any] = {}
     if retrained:
         _require_decision(decision, candidate)
-        defaults["max_disagreement"] = None  # nobody knows how often it decides alike
+        if "max_disagreement" not in request.limits:
+            raise InvalidArgument(
+                f"version {candidate.version} of model '{candidate.model}' was retrained, and "
+                "nothing says how many of its decisions may differ: give --max-disagreement SHARE "
+                "(such as 5%) or --gate-report FILE, or --no-disagreement-limit; in JSON, limits."
+                "max_disagreement, which may be null"
+            )
     else:
         defaults["atol"], defaults["rtol"] = _tolerance(*proofs)
     left_out = {name: each for name, each in defaults.items() if name not in request.limits}

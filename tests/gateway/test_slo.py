@@ -11,7 +11,7 @@ import pytest
 
 from modelport.gateway import slo
 from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.cli.rollout import settings_of
+from modelport.gateway.cli.rollout_options import settings_of
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.rollout.plan import RolloutLimits, RolloutPlan
 from modelport.loadtests.load.target import LoadTestProtocol

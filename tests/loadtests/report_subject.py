@@ -13,7 +13,7 @@ from modelport.gateway.rollout.shared_state import transitions
 from modelport.gateway.rollout.shared_state.state import RolloutPhase
 from modelport.gateway.rollout.shared_state.transitions import Change
 from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts, latency_bucket
-from modelport.gateway.rollout.statistics.criteria import criteria_of
+from modelport.gateway.rollout.statistics.evidence import criteria_of
 from modelport.loadtests.compare.result import Absent, Candidate, Comparison, Measured, Percentiles
 from modelport.loadtests.compare.verdict_matrix import matrix
 from modelport.loadtests.gate.decision import GateDecision, Question

@@ -18,7 +18,7 @@ from modelport.cli import modelport
 from modelport.gateway.rollout.shared_state import transitions
 from modelport.gateway.rollout.shared_state.transitions import Change
 from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts
-from modelport.gateway.rollout.statistics.criteria import criteria_of
+from modelport.gateway.rollout.statistics.evidence import criteria_of
 from modelport.loadtests.report import rollout_plots, svg
 from tests.gateway.rollout.plans import plan
 

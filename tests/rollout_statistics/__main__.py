@@ -1,7 +1,8 @@
-"""Error rates of rollouts, and the traffic that they need: ``make rollout-statistics``.
+"""Error rates of rollouts, and what they find: ``make rollout-statistics``.
 
-Each row is a number of whole rollouts on simulated traffic, looked at after every request. The
-known-bad variants are wrong in the same traffic, and must be seen to be.
+Each row is a number of whole rollouts on simulated traffic, counted and decided as in the gateway.
+The known-bad variants are wrong in the same traffic, and must be seen to be. ``--write`` replaces
+the generated section of ``docs/rollout.md``.
 """
 
 from __future__ import annotations
@@ -9,41 +10,42 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from modelport.gateway.rollout.plan import AssignmentKind, RolloutPlan
+from modelport.gateway.rollout.plan import AssignmentKind
 from modelport.gateway.rollout.statistics.decision import RolloutVerdict
 from modelport.gateway.rollout.statistics.sequential_tests import TrialCounts, confidence_sequence
-from tests.gateway.rollout import plans
 from tests.loadtests.gating.simulation import QUIET, ROUGH
 from tests.rollout_statistics import simulation
 from tests.rollout_statistics.simulation import (
     AT_EVERY_LIMIT,
-    BrokenCriterion,
+    DEFAULT,
+    RolloutEnding,
     SimulatedCandidate,
     SimulatedRollout,
-    Test,
-    first_broken,
 )
 
 #: What a rollout with a confidence of 0.95 may be wrong in.
 ALLOWED = 0.05
-#: Requests per second, and those of 20 minutes and of the shortest stage of a minute.
-RATE = 200
-LONG, MINUTE = 20 * 60 * RATE, 60 * RATE
 #: Rollouts of the first row; the others' number is a part of it.
-ROLLOUTS = 2000
+ROLLOUTS = 200
 #: Rollouts of one piece of work for a process.
-PORTION = 20
+PORTION = 5
+#: Requests until which the table says how many were rolled back.
+COLUMNS = (20_000, 58_000)
 
-#: What became of one rollout: the criteria that it broke.
-Found = dict[str, BrokenCriterion]
+PAGE = Path(__file__).parents[2] / "docs" / "rollout.md"
+BEGIN, END = "<!-- make rollout-statistics: begin -->", "<!-- make rollout-statistics: end -->"
+
+Judge = Callable[[Sequence[RolloutEnding]], bool]
 
 
 @dataclass(frozen=True)
@@ -52,154 +54,123 @@ class RolloutKind:
 
     name: str
     scenario: SimulatedRollout
-    #: Part of ``ROLLOUTS``, unless ``--rollouts`` is given.
-    part: float
-    #: Text of the results, and whether they are as promised.
-    judge: Callable[[Sequence[Found]], tuple[str, bool]]
+    judge: Judge
     promised: str
-    test: Test = first_broken
-    #: Instead of a scenario: a whole rollout with errors only.
-    plan: RolloutPlan | None = None
+    #: Part of ``ROLLOUTS``, unless ``--rollouts`` is given.
+    part: float = 0.5
 
 
-def rolled_back(found: Sequence[Found]) -> float:
-    return sum(map(bool, found)) / len(found)
+def within(found: Sequence[RolloutEnding], requests: int) -> float:
+    """The share that was rolled back within a number of requests."""
+    return sum(one.rolled_back and one.requests <= requests for one in found) / len(found)
 
 
-def seldom(found: Sequence[Found]) -> tuple[str, bool]:
-    return f"{rolled_back(found):.2%} rolled back", rolled_back(found) <= ALLOWED
+def seldom(found: Sequence[RolloutEnding]) -> bool:
+    return sum(one.rolled_back for one in found) / len(found) <= ALLOWED
 
 
-def often(found: Sequence[Found]) -> tuple[str, bool]:
-    return f"{rolled_back(found):.1%} rolled back", rolled_back(found) > ALLOWED
+def often(found: Sequence[RolloutEnding]) -> bool:
+    return not seldom(found)
 
 
-def soon(most: int) -> Callable[[Sequence[Found]], tuple[str, bool]]:
-    def judge(found: Sequence[Found]) -> tuple[str, bool]:
-        trials = [one["disagreement"].trial if "disagreement" in one else np.inf for one in found]
-        median, late = np.quantile(trials, (0.5, 0.95), method="higher")
-        return f"median {median:,.0f} compared, 95 % within {late:,.0f}", bool(median <= most)
-
-    return judge
+def anything(_: Sequence[RolloutEnding]) -> bool:
+    return True
 
 
-def reached(least: float, before: int) -> Callable[[Sequence[Found]], tuple[str, bool]]:
-    """The share of rollouts whose p99 was found; ``before`` requests of other stages."""
-
-    def judge(found: Sequence[Found]) -> tuple[str, bool]:
-        moments = [one["p99"].request - before if "p99" in one else np.inf for one in found]
-        share = float(np.isfinite(moments).mean())
-        minutes = float(np.quantile(moments, 0.5, method="higher")) / RATE / 60
-        return f"{share:.1%} found, median {minutes:.1f} minutes", share >= least
-
-    return judge
+def caught(least: float, requests: int = 10**9) -> Judge:
+    return lambda found: within(found, requests) >= least
 
 
-def before_a_quarter(least: float) -> Callable[[Sequence[Found]], tuple[str, bool]]:
-    def judge(found: Sequence[Found]) -> tuple[str, bool]:
-        share = sum("errors" in one for one in found) / len(found)
-        requests = np.median([one["errors"].request for one in found if "errors" in one])
-        return f"{share:.1%} before 25 %, median {requests:,.0f} requests", share >= least
-
-    return judge
+def in_shadow(least: float) -> Judge:
+    return lambda found: sum(o.rolled_back and not o.stage for o in found) / len(found) >= least
 
 
-STICKY = plans.plan(shadow=0.1, assignment=AssignmentKind.HEADER)
-STEPS = plans.plan(steps=(0.01, 0.05, 0.25, 1.0))
-BAD = "known bad: more than 5 %"
-FALSE = "at most 5 %"
+def before_a_quarter(least: float) -> Judge:
+    return lambda found: sum(o.rolled_back and o.stage < 3 for o in found) / len(found) >= least
 
 
-def rows() -> Iterable[RolloutKind]:
-    """Every row of the table."""
-    yield RolloutKind("identical, shared machine", SimulatedRollout(), 1, seldom, FALSE)
-    yield RolloutKind(
-        "identical, quiet machine", SimulatedRollout(machine=QUIET), 0.25, seldom, FALSE
-    )
-    yield RolloutKind(
-        "identical, rough machine", SimulatedRollout(machine=ROUGH), 0.25, seldom, FALSE
-    )
-    yield RolloutKind(
-        "exactly at every limit, shared", SimulatedRollout(AT_EVERY_LIMIT), 1, seldom, FALSE
-    )
-    yield RolloutKind(
-        "exactly at every limit, rough",
-        SimulatedRollout(AT_EVERY_LIMIT, ROUGH),
-        0.25,
-        seldom,
-        FALSE,
-    )
+STICKY = replace(DEFAULT, assignment=AssignmentKind.HEADER)
+#: The default plan of earlier versions: stages end by a count, and only copies are compared.
+BY_COUNT = replace(DEFAULT, power=0.0, min_requests=500, min_seconds=0.0, pair=0.0)
+FALSE, BAD = "at most 5 % rolled back", "known bad: more than 5 % rolled back"
+
+
+def identical() -> Iterator[RolloutKind]:
+    """Candidates within every limit, and known-bad variants on the same traffic."""
+    plain = SimulatedRollout()
     sticky = SimulatedRollout(plan=STICKY, keys=300)
-    yield RolloutKind("identical, sticky by 300 keys", sticky, 0.25, seldom, FALSE)
     mends = SimulatedRollout(SimulatedCandidate(error_ratio=0.0), errors=0.1)
-    yield RolloutKind("mends a baseline that fails in 10 %", mends, 0.25, seldom, FALSE)
-    yield RolloutKind(
-        "a fixed-sample test after every request",
-        SimulatedRollout(AT_EVERY_LIMIT),
-        0.05,
-        often,
-        BAD,
-        simulation.repeated_fixed_sample_test,
-    )
-    yield RolloutKind(
-        "latency as a rate over time, identical",
-        SimulatedRollout(),
-        0.05,
-        often,
-        BAD,
-        simulation.rates_over_time,
-    )
-    yield RolloutKind(
-        "every event of a sticky key, identical",
-        sticky,
-        0.05,
-        often,
-        BAD,
-        simulation.every_event_of_a_key,
-    )
-    for share, requests, most in ((0.01, 30_000, 400), (0.003, 200_000, 4000)):
-        scenario = SimulatedRollout(
-            SimulatedCandidate(disagreement=share), requests=(requests, 1, 1, 1, 1)
-        )
-        title = f"{share:.1%} of the answers disagree, limit 0.1 %"
-        yield RolloutKind(title, scenario, 0.5, soon(most), f"median at most {most:,}")
-    for title, plan, least in (
-        ("10 x the errors of 0.1 %, stages of 10 minutes", {"min_seconds": 600.0}, 0.95),
-        ("10 x the errors of 0.1 %, shortest stages", {}, 0.75),
-    ):
-        yield RolloutKind(
-            title,
-            SimulatedRollout(),
-            0.1,
-            before_a_quarter(least),
-            f"before 25 % in {least:.0%}",
-            plan=plans.plan(steps=STEPS.steps, **plan),
-        )
-    slower = SimulatedCandidate(tail=1.15)
-    for share, stages, least in (
-        ("5 %", (MINUTE, LONG, 1, 1), 0.75),
-        ("25 %", (MINUTE, MINUTE, LONG, 1), 0.99),
-    ):
-        yield RolloutKind(
-            f"p99 +15 % at {share}, 20 minutes, shared",
-            SimulatedRollout(slower, plan=STEPS, requests=stages),
-            0.2,
-            reached(least, sum(stages[: stages.index(LONG)])),
-            f"found in {least:.0%}",
-        )
+    at_limit = SimulatedRollout(AT_EVERY_LIMIT)
+    yield RolloutKind("identical, shared machine", plain, seldom, FALSE, 1)
+    for machine in (QUIET, ROUGH):
+        scenario = replace(plain, machine=machine)
+        yield RolloutKind(f"identical, {machine.name} machine", scenario, seldom, FALSE, 0.25)
+    yield RolloutKind("exactly at every limit, shared", at_limit, seldom, FALSE, 0.5)
+    rough = replace(at_limit, machine=ROUGH)
+    yield RolloutKind("exactly at every limit, rough", rough, seldom, FALSE, 0.25)
+    yield RolloutKind("identical, sticky by 300 keys", sticky, seldom, FALSE, 0.25)
+    yield RolloutKind("mends a baseline that fails in 10 %", mends, seldom, FALSE, 0.25)
+    for name, scenario in (
+        ("a fixed-sample test at every look, at every limit",
+         replace(at_limit, decide=simulation.repeated_fixed_sample_test)),
+        ("latency as a rate over time, identical, rough",
+         replace(plain, machine=ROUGH, decide=simulation.rates_over_time)),
+        ("every request of a sticky key, identical", replace(sticky, ignores_keys=True)),
+    ):  # fmt: skip
+        yield RolloutKind(name, scenario, often, BAD, 0.2)
 
 
-def portion(number: int, count: int, seed: int) -> list[Found]:
+def harmful() -> Iterator[RolloutKind]:
+    """Candidates that do harm, by kind and size."""
+
+    def one(
+        name: str, judge: Judge, promised: str, part: float = 0.5, **fields: float
+    ) -> RolloutKind:
+        scenario = SimulatedRollout(SimulatedCandidate(**fields), look=1000)  # type: ignore[arg-type]
+        return RolloutKind(name, scenario, judge, promised, part)
+
+    def found(least: float) -> tuple[Judge, str]:
+        return caught(least, 58_000), f"{least:.0%} within 58,000"
+
+    yield one("0.3 % wrong answers", anything, "", disagreement=0.003)
+    yield one("0.5 % wrong answers", anything, "", disagreement=0.005)
+    yield one("1 % wrong answers", in_shadow(0.95), "95 % in the shadow stage", disagreement=0.01)
+    yield one("5 % wrong answers", in_shadow(0.95), "95 % in the shadow stage", disagreement=0.05)
+    yield one("1 % wrong answers, to clients only", caught(0.95), "95 %", canary_disagreement=0.01)
+    yield one("3 times the errors", anything, "", error_ratio=3.0)
+    yield one("10 times the errors", before_a_quarter(0.9), "90 % before 25 %", error_ratio=10.0)
+    yield one("p99 + 15 %", anything, "", tail=1.15)
+    yield one("p99 + 50 %", *found(0.8), tail=1.5)
+    yield one("p99 doubled", *found(0.95), tail=2.0)
+    yield one("everything + 10 %", *found(0.8), everything=1.1)
+    yield one("everything + 15 %", *found(0.95), everything=1.15)
+    wrong = SimulatedCandidate(disagreement=0.01)
+    by_count = SimulatedRollout(wrong, plan=BY_COUNT, look=1000)
+    yield RolloutKind(
+        "1 % wrong answers, stages that end by a count", by_count,
+        lambda found: not caught(0.95)(found), "known bad: less than 95 %", 0.5,
+    )  # fmt: skip
+
+
+def rows() -> list[RolloutKind]:
+    """Every row of the table."""
+    return [*identical(), *harmful()]
+
+
+def portion(number: int, count: int, seed: int) -> list[RolloutEnding]:
     """``count`` rollouts of row ``number``."""
-    row = list(rows())[number]
-    if row.plan is None:
-        return simulation.rollouts(row.scenario, count, seed, row.test)
-    found = []
-    for generator in np.random.default_rng(seed).spawn(count):
-        ending = simulation.live(row.plan, 10.0, RATE, generator)
-        caught = ending.verdict is RolloutVerdict.ROLLBACK and row.plan.steps[ending.stage] < 0.25
-        found.append({"errors": BrokenCriterion(ending.requests, 0)} if caught else {})
-    return found
+    return simulation.rollouts(rows()[number].scenario, count, seed)
+
+
+def cells(found: Sequence[RolloutEnding]) -> list[str]:
+    """The results of one row."""
+    promoted = sum(one.verdict is RolloutVerdict.PROMOTE for one in found) / len(found)
+    back = [one for one in found if one.rolled_back]
+    requests = f"{np.median([one.requests for one in back]):,.0f}" if back else "-"
+    names = {name: sum(name in one.broken for one in back) for one in back for name in one.broken}
+    named = max(names, key=lambda name: names[name]) if names else "-"
+    shares = [within(found, each) for each in COLUMNS]
+    return [*(f"{100 * share:.1f}" for share in (promoted, *shares)), requests, named]
 
 
 def compared_with_ville(streams: int, seed: int) -> str | None:
@@ -223,15 +194,42 @@ def compared_with_ville(streams: int, seed: int) -> str | None:
     return f"{worst:.1e}"
 
 
+HEAD = (
+    "| rollout | rollouts | promoted, % | rolled back within 20,000, % | within 58,000, % "
+    "| median requests until then | mostly by | promised |\n|---|--:|--:|--:|--:|--:|---|---|"
+)
+
+
+def commit() -> str:
+    """The commit of the code that ran, and whether it was changed since."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=False, cwd=PAGE.parent
+        )
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "../gateway", "../tests")
+    return f"{git('rev-parse', '--short=12', 'HEAD') or 'unknown'}{' (changed)' if changed else ''}"
+
+
+def write(lines: Sequence[str]) -> None:
+    """Replace the generated section of the page."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text("\n".join([before + BEGIN, *lines, END + after]), encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.rollout_statistics", description=__doc__)
     parser.add_argument("--rollouts", type=int, metavar="N", help="of every row")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name has it")
+    parser.add_argument("--write", action="store_true", help=f"the table into {PAGE.name}")
     options = parser.parse_args()
-    broken = 0
-    print("| rollout | rollouts | result | promised | |\n|---|--:|---|---|---|", flush=True)
+    broken, table = 0, [HEAD]
+    print(HEAD, flush=True)
     with ProcessPoolExecutor(options.processes) as pool:
         for number, row in enumerate(rows()):
             if options.only not in row.name:
@@ -243,12 +241,15 @@ def main() -> int:
             ]
             waiting = track(pieces, row.name, console=Console(stderr=True), transient=True)
             found = [one for piece in waiting for one in piece.result()]
-            text, kept = row.judge(found)
+            kept = row.judge(found)
             broken += not kept
-            end = f"{row.promised} | {'' if kept else 'NO'} |"
-            print(f"| {row.name} | {len(found):,} | {text} | {end}", flush=True)
+            promised = row.promised if kept else f"NOT KEPT: {row.promised}"
+            table.append("| " + " | ".join([row.name, str(count), *cells(found), promised]) + " |")
+            print(table[-1], flush=True)
     difference = compared_with_ville(200, options.seed)
     print(f"largest difference from ville.BernoulliCS: {difference or 'ville is not installed'}")
+    if options.write:
+        write([f"\nMade by `make rollout-statistics` at commit {commit()}.\n", *table, ""])
     return 1 if broken else 0
 
 

@@ -1,20 +1,16 @@
-"""Simulated rollouts: traffic as the gate's simulated machines have it, and every decision on it.
+"""Simulated rollouts: the gateway's own counts and decisions, on traffic of the gate's machines.
 
 A moment belongs to all requests in it: the machine's speed wanders and drifts, and in bursts of its
 neighbours everything is slower, some requests wait, and errors are twenty times as frequent. Heavy
 tails (Pareto, shape 2.5) belong to each request. Both sides are warm, so the gate's differences
-between process starts are left out.
-
-The tests are looked at after every request. An e-value grows with events of the candidate only, so
-that no other moment needs to be computed. Seeded throughout.
+between process starts are left out. Seeded throughout.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,24 +18,25 @@ import numpy.typing as npt
 from scipy.stats import binom
 
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan, StageKind
-from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts
-from modelport.gateway.rollout.statistics.criteria import criteria_of
-from modelport.gateway.rollout.statistics.decision import RolloutVerdict, decide
+from modelport.gateway.rollout.statistics.counts import StageCounts
+from modelport.gateway.rollout.statistics.criteria import alphas_of, stages_of
+from modelport.gateway.rollout.statistics.decision import RolloutDecision, RolloutVerdict, decide
+from modelport.gateway.rollout.statistics.evidence import CriterionStatus
+from modelport.gateway.rollout.statistics.latency_ranks import LEVELS, RANKS
 from modelport.gateway.rollout.statistics.sequential_tests import (
-    FIRST_WEIGHT,
-    LARGE_CHANGES,
-    ODDS_RATIOS,
     SMALL_CHANGES,
-    weights_of,
+    TrialCounts,
+    log_e_value,
 )
-from modelport.gateway.rollout.traffic.request_events import BLOCK, WINDOW
+from modelport.gateway.rollout.traffic.assignment import position
+from modelport.gateway.rollout.traffic.request_events import AssignedRequest, RequestEvents
+from modelport.gateway.rollout.traffic.sides import StageTraffic
 from tests.gateway.rollout import plans
 from tests.loadtests.gating import simulation as gating
 from tests.loadtests.gating.simulation import SHARED, SIZES, Machine
 
 Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+Decide = Callable[[RolloutPlan, int, Sequence[StageCounts], float], RolloutDecision]
 
 #: Different requests of the traffic.
 REQUESTS = 512
@@ -50,6 +47,11 @@ TAIL = 0.03
 ERRORS, ERRORS_IN_BURSTS = 0.001, 20.0
 #: Disagreements of two correct answers, and wrong decisions by later labels of the baseline.
 DISAGREEMENTS, WRONG = 0.0005, 0.05
+#: Requests whose label is known later.
+LABELLED = 0.02
+#: Seconds per unit of the machine's latencies: so many that ``min_regression_ms`` is a small part.
+SECONDS = 0.1
+P99 = LEVELS.index(0.99) + 1
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class SimulatedCandidate:
     everything: float = 1.0
     error_ratio: float = 1.0
     disagreement: float = DISAGREEMENTS
+    #: Disagreements of what it answers to clients, if they differ from those of copies.
+    canary_disagreement: float | None = None
     invalid: float = 0.0
     wrong_ratio: float = 1.0
 
@@ -77,359 +81,178 @@ AT_EVERY_LIMIT = SimulatedCandidate(
     invalid=LIMITS.max_invalid or 0,
     wrong_ratio=LIMITS.max_quality_ratio or 1,
 )
+#: The plan of ``modelport rollout start --shadow 10%``, with every default.
+DEFAULT = RolloutPlan(32 * "0", "m", plans.plan().baseline, plans.plan().candidate, shadow=0.1)
 
 
-class BrokenCriterion(NamedTuple):
-    """The moment at which a criterion was broken: the number of the request, and of the trial."""
+class Moment(NamedTuple):
+    """One request as both sides would answer it."""
 
-    request: int
-    trial: int
-
-
-class Trials(NamedTuple):
-    """The trials of one criterion, in order."""
-
-    #: The number of the request, its stage, and whether it counts against the candidate.
-    request: Counts
-    stage: Counts
-    success: Flags
-    #: By stage.
-    p0: Floats
-    emphasis: float = LARGE_CHANGES
-
-
-@dataclass(frozen=True)
-class SimulatedTraffic:
-    """Requests [n] as both sides would answer them, each with its side and stage."""
-
-    key: Counts
-    #: Where the key lies; the candidate has it if its share is larger.
-    position: Floats
-    stage: Counts
-    is_candidate: Flags
-    baseline: Floats
-    candidate: Floats
-    baseline_fails: Flags
-    candidate_fails: Flags
-    #: Copies in shadow that disagree, and those with invalid outputs; False without a copy.
-    is_compared: Flags
-    disagrees: Flags
-    is_invalid: Flags
-    #: Wrong decisions, where the label came.
-    baseline_wrong: Flags
-    candidate_wrong: Flags
-
-    @cached_property
-    def latency(self) -> Floats:
-        """Seconds until the side that answered did so, far above ``min_regression_ms``."""
-        return np.where(self.is_candidate, self.candidate, self.baseline)
-
-    @cached_property
-    def fails(self) -> Flags:
-        return np.where(self.is_candidate, self.candidate_fails, self.baseline_fails)
+    key: int
+    baseline: float
+    candidate: float
+    baseline_fails: bool
+    candidate_fails: bool
+    #: Draws in [0, 1): whether it is copied or the candidate's, whether the answers of a pair
+    #: disagree, and whether it has a label that says that the answer is wrong.
+    side: float
+    disagrees: float
+    wrong: float
 
 
 @dataclass(frozen=True)
 class SimulatedRollout:
-    """A rollout and the requests in each of its stages."""
+    """A rollout, and its traffic."""
 
     candidate: SimulatedCandidate = IDENTICAL
     machine: Machine = SHARED
-    plan: RolloutPlan = field(default_factory=lambda: plans.plan(id=32 * "0", shadow=0.1))
-    requests: tuple[int, ...] = 5 * (60_000,)
-    #: Requests whose label is known later.
-    labelled: float = 0.02
+    plan: RolloutPlan = DEFAULT
+    #: Requests after which nobody looks any more, per second, and between two decisions.
+    requests: int = 200_000
+    rate: float = 200.0
+    look: int = 200
     #: Errors of the baseline.
     errors: float = ERRORS
     #: Keys of a sticky assignment; 0: each request is assigned at random.
     keys: int = 0
+    decide: Decide = decide
+    #: Whether every request of a sticky key is counted, as if it were drawn by itself.
+    ignores_keys: bool = False
 
-    def traffic(self, generator: np.random.Generator) -> SimulatedTraffic:
-        """One rollout's traffic."""
-        one, count = self.candidate, sum(self.requests)
-        stage = np.repeat(np.arange(len(self.requests)), self.requests)
-        kinds = self.plan.stages
-        share = np.array([each.share for each in kinds])[stage]
-        is_shadow = np.array([each.kind is StageKind.SHADOW for each in kinds])[stage]
-        latency, pressed = moments(self.machine, count, generator)
-        position = generator.random(count)
-        key = np.arange(count)
-        if self.keys:
-            # Some keys send far more than others, and some send larger requests.
-            weights = 1 / np.arange(1, self.keys + 1)
-            key = generator.choice(self.keys, count, p=weights / weights.sum())
-            latency *= np.exp(generator.normal(0, SIZES, self.keys))[key]
-            # Copies are drawn one by one.
-            position = np.where(is_shadow, position, generator.random(self.keys)[key])
-        drawn = position < share
-        slower = np.where(_tails(latency), one.tail, 1.0) * one.everything
-        errors = self.errors * np.where(pressed, ERRORS_IN_BURSTS, 1.0)
-        labelled = generator.random(count) < self.labelled
-        compared = drawn & is_shadow
-        invalid = compared & (generator.random(count) < one.invalid)
-        # An invalid output disagrees, too, and takes part of that rate.
-        rest = max(0.0, one.disagreement - one.invalid) / (1 - one.invalid)
-        return SimulatedTraffic(
-            key,
-            position,
-            stage,
-            drawn & ~is_shadow,
-            latency,
-            latency * slower,
-            generator.random(count) < errors,
-            generator.random(count) < errors * one.error_ratio,
-            compared,
-            invalid | (compared & (generator.random(count) < rest)),
-            invalid,
-            labelled & (generator.random(count) < WRONG),
-            labelled & (generator.random(count) < WRONG * one.wrong_ratio),
-        )
-
-
-def moments(machine: Machine, count: int, generator: np.random.Generator) -> tuple[Floats, Flags]:
-    """Latencies [count] in ms of one process on the machine, and whether a neighbour presses."""
-    machine = replace(machine, start=0.0, start_tail=0.0)
-    sizes = np.exp(generator.normal(0, SIZES, REQUESTS))
-    drift = np.zeros(1)
-    latencies, pressed = [], []
-    for _ in range(math.ceil(count / machine.slots)):
-        drift = gating.next_drift(drift[-1], machine, generator)
-        speed, presses = gating.moments(machine, drift, generator)
-        latencies.append(gating.latencies_of(machine, speed, presses, sizes, generator))
-        pressed.append(presses)
-    return np.concatenate(latencies)[:count], np.concatenate(pressed)[:count]
-
-
-def _tails(latency: Floats) -> Flags:
-    """Whether a request is among the slowest of its 4,000 neighbours."""
-    parts = np.array_split(latency, max(1, len(latency) // 4000))
-    return np.concatenate([part > np.quantile(part, 1 - TAIL) for part in parts])
-
-
-def thresholds(traffic: SimulatedTraffic, quantile: float) -> Floats:
-    """[n]: the baseline's quantile over its earlier requests; NaN before there is one."""
-    answered = ~traffic.is_candidate & ~traffic.fails
-    values = traffic.latency[answered]
-    found = [math.nan]
-    for end in range(BLOCK, len(values) + 1, BLOCK):
-        window = values[max(0, end - WINDOW) : end]
-        rank = math.ceil(quantile * len(window)) - 1
-        found.append(float(np.partition(window, rank)[rank]))
-    before = np.cumsum(answered) - answered
-    return np.array(found)[before // BLOCK]
-
-
-def trials_of(
-    scenario: SimulatedRollout, traffic: SimulatedTraffic
-) -> Iterator[tuple[str, Trials]]:
-    """The trials of every criterion, as ``RequestEvents`` and the comparison count them."""
-    before = np.array(scenario.plan.canary_shares_before)
-    is_sticky = scenario.plan.assignment is not AssignmentKind.REQUEST
-    for name, trials in _trials_of_requests(scenario, traffic):
-        is_pair = name in ("disagreement", "invalid")
-        yield name, trials if is_pair or not is_sticky else _first_of_keys(trials, traffic, before)
-
-
-def _first_of_keys(trials: Trials, traffic: SimulatedTraffic, before: Floats) -> Trials:
-    """The first event in each stage of each key that the baseline had before."""
-    key = traffic.key[trials.request]
-    stages = len(before)
-    counts = np.zeros(len(key), bool)
-    counts[np.unique(key * stages + trials.stage, return_index=True)[1]] = True
-    counts &= traffic.position[trials.request] >= before[trials.stage]
-    return trials._replace(
-        request=trials.request[counts], stage=trials.stage[counts], success=trials.success[counts]
-    )
-
-
-def _trials_of_requests(
-    scenario: SimulatedRollout, traffic: SimulatedTraffic
-) -> Iterator[tuple[str, Trials]]:
-    limits, stages = scenario.plan.limits, scenario.plan.stages
-    # In shadow the new share is the stage's own: the part that is copied.
-    share = np.array([scenario.plan.new_share(number) for number in range(len(stages))])
-    shadow = np.array([each.kind is StageKind.SHADOW for each in stages])
-
-    def trials(at: Flags, success: Flags, p0: Floats | float) -> Trials:
-        where = np.flatnonzero(at)
-        return Trials(where, traffic.stage[where], success[where], np.broadcast_to(p0, share.shape))
-
-    def attributed(ratio: float, share: Floats = share) -> Floats:
-        with np.errstate(divide="ignore"):
-            return 1 / (1 + (1 - share) / (share * ratio))
-
-    in_shadow = shadow[traffic.stage]
-    yield "disagreement", trials(traffic.is_compared, traffic.disagrees, limits.max_disagreement)
-    yield "invalid", trials(traffic.is_compared, traffic.is_invalid, limits.max_invalid)
-    # In shadow all the baseline's errors count, and those of copies that it answered.
-    alone = traffic.is_compared & traffic.candidate_fails & ~traffic.baseline_fails
-    ratio = limits.max_error_ratio
-    odds = share * ratio
-    yield (
-        "errors",
-        trials(
-            np.where(in_shadow, alone | traffic.baseline_fails, traffic.fails),
-            np.where(in_shadow, alone, traffic.is_candidate),
-            np.where(shadow, odds / (1 + odds), attributed(ratio)),
-        ),
-    )
-    # The baseline's last request before each: the candidate is slow only if that was answered.
-    at = np.where(traffic.is_candidate, -1, np.arange(len(in_shadow)))
-    last = np.maximum.accumulate(at)
-    counts = ~traffic.fails & ~((last >= 0) & traffic.baseline_fails[last] & traffic.is_candidate)
-    for name, quantile, regression in (
-        ("p50", 0.5, limits.max_p50_regression),
-        ("p99", 0.99, limits.max_p99_regression),
-    ):
-        threshold = thresholds(traffic, quantile)
-        allowed = np.maximum(
-            threshold * (1 + regression), threshold + limits.min_regression_ms / 1e3
-        )
-        slow = traffic.latency > np.where(traffic.is_candidate, allowed, threshold)
-        slow &= counts & ~in_shadow
-        found = trials(slow, traffic.is_candidate, np.where(shadow, 1.0, share))
-        yield name, found._replace(emphasis=SMALL_CHANGES)
-    yield "accuracy", _wrong(traffic, attributed(limits.max_quality_ratio), in_shadow)
-
-
-def _wrong(traffic: SimulatedTraffic, p0: Floats, in_shadow: Flags) -> Trials:
-    wrong = np.where(traffic.is_candidate, traffic.candidate_wrong, traffic.baseline_wrong)
-    where = np.flatnonzero(wrong & ~in_shadow)
-    return Trials(where, traffic.stage[where], traffic.is_candidate[where], p0, SMALL_CHANGES)
-
-
-def log_e_values(trials: Trials, stages: int) -> tuple[Counts, Floats]:
-    """The requests that raise the e-value, and its logarithm after each of them.
-
-    The same mean over products and stages as ``sequential_tests.log_e_value``.
-    """
-    says_something = (trials.p0 > 0) & (trials.p0 < 1)
-    at = np.flatnonzero(trials.success & says_something[trials.stage])
-    total = np.zeros((len(at), len(ODDS_RATIOS)))
-    weights = np.full(stages, (1 - FIRST_WEIGHT) / max(1, stages - 1))
-    weights[0] = FIRST_WEIGHT if stages > 1 else 1.0
-    means = np.zeros((stages, len(at)))
-    for stage in reversed(range(stages)):
-        p0, here = trials.p0[stage], trials.stage == stage
-        if says_something[stage] and here.any():
-            count, successes = np.cumsum(here)[at], np.cumsum(here & trials.success)[at]
-            total += successes[:, None] * np.log(ODDS_RATIOS)
-            total -= count[:, None] * np.log1p(p0 * (ODDS_RATIOS - 1))
-            largest = total.max(axis=1)
-            average = np.exp(total - largest[:, None]) @ weights_of(trials.emphasis)
-            means[stage] = largest + np.log(average)
-        elif stage + 1 < stages:
-            means[stage] = means[stage + 1]
-    means += np.log(weights)[:, None]
-    return trials.request[at], np.logaddexp.reduce(means, axis=0)
-
-
-def moment_of(trials: Trials, stages: int, alpha: float) -> BrokenCriterion | None:
-    """The first moment at which the criterion is broken."""
-    requests, values = log_e_values(trials, stages)
-    reached = np.flatnonzero(values >= -math.log(alpha))
-    if not len(reached):
-        return None
-    request = int(requests[reached[0]])
-    return BrokenCriterion(request, int(np.searchsorted(trials.request, request)) + 1)
-
-
-def alphas_of(plan: RolloutPlan) -> dict[str, float]:
-    """The parts of the error probability, by criterion."""
-    return {each.name: each.alpha for each in criteria_of(plan, [])}
-
-
-def first_broken(
-    scenario: SimulatedRollout, generator: np.random.Generator
-) -> dict[str, BrokenCriterion]:
-    """The criteria that were broken at any moment, each with the first."""
-    traffic, alphas = scenario.traffic(generator), alphas_of(scenario.plan)
-    return {
-        name: moment
-        for name, trials in trials_of(scenario, traffic)
-        if (moment := moment_of(trials, len(scenario.plan.stages), alphas[name]))
-    }
-
-
-def repeated_fixed_sample_test(
-    scenario: SimulatedRollout, generator: np.random.Generator
-) -> dict[str, BrokenCriterion]:
-    """A known-bad variant: the binomial test of each criterion, after each of its trials."""
-    traffic, alphas = scenario.traffic(generator), alphas_of(scenario.plan)
-    found = {}
-    for name, trials in trials_of(scenario, traffic):
-        for stage, p0 in enumerate(trials.p0):
-            here = trials.stage == stage
-            at = np.flatnonzero(trials.success[here])
-            p_values = binom.sf(np.arange(len(at)), at + 1, p0)
-            if (p_values <= alphas[name]).any():
-                found[name] = BrokenCriterion(int(trials.request[here][at[0]]), int(at[0]))
-    return found
-
-
-def rates_over_time(
-    scenario: SimulatedRollout, generator: np.random.Generator
-) -> dict[str, BrokenCriterion]:
-    """A known-bad variant: of the candidate's requests 1 % may be slow, in whatever moment."""
-    traffic = scenario.traffic(generator)
-    limit = 1 + (scenario.plan.limits.max_p99_regression or 0)
-    slow = traffic.latency > thresholds(traffic, 0.99) * limit
-    where = np.flatnonzero(traffic.is_candidate)
-    p0 = np.full(len(scenario.plan.stages), 0.01)
-    trials = Trials(where, traffic.stage[where], slow[where], p0, SMALL_CHANGES)
-    moment = moment_of(trials, len(p0), alphas_of(scenario.plan)["p99"])
-    return {"p99": moment} if moment else {}
-
-
-def every_event_of_a_key(
-    scenario: SimulatedRollout, generator: np.random.Generator
-) -> dict[str, BrokenCriterion]:
-    """A known-bad variant: sticky assignment, with every event as if drawn by itself."""
-    plan = replace(scenario.plan, assignment=AssignmentKind.REQUEST)
-    scenario = replace(scenario, plan=plan)
-    traffic, alphas = scenario.traffic(generator), alphas_of(scenario.plan)
-    return {
-        name: moment
-        for name, trials in _trials_of_requests(scenario, traffic)
-        if (moment := moment_of(trials, len(scenario.plan.stages), alphas[name]))
-    }
-
-
-Test = Callable[[SimulatedRollout, np.random.Generator], dict[str, BrokenCriterion]]
-
-
-def rollouts(
-    scenario: SimulatedRollout, count: int, seed: int = 0, test: Test = first_broken
-) -> list[dict[str, BrokenCriterion]]:
-    """The criteria that ``count`` rollouts broke; none broken is no rollback."""
-    return [test(scenario, each) for each in np.random.default_rng(seed).spawn(count)]
+    def moments(self, generator: np.random.Generator) -> Iterator[Moment]:
+        """The requests of one rollout."""
+        one, machine = self.candidate, replace(self.machine, start=0.0, start_tail=0.0)
+        sizes = np.exp(generator.normal(0, SIZES, REQUESTS))
+        heavy = np.exp(generator.normal(0, SIZES, max(1, self.keys)))
+        weights = 1 / np.arange(1, max(1, self.keys) + 1)
+        drift, count = np.zeros(1), machine.slots
+        for _ in range(-(-self.requests // count)):
+            drift = gating.next_drift(drift[-1], machine, generator)
+            speed, pressed = gating.moments(machine, drift, generator)
+            latency = gating.latencies_of(machine, speed, pressed, sizes, generator)
+            key = np.zeros(count, int)
+            if self.keys:
+                # Some keys send far more than others, and some send larger requests.
+                key = generator.choice(self.keys, count, p=weights / weights.sum())
+                latency *= heavy[key]
+            slower = np.where(latency > np.quantile(latency, 1 - TAIL), one.tail, 1.0)
+            errors = self.errors * np.where(pressed, ERRORS_IN_BURSTS, 1.0)
+            columns: list[npt.NDArray[np.generic]] = [
+                key,
+                latency,
+                latency * slower * one.everything,
+                generator.random(count) < errors,
+                generator.random(count) < errors * one.error_ratio,
+                *generator.random((3, count)),
+            ]
+            yield from map(Moment, *(column.tolist() for column in columns))
 
 
 class RolloutEnding(NamedTuple):
-    """The verdict that ended a rollout, its stage, and its requests until then."""
+    """The verdict that ended a rollout, its stage, and its requests and pairs until then."""
 
     verdict: RolloutVerdict
     stage: int
     requests: int
+    compared: int
+    #: The criteria that were broken.
+    broken: tuple[str, ...] = ()
+
+    @property
+    def rolled_back(self) -> bool:
+        return self.verdict is RolloutVerdict.ROLLBACK
 
 
-def live(
-    plan: RolloutPlan, error_ratio: float, rate: int, generator: np.random.Generator
-) -> RolloutEnding:
-    """A whole rollout at ``rate`` requests/s with errors only, decided once a second."""
-    counts = [StageCounts() for _ in plan.stages]
-    stage = seconds = requests = 0
-    while True:
-        here = counts[stage]
-        of_candidate = int(generator.binomial(rate, plan.stages[stage].share))
-        failed = int(generator.binomial(of_candidate, ERRORS * error_ratio))
-        others = int(generator.binomial(rate - of_candidate, ERRORS))
-        here.candidate.requests += of_candidate
-        here.candidate.errors += failed
-        here.errors += Attribution(failed, failed + others)
-        requests, seconds = requests + rate, seconds + 1
-        verdict = decide(plan, stage, counts[: stage + 1], seconds).verdict
-        if verdict is RolloutVerdict.ADVANCE:
-            stage, seconds = stage + 1, 0
-        elif verdict is not RolloutVerdict.HOLD:
-            return RolloutEnding(verdict, stage, requests)
+def run(scenario: SimulatedRollout, generator: np.random.Generator) -> RolloutEnding:
+    """One rollout until its end, counted by ``RequestEvents`` as in the gateway."""
+    plan = replace(scenario.plan, id=generator.bytes(16).hex())
+    draws = random.Random(int(generator.integers(2**62)))
+    sticky = plan.assignment is not AssignmentKind.REQUEST
+    counted = replace(plan, assignment=AssignmentKind.REQUEST) if scenario.ignores_keys else plan
+    events, counts = RequestEvents(counted, draws), [StageCounts() for _ in plan.stages]
+    number = began = at = 0
+    traffic = StageTraffic(0, *plan.stages[0], counts[0])
+    for at, moment in enumerate(scenario.moments(generator), 1):
+        key = b"%d" % moment.key if sticky else b""
+        drawn = position(plan.id, key) if key and traffic.canary_share else moment.side
+        is_drawn = drawn < traffic.share
+        _answer(scenario.candidate, events, traffic, moment, is_drawn, key, plan.pair)
+        if at % scenario.look:
+            continue
+        seconds = (at - began) / scenario.rate
+        decision = scenario.decide(counted, number, counts[: number + 1], seconds)
+        if decision.verdict is RolloutVerdict.ADVANCE:
+            number, began = number + 1, at
+            traffic = StageTraffic(number, *plan.stages[number], counts[number])
+        elif decision.verdict is not RolloutVerdict.HOLD:
+            broken = [e.name for e in decision.criteria if e.status is CriterionStatus.BROKEN]
+            compared = sum(each.compared for each in counts)
+            return RolloutEnding(decision.verdict, number, at, compared, tuple(broken))
+    return RolloutEnding(RolloutVerdict.HOLD, number, at, sum(each.compared for each in counts))
+
+
+def _answer(
+    one: SimulatedCandidate,
+    events: RequestEvents,
+    stage: StageTraffic,
+    moment: Moment,
+    drawn: bool,
+    key: bytes,
+    pair: float,
+) -> None:
+    """Count one request, and the copy of it if there is one."""
+    counts, in_shadow = stage.counts, stage.kind is StageKind.SHADOW
+    is_candidate = drawn and not in_shadow
+    request = AssignedRequest(stage, is_candidate, key)
+    if moment.candidate_fails if is_candidate else moment.baseline_fails:
+        events.failed(request)
+    else:
+        events.answered(request, (moment.candidate if is_candidate else moment.baseline) * SECONDS)
+        if moment.wrong < LABELLED * WRONG * (one.wrong_ratio if is_candidate else 1.0):
+            events.wrong(request, "accuracy")
+    if not drawn or (is_candidate and moment.side >= pair):
+        return
+    if moment.candidate_fails:
+        counts.failed += in_shadow and not moment.baseline_fails
+    elif not moment.baseline_fails:
+        rate = one.disagreement
+        if is_candidate and one.canary_disagreement is not None:
+            rate = one.canary_disagreement
+        counts.compared += 1
+        counts.disagreed += moment.disagrees < rate
+        counts.invalid += moment.disagrees < one.invalid
+
+
+def rollouts(scenario: SimulatedRollout, count: int, seed: int = 0) -> list[RolloutEnding]:
+    """``count`` rollouts."""
+    return [run(scenario, each) for each in np.random.default_rng(seed).spawn(count)]
+
+
+# -- known-bad decisions -------------------------------------------------------------------------
+
+
+def repeated_fixed_sample_test(
+    plan: RolloutPlan, stage: int, counts: Sequence[StageCounts], seconds: float
+) -> RolloutDecision:
+    """A known-bad variant: the binomial test of each part of each criterion, at each look."""
+    for criterion, alpha in alphas_of(plan):
+        for view in stages_of(plan, counts):
+            for p0, successes, trials in criterion.trials(criterion, view):
+                if 0 < p0 < 1 and binom.sf(successes - 1, trials, p0) <= alpha:
+                    return RolloutDecision(RolloutVerdict.ROLLBACK, criterion.name)
+    return decide(plan, stage, counts, seconds)
+
+
+def rates_over_time(
+    plan: RolloutPlan, stage: int, counts: Sequence[StageCounts], seconds: float
+) -> RolloutDecision:
+    """A known-bad variant: of the candidate's requests 1 % may be slow, in whatever moment."""
+    trials = []
+    for each in counts:
+        slow = [each.ranks[rank].candidate for rank in range(RANKS) if rank in each.ranks]
+        above = sum(each.ranks[rank].candidate for rank in each.ranks if rank >= P99)
+        trials.append(TrialCounts(0.01, above, sum(slow)))
+    alpha = {criterion.name: alpha for criterion, alpha in alphas_of(plan)}["latency"]
+    if log_e_value(trials, SMALL_CHANGES, stages=len(plan.stages)) >= -np.log(alpha):
+        return RolloutDecision(RolloutVerdict.ROLLBACK, "latency")
+    return decide(plan, stage, counts, seconds)

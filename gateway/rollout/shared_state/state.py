@@ -14,7 +14,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.rollout import checked_json
 from modelport.gateway.rollout.plan import STRICT, RolloutPlan, StageKind, public_url
 from modelport.gateway.rollout.statistics.counts import StageCounts
-from modelport.gateway.rollout.statistics.criteria import CriterionFigures
+from modelport.gateway.rollout.statistics.evidence import CriterionFigures
 
 MAX_REVISION = 10**10 - 1
 MAX_STATE_BYTES = 4 * 1024 * 1024

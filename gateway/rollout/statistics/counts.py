@@ -16,6 +16,10 @@ from modelport.gateway.errors import InvalidArgument
 V = TypeVar("V")
 #: Counts stay exact in JSON up to here.
 MAX_COUNT = 2**53
+#: Ranks of latencies (``latency_ranks``).
+RANKS = 15
+#: Classes that are told apart, and parts of the range of scores.
+CLASSES, SCORE_BINS = 16, 20
 #: Most keys of a table of counts in a document.
 MAX_KEYS = 4096
 #: The fields of ``StageCounts`` that are numbers.
@@ -85,14 +89,17 @@ class StageCounts(_Counts):
     failed: int = 0
     #: Copies that were not sent, because the gateway was busy.
     dropped: int = 0
-    #: Slow requests by criterion: "p50", "p99", "first_byte_p50", "first_byte_p99".
-    slow: dict[str, Attribution] = field(default_factory=dict)
+    #: Requests by the rank of their latency among the baseline's (``latency_ranks``).
+    ranks: dict[int, Attribution] = field(default_factory=dict)
     #: Wrong decisions by later labels: "accuracy", "precision", "recall".
     wrong: dict[str, Attribution] = field(default_factory=dict)
-    #: Failed requests. Sticky assignment counts one per key, as it does in ``slow`` and ``wrong``.
+    #: Failed requests. Sticky assignment counts one per key, as it does in ``ranks`` and ``wrong``.
     errors: Attribution = field(default_factory=Attribution)
     #: Processes whose first count was in this stage. Each may have counted events of the same key.
     sources: int = 0
+    #: Pairs by the decisions, and by the scores, of both sides (``retrained``).
+    class_pairs: dict[int, int] = field(default_factory=dict)
+    score_pairs: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StageCounts:
@@ -105,9 +112,11 @@ class StageCounts(_Counts):
             found = cls(
                 _side(document["baseline"]),
                 _side(document["candidate"]),
-                slow=_table(document["slow"], _attribution),
+                ranks=_ranks(document),
                 wrong=_table(document["wrong"], _attribution),
                 errors=_attribution(document["errors"]),
+                class_pairs=_pairs(document.get("class_pairs", {}), CLASSES),
+                score_pairs=_pairs(document.get("score_pairs", {}), SCORE_BINS),
                 **{name: _count(document[name]) for name in _NUMBERS},
             )
             if max(found.disagreed, found.invalid) > found.compared:
@@ -129,6 +138,23 @@ def _table(
     if len(document) > MAX_KEYS:
         raise ValueError("a table of counts is too large")
     return {key(name): read(value) for name, value in document.items()}
+
+
+def _pairs(document: Mapping[str, Any], base: int) -> dict[int, int]:
+    found: dict[int, int] = _table(document, _count, int)
+    if not all(0 <= key < base**2 for key in found):
+        raise ValueError("there is no such pair of answers")
+    return found
+
+
+def _ranks(document: Mapping[str, Any]) -> dict[int, Attribution]:
+    """The requests by rank. Older versions counted ``slow`` ones, which have none."""
+    if "ranks" not in document and "slow" in document:
+        return {}
+    found: dict[int, Attribution] = _table(document["ranks"], _attribution, int)
+    if not all(0 <= rank < RANKS for rank in found):
+        raise ValueError("there is no such rank of latencies")
+    return found
 
 
 def _attribution(pair: Iterable[Any]) -> Attribution:

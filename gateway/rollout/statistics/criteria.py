@@ -1,170 +1,109 @@
 """Criteria of a rollout: a limit of the plan, the trials that test it, and the evidence.
 
-Two kinds of trials are counted over all stages, and one e-value continues through them:
+Three kinds of trials are counted over all stages, and one e-value continues through them:
 
 - **Shares**: each of the candidate's answers breaks the limit or does not, and ``p0`` is the share
   that the limit allows. Pairs of answers are compared this way, and absolute limits tested.
 - **Attributions**: each event that hits either side is the candidate's or is not. If the candidate
   gets a share s of the requests and may have r times the baseline's rate of events, ``p0`` is
   ``s r / (s r + 1 - s)``. A bad minute hits both sides alike, and cancels. At a share of 1 no event
-  tells anything.
+  tells anything. Latencies are attributed by their rank (``latency_ranks``).
+- **Moves** of a retrained candidate: pairs of answers whose decision or score moves one way, less
+  those that move back, as a share of all pairs (``retrained``).
 
 The error probability of the plan is divided among the criteria (Bonferroni) by ``_WEIGHTS``. It is
-not divided among the stages, because the e-value continues from stage to stage.
+not divided among the stages, because the e-value continues from stage to stage. Within a criterion,
+the e-values of its alternatives are averaged.
 """
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from enum import StrEnum
-from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
 
 from modelport.gateway.rollout.plan import (
-    AssignmentKind,
-    RolloutLimits,
+    ComparisonKind,
     RolloutPlan,
     RolloutStage,
     StageKind,
 )
-from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts
+from modelport.gateway.rollout.statistics import latency_ranks, retrained
+from modelport.gateway.rollout.statistics.counts import (
+    CLASSES,
+    SCORE_BINS,
+    Attribution,
+    StageCounts,
+)
+from modelport.gateway.rollout.statistics.latency_ranks import LATENCY, LEVELS, RANKS
 from modelport.gateway.rollout.statistics.sequential_tests import (
     LARGE_CHANGES,
     SMALL_CHANGES,
+    OutcomeCounts,
+    SequentialTest,
     TrialCounts,
-    confidence_sequence,
-    log_e_value,
+    outcomes_of,
 )
 
-#: An e-value of 10 is strong evidence: no later stage begins before it is refuted.
-SUSPICIOUS_E_VALUE = 10.0
-#: Parts of the error probability; 1 if not named. What needs most data gets most: the tail of the
-#: latencies, with an event in a hundred requests, and rare disagreements.
-_WEIGHTS = {"disagreement": 8, "errors": 2, "p99": 12, "first_byte_p99": 12}
-#: Quantiles that are compared with the baseline's.
-_QUANTILES = ("p50", "p99", "first_byte_p50", "first_byte_p99")
-
-
+#: Parts of the error probability; 1 if not named. What needs most data gets most: small changes of
+#: the latencies, and rare disagreements.
+_WEIGHTS = {"disagreement": 8, "errors": 4, "latency": 8}
 #: A stage that says nothing about a criterion.
 _NOTHING = TrialCounts(1.0, 0, 0)
+_NONE = Attribution()
 
 
-class CriterionStatus(StrEnum):
-    """The verdict about one criterion."""
+class StageView(NamedTuple):
+    """One stage of the plan, and its counts."""
 
-    #: The limit is kept: the opposite hypothesis is refuted.
-    KEPT = "kept"
-    #: Neither is refuted.
-    OPEN = "open"
-    #: There is strong evidence against the candidate, short of a proof.
-    SUSPECT = "suspect"
-    #: The limit is broken.
-    BROKEN = "broken"
-
-
-class CriterionInterval(NamedTuple):
-    """An estimate with its bounds: None without a trial, and where no finite bound is known."""
-
-    estimate: float | None
-    lower: float | None
-    upper: float | None
-
-
-@dataclass(frozen=True)
-class CriterionFigures:
-    """The figures of one criterion, without its estimate.
-
-    A ``relative`` criterion estimates the candidate's rate of events as a multiple of the
-    baseline's; any other a share of requests.
-    """
-
-    name: str
-    relative: bool
-    limit: float
-    status: CriterionStatus
-    #: Events that count against the candidate, among ``trials``.
-    events: int
-    trials: int
-    #: Part of the error probability: the limit is broken at an e-value of ``1 / alpha``.
-    alpha: float
-    log_e_value: float
-    #: The same of the evidence that the limit is kept.
-    log_e_value_kept: float
-
-
-@dataclass(frozen=True)
-class CriterionEvidence(CriterionFigures):
-    """One criterion with everything that was observed about it.
-
-    The estimate is computed when it is read: decisions are made several times a second, between
-    the requests of clients, and do not need it.
-    """
-
-    #: The trials of each stage, by which the limit is tested.
-    tested: Sequence[TrialCounts]
-
-    @cached_property
-    def interval(self) -> CriterionInterval:
-        """The estimate and its bounds, which hold at every moment at once."""
-        # As a multiple of the limit if relative, otherwise the odds of the share.
-        base = self.tested if self.relative else [each._replace(p0=0.5) for each in self.tested]
-        found = confidence_sequence(base, self.alpha)
-        if found is None:
-            return CriterionInterval(None, None, None)
-        values = (each * self.limit if self.relative else _share_of(each) for each in found)
-        return CriterionInterval(*map(_finite, values))
-
-    def to_json(self) -> dict[str, Any]:
-        """The evidence as JSON values."""
-        figures = {each.name: getattr(self, each.name) for each in fields(CriterionFigures)}
-        return figures | self.interval._asdict()
-
-
-class _Stage(NamedTuple):
     plan: RolloutStage
     counts: StageCounts
     #: The probability that an event of either side is the candidate's, if both have them alike.
     new_share: float
 
 
-class _Criterion(NamedTuple):
+class Criterion(NamedTuple):
+    """A limit, and the trials that test it."""
+
     name: str
     relative: bool
     limit: float
-    trials: Callable[[_Criterion, _Stage], TrialCounts]
-    emphasis: float = LARGE_CHANGES
+    #: The trials of a stage, of each part of the criterion.
+    trials: Callable[[Criterion, StageView], Sequence[TrialCounts]]
+    test: SequentialTest = LARGE_CHANGES
+    #: The outcomes that are tested; None: the trials of the only part.
+    outcomes: Callable[[Criterion, StageView], OutcomeCounts] | None = None
+    #: Names of the parts.
+    parts: Sequence[str] = ("",)
+
+    @property
+    def part_test(self) -> SequentialTest:
+        """The test of one part alone."""
+        return self.test if self.outcomes is None else SMALL_CHANGES
 
 
-def criteria_of(plan: RolloutPlan, counts: Sequence[StageCounts]) -> tuple[CriterionEvidence, ...]:
-    """The evidence about each criterion of the plan, from the counts of the stages so far."""
-    stages = [
-        _Stage(stage, here, plan.new_share(number))
+def stages_of(plan: RolloutPlan, counts: Sequence[StageCounts]) -> list[StageView]:
+    """The stages that have counts."""
+    return [
+        StageView(stage, here, plan.new_share(number))
         for number, (stage, here) in enumerate(zip(plan.stages, counts, strict=False))
     ]
-    criteria = list(_criteria(plan.limits))
+
+
+def alphas_of(plan: RolloutPlan) -> Iterator[tuple[Criterion, float]]:
+    """The criteria that are switched on, each with its part of the error probability."""
+    criteria = list(_criteria(plan))
     weights = [_WEIGHTS.get(each.name, 1) for each in criteria]
-    error = 1 - plan.limits.confidence
-    # Sticky assignment: every process may have counted the same keys. A geometric mean of e-values
-    # is at most their arithmetic mean, which is an e-value.
-    sticky = plan.assignment is not AssignmentKind.REQUEST
-    sources = max(1, sum(stage.counts.sources for stage in stages)) if sticky else 1
-    return tuple(
-        _evidence(
-            criterion,
-            [criterion.trials(criterion, stage) for stage in stages],
-            alpha=error * weight / sum(weights),
-            parts=sources if criterion.relative else 1,
-            proof=error,
-            stages=len(plan.stages),
-        )
-        for criterion, weight in zip(criteria, weights, strict=True)
-    )
+    for criterion, weight in zip(criteria, weights, strict=True):
+        yield criterion, (1 - plan.limits.confidence) * weight / sum(weights)
 
 
-def _criteria(limits: RolloutLimits) -> Iterator[_Criterion]:
+def _criteria(plan: RolloutPlan) -> Iterator[Criterion]:
     """The criteria that are switched on."""
+    limits = plan.limits
     for name, relative, limit, trials in (
         ("disagreement", False, limits.max_disagreement, _disagreements),
         ("invalid", False, limits.max_invalid, _invalid),
@@ -172,107 +111,133 @@ def _criteria(limits: RolloutLimits) -> Iterator[_Criterion]:
         ("error_share", False, limits.max_error_share, _error_share),
     ):
         if limit is not None:
-            yield _Criterion(name, relative, limit, trials)
-    for name in _QUANTILES:
-        if getattr(limits, f"max_{name}_regression") is not None:
-            yield _Criterion(name, True, 1.0, _slow, SMALL_CHANGES)
+            yield Criterion(name, relative, limit, trials)
+    if plan.comparison is ComparisonKind.DECISIONS:
+        yield from _comparisons_of_decisions(plan)
+    if latency_ranks.allowed_regressions(limits) is not None:
+        names = [f"p{100 * level:g}" for level in LEVELS]
+        yield Criterion("latency", True, 1.0, _slow, LATENCY, _ranks, names)
     for name, beyond in (("p50_ms", 0.5), ("p99_ms", 0.01)):
         if getattr(limits, name) is not None:
-            yield _Criterion(name, False, beyond, _over_limit)
+            yield Criterion(name, False, beyond, _over_limit)
     if (limit := limits.max_quality_ratio) is not None:
         for name in ("accuracy", "precision", "recall"):
-            yield _Criterion(name, True, limit, _wrong, SMALL_CHANGES)
+            yield Criterion(name, True, limit, _wrong, SMALL_CHANGES)
 
 
-def _disagreements(criterion: _Criterion, stage: _Stage) -> TrialCounts:
-    return TrialCounts(criterion.limit, stage.counts.disagreed, stage.counts.compared)
+def _comparisons_of_decisions(plan: RolloutPlan) -> Iterator[Criterion]:
+    classes = [f"class {number}" for number in range(CLASSES)]
+    if (limit := plan.limits.max_class_changes) is not None:
+        yield Criterion(
+            "class_changes", False, limit, _class_changes, retrained.CLASS_CHANGES,
+            _class_outcomes, classes,
+        )  # fmt: skip
+    for name, limit, parts in (
+        ("class_shares", plan.limits.max_class_shift, [*classes, *classes]),
+        ("scores", plan.limits.max_score_shift, ["up", "down"]),
+    ):
+        if limit is not None:
+            test = retrained.net_moves(name, limit)
+            names = np.repeat(parts, len(retrained.moves(name)[0]) // len(parts)).tolist()
+            yield Criterion(name, False, limit, _moves, test, _pairs, names)
 
 
-def _invalid(criterion: _Criterion, stage: _Stage) -> TrialCounts:
-    return TrialCounts(criterion.limit, stage.counts.invalid, stage.counts.compared)
+def _disagreements(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+    return (TrialCounts(criterion.limit, stage.counts.disagreed, stage.counts.compared),)
 
 
-def _errors(criterion: _Criterion, stage: _Stage) -> TrialCounts:
+def _invalid(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+    return (TrialCounts(criterion.limit, stage.counts.invalid, stage.counts.compared),)
+
+
+def _errors(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
     if stage.plan.kind is StageKind.CANARY:
-        return _attributed(criterion, stage, stage.counts.errors)
+        return (attributed(criterion, stage, stage.counts.errors),)
     # Any of the baseline's requests may fail, but only a share of them is copied, so that the
     # odds of a failure of the candidate are share * ratio to 1.
     odds = stage.plan.share * criterion.limit
     failed = stage.counts.failed
-    return TrialCounts(odds / (1 + odds), failed, failed + stage.counts.baseline.errors)
+    return (TrialCounts(odds / (1 + odds), failed, failed + stage.counts.baseline.errors),)
 
 
-def _error_share(criterion: _Criterion, stage: _Stage) -> TrialCounts:
+def _error_share(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
     if stage.plan.kind is StageKind.CANARY:
         candidate = stage.counts.candidate
-        return TrialCounts(criterion.limit, candidate.errors, candidate.requests)
+        return (TrialCounts(criterion.limit, candidate.errors, candidate.requests),)
     failed = stage.counts.failed
-    return TrialCounts(criterion.limit, failed, failed + stage.counts.compared)
+    return (TrialCounts(criterion.limit, failed, failed + stage.counts.compared),)
 
 
-def _slow(criterion: _Criterion, stage: _Stage) -> TrialCounts:
-    return _attributed(criterion, stage, stage.counts.slow.get(criterion.name))
+def _slow(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+    """The requests slower than each level."""
+    p0, candidates, totals = _ranked(criterion, stage)
+    slow = zip(accumulate(candidates[:0:-1]), accumulate(totals[:0:-1]), strict=True)
+    return [TrialCounts(p0, *each) for each in slow][::-1]
 
 
-def _over_limit(criterion: _Criterion, stage: _Stage) -> TrialCounts:
+def _ranks(criterion: Criterion, stage: StageView) -> OutcomeCounts:
+    p0, candidates, totals = _ranked(criterion, stage)
+    return OutcomeCounts(p0, (*candidates, *map(operator.sub, totals, candidates)))
+
+
+def _ranked(criterion: Criterion, stage: StageView) -> tuple[float, list[int], list[int]]:
+    """The hypothesis, and the requests of each rank: the candidate's, and all."""
+    p0 = attributed(criterion, stage).p0
+    found = [stage.counts.ranks.get(rank, _NONE) for rank in range(RANKS)] if p0 < 1 else []
+    found += [_NONE] * (RANKS - len(found))
+    return p0, [each.candidate for each in found], [each.total for each in found]
+
+
+def _over_limit(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
     candidate = stage.counts.candidate
     over = candidate.over_limit.get(criterion.name, 0)
-    return TrialCounts(criterion.limit, over, candidate.requests)
+    return (TrialCounts(criterion.limit, over, candidate.requests),)
 
 
-def _wrong(criterion: _Criterion, stage: _Stage) -> TrialCounts:
-    return _attributed(criterion, stage, stage.counts.wrong.get(criterion.name))
+def _wrong(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+    return (attributed(criterion, stage, stage.counts.wrong.get(criterion.name, _NONE)),)
 
 
-def _attributed(criterion: _Criterion, stage: _Stage, found: Attribution | None) -> TrialCounts:
-    share, events = stage.new_share, found or Attribution()
+def _class_changes(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+    pairs = np.reshape(_pairs(criterion, stage).counts, (CLASSES, CLASSES))
+    every = pairs.sum(axis=1)
+    changed = every - pairs.diagonal()
+    return [
+        TrialCounts(criterion.limit, float(one), float(all_))
+        for one, all_ in zip(changed, every, strict=True)
+    ]
+
+
+def _class_outcomes(criterion: Criterion, stage: StageView) -> OutcomeCounts:
+    found = _class_changes(criterion, stage)
+    changed = [each.successes for each in found]
+    return OutcomeCounts(criterion.limit, (*changed, *(e.trials - e.successes for e in found)))
+
+
+def _pairs(criterion: Criterion, stage: StageView) -> OutcomeCounts:
+    counts = stage.counts
+    if criterion.name == "scores":
+        return OutcomeCounts(0.5, retrained.dense(counts.score_pairs, SCORE_BINS))
+    return OutcomeCounts(0.5, retrained.dense(counts.class_pairs, CLASSES))
+
+
+def _moves(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+    pairs = _pairs(criterion, stage).counts
+    moved = retrained.moves(criterion.name)[0] @ np.array(pairs)
+    return [TrialCounts(criterion.limit, float(each), sum(pairs)) for each in moved]
+
+
+def attributed(criterion: Criterion, stage: StageView, events: Attribution = _NONE) -> TrialCounts:
+    """Events of either side, of which the candidate may have ``criterion.limit`` times as many."""
     # In a shadow stage, only the baseline's answers count and get labels.
-    if stage.plan.kind is not StageKind.CANARY or share >= 1:
+    if stage.plan.kind is StageKind.SHADOW or stage.new_share >= 1:
         return _NOTHING
-    odds = share * criterion.limit / (1 - share)
+    odds = stage.new_share * criterion.limit / (1 - stage.new_share)
     return TrialCounts(odds / (1 + odds), events.candidate, events.total)
 
 
-def _evidence(
-    criterion: _Criterion,
-    trials: Sequence[TrialCounts],
-    *,
-    alpha: float,
-    parts: int,
-    proof: float,
-    stages: int,
-) -> CriterionEvidence:
-    tested = trials
-    if parts > 1:
-        tested = [TrialCounts(p0, events / parts, total / parts) for p0, events, total in trials]
-    harm = log_e_value(tested, emphasis=criterion.emphasis, stages=stages)
-    kept = log_e_value(tested, emphasis=criterion.emphasis, opposite=True)
-    return CriterionEvidence(
-        criterion.name,
-        criterion.relative,
-        criterion.limit,
-        _status(harm, kept, alpha, proof),
-        events=int(sum(each.successes for each in trials)),
-        trials=int(sum(each.trials for each in trials)),
-        tested=tested,
-        alpha=alpha,
-        log_e_value=harm,
-        log_e_value_kept=kept,
-    )
-
-
-def _status(harm: float, kept: float, alpha: float, proof: float) -> CriterionStatus:
-    if harm >= -math.log(alpha):
-        return CriterionStatus.BROKEN
-    if harm >= math.log(SUSPICIOUS_E_VALUE):
-        return CriterionStatus.SUSPECT
-    # All criteria must be kept to pass, so that nothing is divided here (Berger 1982).
-    return CriterionStatus.KEPT if kept >= -math.log(proof) else CriterionStatus.OPEN
-
-
-def _share_of(odds: float) -> float:
-    return odds / (1 + odds) if math.isfinite(odds) else 1.0
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def outcomes_tested(criterion: Criterion, stage: StageView) -> OutcomeCounts:
+    """The outcomes that the test of ``criterion`` counts in ``stage``."""
+    if criterion.outcomes is not None:
+        return criterion.outcomes(criterion, stage)
+    return outcomes_of(criterion.trials(criterion, stage)[0])

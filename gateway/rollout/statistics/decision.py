@@ -2,22 +2,24 @@
 
 It may be asked at every moment, after every request. A candidate that keeps all limits is rolled
 back with a probability of at most ``1 - confidence``, over all criteria and stages together.
-A stage ends when it has its least requests and time, and no criterion is suspect. To prove that a
-limit is *kept* takes far more requests than most stages have. No stage waits for it; the reason
-names the limits that are proven to be kept.
+A stage ends when it has its least requests and time, would have found the harm that it is meant to
+find (``harms``), and no criterion is suspect. To prove that a limit is *kept* takes far more
+requests than most stages have. No stage waits for it; the reason names the limits that are proven
+to be kept.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from modelport.gateway.rollout.plan import RolloutPlan, RolloutStage, StageKind
+from modelport.gateway.rollout.plan import RolloutPlan, StageKind
+from modelport.gateway.rollout.statistics import harms
 from modelport.gateway.rollout.statistics.counts import StageCounts
-from modelport.gateway.rollout.statistics.criteria import (
+from modelport.gateway.rollout.statistics.evidence import (
     CriterionEvidence,
     CriterionStatus,
     criteria_of,
@@ -29,10 +31,10 @@ _CLAIMS = {
     "invalid": "its outputs are missing, misshapen or not finite",
     "errors": "it fails more often than the baseline",
     "error_share": "it fails too often",
-    "p50": "its p50 latency is higher than the baseline's",
-    "p99": "its p99 latency is higher than the baseline's",
-    "first_byte_p50": "its p50 time to first byte is higher than the baseline's",
-    "first_byte_p99": "its p99 time to first byte is higher than the baseline's",
+    "class_changes": "too many of its decisions of a class are others",
+    "class_shares": "the shares of its decisions differ from the baseline's",
+    "scores": "its scores are shifted",
+    "latency": "it is slower than the baseline",
     "p50_ms": "its p50 latency is above the limit",
     "p99_ms": "its p99 latency is above the limit",
     "accuracy": "its decisions are wrong more often than the baseline's",
@@ -90,8 +92,7 @@ def decide(
     if broken:
         reasons = (f"{each.name}: {_CLAIMS[each.name]} ({_observed(each)})" for each in broken)
         return RolloutDecision(RolloutVerdict.ROLLBACK, "; ".join(reasons), criteria)
-    here = counts[stage] if stage < len(counts) else StageCounts()
-    missing = tuple(_missing(plan, plan.stages[stage], here, seconds_in_stage, criteria))
+    missing = tuple(_missing(plan, stage, counts, seconds_in_stage, criteria))
     if missing and seconds_in_stage >= plan.max_seconds:
         reason = f"{plan.max_seconds:g} s have passed, and the stage lacks {'; '.join(missing)}"
         return RolloutDecision(RolloutVerdict.PAUSE, reason, criteria, missing)
@@ -110,19 +111,21 @@ def decide(
 
 def _missing(
     plan: RolloutPlan,
-    stage: RolloutStage,
-    counts: StageCounts,
+    number: int,
+    counts: Sequence[StageCounts],
     seconds: float,
     criteria: Sequence[CriterionEvidence],
 ) -> list[str]:
-    is_shadow = stage.kind is StageKind.SHADOW
-    had = counts.compared if is_shadow else counts.candidate.requests
+    here = counts[number] if number < len(counts) else StageCounts()
+    is_shadow = plan.stages[number].kind is StageKind.SHADOW
+    had = here.compared if is_shadow else here.candidate.requests
     found = []
     if had < plan.min_requests:
-        kind = "compared requests" if is_shadow else "requests answered by the candidate"
-        found.append(f"{plan.min_requests - had:,} more {kind}")
+        found.append(f"{plan.min_requests - had:,} more {_KINDS[is_shadow]}")
     if seconds < plan.min_seconds:
         found.append(f"{math.ceil(plan.min_seconds - seconds)} more seconds")
+    if not found:
+        found += _powerless(plan, number, counts)
     found += [
         f"certainty on whether {_CLAIMS[each.name]} ({_e_values(each)})"
         for each in criteria
@@ -131,13 +134,30 @@ def _missing(
     return found
 
 
+#: Requests by whether they are compared.
+_KINDS = ("requests answered by the candidate", "compared requests")
+
+
+def _powerless(plan: RolloutPlan, number: int, counts: Sequence[StageCounts]) -> Iterator[str]:
+    """The requests without which harm would be found with less than the plan's ``power``."""
+    lacking = sorted(harms.missing(plan, number, counts), key=lambda each: -each.requests)
+    for compared in (True, False):
+        these = [each for each in lacking if each.compared is compared]
+        if these:
+            names = ", ".join(dict.fromkeys(each.criterion for each in these))
+            aim = f"to find harm with a probability of {100 * plan.power:g} % ({names})"
+            yield f"{these[0].requests:,} more {_KINDS[compared]} {aim}"
+
+
 def _observed(each: CriterionEvidence) -> str:
     if each.relative:
         estimate = each.interval.estimate
         shown = [] if estimate is None else [f"{estimate:.3g} times as often"]
-        counted = f"{each.events:,} of {each.trials:,} events are the candidate's"
+        events = f"requests above the baseline's {each.part}" if each.part else "events"
+        counted = f"{each.events:,} of {each.trials:,} {events} are the candidate's"
         return ", ".join([*shown, f"limit {each.limit:g}", counted, _e_values(each)])
-    counted = f"{each.events:,} of {each.trials:,} requests"
+    part = f" ({each.part})" if each.part else ""
+    counted = f"{each.events:,} of {each.trials:,} requests{part}"
     return ", ".join([f"{counted}, limit {100 * each.limit:g} %", _e_values(each)])
 
 

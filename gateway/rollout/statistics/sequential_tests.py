@@ -1,37 +1,37 @@
-"""Sequential tests of rates, valid at every moment: they may be looked at after every request.
+"""Sequential tests, valid at every moment: they may be looked at after every request.
 
-The null hypothesis is that the mean of each trial, given all before it, is at most ``p0``. With r
-the ratio of an alternative's odds to those of ``p0``, the e-value of S successes in t trials is
+A test multiplies a factor for each trial. No factor's mean, given all before it, exceeds 1 under
+the null hypothesis, so the product E is a supermartingale, and the probability that it ever reaches
+1 / alpha is at most alpha (Ville 1939; Howard, Ramdas, McAuliffe, Sekhon, arXiv 1810.08240). That
+needs no independence, and the hypothesis may change between trials: the product continues. A
+weighted mean over alternatives is such a product, too, and needs no guess of the harm.
 
-    E = weighted mean over a grid of r > 1 of  r^S / (1 + p0 (r - 1))^t
-
-which is the likelihood ratio of the alternative, averaged. A factor's mean is at most 1 under the
-null hypothesis, so the product is a supermartingale, and the probability that E ever reaches
-1 / alpha is at most alpha (Ville 1939; Howard, Ramdas, McAuliffe, Sekhon, arXiv 1810.08240). It
-needs no independence, and ``p0`` may change between trials: the product continues. r < 1 tests the
-opposite hypothesis, "at least ``p0``".
+- ``OddsRatios``: the mean of each trial is at most ``p0``. With r the ratio of an alternative's
+  odds to those of ``p0``, a success multiplies by r / (1 + p0 (r - 1)), any other trial by
+  1 / (1 + p0 (r - 1)). r < 1 tests the opposite, "at least ``p0``".
+- ``BoundedMeans``: the mean of a bounded value is at most 0. A value z multiplies by 1 + b z, for
+  bets b that are small enough to keep that positive (Waudby-Smith and Ramdas, arXiv 2010.09686).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-#: Alternatives: ratios of odds.
-ODDS_RATIOS = np.geomspace(1.15, 30, 24)
-#: Emphasis on small ratios, for rates that may rise many times over, and for those that hardly do.
-LARGE_CHANGES, SMALL_CHANGES = 0.5, 1.5
+Floats = npt.NDArray[np.float64]
+
 #: Weight of the product over all stages, beside those that begin at a later stage.
 FIRST_WEIGHT = 0.9
 #: Stands for an infinite logarithm, which JSON does not have.
 LARGEST_LOGARITHM = 1e6
 #: Range of the logarithms of odds ratios in a confidence sequence, and the halvings to find one.
 _LARGEST_LOG_ODDS, _HALVINGS = 40.0, 60
+_BETS = (0.05, 0.15, 0.4, 0.8)
 
 
 class TrialCounts(NamedTuple):
@@ -42,6 +42,13 @@ class TrialCounts(NamedTuple):
     trials: float
 
 
+class OutcomeCounts(NamedTuple):
+    """Counts of each outcome of the trials of one stage; of ``OddsRatios``: successes, failures."""
+
+    p0: float
+    counts: tuple[float, ...]
+
+
 class ConfidenceSequence(NamedTuple):
     """An estimate, and bounds that hold at every moment at once."""
 
@@ -50,45 +57,97 @@ class ConfidenceSequence(NamedTuple):
     upper: float
 
 
-def weights_of(emphasis: float) -> npt.NDArray[np.float64]:
-    """The weights of ``ODDS_RATIOS``: each in proportion to its power of ``-emphasis``."""
-    weights = ODDS_RATIOS**-emphasis
-    return np.asarray(weights / weights.sum())
+class SequentialTest(Protocol, Hashable):
+    """A test by its alternatives, and the factor of each outcome under each of them."""
+
+    weights: Floats
+
+    def log_factors(self, p0: float, opposite: bool = False) -> Floats:
+        """Logarithms of the factors, [alternatives, outcomes]."""
+
+
+class OddsRatios:
+    """A test of trials of several kinds, each with an odds ratio in every alternative.
+
+    Args:
+        log_ratios: [alternatives, kinds]
+    """
+
+    def __init__(self, log_ratios: Floats, weights: Floats) -> None:
+        self._log_ratios = log_ratios
+        self.weights = weights / weights.sum()
+
+    @lru_cache(512)  # noqa: B019 - tests are constants
+    def log_factors(self, p0: float, opposite: bool = False) -> Floats:
+        logarithms = -self._log_ratios if opposite else self._log_ratios
+        failure = -np.log1p(p0 * np.expm1(logarithms))
+        return np.hstack([logarithms + failure, failure])
+
+
+class BoundedMeans:
+    """A test of the means of several values; an outcome has one of each.
+
+    Args:
+        values: [means, outcomes], each at most 1.
+    """
+
+    def __init__(self, values: Floats) -> None:
+        bets = np.array(_BETS) / max(1.0, -float(values.min()))  # so that no factor is 0
+        factors = np.vstack([np.log1p(bet * values) for bet in bets])
+        self._factors, self.weights = factors, np.full(len(factors), 1 / len(factors))
+
+    def log_factors(self, p0: float, opposite: bool = False) -> Floats:
+        return np.zeros_like(self._factors) if opposite else self._factors
+
+
+def _rates(emphasis: float) -> OddsRatios:
+    """Alternatives for one kind of trial; a ratio's weight is its power of ``-emphasis``."""
+    ratios = np.geomspace(1.15, 30, 24)
+    return OddsRatios(np.log(ratios)[:, None], ratios**-emphasis)
+
+
+#: For rates that may rise many times over, and for those that hardly do.
+LARGE_CHANGES, SMALL_CHANGES = _rates(0.5), _rates(1.5)
+
+
+def outcomes_of(trials: TrialCounts) -> OutcomeCounts:
+    """``trials`` of one kind."""
+    return OutcomeCounts(trials.p0, (trials.successes, trials.trials - trials.successes))
 
 
 def log_e_value(
-    counts: Sequence[TrialCounts],
+    counts: Sequence[OutcomeCounts] | Sequence[TrialCounts],
+    test: SequentialTest = LARGE_CHANGES,
     *,
-    emphasis: float = LARGE_CHANGES,
     opposite: bool = False,
     stages: int = 1,
 ) -> float:
-    """The logarithm of the e-value against "at most ``p0``"; ``opposite``: "at least ``p0``".
+    """The logarithm of the e-value against the null hypothesis of ``test``, or its ``opposite``.
 
     It is ``LARGEST_LOGARITHM`` where a single trial refutes the hypothesis. With several ``stages``
     (one of ``counts`` each, from the first on) the e-value is a weighted mean of the product over
     all stages and of the products that begin at a later stage. Otherwise, good stages would hide
     harm that a candidate does only at a larger share.
     """
-    return _log_e_value(tuple(counts), emphasis, opposite, stages)
+    outcomes = (outcomes_of(each) if isinstance(each, TrialCounts) else each for each in counts)
+    return _log_e_value(tuple(outcomes), test, opposite, stages)
 
 
 @lru_cache(1024)  # most counts are those of the last decision
 def _log_e_value(
-    counts: tuple[TrialCounts, ...], emphasis: float, opposite: bool, stages: int
+    counts: tuple[OutcomeCounts, ...], test: SequentialTest, opposite: bool, stages: int
 ) -> float:
-    ratios = 1 / ODDS_RATIOS if opposite else ODDS_RATIOS
-    logarithms = np.zeros((max(1, len(counts)), len(ratios)))
-    for row, (p0, successes, trials) in zip(logarithms, counts, strict=False):
+    logarithms = np.zeros((max(1, len(counts)), len(test.weights)))
+    for row, (p0, outcomes) in zip(logarithms, counts, strict=False):
         if 0 < p0 < 1:
-            row += successes * np.log(ratios) - trials * np.log1p(p0 * (ratios - 1))
-        elif (trials - successes if opposite else successes) > 0 and (p0 >= 1) is opposite:
+            row += test.log_factors(p0, opposite) @ outcomes
+        elif (p0 >= 1) is opposite and sum(np.split(np.array(outcomes), 2)[opposite]) > 0:
             return LARGEST_LOGARITHM
     # Row k is the product that begins at stage k; one that has not begun is 1.
     begun = np.cumsum(logarithms[::-1], axis=0)[::-1][:stages]
     log_means = np.zeros(max(1, stages))
     largest = begun.max(axis=1)
-    averages = np.exp(begun - largest[:, None]) @ weights_of(emphasis)
+    averages = np.exp(begun - largest[:, None]) @ test.weights
     log_means[: len(begun)] = largest + np.log(averages)
     weights = np.full(len(log_means), (1 - FIRST_WEIGHT) / max(1, stages - 1))
     weights[0] = FIRST_WEIGHT if stages > 1 else 1.0

@@ -8,17 +8,19 @@ integers, booleans) must be equal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from modelport.gateway.rollout.plan import ComparisonKind, RolloutPlan
+from modelport.gateway.rollout.statistics import retrained
+from modelport.gateway.rollout.statistics.counts import CLASSES, SCORE_BINS
 from modelport.gateway.types import Array, Datatype, Tensor
 
 _FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16)
-#: Twentieths of the range of scores, and the most scores of an answer that are counted.
-SCORE_BINS = 20
+#: Most scores of an answer that are counted.
 MAX_SCORES = 256
 
 
@@ -29,10 +31,14 @@ class ComparedAnswers(NamedTuple):
         disagreement: share of the values' or decisions' rows that disagree; 1 for invalid answers.
         invalid: the candidate lacks an output that the baseline has, or has it with another
             datatype or shape, or with a non-finite value where the baseline's is finite.
+        class_pair, score_pair: the keys of the decisions, and of the scores, of both sides in one
+            row, for the tables of ``StageCounts``; empty without such.
     """
 
     disagreement: float
     invalid: bool = False
+    class_pair: tuple[int, ...] = ()
+    score_pair: tuple[int, ...] = ()
 
 
 _INVALID = ComparedAnswers(1.0, invalid=True)
@@ -65,7 +71,14 @@ class AnswerComparison:
                 if np.any(np.isfinite(expected) & ~np.isfinite(actual)):
                     return _INVALID
             worst = max(worst, self._disagreement(tensor, expected, actual))
-        return ComparedAnswers(worst)
+        if not self.decides:
+            return ComparedAnswers(worst)
+        candidate = [theirs[tensor.name] for tensor in baseline]
+        return ComparedAnswers(
+            worst,
+            class_pair=_pair(self.decided(baseline), self.decided(candidate), CLASSES),
+            score_pair=_pair(self.scores(baseline), self.scores(candidate), SCORE_BINS),
+        )
 
     def _within(self, expected: Array, actual: Array) -> Array:
         """Whether values are finite, and their difference within the tolerance."""
@@ -123,14 +136,14 @@ class AnswerComparison:
                 return found.reshape(-1)
         return None
 
-    def scores(self, outputs: Sequence[Tensor]) -> Array | None:
-        """The scores behind the decisions of an answer, as bins of [0, 1]; None without decisions.
+    def scores(self, outputs: Sequence[Tensor]) -> list[int]:
+        """The scores behind the decisions of an answer, as bins of [0, 1]; none without decisions.
 
         A score is the value before the threshold, or the share of the largest class. Values that
         are not probabilities become some, by the logistic function or the softmax.
         """
         if not self.decides:
-            return None
+            return []
         for tensor in outputs:
             values = numbers(tensor) if tensor.datatype in _FLOATS else None
             if values is None or not values.size or self.decisions(tensor.name, values) is None:
@@ -145,8 +158,19 @@ class AnswerComparison:
                     if not 0 < self._threshold < 1:
                         scores = 1 / (1 + np.exp(-scores))
                 bins = np.clip(scores * SCORE_BINS, 0, SCORE_BINS - 1)
-            return np.asarray(bins[np.isfinite(bins)].astype(int))
-        return None
+            found: list[int] = bins[np.isfinite(bins)].astype(int).tolist()
+            return found
+        return []
+
+
+def _pair(
+    baseline: Sequence[int] | Array | None, candidate: Sequence[int] | Array | None, base: int
+) -> tuple[int, ...]:
+    """The key of a row drawn at random; empty if the sides have not the same rows."""
+    if baseline is None or candidate is None or not 0 < len(baseline) == len(candidate):
+        return ()
+    row = random.randrange(len(baseline))
+    return (retrained.pair_key(int(baseline[row]), int(candidate[row]), base),)
 
 
 def numbers(tensor: Tensor) -> Array:
@@ -158,9 +182,9 @@ def numbers(tensor: Tensor) -> Array:
     return tensor.data
 
 
-def count_scores(into: dict[int, int], bins: Array | None) -> None:
-    """Add the bins of ``AnswerComparison.scores``."""
-    for each in () if bins is None else bins.tolist():
+def count_keys(into: dict[int, int], keys: Iterable[int]) -> None:
+    """Add the bins of ``AnswerComparison.scores``, or the pairs of ``ComparedAnswers``."""
+    for each in keys:
         into[each] = into.get(each, 0) + 1
 
 

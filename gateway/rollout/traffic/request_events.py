@@ -1,9 +1,10 @@
-"""Events of the requests of a rollout: errors, slow requests and wrong decisions of both sides.
+"""Events of the requests of a rollout: errors, latencies and wrong decisions of both sides.
 
-A request is *slow* by a threshold: the baseline's quantile over its own earlier requests, and for
-the candidate 1 + the allowed regression times as much, or ``min_regression_ms`` more. As long as
-the candidate keeps that limit, a slow request is its own with a probability of at most its share of
-the requests, however slow the moment is (``criteria``).
+A latency is counted by its *rank*: the number of thresholds that it exceeds. They are the
+baseline's quantiles over its own earlier requests, and for the candidate's 1 + the allowed
+regression times as long, or ``min_regression_ms`` longer. As long as the candidate keeps that
+limit, a request of any rank or higher is its own with a probability of at most its share of the
+requests, however slow the moment is (``latency_ranks``).
 
 With sticky assignment the requests of a key are all of one side, and not independent. So in each
 stage a key counts once for each criterion, and only if the baseline had it in the stage before: the
@@ -15,15 +16,19 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from typing import NamedTuple
+from bisect import bisect_left
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan
 from modelport.gateway.rollout.statistics.counts import Attribution, SideCounts, latency_bucket
+from modelport.gateway.rollout.statistics.latency_ranks import LEVELS, allowed_regressions
+from modelport.gateway.rollout.statistics.sequential_tests import Floats
 from modelport.gateway.rollout.traffic.assignment import position
 from modelport.gateway.rollout.traffic.sides import StageTraffic
+
+K = TypeVar("K", int, str)
 
 #: Requests of the baseline between two thresholds, and those that a threshold is the quantile of.
 BLOCK, WINDOW = 500, 10_000
@@ -39,22 +44,15 @@ class AssignedRequest(NamedTuple):
     key: bytes = b""
 
 
-class _SlowCriterion(NamedTuple):
-    name: str
-    quantile: float
-    #: The candidate's threshold as a multiple of the baseline's.
-    allowed: float
+class _Thresholds:
+    """The thresholds of both sides, from the baseline's earlier requests."""
 
-
-class _Durations:
-    """One measure of time, with the thresholds from the baseline's earlier requests."""
-
-    def __init__(self, criteria: Sequence[_SlowCriterion], limits: RolloutLimits) -> None:
-        self.criteria = criteria
+    def __init__(self, allowed: Floats, limits: RolloutLimits) -> None:
+        self._allowed = 1 + allowed
         self._least_difference = limits.min_regression_ms / 1e3
-        #: Criteria with the thresholds of the baseline, and of the candidate; none until the first
-        #: ``BLOCK`` requests.
-        self._slow: list[list[tuple[str, float]]] = [[], []]
+        self._quantiles = np.array(LEVELS)
+        #: Those of the baseline, and of the candidate; none until the first ``BLOCK`` requests.
+        self._sides: list[list[float]] = [[], []]
         self._block: list[float] = []
         self._window = np.empty(WINDOW)
         self._size = self._at = 0
@@ -68,17 +66,20 @@ class _Durations:
         self._block.clear()
         self._at = (self._at + BLOCK) % WINDOW
         self._size = min(self._size + BLOCK, WINDOW)
-        ranks = [math.ceil(each.quantile * self._size) - 1 for each in self.criteria]
-        parted = np.partition(self._window[: self._size], ranks)
-        self._slow = [[], []]
-        for each, threshold in zip(self.criteria, map(float, parted[ranks]), strict=True):
-            allowed = max(threshold * each.allowed, threshold + self._least_difference)
-            self._slow[False].append((each.name, threshold))
-            self._slow[True].append((each.name, allowed))
+        ranks = np.ceil(self._quantiles * self._size).astype(int) - 1
+        found = np.partition(self._window[: self._size], ranks)[ranks]
+        allowed = np.maximum(found * self._allowed, found + self._least_difference)
+        # A level without a limit is never exceeded, or always if a higher one has a limit.
+        off = np.isinf(allowed)
+        never = off & (np.arange(len(off)) > np.flatnonzero(~off)[-1])
+        found[off], allowed[off] = -math.inf, -math.inf
+        found[never], allowed[never] = math.inf, math.inf
+        self._sides = [found.tolist(), np.maximum.accumulate(allowed).tolist()]
 
-    def slow(self, seconds: float, *, is_candidate: bool) -> list[str]:
-        """Names of the criteria by which such a request is slow."""
-        return [name for name, threshold in self._slow[is_candidate] if seconds > threshold]
+    def rank(self, seconds: float, *, is_candidate: bool) -> int | None:
+        """The number of thresholds that such a request exceeds; None without thresholds."""
+        thresholds = self._sides[is_candidate]
+        return bisect_left(thresholds, seconds) if thresholds else None
 
 
 class _CountedKeys:
@@ -124,8 +125,8 @@ class RequestEvents:
 
     def __init__(self, plan: RolloutPlan, generator: random.Random | None = None) -> None:
         limits = plan.limits
-        self._latency = _Durations(_slow_criteria(limits, ""), limits)
-        self._first_byte = _Durations(_slow_criteria(limits, "first_byte_"), limits)
+        allowed = allowed_regressions(limits)
+        self._thresholds = None if allowed is None else _Thresholds(allowed, limits)
         self._absolute = [
             (name, limit / 1e3)
             for name in ("p50_ms", "p99_ms")
@@ -137,13 +138,9 @@ class RequestEvents:
         #: Whether the baseline's last request was answered, or timed out.
         self._baseline_answers = True
 
-    def answered(
-        self, request: AssignedRequest, seconds: float, first_byte_seconds: float | None = None
-    ) -> None:
+    def answered(self, request: AssignedRequest, seconds: float) -> None:
         """Count a request that was answered."""
         self._waited(request, self._side(request), seconds)
-        if first_byte_seconds is not None:
-            self._time(self._first_byte, request, first_byte_seconds)
 
     def timed_out(self, request: AssignedRequest, seconds: float) -> None:
         """Count a request that was not answered in time: an error, and slow."""
@@ -154,25 +151,27 @@ class RequestEvents:
     def failed(self, request: AssignedRequest) -> None:
         """Count a request that failed in any other way. Its latency says nothing.
 
-        If only that were left out, a candidate that fails less than the baseline would have more
-        slow requests. So the candidate's slow requests do not count from a failure of the baseline
-        to its next answer: both sides lose the same moments.
+        If that were left out on both sides, a candidate that fails less than the baseline would
+        have more slow requests, and one that fails more fewer quick ones. So the candidate's
+        requests do not count from a failure of the baseline to its next answer, as both sides lose
+        the same moments; and a failure of the candidate counts as a quick request.
         """
         self._error(request, self._side(request))
-        if not request.is_candidate:
+        if request.is_candidate:
+            self._rank(request, 0.0)
+        else:
             self._baseline_answers = False
 
     def abandoned(self, request: AssignedRequest, seconds: float) -> None:
-        """Count a request whose client left after ``seconds``: slow, if that was too long already.
+        """Count a request whose client left: it would have taken at least ``seconds``.
 
         It is not a request otherwise, because nobody knows how long it would have taken.
         """
-        for durations in (self._latency, self._first_byte):
-            self._slow(durations, request, seconds)
+        self._rank(request, seconds)
 
     def wrong(self, request: AssignedRequest, criterion: str) -> None:
         """Count a decision that a later label says is wrong, by "accuracy", "precision", ..."""
-        self._attribute(request, request.stage.counts.wrong, criterion)
+        self._attribute(request, request.stage.counts.wrong, criterion, criterion)
 
     def _side(self, request: AssignedRequest) -> SideCounts:
         counts = request.stage.counts
@@ -191,20 +190,17 @@ class RequestEvents:
         for name, limit in self._absolute:
             if seconds > limit:
                 side.over_limit[name] = side.over_limit.get(name, 0) + 1
-        self._time(self._latency, request, seconds)
-
-    def _time(self, durations: _Durations, request: AssignedRequest, seconds: float) -> None:
-        if not durations.criteria:
-            return
-        self._slow(durations, request, seconds)
+        self._rank(request, seconds)
         # After the comparison: a threshold is of earlier requests only.
-        if not request.is_candidate:
-            durations.observe(seconds)
+        if self._thresholds is not None and not request.is_candidate:
+            self._thresholds.observe(seconds)
 
-    def _slow(self, durations: _Durations, request: AssignedRequest, seconds: float) -> None:
-        if self._baseline_answers or not request.is_candidate:
-            for name in durations.slow(seconds, is_candidate=request.is_candidate):
-                self._attribute(request, request.stage.counts.slow, name)
+    def _rank(self, request: AssignedRequest, seconds: float) -> None:
+        if self._thresholds is None or (request.is_candidate and not self._baseline_answers):
+            return
+        rank = self._thresholds.rank(seconds, is_candidate=request.is_candidate)
+        if rank is not None:
+            self._attribute(request, request.stage.counts.ranks, rank, "latency")
 
     def _error(self, request: AssignedRequest, side: SideCounts) -> None:
         side.errors += 1
@@ -213,19 +209,11 @@ class RequestEvents:
             counts.errors += Attribution(int(request.is_candidate), 1)
 
     def _attribute(
-        self, request: AssignedRequest, events: dict[str, Attribution], name: str
+        self, request: AssignedRequest, events: dict[K, Attribution], key: K, criterion: str
     ) -> None:
-        if self._keys is None or self._keys.counts(name, request):
-            attribution = events.get(name)
+        if self._keys is None or self._keys.counts(criterion, request):
+            attribution = events.get(key)
             if attribution is None:
-                attribution = events[name] = Attribution()
+                attribution = events[key] = Attribution()
             attribution.total += 1
             attribution.candidate += request.is_candidate
-
-
-def _slow_criteria(limits: RolloutLimits, prefix: str) -> list[_SlowCriterion]:
-    return [
-        _SlowCriterion(name, quantile, 1 + regression)
-        for name, quantile in ((f"{prefix}p50", 0.5), (f"{prefix}p99", 0.99))
-        if (regression := getattr(limits, f"max_{name}_regression")) is not None
-    ]

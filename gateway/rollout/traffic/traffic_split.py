@@ -25,7 +25,7 @@ from modelport.gateway.rollout.traffic import examples
 from modelport.gateway.rollout.traffic.answer_comparison import (
     AnswerComparison,
     ComparedAnswers,
-    count_scores,
+    count_keys,
 )
 from modelport.gateway.rollout.traffic.assignment import RequestAssignment
 from modelport.gateway.rollout.traffic.feedback import LabelledRequests
@@ -38,7 +38,7 @@ from modelport.gateway.rollout.traffic.shadow import (
 )
 from modelport.gateway.rollout.traffic.sides import StageTraffic, addressed, copies_of
 from modelport.gateway.runtime.timer_wheel import TimeLimit
-from modelport.gateway.types import Array, Deadline, InferRequest, InferResponse, Tensor
+from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
 
 #: Parameter of requests whose answer depends on earlier ones.
 _SEQUENCE = "sequence_id"
@@ -79,7 +79,7 @@ class ComparedCopy(NamedTuple):
     """The comparison of the answers of both sides; ``scores`` are the candidate's of a copy."""
 
     answers: ComparedAnswers
-    scores: Array | None
+    scores: Sequence[int]
     baseline: Sequence[Tensor]
     candidate: Sequence[Tensor]
 
@@ -259,7 +259,7 @@ class TrafficSplit:
             outputs = asked.unclassified or response.outputs
             if self._reads_decisions:
                 self._note_decisions(diverted, outputs)
-            if self.plan.pair:
+            if random.random() * diverted.assigned.stage.share < self.plan.pair:
                 request.via = asked.via
                 self._copy(diverted, outputs, seconds)
         self._copies.advance()
@@ -324,7 +324,7 @@ class TrafficSplit:
     def _count_answers(self) -> None:
         uncounted, self._uncounted = self._uncounted, []
         for assigned, seconds in uncounted:
-            self._events.answered(assigned, seconds, seconds)
+            self._events.answered(assigned, seconds)
 
     def _abandoned(self, diverted: _DivertedRequest) -> None:
         self._count_answers()  # the order of events matters
@@ -342,7 +342,7 @@ class TrafficSplit:
         request, assigned = diverted.request, diverted.assigned
         counts = assigned.stage.counts
         side = counts.candidate if assigned.is_candidate else counts.baseline
-        count_scores(side.scores, self.comparison.scores(outputs))
+        count_keys(side.scores, self.comparison.scores(outputs))
         if self._learns and (request.id or request.trace):
             decisions = self.comparison.decided(outputs)
             self._labelled.remember(request.id or request.trace, assigned, decisions)
@@ -397,20 +397,22 @@ class TrafficSplit:
         outputs = [copy.answer, response.outputs]
         baseline, candidate = outputs if of_candidate else reversed(outputs)
         answers = self.comparison.compare(baseline, candidate)
-        scores = self.comparison.scores(candidate) if of_candidate else None
+        scores = self.comparison.scores(candidate) if of_candidate else ()
         return ComparedCopy(answers, scores, baseline, candidate)
 
     def compared(self, copy: ShadowCopy, comparison: ComparedCopy) -> None:
         """Count the comparison of a copy."""
-        counts, answers = copy.stage.counts, comparison.answers
+        (answers, scores, *outputs), counts = comparison, copy.stage.counts
         self._dropped = 0
         counts.compared += 1
         counts.invalid += answers.invalid
         # One row of a batch, drawn at random, stands for all of them.
         counts.disagreed += random.random() < answers.disagreement
-        count_scores(counts.candidate.scores, comparison.scores)
+        count_keys(counts.class_pairs, answers.class_pair)
+        count_keys(counts.score_pairs, answers.score_pair)
+        count_keys(counts.candidate.scores, scores)
         if answers.disagreement:
-            self._keep(copy, comparison.baseline, comparison.candidate)
+            self._keep(copy, *outputs)
 
     def ended(self, copy: ShadowCopy, outcome: UncomparedCopy) -> None:
         """Count a copy without an answer."""

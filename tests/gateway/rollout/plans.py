@@ -9,7 +9,7 @@ from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
 
 
 def plan(model: str = "fraud", **fields: Any) -> RolloutPlan:
-    """A plan from version 2 to version 3 of ``model``."""
-    fields.setdefault("id", uuid.uuid4().hex)
+    """A plan from version 2 to version 3 of ``model``, whose stages end without power."""
+    fields = {"id": uuid.uuid4().hex, "power": 0.0, "pair": 0.0} | fields
     sides = {"baseline": RolloutSide(model, 2), "candidate": RolloutSide(model, 3)}
     return RolloutPlan(model=model, **{**sides, **fields})

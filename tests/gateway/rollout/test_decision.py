@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from modelport.gateway.rollout.plan import (
@@ -15,16 +16,17 @@ from modelport.gateway.rollout.plan import (
     RolloutPlan,
     RolloutSide,
 )
-from modelport.gateway.rollout.statistics import criteria
+from modelport.gateway.rollout.statistics import evidence as evidence_module
 from modelport.gateway.rollout.statistics.counts import Attribution, SideCounts, StageCounts
-from modelport.gateway.rollout.statistics.criteria import (
+from modelport.gateway.rollout.statistics.decision import RolloutDecision, RolloutVerdict, decide
+from modelport.gateway.rollout.statistics.evidence import (
     CriterionEvidence,
     CriterionStatus,
     criteria_of,
 )
-from modelport.gateway.rollout.statistics.decision import RolloutDecision, RolloutVerdict, decide
+from modelport.gateway.rollout.statistics.latency_ranks import LATENCY, LEVELS, RANKS
 from modelport.gateway.rollout.statistics.sequential_tests import (
-    SMALL_CHANGES,
+    OutcomeCounts,
     TrialCounts,
     log_e_value,
 )
@@ -48,7 +50,10 @@ PLAN = RolloutPlan(
     min_requests=100,
     min_seconds=60,
     max_seconds=600,
+    power=0.0,
 )
+#: Ranks above the baseline's p50, and its p99.
+P50, P99 = LEVELS.index(0.5) + 1, LEVELS.index(0.99) + 1
 SHADOW, ONE_PERCENT, QUARTER, ALL = range(4)
 #: A shadow stage without a finding.
 FLAWLESS = StageCounts(compared=1000)
@@ -106,16 +111,7 @@ BROKEN: dict[str, tuple[RolloutLimits, StageCounts]] = {
         replace(OFF, max_error_share=0.01),
         StageCounts(candidate=SideCounts(500, errors=50)),
     ),
-    "p50": (PLAN.limits, canary(slow={"p50": Attribution(600, 1800)})),
-    "p99": (PLAN.limits, canary(slow={"p99": Attribution(60, 120)})),
-    "first_byte_p50": (
-        replace(OFF, max_first_byte_p50_regression=0.1),
-        canary(slow={"first_byte_p50": Attribution(600, 1800)}),
-    ),
-    "first_byte_p99": (
-        replace(OFF, max_first_byte_p99_regression=0.1),
-        canary(slow={"first_byte_p99": Attribution(60, 120)}),
-    ),
+    "latency": (PLAN.limits, canary(ranks={P99: Attribution(60, 120)})),
     "p50_ms": (
         replace(OFF, p50_ms=5.0),
         StageCounts(candidate=SideCounts(500, over_limit={"p50_ms": 350})),
@@ -164,7 +160,7 @@ def test_without_an_event_nothing_is_known() -> None:
 
 def test_the_evidence_of_earlier_stages_goes_on() -> None:
     """At shares of 1 % and 25 % of the requests; neither stage alone is enough."""
-    one, quarter = Attribution(5, 40), Attribution(34, 62)
+    one, quarter = Attribution(4, 40), Attribution(33, 62)
     first, second = canary(errors=one), canary(errors=quarter)
     for counts in ([FLAWLESS, first], [FLAWLESS, canary(), second]):
         assert decide(PLAN, len(counts) - 1, counts, 1).verdict is RolloutVerdict.HOLD
@@ -173,8 +169,8 @@ def test_the_evidence_of_earlier_stages_goes_on() -> None:
     expected = log_e_value(
         [
             TrialCounts(1.0, 0, 0),
-            TrialCounts(0.01 * 1.5 / (0.01 * 1.5 + 0.99), 5, 40),
-            TrialCounts(0.25 * 1.5 / (0.25 * 1.5 + 0.75), 34, 62),
+            TrialCounts(0.01 * 1.5 / (0.01 * 1.5 + 0.99), 4, 40),
+            TrialCounts(0.25 * 1.5 / (0.25 * 1.5 + 0.75), 33, 62),
         ],
         stages=4,
     )
@@ -195,7 +191,7 @@ def test_errors_that_hit_both_sides_alike_say_nothing() -> None:
 
 def test_at_a_share_of_one_only_pairs_and_absolute_limits_decide() -> None:
     everything = Attribution(10_000, 10_000)
-    counts = canary(errors=everything, slow={"p50": everything}, wrong={"recall": everything})
+    counts = canary(errors=everything, ranks={P50: everything}, wrong={"recall": everything})
     before = [FLAWLESS, canary(), canary()]
     assert decide(PLAN, ALL, [*before, counts], 60).verdict is RolloutVerdict.PROMOTE
     counts = canary(compared=300, disagreed=8)
@@ -249,15 +245,19 @@ def test_a_suspect_candidate_gets_no_larger_share() -> None:
 
 
 def test_the_reason_of_a_promotion_tells_absence_of_harm_from_proof() -> None:
-    proven = {"p50": Attribution(2000, 10_000), "p99": Attribution(500, 4000)}
+    proven = {
+        0: Attribution(9000, 30_000),
+        P50: Attribution(2000, 10_000),
+        P99: Attribution(500, 4000),
+    }
     stages = [
         StageCounts(SideCounts(10**6), compared=10**5),
         canary(),
-        canary(errors=Attribution(50, 400), slow=proven),
+        canary(errors=Attribution(50, 400), ranks=proven),
         canary(),
     ]
     decision = decide(PLAN, ALL, stages, 60)
-    kept = "disagreement, invalid, errors, p50, p99"
+    kept = "disagreement, invalid, errors, latency"
     assert decision.reason == f"no limit is broken; proven to hold: {kept}"
     without_labels = plan(replace(PLAN.limits, max_quality_ratio=None))
     assert decide(without_labels, ALL, stages, 60).reason == "every limit is proven to hold"
@@ -267,31 +267,32 @@ def test_the_reason_of_a_promotion_tells_absence_of_harm_from_proof() -> None:
 
 
 def test_sticky_assignment_discounts_events_that_several_processes_may_have_counted() -> None:
-    counts = canary(slow={"p99": Attribution(50, 120)}, sources=4)
+    counts = canary(ranks={P99: Attribution(50, 120)}, sources=4)
     decision = decide(PLAN, QUARTER, [FLAWLESS, canary(), counts], 1)
     assert decision.verdict is RolloutVerdict.ROLLBACK
     sticky = plan(assignment=AssignmentKind.HEADER)
     decision = decide(sticky, QUARTER, [FLAWLESS, canary(), counts], 1)
     assert decision.verdict is RolloutVerdict.HOLD
-    found = evidence(decision, "p99")
-    nothing = TrialCounts(1.0, 0, 0)
-    quarter = [nothing, nothing, TrialCounts(0.24 / 0.99, 12.5, 30)]
-    discounted = log_e_value(quarter, emphasis=SMALL_CHANGES, stages=4)
-    assert found.log_e_value == pytest.approx(discounted)
-    assert (found.events, found.trials) == (50, 120)
+    found = evidence(decision, "latency")
+    candidate, baseline = np.zeros((2, RANKS))
+    candidate[P99], baseline[P99] = 12.5, 17.5
+    nothing = OutcomeCounts(1.0, 2 * RANKS * (0.0,))
+    quarter = [nothing, nothing, OutcomeCounts(0.24 / 0.99, (*candidate, *baseline))]
+    assert found.log_e_value == pytest.approx(log_e_value(quarter, LATENCY, stages=4))
+    assert (found.part, found.events, found.trials) == ("p99", 50, 120)
 
 
 def test_estimates_are_shares_or_multiples_of_the_baseline() -> None:
     counts = [
         StageCounts(SideCounts(1000), compared=1000, disagreed=2),
         canary(errors=Attribution(2, 101)),
-        canary(slow={"p99": Attribution(40, 100)}),
+        canary(ranks={P99: Attribution(40, 100)}),
     ]
     decision = decide(PLAN, QUARTER, counts, 1)
     assert evidence(decision, "disagreement").interval.estimate == pytest.approx(0.002)
     # 2 of 1 % against 99 of 99 %; 40 of 25 % against 60 of 75 %.
     assert evidence(decision, "errors").interval.estimate == pytest.approx(2)
-    assert evidence(decision, "p99").interval.estimate == pytest.approx(2)
+    assert evidence(decision, "latency").interval.estimate == pytest.approx(2)
     for each in decision.criteria:
         estimate, lower, upper = each.interval
         if estimate is not None and lower is not None and upper is not None:
@@ -302,7 +303,7 @@ def test_a_decision_computes_nothing_that_only_people_read(monkeypatch: pytest.M
     """It is made several times a second in the process that serves requests."""
     counts = [StageCounts(compared=1000, disagreed=1), canary(errors=Attribution(2, 101))]
     computed: list[Any] = []
-    monkeypatch.setattr(criteria, "confidence_sequence", lambda *_: computed.append(_))
+    monkeypatch.setattr(evidence_module, "confidence_sequence", lambda *_: computed.append(_))
     decision = decide(PLAN, ONE_PERCENT, counts, 1)
     assert decision.verdict is RolloutVerdict.HOLD
     assert not computed
@@ -326,7 +327,7 @@ def test_counts_travel_as_json_and_add_up() -> None:
         2,
         1,
         5,
-        {"p99": Attribution(1, 2)},
+        {11: Attribution(1, 2)},
         {"recall": Attribution(1, 3)},
         Attribution(1, 2),
         1,
@@ -335,5 +336,5 @@ def test_counts_travel_as_json_and_add_up() -> None:
     both = one + one
     assert both.errors == Attribution(2, 4)
     assert both.sources == 2
-    assert both.slow["p99"] == Attribution(2, 4)
+    assert both.ranks[11] == Attribution(2, 4)
     assert one + StageCounts() == one

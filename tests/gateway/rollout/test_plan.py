@@ -19,7 +19,9 @@ COUNTS = StageCounts(
     SideCounts(10, 2),
     compared=5,
     disagreed=1,
-    slow={"p99": Attribution(1, 3)},
+    ranks={11: Attribution(1, 3)},
+    class_pairs={17: 3},
+    score_pairs={399: 2},
 )
 
 
@@ -50,6 +52,9 @@ def test_a_plan_survives_json() -> None:
         ({"candidate": RolloutSide("fraud", 0)}, "not a valid version"),
         ({"min_seconds": 2.0, "max_seconds": 1.0}, "min_seconds"),
         ({"min_requests": 0}, "min_requests"),
+        ({"power": 0.4}, "power"),
+        ({"power": 1.0}, "power"),
+        ({"pair": 1.1}, "pair"),
         ({"label": "a b"}, "label"),
         ({"assignment": AssignmentKind.PARAMETER}, "parameter"),
         ({"parameter": "user"}, "parameter"),
@@ -110,10 +115,16 @@ def test_counts_survive_json() -> None:
         ("compared", 2**60),
         ("compared", True),
         ("compared", "1"),
-        ("slow", {"p99": [3, 1]}),
-        ("slow", {"p99": [1]}),
-        ("slow", []),
-        ("slow", None),
+        ("ranks", {"11": [3, 1]}),
+        ("ranks", {"11": [1]}),
+        ("ranks", {"p99": [1, 3]}),
+        ("ranks", {"15": [1, 3]}),
+        ("ranks", {"-1": [1, 3]}),
+        ("ranks", []),
+        ("ranks", None),
+        ("class_pairs", {"256": 1}),
+        ("score_pairs", {"-1": 1}),
+        ("score_pairs", {"1": -1}),
         ("baseline", None),
         ("baseline", {"requests": 1}),
         ("candidate", {**COUNTS.to_json()["candidate"], "latency": {"x": 1}}),
@@ -123,6 +134,25 @@ def test_counts_survive_json() -> None:
 def test_malformed_counts_are_refused(field: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match="malformed"):
         StageCounts.from_json({**COUNTS.to_json(), field: value})
+
+
+def test_states_of_older_versions_are_read() -> None:
+    """Their plans pair every request or none, and their slow requests have no rank."""
+    before = plan()
+    document = before.to_json()
+    for name in ("power", "pair"):
+        del document[name]
+    found = RolloutPlan.from_json(document)
+    assert found == dataclasses.replace(before, power=0.95, pair=0.1)
+    for older, pair in ((True, 1.0), (False, 0.0)):
+        assert RolloutPlan.from_json({**document, "pair": older}).pair == pair
+    counts = COUNTS.to_json()
+    for name in ("ranks", "class_pairs", "score_pairs"):
+        del counts[name]
+    with pytest.raises(InvalidArgument, match="ranks"):
+        StageCounts.from_json(counts)
+    found = StageCounts.from_json({**counts, "slow": {"p99": [1, 3]}})
+    assert found == dataclasses.replace(COUNTS, ranks={}, class_pairs={}, score_pairs={})
 
 
 def test_a_request_for_a_rollout_has_the_plans_defaults() -> None:

@@ -1,4 +1,4 @@
-"""Slow requests are counted by thresholds that the baseline's earlier requests set."""
+"""Latencies are counted by their rank among the baseline's earlier requests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan, StageKind
 from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts
+from modelport.gateway.rollout.statistics.latency_ranks import LEVELS, RANKS
 from modelport.gateway.rollout.traffic.assignment import position
 from modelport.gateway.rollout.traffic.request_events import (
     BLOCK,
@@ -18,7 +19,9 @@ from modelport.gateway.rollout.traffic.request_events import (
 from modelport.gateway.rollout.traffic.sides import StageTraffic
 from tests.gateway.rollout import plans
 
-LIMITS = RolloutLimits(p50_ms=200.0, max_first_byte_p99_regression=0.2)
+LIMITS = RolloutLimits(p50_ms=200.0)
+#: Ranks above the baseline's p50, and its p99.
+P50, P99 = LEVELS.index(0.5) + 1, LEVELS.index(0.99) + 1
 PLAN = plans.plan(limits=LIMITS, steps=(0.1, 0.5))
 STICKY = plans.plan(limits=LIMITS, steps=(0.1, 0.5), assignment=AssignmentKind.HEADER)
 
@@ -42,16 +45,18 @@ def warm(plan: RolloutPlan = PLAN) -> RequestEvents:
     events = RequestEvents(plan, random.Random(0))
     request = assigned(StageCounts(), is_candidate=False)
     for number in range(1, BLOCK + 1):
-        events.answered(request, number / 1e3, number / 2e3)
+        events.answered(request, number / 1e3)
     return events
 
 
 def slow(events: RequestEvents, seconds: float, *, is_candidate: bool) -> set[str]:
+    """The quantiles of the baseline's that such a request is slower than."""
     counts = StageCounts()
-    events.answered(assigned(counts, is_candidate=is_candidate), seconds, seconds / 2)
-    for each in counts.slow.values():
+    events.answered(assigned(counts, is_candidate=is_candidate), seconds)
+    for each in counts.ranks.values():
         assert each == Attribution(int(is_candidate), 1)
-    return set(counts.slow)
+    found = max(counts.ranks, default=0)
+    return {name for name, rank in (("p50", P50), ("p99", P99)) if found >= rank}
 
 
 def test_nothing_is_slow_before_the_baseline_has_a_quantile() -> None:
@@ -60,7 +65,7 @@ def test_nothing_is_slow_before_the_baseline_has_a_quantile() -> None:
         assert slow(events, 9.0, is_candidate=True) == set()
     for _ in range(BLOCK):
         assert slow(events, 0.001, is_candidate=False) == set()
-    assert slow(events, 9.0, is_candidate=True) == {"p50", "p99", "first_byte_p99"}
+    assert slow(events, 9.0, is_candidate=True) == {"p50", "p99"}
 
 
 def test_the_candidates_threshold_has_the_allowed_regression() -> None:
@@ -69,11 +74,23 @@ def test_the_candidates_threshold_has_the_allowed_regression() -> None:
     assert slow(events, 0.2505, is_candidate=False) == {"p50"}
     assert slow(events, 0.2620, is_candidate=True) == set()
     assert slow(events, 0.2626, is_candidate=True) == {"p50"}
-    assert slow(events, 0.4955, is_candidate=False) == {"p50", "p99", "first_byte_p99"}
+    assert slow(events, 0.4955, is_candidate=False) == {"p50", "p99"}
     assert slow(events, 0.5190, is_candidate=True) == {"p50"}
     assert slow(events, 0.5200, is_candidate=True) == {"p50", "p99"}
-    # The first byte's limit is 20 %.
-    assert slow(events, 0.6000, is_candidate=True) == {"p50", "p99", "first_byte_p99"}
+
+
+def test_the_strictest_limit_of_a_quantile_counts_and_one_that_is_off_does_not() -> None:
+    """Time to the first byte is the latency. Without a limit, a level tells nothing."""
+    first_byte = RolloutLimits(max_p50_regression=1.0, max_first_byte_p50_regression=0.2)
+    events = warm(plans.plan(limits=first_byte))
+    assert slow(events, 0.2990, is_candidate=True) == set()
+    assert slow(events, 0.3010, is_candidate=True) == {"p50"}
+    for off, every in (("max_p50_regression", range(LEVELS.index(0.9), RANKS)),
+                       ("max_p99_regression", range(LEVELS.index(0.9) + 1))):  # fmt: skip
+        events, counts = warm(plans.plan(limits=RolloutLimits(**{off: None}))), StageCounts()
+        for number in range(1000):
+            events.answered(assigned(counts, is_candidate=number % 2 == 0), number / 1e3)
+        assert set(counts.ranks) == set(every)
 
 
 @pytest.mark.parametrize(("least", "expected"), [(0.0, {"p50", "p99"}), (0.5, set())])
@@ -93,7 +110,7 @@ def test_thresholds_follow_the_baseline_and_not_the_candidate() -> None:
     assert slow(events, 0.2626, is_candidate=True) == {"p50"}
     for _ in range(WINDOW):
         events.answered(assigned(StageCounts(), is_candidate=False), 5.0)
-    assert slow(events, 5.2, is_candidate=True) == {"first_byte_p99"}
+    assert slow(events, 5.2, is_candidate=True) == set()
 
 
 def test_a_threshold_is_of_earlier_requests_only() -> None:
@@ -102,14 +119,14 @@ def test_a_threshold_is_of_earlier_requests_only() -> None:
     counts = StageCounts()
     for _ in range(BLOCK):
         events.answered(assigned(counts, is_candidate=False), 9.0)
-    assert counts.slow["p99"] == Attribution(0, BLOCK)
+    assert counts.ranks == {RANKS - 1: Attribution(0, BLOCK)}
 
 
 def test_a_timeout_is_slow_and_an_error() -> None:
     counts = StageCounts()
     warm().timed_out(assigned(counts, is_candidate=True), 30.0)
     assert counts.candidate.requests == counts.candidate.errors == 1
-    assert counts.errors == counts.slow["p99"] == Attribution(1, 1)
+    assert counts.errors == counts.ranks[RANKS - 1] == Attribution(1, 1)
     assert counts.candidate.over_limit == {"p50_ms": 1}
 
 
@@ -118,20 +135,20 @@ def test_while_the_baseline_fails_the_candidate_is_not_slow() -> None:
     baseline, candidate = (assigned(counts, is_candidate=side) for side in (False, True))
     events.failed(baseline)
     events.answered(candidate, 9.0)
-    assert counts.slow == {}
+    assert counts.ranks == {}
     events.answered(baseline, 0.001)
-    events.failed(candidate)
     events.answered(candidate, 9.0)
-    assert counts.slow["p99"] == Attribution(1, 1)
+    assert counts.ranks == {0: Attribution(0, 1), RANKS - 1: Attribution(1, 1)}
+    events.failed(candidate)  # it is no slower for its failures
+    assert counts.ranks[0] == Attribution(1, 2)
     assert counts.errors == Attribution(1, 2)
     assert (counts.baseline.errors, counts.candidate.errors) == (1, 1)
 
 
-def test_a_request_that_its_client_abandons_is_slow_if_it_was_too_long_already() -> None:
+def test_a_request_that_its_client_abandons_has_taken_the_time_until_then() -> None:
     counts = StageCounts()
     warm().abandoned(assigned(counts, is_candidate=True), 0.4)
-    once = Attribution(1, 1)
-    assert counts == StageCounts(slow={"p50": once, "first_byte_p99": once})
+    assert counts == StageCounts(ranks={LEVELS.index(0.8): Attribution(1, 1)})
 
 
 def test_a_sticky_key_counts_once_by_each_criterion_of_a_stage() -> None:
@@ -146,7 +163,8 @@ def test_a_sticky_key_counts_once_by_each_criterion_of_a_stage() -> None:
             events.failed(request)
             events.wrong(request, "recall")
         once = Attribution(number, 1)
-        assert (counts.errors, counts.slow["p50"], counts.wrong["recall"]) == (once, once, once)
+        assert (counts.errors, counts.wrong["recall"]) == (once, once)
+        assert counts.ranks == {RANKS - 1: once}
         side = counts.candidate if number else counts.baseline
         assert (side.requests, side.errors) == (10, 5)
 
@@ -199,4 +217,6 @@ def test_latencies_are_kept_by_eighths_of_an_octave() -> None:
 
 def test_criteria_that_are_switched_off_count_nothing() -> None:
     off = plans.plan(limits=RolloutLimits(max_p50_regression=None, max_p99_regression=None))
-    assert slow(warm(off), 9.0, is_candidate=True) == set()
+    counts = StageCounts()
+    warm(off).answered(assigned(counts, is_candidate=True), 9.0)
+    assert counts.ranks == {}

@@ -140,13 +140,23 @@ def test_the_limits_of_the_request_go_before_those_of_the_certificates() -> None
     assert plan.limits.max_p50_regression == RolloutLimits().max_p50_regression
 
 
-def test_a_retrained_candidate_is_compared_by_decisions_without_a_limit_unless_given() -> None:
+NO_LIMIT = {"max_disagreement": None}
+
+
+def test_a_retrained_candidate_is_compared_by_decisions_and_needs_a_limit_or_the_word() -> None:
     other = replace(PROOF, checkpoint=("bb",), decision_output="y", decision_threshold=0.5)
-    plan = completed(PROOF, other)
-    assert plan.comparison is ComparisonKind.DECISIONS
-    assert (plan.decision_output, plan.decision_threshold) == ("y", 0.5)
-    assert plan.limits.max_disagreement is None
-    assert completed(PROOF, other, limits={"max_disagreement": 0.1}).limits.max_disagreement == 0.1
+    for given in (0.1, None):
+        plan = completed(PROOF, other, limits={"max_disagreement": given})
+        assert plan.comparison is ComparisonKind.DECISIONS
+        assert (plan.decision_output, plan.decision_threshold) == ("y", 0.5)
+        assert plan.limits.max_disagreement == given
+    for limits in ({}, {"max_invalid": None}):
+        with pytest.raises(InvalidArgument) as refusal:
+            completed(PROOF, other, limits=limits)
+        text = str(refusal.value)
+        assert "--max-disagreement SHARE" in text
+        assert "--no-disagreement-limit" in text
+        assert "\n" not in text
 
 
 @pytest.mark.parametrize("before", [None, VersionProof(), PROOF])
@@ -154,7 +164,8 @@ def test_versions_without_certificates_are_compared_by_values(before: VersionPro
     plan = completed(before, None)
     assert plan.comparison is ComparisonKind.VALUES
     assert (plan.limits.atol, plan.limits.rtol) == (1e-4, 1e-3)
-    assert completed(before, None, retrained=True).comparison is ComparisonKind.DECISIONS
+    plan = completed(before, None, retrained=True, limits=NO_LIMIT)
+    assert plan.comparison is ComparisonKind.DECISIONS
 
 
 ONE_COLUMN = OutputDescription("y", "FP32", 1)
@@ -181,7 +192,7 @@ def test_a_decision_that_no_answer_leads_to_is_refused_with_the_remedy(
     outputs: tuple[OutputDescription, ...], fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=message) as raised:
-        completed(None, None, outputs, retrained=True, **fields)
+        completed(None, None, outputs, retrained=True, limits=NO_LIMIT, **fields)
     assert "\n" not in str(raised.value)
 
 
@@ -202,7 +213,7 @@ def test_decisions_are_those_of_the_request(
     fields: dict[str, Any],
     decision: tuple[str, float | None, int],
 ) -> None:
-    plan = completed(None, None, outputs, retrained=True, **fields)
+    plan = completed(None, None, outputs, retrained=True, limits=NO_LIMIT, **fields)
     assert (plan.decision_output, plan.decision_threshold, plan.decision_top_k) == decision
 
 

@@ -38,7 +38,7 @@ from modelport.gateway.rollout.shared_state.state_store import (
 )
 from modelport.gateway.rollout.shared_state.transitions import Change
 from modelport.gateway.rollout.statistics.counts import SideCounts, StageCounts
-from modelport.gateway.rollout.statistics.criteria import CriterionStatus
+from modelport.gateway.rollout.statistics.evidence import CriterionStatus
 from tests.gateway.repository.storage.moto_server import Moto
 from tests.gateway.rollout.plans import plan
 
