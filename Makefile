@@ -146,7 +146,7 @@ gate-statistics: $(READY) ## Measure how often the gate is wrong, on thousands o
 
 rollout-statistics: $(READY) ## Measure how often rollouts are wrong, and what harm they find, on simulated ones; 10 minutes
 	$(INSTALL) --no-deps ville==0.1.0 # an independent implementation of the confidence sequences
-	$(BIN)/python -m tests.rollout_statistics
+	$(BIN)/python -m tests.rollout_statistics --write
 
 gate-real: $(READY) ## Gate the demo's fraud model against itself, a slower, a wrong and a retrained one
 	@test -d model_repository/fraud || $(BIN)/modelport demo

@@ -48,6 +48,7 @@ min_rounds = 2
 [rollout]
 min_requests = 10
 min_seconds = 0
+power = false
 """
 
 

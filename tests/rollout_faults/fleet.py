@@ -59,6 +59,7 @@ def _run(
     places = list(gateways)
     request = {
         "candidate": "2", "steps": STEPS, "min_requests": 50, "min_seconds": 1.0,
+        "power": 0.0,
         "limits": dict.fromkeys(("max_p50_regression", "max_p99_regression")),
     }  # fmt: skip
     plan = places[0].admin.post(PATH, {**request, "manual": True})["plan"]["id"]

@@ -115,7 +115,7 @@ class FaultScenario:
         off = dict.fromkeys(("max_p50_regression", "max_p99_regression"))
         return {
             "candidate": self.candidate, "shadow": shadow, "steps": steps, "limits": off,
-            "pair": self.candidate == "3", "min_requests": 50,
+            "pair": self.candidate == "3", "min_requests": 50, "power": 0.0,
             "min_seconds": 30.0 if self.manual else 1.0,
             "manual": self.manual, "max_seconds": 600.0, "label": LABEL if self.label else "",
             "sticky": "header" if self.sticky else "request", "keep": self.keep,

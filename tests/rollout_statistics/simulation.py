@@ -18,11 +18,11 @@ import numpy.typing as npt
 from scipy.stats import binom
 
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan, StageKind
-from modelport.gateway.rollout.statistics.counts import StageCounts
+from modelport.gateway.rollout.statistics.counts import RANKS, StageCounts
 from modelport.gateway.rollout.statistics.criteria import alphas_of, stages_of
 from modelport.gateway.rollout.statistics.decision import RolloutDecision, RolloutVerdict, decide
 from modelport.gateway.rollout.statistics.evidence import CriterionStatus
-from modelport.gateway.rollout.statistics.latency_ranks import LEVELS, RANKS
+from modelport.gateway.rollout.statistics.latency_ranks import LEVELS
 from modelport.gateway.rollout.statistics.sequential_tests import (
     SMALL_CHANGES,
     TrialCounts,
@@ -110,7 +110,7 @@ class SimulatedRollout:
     #: Requests after which nobody looks any more, per second, and between two decisions.
     requests: int = 200_000
     rate: float = 200.0
-    look: int = 200
+    look: int = 400
     #: Errors of the baseline.
     errors: float = ERRORS
     #: Keys of a sticky assignment; 0: each request is assigned at random.

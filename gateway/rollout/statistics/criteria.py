@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -34,11 +35,12 @@ from modelport.gateway.rollout.plan import (
 from modelport.gateway.rollout.statistics import latency_ranks, retrained
 from modelport.gateway.rollout.statistics.counts import (
     CLASSES,
+    RANKS,
     SCORE_BINS,
     Attribution,
     StageCounts,
 )
-from modelport.gateway.rollout.statistics.latency_ranks import LATENCY, LEVELS, RANKS
+from modelport.gateway.rollout.statistics.latency_ranks import LATENCY, LEVELS
 from modelport.gateway.rollout.statistics.sequential_tests import (
     LARGE_CHANGES,
     SMALL_CHANGES,
@@ -222,9 +224,13 @@ def _pairs(criterion: Criterion, stage: StageView) -> OutcomeCounts:
 
 
 def _moves(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
-    pairs = _pairs(criterion, stage).counts
-    moved = retrained.moves(criterion.name)[0] @ np.array(pairs)
-    return [TrialCounts(criterion.limit, float(each), sum(pairs)) for each in moved]
+    return _moved(criterion.name, criterion.limit, _pairs(criterion, stage).counts)
+
+
+@lru_cache
+def _moved(name: str, limit: float, pairs: tuple[float, ...]) -> Sequence[TrialCounts]:
+    moved = retrained.moves(name)[0] @ np.array(pairs)
+    return [TrialCounts(limit, each, sum(pairs)) for each in moved.tolist()]
 
 
 def attributed(criterion: Criterion, stage: StageView, events: Attribution = _NONE) -> TrialCounts:

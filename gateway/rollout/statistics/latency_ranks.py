@@ -54,8 +54,7 @@ def heavier(level: float, ratio: float) -> Floats:
 
 def _test() -> OddsRatios:
     shifts = [shifted(each) for each in _SHIFTS]
-    tails = [heavier(level, ratio) for level in _TAILS for ratio in _RATIOS
-             if ratio * (1 - level) < 0.95]  # fmt: skip
+    tails = [heavier(level, ratio) for level in _TAILS for ratio in _RATIOS]
     weights = [_SHIFTED / len(shifts)] * len(shifts)
     weights += [(1 - _SHIFTED) / len(tails)] * len(tails)
     return OddsRatios(np.log(np.array(shifts + tails) / RANK_SHARES), np.array(weights))

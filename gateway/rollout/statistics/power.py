@@ -8,6 +8,7 @@ alternatives together are higher.
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_left
 from collections.abc import Sequence
 from statistics import NormalDist
@@ -35,30 +36,36 @@ def missing_requests(
         power: probability that the e-value has reached ``1 / alpha`` by then.
     """
     level, needed = NormalDist().inv_cdf(power), math.log(1 / alpha)
-    log_weights = np.log(test.weights)
-    mean = growth = np.zeros(len(log_weights))
-    covariance = spread = np.zeros(2 * mean.shape)
-    for p0, requests, rates in stages:
-        growth, spread = np.zeros_like(growth), np.zeros_like(spread)
-        if 0 < p0 < 1:
-            factors = test.log_factors(p0)
-            growth, spread = factors @ rates, (factors * rates) @ factors.T
-            mean, covariance = mean + requests * growth, covariance + requests * spread
+    known = [
+        (requests, test.log_factors(p0), np.asarray(rates))
+        for p0, requests, rates in stages
+        if 0 < p0 < 1
+    ]
+    means = [factors @ rates for _, factors, rates in known]
+    variances = [factors**2 @ rates for _, factors, rates in known]
+    grows = 0 < stages[-1].p0 < 1 and bool((means[-1] > 0).any())
 
-    def found(further: int) -> bool:
-        gained, covered = mean + further * growth, covariance + further * spread
-        deviations = np.sqrt(covered.diagonal())
-        best = int((gained - level * deviations + log_weights).argmax())
-        low = log_weights + gained - level * covered[best] / max(deviations[best], 1e-9)
+    def found(further: float) -> bool:
+        numbers = [requests for requests, _, _ in known]
+        if grows:
+            numbers[-1] += further
+        gained = np.log(test.weights) + sum(map(operator.mul, numbers, means))
+        deviations = np.sqrt(sum(map(operator.mul, numbers, variances), 1e-9))
+        best = int((gained - level * deviations).argmax())
+        covariance = sum(
+            number * (factors @ (factors[best] * rates))
+            for number, (_, factors, rates) in zip(numbers, known, strict=True)
+        )
+        low = gained - level * covariance / deviations[best]
         largest = float(low.max())
         return largest + math.log(float(np.exp(low - largest).sum())) >= needed
 
-    if found(0):
+    if known and found(0):
         return 0
-    if not (growth > 0).any():
+    if not grows:
         return None
-    return 1 + bisect_left(range(1, MOST), True, key=found)
+    return math.ceil(STEP ** bisect_left(range(MOST), True, key=lambda power: found(STEP**power)))
 
 
-#: Numbers of requests that are looked at.
-MOST = 1 << 40
+#: Numbers of requests that are looked at: powers of this, up to this one.
+STEP, MOST = 1.02, 1500

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from modelport.gateway.rollout.statistics.counts import CLASSES, SCORE_BINS
 from modelport.gateway.rollout.statistics.sequential_tests import (
@@ -22,8 +21,6 @@ from modelport.gateway.rollout.statistics.sequential_tests import (
 
 #: Scores that move by this many parts are no shift.
 SCORE_MARGIN = 2
-
-Flags = npt.NDArray[np.bool_]
 
 
 def pair_key(baseline: int, candidate: int, base: int) -> int:
@@ -51,7 +48,7 @@ CLASS_CHANGES = _changes()
 
 
 @lru_cache
-def moves(criterion: str) -> tuple[Flags, Flags]:
+def moves(criterion: str) -> tuple[Floats, Floats]:
     """The pairs that move in each way, and those that move back: [moves, pairs].
 
     Of ``class_shares``: the decision becomes a class, or no longer is it. Of ``scores``: the score
@@ -71,12 +68,11 @@ def moves(criterion: str) -> tuple[Flags, Flags]:
         more = baseline >= values, candidate >= values + SCORE_MARGIN
         less = baseline < values + SCORE_MARGIN, candidate < values
     before, after = (np.vstack(sides) for sides in zip(more, less, strict=True))
-    return after & ~before, before & ~after
+    return (after & ~before).astype(np.float64), (before & ~after).astype(np.float64)
 
 
 @lru_cache
 def net_moves(criterion: str, limit: float) -> BoundedMeans:
     """The test that the pairs that move, less those that move back, are at most ``limit``."""
     moved, back = moves(criterion)
-    values: Floats = moved.astype(np.float64) - back - limit
-    return BoundedMeans(values)
+    return BoundedMeans(moved - back - limit)

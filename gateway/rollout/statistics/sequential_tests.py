@@ -133,14 +133,21 @@ def log_e_value(
     return _log_e_value(tuple(outcomes), test, opposite, stages)
 
 
-@lru_cache(1024)  # most counts are those of the last decision
+@lru_cache(1024)  # earlier stages have the counts of the last decision
+def _log_products(
+    test: SequentialTest, p0: float, outcomes: tuple[float, ...], opposite: bool
+) -> Floats:
+    return test.log_factors(p0, opposite) @ outcomes
+
+
+@lru_cache(1024)
 def _log_e_value(
     counts: tuple[OutcomeCounts, ...], test: SequentialTest, opposite: bool, stages: int
 ) -> float:
     logarithms = np.zeros((max(1, len(counts)), len(test.weights)))
     for row, (p0, outcomes) in zip(logarithms, counts, strict=False):
         if 0 < p0 < 1:
-            row += test.log_factors(p0, opposite) @ outcomes
+            row += _log_products(test, p0, outcomes, opposite)
         elif (p0 >= 1) is opposite and sum(np.split(np.array(outcomes), 2)[opposite]) > 0:
             return LARGEST_LOGARITHM
     # Row k is the product that begins at stage k; one that has not begun is 1.

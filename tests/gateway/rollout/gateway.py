@@ -29,7 +29,9 @@ output { name: "y" data_type: TYPE_FP32 dims: 4 }
 parameters { key: "version_label.stable" value { string_value: "1" } }
 parameters { key: "version_label.other" value { string_value: "1" } }
 """
-PLAN = RolloutPlan("0" * 32, "m", RolloutSide("m", 1), RolloutSide("m", 2), default_version=1)
+PLAN = RolloutPlan(
+    "0" * 32, "m", RolloutSide("m", 1), RolloutSide("m", 2), default_version=1, pair=0.0
+)
 
 
 class RolloutGateway:

@@ -37,7 +37,9 @@ input { name: "x" data_type: TYPE_FP32 dims: 2 }
 output { name: "y" data_type: TYPE_FP32 dims: 2 label_filename: "labels.txt" }
 """
 Answer = Callable[[InferRequest], Awaitable[InferResponse]]
-PLAN = RolloutPlan("0" * 32, "m", RolloutSide("m", 1), RolloutSide("m", 2), default_version=1)
+PLAN = RolloutPlan(
+    "0" * 32, "m", RolloutSide("m", 1), RolloutSide("m", 2), default_version=1, pair=0.0
+)
 
 
 def times(factor: float) -> Answer:

@@ -17,14 +17,19 @@ from modelport.gateway.rollout.plan import (
     RolloutSide,
 )
 from modelport.gateway.rollout.statistics import evidence as evidence_module
-from modelport.gateway.rollout.statistics.counts import Attribution, SideCounts, StageCounts
+from modelport.gateway.rollout.statistics.counts import (
+    RANKS,
+    Attribution,
+    SideCounts,
+    StageCounts,
+)
 from modelport.gateway.rollout.statistics.decision import RolloutDecision, RolloutVerdict, decide
 from modelport.gateway.rollout.statistics.evidence import (
     CriterionEvidence,
     CriterionStatus,
     criteria_of,
 )
-from modelport.gateway.rollout.statistics.latency_ranks import LATENCY, LEVELS, RANKS
+from modelport.gateway.rollout.statistics.latency_ranks import LATENCY, LEVELS
 from modelport.gateway.rollout.statistics.sequential_tests import (
     OutcomeCounts,
     TrialCounts,

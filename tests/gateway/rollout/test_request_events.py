@@ -7,8 +7,8 @@ import random
 import pytest
 
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutLimits, RolloutPlan, StageKind
-from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts
-from modelport.gateway.rollout.statistics.latency_ranks import LEVELS, RANKS
+from modelport.gateway.rollout.statistics.counts import RANKS, Attribution, StageCounts
+from modelport.gateway.rollout.statistics.latency_ranks import LEVELS
 from modelport.gateway.rollout.traffic.assignment import position
 from modelport.gateway.rollout.traffic.request_events import (
     BLOCK,

@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from modelport import cli
 from modelport.gateway.cli import rollout as rollout_cli
+from modelport.gateway.cli.rollout_options import request_of
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.version_choice import VersionChoice
@@ -39,6 +40,7 @@ max_p99_regression = false
 [rollout]
 min_requests = 30
 min_seconds = 0
+power = false
 """
 POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "0.2")
 EXPLICIT = ("--model-control-mode", "explicit", "--load-model", "x2")
@@ -256,6 +258,14 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         (["x2", "--candidate", "2", "--sticky", "principal"], "needs authenticated requests"),
         (["../x", "--candidate", "2"], "'../x' is not a valid model name"),
         (["x2", "--candidate", "2", "--slo", "missing.toml"], "missing.toml"),
+        (["x2", "--candidate", "2", "--retrained"], "--max-disagreement SHARE"),
+        (["x2", "--candidate", "2", "--retrained"], "--no-disagreement-limit"),
+        (["x2", "--candidate", "2", "--max-disagreement", "some"], "'some' is not a share"),
+        (
+            ["x2", "--candidate", "2", "--max-disagreement", "5%", "--no-disagreement-limit"],
+            "exclude each other",
+        ),
+        (["x2", "--candidate", "2", "--power", "0.3"], "power is 0.3"),
     ],
 )
 def test_a_bad_request_is_one_line_and_changes_nothing(
@@ -267,6 +277,26 @@ def test_a_bad_request_is_one_line_and_changes_nothing(
     assert output.count("\n") == 1
     assert "had no rollout" in told(run(idle, "status", "x2"), 2)
     assert ready(idle) == {"1"}
+
+
+def test_the_limit_of_disagreements_comes_from_the_command_the_file_or_the_report(
+    tmp_path: Path,
+) -> None:
+    file, report = tmp_path / "slo.toml", tmp_path / "gate.json"
+    report.write_text(json.dumps({"agreement": {"decisions": 10_000, "changed": 100}}))
+    file.write_text("[answers]\nmax_disagreement = 0.2\n[rollout]\npower = false\npair = 0.5\n")
+
+    def limit(slo: Path | None, report: Path | None, share: float | None, none: bool) -> object:
+        return request_of(slo, report, share, none)["limits"].get("max_disagreement", "open")
+
+    assert limit(None, None, None, False) == "open"
+    assert limit(file, None, None, False) == limit(file, report, None, False) == 0.2
+    assert limit(None, report, None, False) == pytest.approx(0.016, rel=0.2)
+    assert limit(file, report, 0.3, False) == 0.3
+    assert limit(file, report, None, True) is None
+    asked = request_of(file, None, None, False, pair=None)
+    assert (asked["power"], asked["pair"]) == (0.0, 0.5)
+    assert request_of(file, None, None, False, pair=1.0)["pair"] == 1.0
 
 
 def test_a_decision_in_slo_toml_that_no_answer_leads_to_is_refused(

@@ -28,7 +28,7 @@ from tests.rollout_statistics.simulation import (
 ROLLOUTS, MOST_FALSE = 8, 1
 #: A quarter of the requests, for as long as anyone looks.
 QUARTER = plans.plan(steps=(0.25, 1.0), pair=0.1, min_seconds=1e6, max_seconds=1e7)
-SHORT = SimulatedRollout(plan=QUARTER, requests=6000)
+SHORT = SimulatedRollout(plan=QUARTER, requests=6000, look=200)
 STICKY = replace(SHORT, plan=replace(QUARTER, assignment=AssignmentKind.HEADER), keys=300)
 
 
