@@ -66,7 +66,7 @@ def test_the_harm_is_found_with_the_probability_that_was_asked_for_and_not_much_
     stage = HarmfulStage(p0, 0, rates)
     requests = missing_requests([stage], test, ALPHA, 0.95)
     assert requests is not None
-    assert found(stage, test, requests) >= 0.94
+    assert found(stage, test, requests) >= 0.92
     # Known bad: half of them.
     assert found(stage, test, requests // 2) < 0.9
     assert missing_requests([stage._replace(requests=requests)], test, ALPHA, 0.95) == 0
