@@ -49,7 +49,7 @@ ERRORS, ERRORS_IN_BURSTS = 0.001, 20.0
 DISAGREEMENTS, WRONG = 0.0005, 0.05
 #: Requests whose label is known later.
 LABELLED = 0.02
-#: Seconds per unit of the machine's latencies: so many that ``min_regression_ms`` is a small part.
+#: Seconds per unit of the machine's latencies; ``min_regression_ms`` is a small part of them.
 SECONDS = 0.1
 P99 = LEVELS.index(0.99) + 1
 

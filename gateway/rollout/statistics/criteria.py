@@ -67,17 +67,17 @@ class StageView(NamedTuple):
     new_share: float
 
 
-class Criterion(NamedTuple):
+class RolloutCriterion(NamedTuple):
     """A limit, and the trials that test it."""
 
     name: str
     relative: bool
     limit: float
     #: The trials of a stage, of each part of the criterion.
-    trials: Callable[[Criterion, StageView], Sequence[TrialCounts]]
+    trials: Callable[[RolloutCriterion, StageView], Sequence[TrialCounts]]
     test: SequentialTest = LARGE_CHANGES
     #: The outcomes that are tested; None: the trials of the only part.
-    outcomes: Callable[[Criterion, StageView], OutcomeCounts] | None = None
+    outcomes: Callable[[RolloutCriterion, StageView], OutcomeCounts] | None = None
     #: Names of the parts.
     parts: Sequence[str] = ("",)
 
@@ -95,7 +95,7 @@ def stages_of(plan: RolloutPlan, counts: Sequence[StageCounts]) -> list[StageVie
     ]
 
 
-def alphas_of(plan: RolloutPlan) -> Iterator[tuple[Criterion, float]]:
+def alphas_of(plan: RolloutPlan) -> Iterator[tuple[RolloutCriterion, float]]:
     """The criteria that are switched on, each with its part of the error probability."""
     criteria = list(_criteria(plan))
     weights = [_WEIGHTS.get(each.name, 1) for each in criteria]
@@ -103,7 +103,7 @@ def alphas_of(plan: RolloutPlan) -> Iterator[tuple[Criterion, float]]:
         yield criterion, (1 - plan.limits.confidence) * weight / sum(weights)
 
 
-def _criteria(plan: RolloutPlan) -> Iterator[Criterion]:
+def _criteria(plan: RolloutPlan) -> Iterator[RolloutCriterion]:
     """The criteria that are switched on."""
     limits = plan.limits
     for name, relative, limit, trials in (
@@ -113,24 +113,24 @@ def _criteria(plan: RolloutPlan) -> Iterator[Criterion]:
         ("error_share", False, limits.max_error_share, _error_share),
     ):
         if limit is not None:
-            yield Criterion(name, relative, limit, trials)
+            yield RolloutCriterion(name, relative, limit, trials)
     if plan.comparison is ComparisonKind.DECISIONS:
         yield from _comparisons_of_decisions(plan)
     if latency_ranks.allowed_regressions(limits) is not None:
         names = [f"p{100 * level:g}" for level in LEVELS]
-        yield Criterion("latency", True, 1.0, _slow, LATENCY, _ranks, names)
+        yield RolloutCriterion("latency", True, 1.0, _slow, LATENCY, _ranks, names)
     for name, beyond in (("p50_ms", 0.5), ("p99_ms", 0.01)):
         if getattr(limits, name) is not None:
-            yield Criterion(name, False, beyond, _over_limit)
+            yield RolloutCriterion(name, False, beyond, _over_limit)
     if (limit := limits.max_quality_ratio) is not None:
         for name in ("accuracy", "precision", "recall"):
-            yield Criterion(name, True, limit, _wrong, SMALL_CHANGES)
+            yield RolloutCriterion(name, True, limit, _wrong, SMALL_CHANGES)
 
 
-def _comparisons_of_decisions(plan: RolloutPlan) -> Iterator[Criterion]:
+def _comparisons_of_decisions(plan: RolloutPlan) -> Iterator[RolloutCriterion]:
     classes = [f"class {number}" for number in range(CLASSES)]
     if (limit := plan.limits.max_class_changes) is not None:
-        yield Criterion(
+        yield RolloutCriterion(
             "class_changes", False, limit, _class_changes, retrained.CLASS_CHANGES,
             _class_outcomes, classes,
         )  # fmt: skip
@@ -141,18 +141,18 @@ def _comparisons_of_decisions(plan: RolloutPlan) -> Iterator[Criterion]:
         if limit is not None:
             test = retrained.net_moves(name, limit)
             names = np.repeat(parts, len(retrained.moves(name)[0]) // len(parts)).tolist()
-            yield Criterion(name, False, limit, _moves, test, _pairs, names)
+            yield RolloutCriterion(name, False, limit, _moves, test, _pairs, names)
 
 
-def _disagreements(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+def _disagreements(criterion: RolloutCriterion, stage: StageView) -> Sequence[TrialCounts]:
     return (TrialCounts(criterion.limit, stage.counts.disagreed, stage.counts.compared),)
 
 
-def _invalid(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+def _invalid(criterion: RolloutCriterion, stage: StageView) -> Sequence[TrialCounts]:
     return (TrialCounts(criterion.limit, stage.counts.invalid, stage.counts.compared),)
 
 
-def _errors(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+def _errors(criterion: RolloutCriterion, stage: StageView) -> Sequence[TrialCounts]:
     if stage.plan.kind is StageKind.CANARY:
         return (attributed(criterion, stage, stage.counts.errors),)
     # Any of the baseline's requests may fail, but only a share of them is copied, so that the
@@ -162,7 +162,7 @@ def _errors(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
     return (TrialCounts(odds / (1 + odds), failed, failed + stage.counts.baseline.errors),)
 
 
-def _error_share(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+def _error_share(criterion: RolloutCriterion, stage: StageView) -> Sequence[TrialCounts]:
     if stage.plan.kind is StageKind.CANARY:
         candidate = stage.counts.candidate
         return (TrialCounts(criterion.limit, candidate.errors, candidate.requests),)
@@ -170,19 +170,19 @@ def _error_share(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts
     return (TrialCounts(criterion.limit, failed, failed + stage.counts.compared),)
 
 
-def _slow(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+def _slow(criterion: RolloutCriterion, stage: StageView) -> Sequence[TrialCounts]:
     """The requests slower than each level."""
     p0, candidates, totals = _ranked(criterion, stage)
     slow = zip(accumulate(candidates[:0:-1]), accumulate(totals[:0:-1]), strict=True)
     return [TrialCounts(p0, *each) for each in slow][::-1]
 
 
-def _ranks(criterion: Criterion, stage: StageView) -> OutcomeCounts:
+def _ranks(criterion: RolloutCriterion, stage: StageView) -> OutcomeCounts:
     p0, candidates, totals = _ranked(criterion, stage)
     return OutcomeCounts(p0, (*candidates, *map(operator.sub, totals, candidates)))
 
 
-def _ranked(criterion: Criterion, stage: StageView) -> tuple[float, list[int], list[int]]:
+def _ranked(criterion: RolloutCriterion, stage: StageView) -> tuple[float, list[int], list[int]]:
     """The hypothesis, and the requests of each rank: the candidate's, and all."""
     p0 = attributed(criterion, stage).p0
     found = [stage.counts.ranks.get(rank, _NONE) for rank in range(RANKS)] if p0 < 1 else []
@@ -190,17 +190,17 @@ def _ranked(criterion: Criterion, stage: StageView) -> tuple[float, list[int], l
     return p0, [each.candidate for each in found], [each.total for each in found]
 
 
-def _over_limit(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+def _over_limit(criterion: RolloutCriterion, stage: StageView) -> Sequence[TrialCounts]:
     candidate = stage.counts.candidate
     over = candidate.over_limit.get(criterion.name, 0)
     return (TrialCounts(criterion.limit, over, candidate.requests),)
 
 
-def _wrong(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+def _wrong(criterion: RolloutCriterion, stage: StageView) -> Sequence[TrialCounts]:
     return (attributed(criterion, stage, stage.counts.wrong.get(criterion.name, _NONE)),)
 
 
-def _class_changes(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+def _class_changes(criterion: RolloutCriterion, stage: StageView) -> Sequence[TrialCounts]:
     pairs = np.reshape(_pairs(criterion, stage).counts, (CLASSES, CLASSES))
     every = pairs.sum(axis=1)
     changed = every - pairs.diagonal()
@@ -210,20 +210,20 @@ def _class_changes(criterion: Criterion, stage: StageView) -> Sequence[TrialCoun
     ]
 
 
-def _class_outcomes(criterion: Criterion, stage: StageView) -> OutcomeCounts:
+def _class_outcomes(criterion: RolloutCriterion, stage: StageView) -> OutcomeCounts:
     found = _class_changes(criterion, stage)
     changed = [each.successes for each in found]
     return OutcomeCounts(criterion.limit, (*changed, *(e.trials - e.successes for e in found)))
 
 
-def _pairs(criterion: Criterion, stage: StageView) -> OutcomeCounts:
+def _pairs(criterion: RolloutCriterion, stage: StageView) -> OutcomeCounts:
     counts = stage.counts
     if criterion.name == "scores":
         return OutcomeCounts(0.5, retrained.dense(counts.score_pairs, SCORE_BINS))
     return OutcomeCounts(0.5, retrained.dense(counts.class_pairs, CLASSES))
 
 
-def _moves(criterion: Criterion, stage: StageView) -> Sequence[TrialCounts]:
+def _moves(criterion: RolloutCriterion, stage: StageView) -> Sequence[TrialCounts]:
     return _moved(criterion.name, criterion.limit, _pairs(criterion, stage).counts)
 
 
@@ -233,8 +233,10 @@ def _moved(name: str, limit: float, pairs: tuple[float, ...]) -> Sequence[TrialC
     return [TrialCounts(limit, each, sum(pairs)) for each in moved.tolist()]
 
 
-def attributed(criterion: Criterion, stage: StageView, events: Attribution = _NONE) -> TrialCounts:
-    """Events of either side, of which the candidate may have ``criterion.limit`` times as many."""
+def attributed(
+    criterion: RolloutCriterion, stage: StageView, events: Attribution = _NONE
+) -> TrialCounts:
+    """Events of either side; the candidate may have ``criterion.limit`` times as many."""
     # In a shadow stage, only the baseline's answers count and get labels.
     if stage.plan.kind is StageKind.SHADOW or stage.new_share >= 1:
         return _NOTHING
@@ -242,7 +244,7 @@ def attributed(criterion: Criterion, stage: StageView, events: Attribution = _NO
     return TrialCounts(odds / (1 + odds), events.candidate, events.total)
 
 
-def outcomes_tested(criterion: Criterion, stage: StageView) -> OutcomeCounts:
+def outcomes_tested(criterion: RolloutCriterion, stage: StageView) -> OutcomeCounts:
     """The outcomes that the test of ``criterion`` counts in ``stage``."""
     if criterion.outcomes is not None:
         return criterion.outcomes(criterion, stage)

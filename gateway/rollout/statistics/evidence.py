@@ -14,7 +14,7 @@ import numpy as np
 from modelport.gateway.rollout.plan import AssignmentKind, RolloutPlan
 from modelport.gateway.rollout.statistics.counts import StageCounts
 from modelport.gateway.rollout.statistics.criteria import (
-    Criterion,
+    RolloutCriterion,
     StageView,
     alphas_of,
     outcomes_tested,
@@ -128,7 +128,7 @@ def criteria_of(plan: RolloutPlan, counts: Sequence[StageCounts]) -> tuple[Crite
 
 
 def _evidence(
-    criterion: Criterion,
+    criterion: RolloutCriterion,
     stages: Sequence[StageView],
     *,
     alpha: float,
@@ -179,7 +179,9 @@ def _worst(parts: Sequence[Sequence[TrialCounts]]) -> int:
     return len(parts) - 1 - int(np.argmax(deviations[::-1]))
 
 
-def _kept(criterion: Criterion, parts: Sequence[Sequence[TrialCounts]], sources: int) -> float:
+def _kept(
+    criterion: RolloutCriterion, parts: Sequence[Sequence[TrialCounts]], sources: int
+) -> float:
     """The evidence that the limit is kept in each part for which that can be proven."""
     found = [
         log_e_value(_shared(counted, sources), criterion.part_test, opposite=True)

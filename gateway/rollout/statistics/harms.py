@@ -22,7 +22,7 @@ from modelport.gateway.rollout.plan import AssignmentKind, RolloutPlan, StageKin
 from modelport.gateway.rollout.statistics import latency_ranks
 from modelport.gateway.rollout.statistics.counts import CLASSES, StageCounts
 from modelport.gateway.rollout.statistics.criteria import (
-    Criterion,
+    RolloutCriterion,
     StageView,
     alphas_of,
     attributed,
@@ -36,7 +36,7 @@ from modelport.gateway.rollout.statistics.sequential_tests import FIRST_WEIGHT, 
 HIT, SLOW_HIT = 0.0025, 0.01
 #: Harm to the candidate's requests beyond the limit, at least and at most.
 LEAST_EXCESS, LARGEST_EXCESS = 0.005, 0.25
-#: A shadow stage harms nobody, and is there to find at least so many wrong answers, and errors.
+#: A shadow stage harms nobody, and is there to find this share of wrong answers, and of errors.
 SHADOW_EXCESS, SHADOW_ERRORS = 0.009, 0.02
 #: Harm beyond a limit is at least this multiple of it.
 LEAST_RATIO = 1.5
@@ -92,7 +92,7 @@ _OF_PAIRS = ("disagreement", "invalid", "class_changes")
 
 
 def _harms(
-    criterion: Criterion,
+    criterion: RolloutCriterion,
     plan: RolloutPlan,
     views: Sequence[StageView],
     excess: float,
@@ -137,12 +137,16 @@ def _of_pairs(limit: float, rates: Sequence[float], view: StageView) -> HarmfulS
     return HarmfulStage(max(limit, _LEAST_LIMIT), view.counts.compared, rates)
 
 
-def _of_candidate(criterion: Criterion, rates: Sequence[float], view: StageView) -> HarmfulStage:
+def _of_candidate(
+    criterion: RolloutCriterion, rates: Sequence[float], view: StageView
+) -> HarmfulStage:
     (trials,) = criterion.trials(criterion, view)
     return HarmfulStage(max(criterion.limit, _LEAST_LIMIT), trials.trials, rates)
 
 
-def _of_errors(criterion: Criterion, rate: float, harmful: float, view: StageView) -> HarmfulStage:
+def _of_errors(
+    criterion: RolloutCriterion, rate: float, harmful: float, view: StageView
+) -> HarmfulStage:
     """By copy, or request of the candidate: its own errors, and the baseline's meanwhile."""
     (trials,), counts = criterion.trials(criterion, view), view.counts
     if view.plan.kind is StageKind.SHADOW:
@@ -152,7 +156,7 @@ def _of_errors(criterion: Criterion, rate: float, harmful: float, view: StageVie
     return HarmfulStage(trials.p0, counts.candidate.requests, (harmful, rate * (1 - share) / share))
 
 
-def _of_latency(criterion: Criterion, ranks: Floats, view: StageView) -> HarmfulStage:
+def _of_latency(criterion: RolloutCriterion, ranks: Floats, view: StageView) -> HarmfulStage:
     """By request of the candidate: its own rank, and those of the baseline's meanwhile."""
     p0, share = attributed(criterion, view).p0, view.new_share
     ranked = share * sum(each.total for each in view.counts.ranks.values())

@@ -1,4 +1,4 @@
-"""How the decisions of a retrained candidate differ from the baseline's.
+"""Differences of a retrained candidate's decisions and scores from the baseline's.
 
 Two tables count the pairs of answers: by the decisions of both sides, and by both scores. A class
 stands for all that are the same modulo ``CLASSES``. The limits are far from what a model that was

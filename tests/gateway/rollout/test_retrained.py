@@ -1,4 +1,4 @@
-"""How the decisions of a retrained candidate differ: a real one passes, and harmful ones do not.
+"""Decisions of retrained candidates: a real one passes, and harmful ones do not.
 
 The models are trained here, on halves of scikit-learn's digits and of its tumours.
 """
