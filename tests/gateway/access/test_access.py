@@ -134,7 +134,7 @@ async def test_a_rollout_diverts_no_request_of_a_caller_of_some_versions(tmp_pat
     async with serving(tmp_path, rules, "ci", "root", versions=2) as gateway:
         plan = {
             "candidate": "1", "baseline": 2, "shadow": 0.0, "steps": [1.0], "manual": True,
-            "min_requests": 10, "min_seconds": 600,
+            "min_requests": 10, "min_seconds": 600, "pair": 0.0,
         }  # fmt: skip
         async with client(gateway.metrics_url) as http:
             headers = gateway.headers("root")
@@ -156,7 +156,7 @@ async def test_a_rollout_may_be_sticky_by_the_caller(tmp_path: Path) -> None:
     async with serving(tmp_path, rules, "root", *callers, versions=2) as gateway:
         plan = {
             "candidate": "2", "baseline": 1, "shadow": 0.0, "steps": [0.5, 1.0], "manual": True,
-            "min_requests": 10_000, "min_seconds": 600, "sticky": "principal",
+            "pair": 0.0, "min_seconds": 600, "sticky": "principal",
         }  # fmt: skip
         async with client(gateway.metrics_url) as http:
             started = await http.post(

@@ -32,7 +32,7 @@ from tests.polling import eventually
 from tests.server import FLAGS, Gateway, serving
 
 ONLY_1 = "version_policy { specific { versions: 1 } }\n"
-#: Times of such small models say nothing on a machine with other jobs.
+#: Times of such small models say nothing on a machine with other jobs. Version 3 answers otherwise.
 SLO = """
 [regressions]
 max_p50_regression = false
@@ -41,6 +41,7 @@ max_p99_regression = false
 min_requests = 30
 min_seconds = 0
 power = false
+pair = 0
 """
 POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "0.2")
 EXPLICIT = ("--model-control-mode", "explicit", "--load-model", "x2")
