@@ -130,7 +130,7 @@ def harmful() -> Iterator[RolloutKind]:
         return RolloutKind(name, scenario, judge, promised, part)
 
     def found(least: float) -> tuple[Judge, str]:
-        return caught(least, 58_000), f"{least:.0%} within 58,000"
+        return caught(least, 58_000), f"{100 * least:g} % within 58,000"
 
     yield one("0.3 % wrong answers", anything, "", disagreement=0.003)
     yield one("0.5 % wrong answers", anything, "", disagreement=0.005)
