@@ -45,8 +45,8 @@ log = structlog.get_logger("modelport.rollout")
 #: Period of the looks at the processes, and at the store while a rollout runs. A kill loses the
 #: counts of the second period, and of the time that a write takes.
 WATCH_SECONDS, FOLLOW_SECONDS = 0.2, 0.5
-#: Period of the glances at the states in a folder while a candidate serves clients: after a
-#: rollback at another gateway, it gets their requests for so long.
+#: Period of the looks at a folder's states while a candidate serves clients, which another gateway
+#: may roll back.
 GLANCE_SECONDS = 0.1
 #: The first period is this many times as long while no candidate serves clients.
 CALM = 5
@@ -104,9 +104,8 @@ class RolloutController:
         steps = [(self.watch, self._watch_seconds), (self.follow, self._follow_seconds)]
         if self._store.is_quick:
             steps.append((self.glance, self._glance_seconds))
-        self._tasks = [
-            asyncio.create_task(repeated(*each, self._begun, self._now)) for each in steps
-        ]
+        work = (repeated(*each, self._begun, self._now) for each in steps)
+        self._tasks = [asyncio.create_task(each) for each in work]
         try:
             await asyncio.wait(self._tasks)
         finally:

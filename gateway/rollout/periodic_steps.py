@@ -19,7 +19,7 @@ async def repeated(
     wake: asyncio.Event,
     now: Callable[[], float],
 ) -> None:
-    """Repeat ``step`` for ever, ``pause`` seconds apart; ``wake`` ends a pause."""
+    """Repeat ``step``, with ``pause`` seconds in between; ``wake`` ends a pause."""
     said = ""
     while True:
         began = now()

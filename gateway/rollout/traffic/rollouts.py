@@ -86,7 +86,7 @@ class Rollouts:
     def counts(self) -> dict[str, dict[str, Any]]:
         """The counts of each rollout since it began in this process, by id and stage.
 
-        With them, the ``problem`` because of which it compares nothing.
+        With them, the ``problem`` if it compares nothing.
         """
         for split in self._splits.values():
             split.settle()

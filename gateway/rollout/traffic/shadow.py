@@ -15,7 +15,7 @@ import contextlib
 import contextvars
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -42,6 +42,8 @@ MAX_WAIT_SECONDS = 5.0
 PATIENCE_SECONDS = 1.0
 #: A copy's deadline: some time, and a multiple of the time that the client's answer took.
 DEADLINE_SECONDS, DEADLINE_FACTOR = 10.0, 5.0
+#: More copies dropped in a row are a problem of the stage.
+MANY_DROPPED = 50
 #: Outputs with more elements are not compared on the event loop.
 INLINE_ELEMENTS = 65_536
 
@@ -81,7 +83,7 @@ _STOPPED = UncomparedCopy("the stage has ended")
 
 
 class ShadowListener(Protocol[T]):
-    """Compares answers, and gets the outcome of every copy that a queue has accepted."""
+    """Compares answers, and gets the outcome of every copy."""
 
     def compare(self, copy: ShadowCopy, response: InferResponse) -> T:
         """Compare the answer to a copy with the one that the client got, in any thread."""
@@ -109,19 +111,19 @@ class ShadowQueue(Generic[T]):
     """The copies of one rollout in this process. Only the event loop calls its public methods.
 
     Args:
-        busy: whether requests of clients are in progress.
-        obstacle: the reason why no copy may be sent now; empty: it may.
+        sides: the baseline and the candidate.
     """
 
     def __init__(
         self,
         service: InferenceService,
         listener: ShadowListener[T],
-        busy: Callable[[], bool],
-        obstacle: Callable[[], str],
+        sides: tuple[RolloutSide, RolloutSide],
     ) -> None:
         self._service, self._listener = service, listener
-        self._busy, self._obstacle = busy, obstacle
+        self._sides = sides
+        #: Copies that were dropped since the last one that was answered, and the latest reason.
+        self._dropped, self._reason = 0, ""
         self._waiting: deque[ShadowCopy] = deque()
         self._bytes = 0
         self._running: _RunningCopy | None = None
@@ -132,21 +134,47 @@ class ShadowQueue(Generic[T]):
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def offer(self, copy: ShadowCopy) -> str:
-        """Queue ``copy``, or return the reason why it is dropped."""
+    @property
+    def problem(self) -> str:
+        """The reason why nothing is compared; empty while copies are answered."""
+        if self._dropped < MANY_DROPPED:
+            return ""
+        return f"the last {self._dropped:,} copies were dropped: {self._reason}"
+
+    def offer(self, copy: ShadowCopy) -> None:
+        """Queue ``copy``, or drop it."""
         self.settle()
         size = self._bytes + copy.size_bytes
         if len(self._waiting) >= MAX_COPIES:
-            return f"{MAX_COPIES} others wait for a moment without requests of clients"
+            self._drop(copy, f"{MAX_COPIES} others wait for a moment without requests of clients")
+            return
         if size > MAX_BYTES:
-            return f"its tensors and those of the others that wait exceed {MAX_BYTES >> 20} MiB"
+            self._drop(copy, f"the tensors of those that wait exceed {MAX_BYTES >> 20} MiB")
+            return
         if obstacle := self._obstacle():
-            return obstacle
+            self._drop(copy, obstacle)
+            return
         copy.queued_at = time.monotonic()
         self._bytes = size
         self._waiting.append(copy)
         self.advance()
+
+    def _obstacle(self) -> str:
+        """The reason why no copy may be sent now."""
+        if self._service.closing:
+            return "the gateway ends"
+        for name, side in zip(("baseline", "candidate"), self._sides, strict=True):
+            if self._service.overloaded(*side):
+                return f"the {name} is overloaded"
         return ""
+
+    def _busy(self) -> bool:
+        """Whether requests of clients are in progress."""
+        return any(self._service.pending(*side) for side in self._sides)
+
+    def _drop(self, copy: ShadowCopy, reason: str) -> None:
+        self._dropped, self._reason = self._dropped + 1, reason
+        self._listener.ended(copy, UncomparedCopy(reason))
 
     def advance(self) -> None:
         """Note that a request of a client has been answered."""
@@ -175,6 +203,7 @@ class ShadowQueue(Generic[T]):
             self._end(running, _STOPPED)
         for copy in self._waiting:
             self._listener.ended(copy, _STOPPED)
+        self._dropped = 0
         self._waiting.clear()
         self._bytes = 0
         if self._timer is not None:
@@ -196,7 +225,7 @@ class ShadowQueue(Generic[T]):
             if now - copy.queued_at > MAX_WAIT_SECONDS:
                 reason = f"it has waited for more than {MAX_WAIT_SECONDS:g} s"
             if reason:
-                self._listener.ended(copy, UncomparedCopy(reason))
+                self._drop(copy, reason)
             else:
                 self._answer(copy, now)
         if self._timer is None and (self._waiting or self._running is not None):
@@ -276,10 +305,14 @@ class ShadowQueue(Generic[T]):
             running.version.release()
         if running is self._running:
             self._running, self._free_since = None, time.monotonic()
-        if isinstance(outcome, UncomparedCopy):
-            self._listener.ended(running.copy, outcome)
-        else:
+        if not isinstance(outcome, UncomparedCopy):
+            self._dropped = 0
             self._listener.compared(running.copy, outcome)
+        elif outcome.dropped:
+            self._drop(running.copy, outcome.dropped)
+        else:
+            self._dropped = 0
+            self._listener.ended(running.copy, outcome)
 
 
 def _request(copy: ShadowCopy) -> InferRequest:

@@ -31,11 +31,7 @@ from modelport.gateway.rollout.traffic.assignment import RequestAssignment
 from modelport.gateway.rollout.traffic.feedback import LabelledRequests
 from modelport.gateway.rollout.traffic.request_events import AssignedRequest, RequestEvents
 from modelport.gateway.rollout.traffic.request_routing import CURRENT
-from modelport.gateway.rollout.traffic.shadow import (
-    ShadowCopy,
-    ShadowQueue,
-    UncomparedCopy,
-)
+from modelport.gateway.rollout.traffic.shadow import ShadowCopy, ShadowQueue, UncomparedCopy
 from modelport.gateway.rollout.traffic.sides import StageTraffic, addressed, copies_of
 from modelport.gateway.runtime.timer_wheel import TimeLimit
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
@@ -48,8 +44,6 @@ _CLIENT_ERRORS = (Code.INVALID_ARGUMENT, Code.UNSUPPORTED)
 #: of its own deadline; then the baseline answers it.
 STOP_SECONDS = 5.0
 STOP_SHARE = 0.5
-#: So many copies dropped in a row are reported as a problem of the stage.
-MANY_DROPPED = 50
 #: Most answers that wait to be counted.
 MAX_UNCOUNTED = 16
 #: As long as never, for a limit that only ``route`` ends.
@@ -110,10 +104,7 @@ class TrafficSplit:
         self._until = math.inf
         #: Limits of the requests in flight at the candidate, with their deadlines.
         self._on_candidate: dict[TimeLimit, Deadline] = {}
-        self._copies = ShadowQueue(service, self, self._busy, self._obstacle)
-        #: Copies that were dropped since the last one that was answered.
-        self._dropped = 0
-        self._dropped_reason = ""
+        self._copies = ShadowQueue(service, self, (plan.baseline, plan.candidate))
 
     def route(self, number: int, kind: StageKind, share: float, until: float = math.inf) -> None:
         """Route requests from now on as stage ``number`` does; a share of 0 stops the candidate.
@@ -132,7 +123,6 @@ class TrafficSplit:
         self._to_baseline = AssignedRequest(self._stage, False)
         if not share or kind is not before.kind:
             self._copies.stop()
-            self._dropped = 0
         if not self._stage.canary_share:
             loop = asyncio.get_running_loop()
             for limit, deadline in self._on_candidate.items():
@@ -144,26 +134,10 @@ class TrafficSplit:
         if limit in self._on_candidate:
             limit.end()
 
-    def _busy(self) -> bool:
-        """Whether requests of clients are in progress."""
-        pending = self._service.pending
-        return bool(pending(*self.plan.baseline) or pending(*self.plan.candidate))
-
-    def _obstacle(self) -> str:
-        """The reason why no copy may be sent now."""
-        if self._service.closing:
-            return "the gateway ends"
-        for name, side in (("baseline", self.plan.baseline), ("candidate", self.plan.candidate)):
-            if self._service.overloaded(*side):
-                return f"the {name} is overloaded"
-        return ""
-
     @property
     def problem(self) -> str:
         """The reason why this stage compares nothing; empty while it does."""
-        if self._dropped < MANY_DROPPED:
-            return ""
-        return f"the last {self._dropped:,} copies were dropped: {self._dropped_reason}"
+        return self._copies.problem
 
     def settle(self) -> None:
         """Count the answers so far, and the copies that have ended."""
@@ -358,9 +332,7 @@ class TrafficSplit:
         stage, is_candidate, _ = diverted.assigned
         if self._stage.number == stage.number and self._stage.share:
             other = self.plan.baseline if is_candidate else self.plan.candidate
-            copy = ShadowCopy(diverted.request, answer, seconds, other, stage)
-            if reason := self._copies.offer(copy):
-                self._drop(stage, reason)
+            self._copies.offer(ShadowCopy(diverted.request, answer, seconds, other, stage))
 
     def learn(self, row: Mapping[str, Any], complete: bool) -> bool:
         """Count a label that came later; whether its request is known.
@@ -403,7 +375,6 @@ class TrafficSplit:
     def compared(self, copy: ShadowCopy, comparison: ComparedCopy) -> None:
         """Count the comparison of a copy."""
         (answers, scores, *outputs), counts = comparison, copy.stage.counts
-        self._dropped = 0
         counts.compared += 1
         counts.invalid += answers.invalid
         # One row of a batch, drawn at random, stands for all of them.
@@ -416,16 +387,12 @@ class TrafficSplit:
 
     def ended(self, copy: ShadowCopy, outcome: UncomparedCopy) -> None:
         """Count a copy without an answer."""
+        counts = copy.stage.counts
         if outcome.dropped:
-            self._drop(copy.stage, outcome.dropped)
+            counts.dropped += 1
         elif copy.side == self.plan.candidate:
-            self._dropped = 0
-            copy.stage.counts.failed += 1
+            counts.failed += 1
             self._keep(copy, copy.answer, None)
-
-    def _drop(self, stage: StageTraffic, reason: str) -> None:
-        stage.counts.dropped += 1
-        self._dropped, self._dropped_reason = self._dropped + 1, reason
 
     def _keep(self, copy: ShadowCopy, baseline: Any, candidate: Any) -> None:
         if len(self.examples) < self.plan.keep_inputs:

@@ -162,10 +162,10 @@ async def test_another_gateway_follows_a_rollback_at_its_next_glance(quick: bool
     for seed in range(10):
         storage = Storage()
 
-        class Folder(Network):
+        class SharedFolder(Network):
             is_quick = quick
 
-        gateways = [SimulatedGateway(storage, 100 * seed + n, network=Folder) for n in (1, 2)]
+        gateways = [SimulatedGateway(storage, 100 * seed + n, network=SharedFolder) for n in (1, 2)]
         await gateways[0].controller.start(plan(**QUICK))
         other = gateways[1].processes
         await until(lambda: "fraud" in other.routed and other.routed["fraud"].share > 0)  # noqa: B023

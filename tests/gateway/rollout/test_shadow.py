@@ -17,7 +17,7 @@ from modelport.gateway.backends.capabilities import BlockingInfer
 from modelport.gateway.errors import Internal, QueueFull
 from modelport.gateway.rollout.plan import ComparisonKind, RolloutLimits
 from modelport.gateway.rollout.statistics.counts import StageCounts
-from modelport.gateway.rollout.traffic import shadow, traffic_split
+from modelport.gateway.rollout.traffic import shadow
 from modelport.gateway.runtime.background_thread import BackgroundThread
 from modelport.gateway.types import Datatype, InferRequest, InferResponse, Tensor
 from tests.gateway.rollout.sides import CONFIG, Sides, failing, never, sides, times
@@ -230,7 +230,7 @@ async def test_a_full_candidate_drops_a_copy_and_has_not_failed(tmp_path: Path) 
 async def test_no_copy_is_sent_while_a_side_is_overloaded_and_the_stage_says_so(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(traffic_split, "MANY_DROPPED", 3)
+    monkeypatch.setattr(shadow, "MANY_DROPPED", 3)
     found = await sides(tmp_path, times(2))
     found.apply(1.0, "shadow")
     side = found.manager.get("m", number)
