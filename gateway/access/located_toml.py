@@ -18,7 +18,7 @@ from modelport.gateway.toml_tables import InvalidKey, read_table
 T = TypeVar("T")
 
 MAX_FILE_BYTES = 256 * 1024
-_HEADER = re.compile(r"\s*\[{1,2}\s*([^\[\]]+?)\s*\]{1,2}\s*(?:#.*)?")
+_HEADER = re.compile(r"\s*+\[{1,2}+\s*+([^\[\]]*[^\[\]\s])\s*+\]{1,2}+\s*+(?:#.*)?")
 _KEY = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*[.=]")
 #: The position in the message of a ``TOMLDecodeError``.
 _AT = re.compile(r" \(at line (\d+), column \d+\)")

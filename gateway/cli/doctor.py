@@ -301,7 +301,7 @@ def _last(text: str, most: int = MAX_SAID) -> str:
 
 
 def _version(text: str) -> str:
-    found = re.search(r"\d+(?:\.\d+)+\S*", text)
+    found = re.search(r"(?<!\d)\d++(?:\.\d++)++\S*+", text)
     return found[0].strip("\",'") if found else ""
 
 

@@ -148,6 +148,8 @@ def suggestion(wrong: str, known: Iterable[str], before: str = "") -> str:
     return f"{before}did you mean '{found}'?" if found else ""
 
 
+#: A message may quote a name of the model, as long as its author likes.
+SEARCHED_CHARACTERS = 1000
 _ONNX_RUNTIME = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+\.(?:cc|h):\d+ [^()]*\([^()]*\) ?"
 )
@@ -162,7 +164,7 @@ def first_line(error: Exception, most: int = 200) -> str:
     lines = (str(error).strip() or type(error).__name__).splitlines()
     if lines[0].startswith("[ONNXRuntimeError]"):
         said = " ".join(line.strip() for line in lines if "Please fix either" not in line)
-        return _ONNX_RUNTIME.sub("", said)[:most]
+        return _ONNX_RUNTIME.sub("", said[:SEARCHED_CHARACTERS])[:most]
     return lines[0][:most]
 
 

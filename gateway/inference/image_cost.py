@@ -22,8 +22,8 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 #: The chunks that pixels are made of. Others may be compressed, and nothing here reads them.
 _PNG_CHUNKS = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"})
 #: A marker; within a scan, zeros and restarts (D0 to D7) are none.
-_MARKER = re.compile(rb"\xff+[^\x00\xff]")
-_MARKER_IN_SCAN = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]")
+_MARKER = re.compile(rb"\xff[^\x00\xff]")
+_MARKER_IN_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _START, _END, _SCAN, _ALONE = 0xD8, 0xD9, 0xDA, 0x01
 #: Start of frame, of every process: C0 to CF without DHT, JPG and DAC.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}

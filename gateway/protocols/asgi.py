@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -14,6 +15,19 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: Key, in some scopes, of a dictionary that a connection's requests with the same head share.
 HEAD_NOTES: Final = "modelport.head_notes"
+
+#: Key, in the extensions of a scope, of ``ConnectionMemory.turn``.
+TURN: Final = "modelport.turn"
+
+
+def turn(scope: Scope) -> AbstractAsyncContextManager[None]:
+    """Wait until the client takes earlier responses, before one that may be large is rendered.
+
+    Raises:
+        MemoryExhausted: Too many requests wait.
+    """
+    wait = scope.get("extensions", {}).get(TURN, nullcontext)
+    return cast("AbstractAsyncContextManager[None]", wait())
 
 
 def as_method(app: App) -> App:

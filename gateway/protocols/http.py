@@ -18,14 +18,16 @@ from starlette.routing import BaseRoute
 from modelport import __version__
 from modelport.gateway.access.context import CURRENT, AccessContext, note_refusal
 from modelport.gateway.access.operations import Operation
-from modelport.gateway.errors import Internal, ModelportError
+from modelport.gateway.errors import Internal, MemoryExhausted, ModelportError
 from modelport.gateway.protocols import api_pages, http_operations, rollout_headers
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.asgi import Receive, Scope, Send, turn
 from modelport.gateway.protocols.authenticated_application import CHALLENGE, CHALLENGE_FIELD
 from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.http_response import RETRY, document
 
 _RETRY = {name.decode(): value.decode() for name, value in RETRY}
+#: The one large response to a POST that carries no tensors.
+_INDEX = "/v2/repository/index"
 _UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")
 
 
@@ -150,16 +152,27 @@ class HttpApplication:
         return self._serve(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            refusal = self._refusal(scope)
-            if refusal is not None:
-                await refusal(scope, receive, send)
+        if scope["type"] != "http":
+            await self._framework(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+        elif scope["method"] == "GET" or scope["path"] == _INDEX:
+            try:
+                async with turn(scope):
+                    await self._dispatch(scope, receive, send)
+            except MemoryExhausted as error:
+                await self.refuse(scope, receive, send, error)
+        else:
+            await self._dispatch(scope, receive, send)
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for dialect in self._dialects_of(scope):
+            answer = dialect.serve(scope, receive, send)
+            if answer is not None:
+                await answer
                 return
-            for dialect in self._dialects_of(scope):
-                answer = dialect.serve(scope, receive, send)
-                if answer is not None:
-                    await answer
-                    return
         await self._framework(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:

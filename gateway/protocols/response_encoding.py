@@ -36,5 +36,5 @@ async def encode(
     """
     if not is_large(outputs):
         return write()
-    with request_memory.reserved(value_bytes * sum(tensor.data.size for tensor in outputs)):
+    with request_memory.rendering(value_bytes * sum(tensor.data.size for tensor in outputs)):
         return await offload.run(write, deadline)

@@ -25,9 +25,9 @@ LABEL = "version_label."
 #: newest that is served.
 DEFAULT = "default_version"
 LABEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
-_VERSION_POLICY = re.compile(r"\bversion_policy\s*:?\s*\{")
+_VERSION_POLICY = re.compile(r"\bversion_policy\s*+:?\s*+\{")
 _PARAMETERS = re.compile(
-    rf"\bparameters\s*:?\s*\{{\s*key\s*:\s*[\"']({re.escape(LABEL)}|{DEFAULT}[\"'])"
+    rf"\bparameters\s*+:?\s*+\{{\s*+key\s*+:\s*+[\"']({re.escape(LABEL)}|{DEFAULT}[\"'])"
 )
 
 
@@ -139,7 +139,7 @@ class VersionChoice:
         rest = configuration.parse(self._text)
         rest.parameters.pop(key, None)
         quoted = rf"[\"']{re.escape(key)}[\"']"
-        pattern = re.compile(rf"\bparameters\s*:?\s*\{{\s*key\s*:\s*{quoted}")
+        pattern = re.compile(rf"\bparameters\s*+:?\s*+\{{\s*+key\s*+:\s*+{quoted}")
         self._replace(pattern, setting if version is not None else "", rest)
 
     def serve_only(self, version: int) -> None:

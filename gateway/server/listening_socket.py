@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import fcntl
 import math
 import resource
 import socket
 import struct
+import sys
+import termios
 from collections.abc import Callable, Collection, Iterator
 from enum import Enum, auto
 from typing import Any
@@ -139,6 +142,15 @@ def is_reset(transport: asyncio.Transport) -> bool:
     """Whether the peer has reset a connection that is no longer read."""
     connection: socket.socket = transport.get_extra_info("socket")
     return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+
+def untaken_bytes(transport: asyncio.Transport) -> int:
+    """The bytes that the peer's kernel has not acknowledged; those of the transport, too."""
+    waiting = bytearray(4)
+    with contextlib.suppress(OSError, ValueError):  # it is closed
+        number = transport.get_extra_info("socket").fileno()
+        fcntl.ioctl(number, termios.TIOCOUTQ, waiting)
+    return transport.get_write_buffer_size() + int.from_bytes(waiting, sys.byteorder)
 
 
 def bind(address: str, port: int, flag: str, reuse_port: bool = False) -> socket.socket:

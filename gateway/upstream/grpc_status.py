@@ -25,16 +25,19 @@ _SERVER = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
 _REQUEST = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "ALREADY_EXISTS"})
 #: What ``public`` leaves out, and the length of the rest. An IPv6 address has at least two colons;
 #: ``[1]`` and ``[-1,4]`` are shapes.
-_FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s\"':/]+/)+")
+_FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s\"':/]++/)++")
 _ADDRESSES = re.compile(
-    r"(?:ipv[46]:)?(?:\[[0-9a-f.]*:[0-9a-f.]*:[0-9a-f:.]*(?:%\w+)?\]|\d+\.\d+\.\d+\.\d+)(?::\d+)?"
+    r"(?:ipv[46]:)?(?:\[[0-9a-f.]*+:[0-9a-f.]*+:[0-9a-f:.]*+(?:%\w++)?\]"
+    r"|(?<!\d)\d++(?:\.\d++){3})(?::\d++)?"
 )
 MAX_REASON = 500
+#: What is searched of a message: what is left out does not count for its length.
+SEARCHED_CHARACTERS = 4 * MAX_REASON
 
 
 def public(text: str) -> str:
     """The first line of another server's message, without folders and addresses."""
-    lines = text.strip().splitlines() or [""]
+    lines = text[:SEARCHED_CHARACTERS].strip().splitlines() or [""]
     return _ADDRESSES.sub("the server", _FOLDERS.sub("", lines[0]))[:MAX_REASON]
 
 

@@ -156,7 +156,7 @@ def _clean(element: ElementTree.Element, name: str, used: set[str], shown: set[i
         if attribute == "style":
             value = re.sub(r"font-family: [^;]*;?\s*", "", value)
         elif attribute == "d":
-            value = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.5g}", value)
+            value = re.sub(r"(?<!\d)\d++\.\d++", lambda number: f"{float(number[0]):.5g}", value)
         element.attrib[attribute] = value.replace("url(#", f"url(#{name}-")
 
 

@@ -1,11 +1,13 @@
 """The cost of every request: CPU, memory and the event loop's longest stall, against one rule.
 
-    python -m tests.attacks.cost [--requests N] [--seed N] [--sizes N,N] [--match PATTERN]
+    python -m tests.attacks.cost [--requests N] [--unread N] [--sizes N,N] [--match PATTERN]
 
 Routes come from the server's own OpenAPI document and methods from its table of gRPC methods, so a
 new one is tried without being listed. Their bodies are made of what is known to be dear to somebody
 (``FILLINGS``) in every place that a body has for it (``PLACES``), in several sizes and codings; of
 a gRPC message, in every field. A request that costs more than its bytes deserve is a finding.
+
+Then come responses that nobody reads, see ``unread``.
 """
 
 from __future__ import annotations
@@ -222,8 +224,8 @@ def fair_bytes(sent: int, plain: int) -> int:
     return max(sent, min(plain, MAX_INPUT_BYTES))
 
 
-def routes(gateway: Gateway) -> list[tuple[str, str]]:
-    """Method and path of every route that takes a body, as the server documents them."""
+def routes(gateway: Gateway, wanted: Sequence[str] = ("post", "put")) -> list[tuple[str, str]]:
+    """Method and path of every route with a wanted method, as the server documents them."""
     connection = http.client.HTTPConnection("127.0.0.1", gateway.http_port, timeout=60)
     connection.request("GET", "/openapi.json")
     paths = json.loads(connection.getresponse().read())["paths"]
@@ -232,7 +234,7 @@ def routes(gateway: Gateway) -> list[tuple[str, str]]:
         (method.upper(), path)
         for path, operations in paths.items()
         for method in operations
-        if method in ("post", "put")
+        if method in wanted
     ]
     return sorted(found)
 
@@ -450,8 +452,13 @@ def findings(
 
 
 def main() -> int:
+    from tests.attacks import unread  # it uses this module
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, help="a sample of so many  [default: all]")
+    parser.add_argument(
+        "--unread", type=int, default=100, help="attacks with unread responses  [default: 100]"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--sizes", default=",".join(map(str, SIZES)), help="of the bodies, in bytes"
@@ -465,7 +472,15 @@ def main() -> int:
             sent, found = findings(
                 gateway, arguments.requests, arguments.seed, print, sizes, arguments.match
             )
-    print(f"{sent} requests, {len(found)} broke the rule")
+        with serving(
+            unread.repository(Path(folder) / "unread"),
+            *("--max-request-memory", str(unread.BUDGET_BYTES)),
+        ) as gateway:
+            attacks = unread.attacks(gateway, arguments.match)
+            random.Random(arguments.seed).shuffle(attacks)
+            attacks = attacks[: arguments.unread]
+            found += unread.findings(gateway, attacks)
+    print(f"{sent + len(attacks)} attacks, {len(found)} broke the rule")
     return 1 if found else 0
 
 

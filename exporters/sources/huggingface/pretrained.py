@@ -35,7 +35,7 @@ _IGNORED = frozenset({"auto_map", "return_dict", "output_attentions", "output_hi
 _FETCHED = frozenset({"use_pretrained_backbone", "transformers_weights", "_name_or_path"})
 
 #: Entries of a configuration that a constructor turns into as many objects.
-_COUNTS = re.compile(r"layer|block|depth|stage|expert|num_labels|n_head|num_.*heads")
+_COUNTS = re.compile(r"layer|block|depth|stage|expert|num_labels|n_head|num_.{0,99}heads")
 #: Counts and sizes that any folder may ask for, however small its weights are.
 FREE_COUNT = 1 << 12
 FREE_ELEMENTS = 1 << 22

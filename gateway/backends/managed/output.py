@@ -22,9 +22,9 @@ _PATH = re.compile(r"(?<![\w:/])(?:/[^\s/:'\",;()\[\]]+){2,}/?")
 _TROUBLE = re.compile(r"error|exception|fail|fatal|cannot|unable|not found|no such|invalid", re.I)
 #: The prefix of lines of log4j, glog and Triton: time, level, thread.
 _HEAD = re.compile(
-    r"^(?:\d{4}-\d\d-\d\d[T ][\d:,.]+\S*\s+\[\w+\s*\]\s+\S+\s+\S+\s+-\s+"
-    r"|[EWIF]\d{4} [\d:.]+ +\d+ [^\]]+\] "
-    r"|\d{4}-\d\d-\d\d [\d:.]+: [EWIF] [^\]]+\] )"
+    r"^(?:\d{4}-\d\d-\d\d[T ][\d:,.]++\S*+\s++\[\w++\s*+\]\s++\S++\s++\S++\s++-\s++"
+    r"|[EWIF]\d{4} [\d:.]++ ++\d++ [^\]]++\] "
+    r"|\d{4}-\d\d-\d\d [\d:.]++: [EWIF] [^\]]++\] )"
 )
 
 

@@ -20,6 +20,7 @@ from modelport.gateway.errors import ModelportError, TimedOut, Unavailable
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols.grpc_method import RefusedMessage
 from modelport.gateway.protocols.oip import metadata
+from modelport.gateway.runtime import request_memory
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 
@@ -55,7 +56,8 @@ class StreamInfer:
             while (answer := await session.answers.get()) is not None:
                 if isinstance(answer, BaseException):
                     raise answer
-                message, written = answer
+                message, size, written = answer
+                session.let_go(size)  # the server counts what it sends
                 yield message
                 written()
         finally:
@@ -79,10 +81,13 @@ class _Session:
         self._window = asyncio.Semaphore(STREAM_WINDOW)
         self._reader: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Responses to write, with what to call afterwards. None or an error ends the stream.
-        self.answers: asyncio.Queue[tuple[Any, Callable[[], None]] | BaseException | None] = (
+        #: Responses to write, with their size and what to call afterwards. None or an error ends
+        #: the stream.
+        self.answers: asyncio.Queue[tuple[Any, int, Callable[[], None]] | BaseException | None] = (
             asyncio.Queue()
         )
+        #: The memory of the call, until it ends.
+        self._lease = request_memory.CURRENT.get()
 
     async def run(self, messages: AsyncIterator[Any]) -> None:
         """Answer ``messages`` until the client ends the stream or the server shuts down."""
@@ -104,7 +109,23 @@ class _Session:
             closer.cancel()
             reader.cancel()
 
+    def _size(self, answer: Any) -> int:
+        """Reserve the memory of a response that waits for its turn.
+
+        Raises:
+            MemoryExhausted: The client does not read the earlier ones.
+        """
+        size: int = answer.ByteSize()
+        if self._lease is not None:
+            self._lease.reserve_response(size)
+        return size
+
+    def let_go(self, size: int) -> None:
+        if self._lease is not None and size:
+            self._lease.return_response(size)
+
     def cancel(self) -> None:
+        self._lease = None  # the server releases it
         if self._reader is not None:
             self._reader.cancel()  # at once, or it would begin a request that has come meanwhile
         for task in self._tasks:
@@ -134,6 +155,7 @@ class _Session:
 
     async def _answer(self, message: Any, before: asyncio.Task[None] | None) -> None:
         """Answer a request of an ordinary model, once the one before it is answered."""
+        size = 0
         try:
             if type(message) is RefusedMessage:
                 answer = _refusal(message.error)
@@ -141,6 +163,7 @@ class _Session:
                 reply = await self._handler.infer(message, self._deadline)
                 reply.parameters[_FINAL].bool_param = True
                 answer = pb.ModelStreamInferResponse(infer_response=reply)
+                size = self._size(answer)
         except ModelportError as error:
             if self._is_over(error):
                 raise
@@ -148,7 +171,7 @@ class _Session:
         finally:  # what ends the stream has its turn as well
             if before is not None and not before.done():
                 await asyncio.wait({before})
-        self.answers.put_nowait((answer, self._window.release))
+        self.answers.put_nowait((answer, size, self._window.release))
 
     async def _forward(self, message: Any) -> None:
         """Send the responses of a decoupled model."""
@@ -168,7 +191,7 @@ class _Session:
 
     async def _write(self, answer: Any) -> None:
         written = asyncio.Event()
-        self.answers.put_nowait((answer, written.set))
+        self.answers.put_nowait((answer, self._size(answer), written.set))
         await written.wait()
 
 

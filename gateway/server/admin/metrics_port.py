@@ -19,8 +19,8 @@ from modelport.gateway.access.access_metrics import AccessCollector
 from modelport.gateway.access.context import CURRENT, enter
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import AllowedVersions
-from modelport.gateway.errors import Code, InvalidArgument, ModelportError
-from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
+from modelport.gateway.errors import Code, InvalidArgument, MemoryExhausted, ModelportError
+from modelport.gateway.protocols.asgi import App, Receive, Scope, Send, turn
 from modelport.gateway.protocols.authenticated_application import (
     answering_refusals,
     authenticated,
@@ -111,8 +111,12 @@ def mount(app: App, scrape: Scrape, *paths: str) -> App:
         is_here = scope["type"] == "http" and scope["path"] in paths
         if is_here and scope["method"] in ("GET", "HEAD"):
             enter(Operation.METRICS)
-            content_type, content = await scrape()
-            await _answer(send, 200, content_type, _visible(content))
+            try:
+                async with turn(scope):
+                    content_type, content = await scrape()
+                    await _answer(send, 200, content_type, _visible(content))
+            except MemoryExhausted as error:
+                await refuse(scope, receive, send, error)
         else:
             await app(scope, receive, send)
 

@@ -16,6 +16,7 @@ from modelport.gateway.server.connection_identity import identity_of
 from modelport.gateway.server.grpc.service import (
     BUSY,
     CROWDED,
+    LARGE_REPLIES,
     CallTarget,
     Ending,
     Service,
@@ -127,7 +128,10 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
         ):
             call.end(BUSY)
             return
-        call.task = self.loop.create_task(service.serve(call.target, call))
+        method = call.target.method
+        large = method is not None and method.operation in LARGE_REPLIES
+        serve = service.serve_in_turn if large else service.serve
+        call.task = self.loop.create_task(serve(call.target, call))
 
 
 class GrpcListener(Listener):

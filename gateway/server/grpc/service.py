@@ -13,7 +13,8 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from modelport.gateway.access.context import CURRENT
-from modelport.gateway.errors import InvalidArgument, ModelportError, QueueFull
+from modelport.gateway.access.operations import Operation
+from modelport.gateway.errors import InvalidArgument, MemoryExhausted, ModelportError, QueueFull
 from modelport.gateway.protocols.grpc_method import Method, Methods, RefusedMessage, parts_of
 from modelport.gateway.rollout.plan import ROUTE_KEY
 from modelport.gateway.rollout.traffic import request_routing
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("modelport.grpc")
 
+#: The tasks and queues of a call that streams.
+STREAM_BYTES = 16 * 1024
+#: Operations whose replies may be much larger than their requests.
+LARGE_REPLIES = frozenset({Operation.METADATA, Operation.STATISTICS})
 Headers = tuple[tuple[bytes, bytes], ...]
 _ROUTE_KEY = ROUTE_KEY.encode()
 #: Printable ASCII without the percent sign, besides what ``quote`` never touches.
@@ -153,6 +158,17 @@ class Service:
             return False  # a message that is compressed has to be read
         return method.refuses(memoryview(body)[framing.PREFIX_BYTES :])
 
+    async def serve_in_turn(self, target: CallTarget, call: GrpcStream) -> None:
+        """Answer ``call``, whose reply may be large, when its client takes earlier replies."""
+        call.running()
+        try:
+            async with call.connection.memory.turn():
+                await self.serve(target, call)
+        except MemoryExhausted as error:
+            call.end(Ending(StatusCode.RESOURCE_EXHAUSTED, str(error)))
+        except asyncio.CancelledError:
+            call.end(call.cut_off())
+
     async def serve(self, target: CallTarget, call: GrpcStream) -> None:
         """Answer ``call``."""
         call.running()
@@ -203,6 +219,7 @@ class Service:
         return Frames(encoding, self.max_message).only(body)
 
     async def _stream(self, method: Method, encoding: bytes, call: GrpcStream) -> None:
+        request_memory.reserve(STREAM_BYTES)
         if method.request_streams:
             # At once: a handler that does not read yet holds the client up.
             contents = call.messages(Frames(encoding, self.max_message))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from modelport.gateway.access.context import AccessContext
@@ -84,7 +84,7 @@ class GrpcStream(ServerStream):
         content_length: int | None,
         http_status: int | None,
     ) -> None:
-        super().__init__(connection, number, STREAM_WINDOW_BYTES, content_length)
+        super().__init__(connection, number, content_length)
         self.target = target
         #: The caller, with ``--access``.
         self.access: AccessContext | None = None
@@ -209,6 +209,9 @@ class GrpcStream(ServerStream):
             if increment:
                 self.connection.writer.write(window_update(self.number, increment))
 
+    def request_lease(self) -> Lease | None:
+        return self.lease
+
     def unread(self) -> bytes | memoryview:
         """The part of the body that has come and was not taken yet."""
         return self._body if self._gathered is None else self._gathered.view()
@@ -226,8 +229,7 @@ class GrpcStream(ServerStream):
         """The task that serves the call has begun: cancelled from now on, it is answered there."""
         self._running = True
         target = self.target
-        if self.lease is not None or target.encoding != framing.IDENTITY:
-            CURRENT.set(self._counted())
+        CURRENT.set(self._counted())
         if target.via:
             via_header.CURRENT.set(target.via)
 
@@ -276,10 +278,13 @@ class GrpcStream(ServerStream):
         room = min(connection.send_window, self.send_window)
         whole = body <= room and body <= connection.peer.max_frame
         if not whole or connection.writing_paused or ending is not OK:
-            self._push(content, size)
-            self.end(ending)
+            self._queue_message(content, size)
+            trailers = headers(number, _block(ending), True)
+            self.close(trailers, b"" if self.begun else headers(number, _HEAD))
             return
         self.local_closed = True
+        if body > COPIED_BYTES:
+            self.count(body)  # the transport takes all of it, and the socket perhaps not
         connection.send_window -= body
         head = _reply.pack(
             0, len(_HEAD), HEADERS, END_HEADERS, number, _HEAD,
@@ -292,6 +297,7 @@ class GrpcStream(ServerStream):
             connection.writer.reply(b"".join((head, *content, tail)), last)
         else:
             connection.writer.write_parts((head, *content, tail), body)
+            self.count(0)
         self.on_sent()
 
     async def message(self, content: bytes) -> None:
@@ -303,8 +309,8 @@ class GrpcStream(ServerStream):
         if self.reset_code is not None or self.local_closed:
             raise ClientGone
         self.connection.limits.advanced()
-        self._push((content,), len(content))
-        self.flush()
+        self._queue_message((content,), len(content))
+        self.flush(b"" if self.begun else headers(self.number, _HEAD))
         await self.drained()
         if self.reset_code is not None or self.local_closed:
             raise ClientGone
@@ -312,23 +318,23 @@ class GrpcStream(ServerStream):
     def end(self, ending: Ending) -> None:
         if self.reset_code is not None or self.local_closed:
             return
-        block = _block(ending) if self.started else _HEAD + _block(ending)
         self._gathered = None
+        self.refuse_briefly(partial(self._end, ending))
+
+    def _end(self, ending: Ending) -> None:
+        block = _block(ending) if self.begun else _HEAD + _block(ending)
         self.close(headers(self.number, block, True))
 
     def _refuse(self, http_status: int) -> None:
         """Answer a request that is not gRPC."""
         fields = ((b":status", b"%d" % http_status), (b"content-type", b"application/json"))
         self.queue(_NO_GRPC)
-        self.close(head=headers(self.number, b"".join(literal(*field) for field in fields)))
+        head = headers(self.number, b"".join(literal(*field) for field in fields))
+        self.refuse_briefly(partial(self.close, head=head))
 
-    def _push(self, content: Sequence[Buffer], size: int) -> None:
-        """Queue a message behind others, and send the head before the first."""
+    def _queue_message(self, content: Sequence[Buffer], size: int) -> None:
         parts = (framing.prefix(size), *content)
         self.queue(*((b"".join(parts),) if size <= COPIED_BYTES else parts))
-        if not self.started:
-            self.started = True
-            self.flush(headers(self.number, _HEAD))
 
     def cut_off(self) -> Ending:
         """The ending for a handler that was cancelled."""

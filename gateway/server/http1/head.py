@@ -8,12 +8,14 @@ from urllib.parse import unquote
 
 import httptools
 
+from modelport.gateway.protocols.asgi import TURN
 from modelport.gateway.protocols.authenticated_application import CONNECTION
+from modelport.gateway.runtime.request_memory import ConnectionMemory
 from modelport.gateway.server.connection_identity import identity_of
 from modelport.gateway.server.http1.request_parser import Headers
 
 
-def connection_scope(transport: asyncio.Transport) -> dict[str, Any]:
+def connection_scope(transport: asyncio.Transport, memory: ConnectionMemory) -> dict[str, Any]:
     """Make the part of the ASGI scope that the requests of a connection share."""
     client, server = (_address(transport, end) for end in ("peername", "sockname"))
     return {
@@ -23,7 +25,7 @@ def connection_scope(transport: asyncio.Transport) -> dict[str, Any]:
         "root_path": "",
         "client": client,
         "server": server,
-        "extensions": {CONNECTION: identity_of(transport)},
+        "extensions": {CONNECTION: identity_of(transport), TURN: memory.turn},
     }
 
 

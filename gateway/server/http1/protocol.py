@@ -33,7 +33,7 @@ from modelport.gateway.server.http1.request_parser import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     RequestParser,
-)
+)  # fmt: skip
 from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.http1.unread_timer import UnreadTimer
 from modelport.gateway.server.http2.asgi import AsgiConnection
@@ -52,8 +52,8 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         self.loop = loop
         self.date_header = state.date_header
         self.writing_paused = False
-        self._unread = UnreadTimer(loop)
         self.memory = PROCESS.connection()
+        self._unread = UnreadTimer(loop, self.memory)
         self._state = state
         self._scope: dict[str, Any] = {}  # what the scopes of all requests share
         # The request being parsed.
@@ -71,8 +71,6 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         self._writable: asyncio.Future[None] | None = None
         self._timer = MovableTimer(loop, self._expired)
 
-    # -- asyncio --------------------------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         self._read_buffer = ReadBuffer(self.loop, transport, self._take)
@@ -84,7 +82,7 @@ class HttpConnection(RequestParser, asyncio.Protocol):
             return
         self._crowded = room is Room.HEALTH
         self._state.newcomers[self] = self.loop.time()
-        self._scope = head.connection_scope(transport)
+        self._scope = head.connection_scope(transport, self.memory)
         head_seconds = time_limits.CROWDED_SECONDS if self._crowded else time_limits.HEAD_SECONDS
         self._timer.after(head_seconds)
         tls = transport.get_extra_info("ssl_object")
@@ -172,15 +170,28 @@ class HttpConnection(RequestParser, asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.writing_paused = True
-        self._unread.start(self.transport)
+        self._unread.pause(self.transport)
 
     def resume_writing(self) -> None:
         self.writing_paused = False
+        self.count(0)
         if not self._closing:
             self._unread.stop()
         if self._writable is not None:
             self._writable.set_result(None)
             self._writable = None
+        cycle = self._active
+        if cycle is not None and cycle.task is None and not self._closing:
+            self._start(cycle)
+
+    def count(self, size: int) -> None:
+        cycle = self._active
+        self._unread.count(size, cycle.lease if cycle and cycle.complete else None)
+
+    def _start(self, cycle: RequestResponseCycle) -> None:
+        """Start the application; a client that does not read its last response waits for it."""
+        if not self.writing_paused:
+            self._state.start(cycle, self.loop)
 
     async def writable(self) -> None:
         if self._writable is None:
@@ -196,8 +207,6 @@ class HttpConnection(RequestParser, asyncio.Protocol):
     def _hold(self) -> None:
         self._timer.stop()  # the application is slow, not the client
         self._read_buffer.hold()
-
-    # -- httptools ------------------------------------------------------------------------------
 
     def on_headers_complete(self) -> None:
         # Its start within the first slice is unknown: near the limit, measure the head. Counting
@@ -219,8 +228,8 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         if self._via and via_header.loops(self._via):
             raise RefusedHead(error_response.LOOP)
         state = self._state
-        unqueued = state.overloaded and self._active is None and parser.should_keep_alive()
-        if unqueued and state.refuses_unread(parser.get_method(), url):
+        unqueued = self._active is None and not self.writing_paused and parser.should_keep_alive()
+        if state.overloaded and unqueued and state.refuses_unread(parser.get_method(), url):
             self._place, self._overloaded = BODY, True
             return
         scope = head.scope(self._scope, method, version, url, self._headers)
@@ -228,8 +237,6 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         expects_continue = self._expects_continue and version == "1.1"
         cycle = RequestResponseCycle(self, scope, keep_alive, expects_continue)
         cycle.via = self._via
-        if self._encoded:
-            cycle.count()  # decompression enlarges it
         self._begin(cycle)
 
     def _begin(self, cycle: RequestResponseCycle) -> None:
@@ -266,7 +273,7 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         if cycle is self._active:
             self._timer.stop()
             if cycle.task is None:
-                self._state.start(cycle, self.loop)
+                self._start(cycle)
         elif self._active is None:  # answered before its body was complete
             self._timer.after(time_limits.KEEP_ALIVE_SECONDS)
 
@@ -282,7 +289,7 @@ class HttpConnection(RequestParser, asyncio.Protocol):
             self._close()
         elif self._queue:
             self._active = self._queue.popleft()
-            self._state.start(self._active, self.loop)
+            self._start(self._active)
         elif self._error is not None:
             self._send_error(self._error)
         elif self._half_closed:
@@ -312,7 +319,7 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         cycle = self._receiving
         assert cycle is not None
         if cycle is self._active and cycle.task is None:
-            self._state.start(cycle, self.loop)
+            self._start(cycle)
         # Trailers and chunk extensions are limited like a head.
         self._stray_bytes = 0 if self._fed else self._stray_bytes + self._segment_bytes
         if self._stray_bytes > MAX_HEAD_BYTES:
@@ -333,11 +340,9 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         if self._head_bytes > MAX_HEAD_BYTES:
             self._reject(error_response.LONG)
 
-    # -- closing --------------------------------------------------------------------------------
-
     def _expired(self) -> None:
         if self._closing or (self._place == BETWEEN and self._url):
-            self._unread.close(self.transport)
+            self._unread.close(self.transport, self.loop.time() - time_limits.KEEP_ALIVE_SECONDS)
         else:
             self._reject(error_response.SLOW)
 

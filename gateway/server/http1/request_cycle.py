@@ -10,6 +10,7 @@ from typing import Protocol
 
 import structlog
 
+from modelport.gateway.errors import MemoryExhausted
 from modelport.gateway.protocols.asgi import App, Message, Scope
 from modelport.gateway.runtime.request_memory import CURRENT, ConnectionMemory, Lease
 from modelport.gateway.wire import via_header
@@ -67,6 +68,13 @@ class CycleConnection(Protocol):
 
     def resume_reading(self) -> None: ...
 
+    def count(self, size: int) -> None:
+        """Count ``size`` bytes of the response that the client may not take at once; 0: it has.
+
+        Raises:
+            MemoryExhausted: The budget does not allow it.
+        """
+
     def leaving(self) -> bool:
         """Whether responses ask clients to close the connection."""
 
@@ -84,8 +92,8 @@ class RequestResponseCycle:
 
     __slots__ = (
         "_bodiless", "_cancelled", "_chunked", "_chunks", "_connection", "_continue", "_delivered",
-        "_head", "_received", "_remaining", "_running", "_waiter", "begun", "buffered", "complete",
-        "done", "gone", "keep_alive", "lease", "scope", "task", "via",
+        "_head", "_received", "_refused", "_remaining", "_running", "_waiter", "begun", "buffered",
+        "complete", "done", "gone", "keep_alive", "lease", "scope", "task", "via",
     )  # fmt: skip
 
     def __init__(
@@ -95,7 +103,7 @@ class RequestResponseCycle:
         #: Whether another request may follow on the connection.
         self.keep_alive = keep_alive
         self.task: asyncio.Task[None] | None = None
-        #: Memory that the request holds; None if it is too small to count.
+        #: Memory that the request holds; None: nothing yet.
         self.lease: Lease | None = None
         #: The ``via`` header: gateways that the request passed through.
         self.via = b""
@@ -112,6 +120,7 @@ class RequestResponseCycle:
         self._continue = expects_continue
         self._chunks: list[bytes] = []
         self._delivered = self._running = self._cancelled = False
+        self._refused = False  # there was no memory for the response
         self._waiter: asyncio.Future[None] | None = None
         self._head: bytes | None = None
         self._bodiless = self._chunked = False
@@ -121,10 +130,7 @@ class RequestResponseCycle:
         if self.gone:
             return
         self._running = True
-        if not self.complete:
-            self.count()
-        if self.lease is not None:
-            CURRENT.set(self.lease)
+        CURRENT.set(self.count())
         if self.via:
             via_header.CURRENT.set(self.via.decode("latin-1"))
         try:
@@ -159,7 +165,7 @@ class RequestResponseCycle:
             self._wake()
 
     def count(self) -> Lease:
-        """Count the request's memory against the budget from now on."""
+        """The memory that the request holds."""
         if self.lease is None:
             self.lease = self._connection.memory.lease()
         return self.lease
@@ -220,7 +226,8 @@ class RequestResponseCycle:
     # -- the response ---------------------------------------------------------------------------
 
     async def send(self, message: Message) -> None:
-        if self._connection.writing_paused:
+        # A response that is rendered is counted at once, even if it cannot be sent yet.
+        if self.begun and self._connection.writing_paused:
             await self._connection.writable()
         if self.gone:
             return
@@ -274,15 +281,28 @@ class RequestResponseCycle:
             self._remaining -= len(body)
             if self._remaining < 0 or (self._remaining and not more):
                 raise RuntimeError("the response's body differs from its content-length")
-        head, self._head, self.begun = self._head, None, True
-        self._write(head or b"", body, more)
+        head, self._head = self._head, None
+        try:
+            self._write(head or b"", body, more)
+        except MemoryExhausted as error:
+            if self._refused:
+                self._cut_off()
+                return
+            self._refused = True
+            self._fail(503, b'{"error":"%b"}' % str(error).encode())
+            return
+        self.begun = True
         if not more:
             self.done = True
             self._wake()
             self._connection.response_complete(self)
 
     def _write(self, before: bytes, body: bytes, more: bool) -> None:
-        """Send a part of the response, ``before`` and ``body``, and its end."""
+        """Send a part of the response, ``before`` and ``body``, and its end.
+
+        Raises:
+            MemoryExhausted: The client does not read it at once, and the budget does not allow it.
+        """
         after = b""
         if self._chunked:
             if body:
@@ -291,7 +311,10 @@ class RequestResponseCycle:
                 after += b"0\r\n\r\n"
         transport = self._connection.transport
         if len(body) > COPIED_BYTES:
+            self._connection.count(len(body))
             transport.writelines((before, body, after))
+            if not self._connection.writing_paused:
+                self._connection.count(0)
         elif before or body or after:
             transport.write(b"".join((before, body, after)))
 
@@ -312,5 +335,7 @@ class RequestResponseCycle:
         self.keep_alive, self._head, self._chunked = False, None, False
         length = b"%d" % len(body)
         headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        if status == 503:
+            headers.append((b"retry-after", b"1"))
         self._start({"status": status, "headers": headers})
         self._body(body, False)

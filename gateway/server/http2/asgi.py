@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from typing import Any, NamedTuple
 
 from modelport.gateway.errors import MemoryExhausted
 from modelport.gateway.protocols.asgi import Message
+from modelport.gateway.runtime.request_memory import Lease
 from modelport.gateway.server.http1 import error_response
 from modelport.gateway.server.http1.error_response import ErrorResponse
 from modelport.gateway.server.http1.head import connection_scope, scope
@@ -37,7 +39,6 @@ class AsgiHead(NamedTuple):
     scope: dict[str, Any]
     content_length: int | None = None
     via: bytes = b""
-    encoded: bool = False
     expects_continue: bool = False
 
 
@@ -48,7 +49,7 @@ class AsgiStream(ServerStream):
     connection: AsgiConnection
 
     def __init__(self, connection: AsgiConnection, number: int, head: AsgiHead) -> None:
-        super().__init__(connection, number, STREAM_WINDOW_BYTES, head.content_length)
+        super().__init__(connection, number, head.content_length)
         self.loop, self.transport = connection.loop, connection.transport
         self.memory = connection.memory
         self.date_header = connection.state.date_header
@@ -58,10 +59,13 @@ class AsgiStream(ServerStream):
 
     @property
     def writing_paused(self) -> bool:
-        return bool(self.to_send) or self.connection.writing_paused
+        return self.sent_at > 0 or self.connection.writing_paused
 
     async def writable(self) -> None:
         await self.drained()
+
+    def request_lease(self) -> Lease | None:
+        return self.cycle.lease
 
     def resume_reading(self) -> None:
         self.touched_at = self.loop.time()
@@ -122,7 +126,7 @@ class AsgiStream(ServerStream):
         fields.append((b"content-length", b"%d" % len(body)))
         self.queue(body)
         block = b"".join(literal(*field) for field in fields)
-        self.close(head=frames.headers(self.number, block))
+        self.refuse_briefly(partial(self.close, head=frames.headers(self.number, block)))
 
 
 class Http2Cycle(RequestResponseCycle):
@@ -134,8 +138,6 @@ class Http2Cycle(RequestResponseCycle):
         super().__init__(stream, head.scope.copy(), True, head.expects_continue)
         self._stream = stream
         self.via = head.via
-        if head.encoded:
-            self.count()  # decompression enlarges it
 
     @property
     def receiving(self) -> bool:
@@ -167,16 +169,19 @@ class Http2Cycle(RequestResponseCycle):
 
     def _write(self, head: bytes, body: bytes, more: bool) -> None:
         stream, number = self._stream, self._stream.number
-        stream.started = True
         if head and not body and not more:
             stream.close(tail=frames.headers(number, head, True))
             return
         head = frames.headers(number, head) if head else b""
         stream.queue(body)
-        if more:
-            stream.flush(head)
-        else:
-            stream.close(head=head)
+        try:
+            if more:
+                stream.flush(head)
+            else:
+                stream.close(head=head)
+        except MemoryExhausted:
+            self.begun = stream.started
+            raise
 
 
 class AsgiConnection(ServerConnection[AsgiHead, AsgiStream]):
@@ -192,7 +197,7 @@ class AsgiConnection(ServerConnection[AsgiHead, AsgiStream]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._scope = connection_scope(self.transport)
+        self._scope = connection_scope(self.transport, self.memory)
 
     def take_over(self, transport: asyncio.Transport, data: bytes) -> None:
         """Replace the protocol of ``transport``, which has received ``data``."""
@@ -223,7 +228,6 @@ class AsgiConnection(ServerConnection[AsgiHead, AsgiStream]):
             scope(self._scope, method, "2", target, headers),
             section.content_length,
             b", ".join(value for name, value in headers if name == b"via"),
-            b"content-encoding" in by_name,
             by_name.get(b"expect", b"").lower() == b"100-continue",
         )
 

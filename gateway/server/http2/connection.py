@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from modelport.gateway.runtime.request_memory import PROCESS
+from modelport.gateway.errors import MemoryExhausted
+from modelport.gateway.runtime.request_memory import (
+    MOVED_BYTES,
+    PROCESS,
+    Lease,
+    UnreadResponse,
+)
 from modelport.gateway.server import time_limits
 from modelport.gateway.server.listener import ServerState
-from modelport.gateway.server.listening_socket import Room
+from modelport.gateway.server.listening_socket import Room, untaken_bytes
 from modelport.gateway.wire.http2 import frames, settings
 from modelport.gateway.wire.http2.connection import Http2Connection
 from modelport.gateway.wire.http2.frames import PREFACE, ErrorCode, ProtocolError
 from modelport.gateway.wire.http2.header_blocks import MAX_HEADER_BYTES, FieldSection
-from modelport.gateway.wire.http2.settings import server_greeting
+from modelport.gateway.wire.http2.settings import STREAM_WINDOW_BYTES, server_greeting
 from modelport.gateway.wire.http2.stream import Http2Stream
 
 _GREETING = server_greeting(MAX_HEADER_BYTES)
@@ -36,7 +42,58 @@ class RequestHead(Protocol):
 class ServerStream(Http2Stream):
     """A request and its response."""
 
-    __slots__ = ()
+    __slots__ = ("_response",)
+    answers = True
+    connection: ServerConnection[Any, Any]
+
+    def __init__(
+        self, connection: ServerConnection[Any, Any], number: int, content_length: int | None
+    ) -> None:
+        super().__init__(connection, number, STREAM_WINDOW_BYTES, content_length)
+        self._response: UnreadResponse | None = None
+
+    def request_lease(self) -> Lease | None:
+        """The memory of the request, for which its complete response needs no more."""
+        raise NotImplementedError
+
+    def count(self, size: int) -> None:
+        """Count the unread part of the response against the budget.
+
+        Raises:
+            MemoryExhausted: The budget is exceeded; the response is dropped.
+        """
+        response = self._response
+        if not size:
+            if response is not None:
+                response.release()
+            return
+        if response is None:
+            response = self._response = UnreadResponse(self.connection.memory, self._cut_off)
+        try:
+            response.hold(size, self.request_lease() if self.local_closed else None)
+        except MemoryExhausted:
+            self.discard()
+            self.local_closed = False
+            raise
+
+    def _cut_off(self) -> None:
+        self.connection.cancel_stream(self, ErrorCode.ENHANCE_YOUR_CALM)
+
+    def discard(self) -> None:
+        super().discard()
+        self.count(0)
+
+    def refuse_briefly(self, close: Callable[[], None]) -> None:
+        """Send a short error with ``close``, or reset the stream where not even that is read."""
+        try:
+            close()
+        except MemoryExhausted:
+            self._cut_off()
+
+    def touch(self) -> None:
+        """Note that the client reads the connection, and that it will come to this response."""
+        if self._response is not None:
+            self._response.touch()
 
     def waits_for_client(self) -> bool:
         """Whether the handler cannot continue without more of the body."""
@@ -72,7 +129,10 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
         self._warned = False
         # Since when there is no stream, and the last one by then.
         self._idle_since, self._seen = loop.time(), 0
-        self._unsent = 0  # of the transport, at the last check
+        # What the transport holds, what the client has not taken of it, and the data sent, at the
+        # last check.
+        self._held: UnreadResponse | None = None
+        self._untaken = self._sent = 0
         self._timer: asyncio.TimerHandle | None = None
 
     # -- roles ------------------------------------------------------------------------------------
@@ -111,7 +171,20 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
         self.state.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
+        if self._held is not None:
+            self._held.release()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._held is None:
+            self._held = UnreadResponse(self.memory, self.transport.abort)
+        self._held.hold(self.transport.get_write_buffer_size(), exceed=True)
+
+    def resume_writing(self) -> None:
+        if self._held is not None:
+            self._held.release()
+        super().resume_writing()
 
     def on_preface(self, data: bytes) -> bytes:
         data = self._preface + data
@@ -164,16 +237,29 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
             self._idle_since, self._seen = now, self.last_stream
         elif now - self._idle_since > time_limits.KEEP_ALIVE_SECONDS:
             self.leave()
-        unsent, self._unsent = self._unsent, self.transport.get_write_buffer_size()
-        moves = self.writing_paused and self._unsent != unsent
+        moves = self._reads()
         for stream in list(self.streams.values()):
-            if moves:
+            if moves and stream.sent_at and (self.writing_paused or stream.number in self.blocked):
                 stream.sent_at = now  # the client reads, however slowly
             idle = now - stream.touched_at > time_limits.BODY_IDLE_SECONDS
             if idle and stream.waits_for_client():
                 stream.stall()
-            elif stream.to_send and now - stream.sent_at > time_limits.UNREAD_SECONDS:
+            elif stream.sent_at and now - stream.sent_at > time_limits.UNREAD_SECONDS:
                 self.reset_stream(stream, ErrorCode.CANCEL)
+
+    def _reads(self) -> bool:
+        """Whether the client has taken anything since the last check."""
+        if not self.writing_paused and not self.blocked:
+            return False
+        sent, self._sent = self.sent_bytes - self._sent, self.sent_bytes
+        before, self._untaken = self._untaken, untaken_bytes(self.transport)
+        taken = sent + before - self._untaken
+        if taken >= MOVED_BYTES:
+            for number in list(self.blocked):
+                self.streams[number].touch()
+            if self._held is not None:
+                self._held.touch()
+        return taken > 0
 
     def warn(self) -> None:
         """Announce the end: the client opens further streams elsewhere."""

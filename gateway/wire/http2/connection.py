@@ -62,6 +62,8 @@ class Http2Connection(
         #: Streams that wait for the connection's window, or the transport.
         self.blocked: dict[int, Http2Stream] = {}
         self.writing_paused = False
+        #: The data that was written, for a look at the peer's progress.
+        self.sent_bytes = 0
         #: The highest stream that was opened.
         self.last_stream = 0
         self.limits = AbuseLimits(loop.time)
@@ -119,7 +121,7 @@ class Http2Connection(
 
     def resume_writing(self) -> None:
         self.writing_paused = False
-        self._flush_blocked()
+        self._flush_all_blocked()
 
     # -- frames -----------------------------------------------------------------------------------
 
@@ -285,7 +287,7 @@ class Http2Connection(
         del self.streams[stream.number]
         self.blocked.pop(stream.number, None)
         stream.reset_code = code
-        stream.to_send.clear()
+        stream.discard()
         stream.on_reset()
         stream.wake()
         self._close_if_done()
@@ -306,6 +308,14 @@ class Http2Connection(
             if self.writing_paused or self.send_window <= 0:
                 return
             stream.flush()
+
+    def _flush_all_blocked(self) -> None:
+        """Also send headers, which need no window."""
+        for stream in list(self.blocked.values()):
+            if self.writing_paused:
+                return
+            if self.send_window > 0 or not stream.needs_window:
+                stream.flush()
 
     # -- ends -------------------------------------------------------------------------------------
 

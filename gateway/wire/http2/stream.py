@@ -26,9 +26,14 @@ class Http2Stream(FlowController):
     has left the connection's ``streams``.
     """
 
+    #: Whether this is a server's stream. Its headers wait for a transport that is full, as data
+    #: does; a client's do not, because it must not reset a stream that it has not opened yet.
+    answers = False
+
     __slots__ = (
-        "_room", "_tail", "connection", "content_length", "local_closed", "number", "opened_at",
-        "received", "remote_closed", "reset_code", "sent_at", "started", "to_send", "touched_at",
+        "_head", "_room", "_tail", "connection", "content_length", "local_closed", "number",
+        "opened_at", "received", "remote_closed", "reset_code", "sent_at", "started", "to_send",
+        "touched_at", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -50,10 +55,12 @@ class Http2Stream(FlowController):
         self.started = False
         #: The error code if the stream was closed early, by either side or with the connection.
         self.reset_code: int | None = None
+        #: The data that waits, and its size; the frames before and behind it.
         self.to_send: deque[memoryview] = deque()
-        self._tail = b""
+        self.unsent = 0
+        self._head = self._tail = b""
         self._room: asyncio.Future[None] | None = None
-        #: When it was opened, when the peer last sent data, and since when data waits.
+        #: When it was opened, when the peer last sent data, and since when frames wait; 0: none do.
         self.opened_at = self.touched_at = connection.loop.time()
         self.sent_at = 0.0
 
@@ -79,7 +86,20 @@ class Http2Stream(FlowController):
 
     def queue(self, *parts: Buffer) -> None:
         """Queue data for ``flush``."""
-        self.to_send.extend(memoryview(part) for part in parts if len(part))
+        for part in parts:
+            size = len(part)
+            if size:
+                self.to_send.append(memoryview(part))
+                self.unsent += size
+
+    def discard(self) -> None:
+        """Drop the frames that wait."""
+        self.to_send.clear()
+        self.unsent = 0
+        self._head = self._tail = b""
+
+    def count(self, size: int) -> None:
+        """Count ``size`` bytes that the peer does not take at once; 0: all is sent."""
 
     def close(self, tail: bytes = b"", head: bytes = b"") -> None:
         """End this side: send ``head``, the queued data, and the frames of ``tail``."""
@@ -92,7 +112,21 @@ class Http2Stream(FlowController):
     def flush(self, head: bytes = b"") -> None:
         """Send ``head``, and the queued data that the windows and the transport allow."""
         connection, waiting = self.connection, self.to_send
-        out: list[Buffer] = [head] if head else []
+        if head:
+            self._head += head
+        held = connection.writing_paused and self.answers
+        counted = (
+            self.sent_at
+            or held
+            or self.unsent > COPIED_BYTES
+            or self.unsent > min(connection.send_window, self.send_window)
+        )
+        if counted:
+            self.count(self.unsent + len(self._head) + len(self._tail))
+        out: list[Buffer] = []
+        if self._head and not held:
+            out, self._head = [self._head], b""
+            self.started = self.started or self.answers
         while waiting and not connection.writing_paused:
             gathered = 0
             while waiting and gathered < GATHERED_BYTES:
@@ -107,6 +141,8 @@ class Http2Stream(FlowController):
                 out += (FRAME.pack(size >> 8, size & 255, DATA, flags, self.number), *parts)
             if not gathered:
                 break
+            self.unsent -= gathered
+            connection.sent_bytes += gathered
             if connection.limits.idle_frames:
                 connection.limits.advanced(gathered >> MESSAGE_BITS)
             self.sent_at = 0.0
@@ -119,15 +155,20 @@ class Http2Stream(FlowController):
             out = []
         if out:
             connection.writer.write(b"".join(out))
-        if waiting:
+        held = connection.writing_paused and self.answers
+        if waiting or (held and (self._head or self._tail)):
             self.sent_at = self.sent_at or connection.loop.time()
-            if self.send_window > 0:
+            self.count(self.unsent + len(self._head) + len(self._tail))
+            if self.send_window > 0 or held:
                 connection.blocked[self.number] = self
             else:  # it waits for its own window
                 connection.blocked.pop(self.number, None)
             return
+        self.sent_at = 0.0
         if connection.blocked:
             connection.blocked.pop(self.number, None)
+        if counted:
+            self.count(0)
         if self.local_closed:
             if self._tail:
                 connection.writer.write(self._tail)
@@ -135,13 +176,23 @@ class Http2Stream(FlowController):
         if self._room is not None:
             self.wake()
 
+    @property
+    def begun(self) -> bool:
+        """Whether this side has sent headers, or queued them."""
+        return self.started or bool(self._head)
+
+    @property
+    def needs_window(self) -> bool:
+        """Whether the connection's window holds it up: no header comes first."""
+        return bool(self.to_send) and not self._head
+
     def on_sent(self) -> None:
         """This side is closed, and all is sent."""
 
     async def drained(self) -> None:
         """Wait until nothing is queued, and the transport takes more; or until the stream ends."""
         connection = self.connection
-        while self.to_send or connection.writing_paused:
+        while self.to_send or self._head or connection.writing_paused:
             if self.reset_code is not None or self.local_closed:
                 return
             if connection.writing_paused:

@@ -16,11 +16,12 @@ COPIED_BYTES = 64 * 1024
 class FrameWriter:
     """Each write to the transport is a system call, which costs as much as making a reply."""
 
-    __slots__ = ("_gathered", "_loop", "_transport")
+    __slots__ = ("_gathered", "_loop", "_size", "_transport")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
         self._gathered: list[bytes] = []
+        self._size = 0
 
     def write(self, data: bytes) -> None:
         """Send ``data`` now, behind the replies that were gathered."""
@@ -43,7 +44,8 @@ class FrameWriter:
         """Send a small reply together with the next ones, unless it is the ``last``."""
         gathered = self._gathered
         gathered.append(data)
-        if last or len(gathered) == MAX_REPLIES:
+        self._size += len(data)
+        if last or len(gathered) == MAX_REPLIES or self._size > COPIED_BYTES:
             self.send()
         elif len(gathered) == 1:
             self._loop.call_soon(self.send)
@@ -53,3 +55,4 @@ class FrameWriter:
         if self._gathered and not self._transport.is_closing():
             self._transport.write(b"".join(self._gathered))
         self._gathered.clear()
+        self._size = 0

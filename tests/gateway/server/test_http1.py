@@ -184,7 +184,8 @@ async def test_a_pipelined_request_has_nothing_of_the_request_before_it() -> Non
     found: list[tuple[str, bool]] = []
 
     async def look(scope: Scope, receive: Receive, send: Send) -> None:
-        found.append((via_header.CURRENT.get(), request_memory.CURRENT.get() is None))
+        lease = request_memory.CURRENT.get()
+        found.append((via_header.CURRENT.get(), lease is None or not lease.size))
         await echo(scope, receive, send)
 
     large = b"x" * (2 * request_cycle.UNCOUNTED_BYTES)
@@ -451,9 +452,9 @@ async def test_a_reply_that_its_client_never_reads_is_given_up(
     aborted = asyncio.Event()
     check = unread_timer.UnreadTimer._check
 
-    def watched(timer: unread_timer.UnreadTimer, transport: asyncio.Transport) -> None:
-        check(timer, transport)
-        if transport.is_closing():
+    def watched(timer: unread_timer.UnreadTimer) -> None:
+        check(timer)
+        if timer._transport is None or timer._transport.is_closing():
             aborted.set()
 
     monkeypatch.setattr(unread_timer.UnreadTimer, "_check", watched)
@@ -473,27 +474,33 @@ async def test_a_reply_that_its_client_never_reads_is_given_up(
             await within(client.reader.readexactly(size))
 
 
-async def test_a_reader_that_reads_at_all_is_waited_for() -> None:
-    class Draining:
-        """A transport of whose buffer a byte goes at each look."""
+@pytest.mark.parametrize("reads", [3, 0])
+async def test_a_reader_is_waited_for_as_long_as_it_reads_and_no_longer(
+    reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was waited for up to twice as long."""
+    clock = 0.0
+    left = [1000]
 
-        left, aborted = 3, False
-
-        def get_write_buffer_size(self) -> int:
-            self.left = max(0, self.left - 1)
-            return self.left
+    class Transport:
+        aborted = 0.0
 
         def abort(self) -> None:
-            self.aborted = True
+            self.aborted = clock
 
-    transport: Any = Draining()
-    timer = unread_timer.UnreadTimer(asyncio.get_running_loop())
-    timer.start(transport)
-    timer._check(transport)
-    timer.stop()
-    assert not transport.aborted
-    timer._check(transport)
-    assert transport.aborted, "it has read nothing since"
+    monkeypatch.setattr(unread_timer, "untaken_bytes", lambda _: left[0])
+    loop, transport = asyncio.get_running_loop(), Transport()
+    monkeypatch.setattr(loop, "time", lambda: clock, raising=False)
+    timer = unread_timer.UnreadTimer(loop, PROCESS.connection())
+    monkeypatch.setattr(unread_timer.UnreadTimer, "_watch", lambda _: None)
+    timer.start(transport, clock)  # type: ignore[arg-type]
+    while not transport.aborted:
+        clock += time_limits.CHECK_SECONDS
+        if reads:
+            reads, left[0] = reads - 1, left[0] - 1
+            last = clock
+        timer._check()
+    assert transport.aborted - (last if left[0] < 1000 else 0) == time_limits.UNREAD_SECONDS
 
 
 @pytest.mark.parametrize("when", ["before", "amid"])
@@ -541,7 +548,6 @@ async def test_a_header_with_a_line_break_splits_no_answer(name: bytes, value: b
 async def test_what_a_small_compressed_body_becomes_counts_in_the_budget(
     monkeypatch: pytest.MonkeyPatch, header: bytes
 ) -> None:
-    """Plain bodies of this size are too small to count."""
     monkeypatch.setattr(PROCESS, "limit_bytes", 2_000_000)
     held: list[int] = []
 
@@ -558,11 +564,11 @@ async def test_what_a_small_compressed_body_becomes_counts_in_the_budget(
         held.append(PROCESS.used_bytes - before)
 
     async with listening(app) as port, connected(port) as client:
-        for headers, status in (((header,), b"503"), ((), b"200"), ((header,), b"503")):
+        for headers, status in (((header,), b"503"), ((), b"503"), ((header,), b"503")):
             await client.send(post(b"small", *headers))
             head, _ = await client.reply()
             assert head.startswith(b"HTTP/1.1 " + status), "a connection may hold half"
-    assert held == [500_000, 0, 500_000]
+    assert held == [500_000] * 3
     assert PROCESS.used_bytes == 0
 
 
