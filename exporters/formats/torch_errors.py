@@ -30,7 +30,9 @@ _ADVICE = re.compile(
     r"|Exception raised from|Original traceback|Traceback|Explanation:|Hint:|Set TORCH|Command:"
     r"|Please (?:report|file|use)|You can suppress|(?:[Ss]ee )?https?://"
 )
-_AXES = re.compile(r"(?:Constraints violated|Specializations unexpectedly required) \(([^)]{0,1000})\)")
+_AXES = re.compile(
+    r"(?:Constraints violated|Specializations unexpectedly required) \(([^)]{0,1000})\)"
+)
 _OPERATOR = re.compile(r"op='([\w.]+)'")
 MOST_CHARACTERS, MOST_CODE = 200, 80
 #: The place of what belongs to no submodule.

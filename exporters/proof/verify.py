@@ -22,6 +22,7 @@ from modelport.exporters.optimization import result
 from modelport.exporters.optimization.result import GraphOptimization
 from modelport.exporters.proof import evaluation, proof
 from modelport.exporters.proof.evaluation import Evaluation
+from modelport.exporters.proof.model_proportion import in_proportion
 from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.proof.proof import Checks, Progress
 from modelport.exporters.proof.tolerance import BOUNDS
@@ -178,7 +179,7 @@ def prove(
     claim = _claim(version.certificate.document)
     _check_factory(claim.source.model, version, given)
     progress("loading", 0, 0)
-    source = _load(claim, given)
+    source = _load(claim, given, version.trusted or given.trust)
     checks = replace(claim.checks, data=_held_out(claim, given, source))
     where = f"version {version.number} of '{version.model}'"
     with _as_verified(version) as folder:
@@ -309,7 +310,7 @@ def _check_factory(factory: str | None, version: Checked, given: VerificationInp
     )
 
 
-def _load(claim: Claim, given: VerificationInputs) -> Source:
+def _load(claim: Claim, given: VerificationInputs, trusted: bool) -> Source:
     checkpoint, *adapters = claim.origins
     if bool(adapters) != (given.lora is not None):
         raise UsageError(
@@ -320,7 +321,8 @@ def _load(claim: Claim, given: VerificationInputs) -> Source:
     path = given.checkpoint or _find_checkpoint(checkpoint)
     if path.is_file() and sha256_of(path) != checkpoint.sha256:
         raise _another("checkpoint", path, checkpoint)
-    source = reader_selection.load(replace(claim.source, checkpoint=path, lora=given.lora))
+    with contextlib.nullcontext() if trusted else in_proportion(claim.source.model_kwargs, path):
+        source = reader_selection.load(replace(claim.source, checkpoint=path, lora=given.lora))
     if source.origins[0].sha256 != checkpoint.sha256:
         raise _another("checkpoint", path, checkpoint)
     if [origin.sha256 for origin in source.origins[1:]] != [a.sha256 for a in adapters]:

@@ -157,9 +157,10 @@ def _objects(config: Any) -> Iterator[dict[str, Any]]:
 
 def _check_object(path: Path, found: dict[str, Any]) -> None:
     name, module = found.get("class_name"), found.get("module")
-    if isinstance(name, str) and name in CODE_LAYERS:
+    last = re.split(r"[.>]", name)[-1] if isinstance(name, str) else ""
+    if last in CODE_LAYERS:
         raise IntegrityError(
-            f"'{path.name}': layer '{_layer_name(found)}' is a {name}, which {CODE_LAYERS[name]}: "
+            f"'{path.name}': layer '{_layer_name(found)}' is a {last}, which {CODE_LAYERS[last]}: "
             "refused and not run; rebuild it from Keras' own layers or keras.ops and save again"
         )
     if isinstance(found.get("vocabulary"), str):
@@ -177,7 +178,9 @@ def _check_object(path: Path, found: dict[str, Any]) -> None:
         module, wanted = None, registered
     elif module is None:  # __keras_tensor__ and the like; Keras looks up any other name in itself
         return
-    if not _is_modelling(module, name == "function"):
+    # Keras looks up ``module.name``, so a name with a dot leads to another module; it writes none.
+    dotted = module is not None and isinstance(wanted, str) and "." in wanted
+    if dotted or not _is_modelling(module, name == "function"):
         place = "" if module is None else f"{module}."
         raise IntegrityError(
             f"'{path.name}' wants to run '{place}{wanted}' while loading, which is not Keras' "

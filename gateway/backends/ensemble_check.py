@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,16 +59,13 @@ def check(name: str, config: ModelConfig, config_of: ConfigOf) -> list[ModelConf
 def _check_streams(name: str, config: ModelConfig, models: Sequence[ModelConfig]) -> None:
     """Require one chain of decoupled steps per tensor, because two have no common order."""
     chains: dict[str, tuple[int, ...]] = {tensor.name: () for tensor in config.input}
-    waiting = list(enumerate(config.ensemble_scheduling.step))
-    while waiting:
-        for index, step in list(waiting):
-            if not chains.keys() >= set(step.input_map.values()):
-                continue
-            waiting.remove((index, step))
-            chain = _longest(name, step, [chains[ours] for ours in step.input_map.values()])
-            if models[index].model_transaction_policy.decoupled:
-                chain = (*chain, index)
-            chains |= dict.fromkeys(step.output_map.values(), chain)
+    steps = config.ensemble_scheduling.step
+    for index in _in_order(config):
+        step = steps[index]
+        chain = _longest(name, step, [chains[ours] for ours in step.input_map.values()])
+        if models[index].model_transaction_policy.decoupled:
+            chain = (*chain, index)
+        chains |= dict.fromkeys(step.output_map.values(), chain)
     _longest(name, None, [chains[output.name] for output in config.output])
 
 
@@ -123,10 +120,8 @@ def _check_flow(name: str, config: ModelConfig, steps: Sequence[Any]) -> None:
                 f"ensemble input '{tensor.name}' for ensemble '{name}' is not used"
             )
     ready = {tensor.name for tensor in config.input}
-    waiting = list(steps)
-    while able := [s for s in waiting if ready.issuperset(s.input_map.values())]:
-        waiting = [step for step in waiting if step not in able]
-        ready |= {ours for step in able for ours in step.output_map.values()}
+    for index in _in_order(config):
+        ready.update(steps[index].output_map.values())
     outputs = {tensor.name for tensor in config.output}
     for output in config.output:
         if output.name not in ready:
@@ -134,6 +129,24 @@ def _check_flow(name: str, config: ModelConfig, steps: Sequence[Any]) -> None:
     for ours in sorted({o for step in steps for o in step.output_map.values()} | used):
         if ours not in ready or (ours not in used and ours not in outputs):
             raise InvalidArgument(f"ensemble tensor '{ours}' is unused in ensemble '{name}'")
+
+
+def _in_order(config: ModelConfig) -> Iterator[int]:
+    """The steps that can run, each behind those that make its inputs, in linear time."""
+    takers: dict[str, list[int]] = {}
+    missing = []
+    for index, step in enumerate(config.ensemble_scheduling.step):
+        wanted = set(step.input_map.values())
+        missing.append(len(wanted))
+        for ours in wanted:
+            takers.setdefault(ours, []).append(index)
+    made = [tensor.name for tensor in config.input]
+    while made:
+        for index in takers.pop(made.pop(), ()):
+            missing[index] -= 1
+            if not missing[index]:
+                yield index
+                made += config.ensemble_scheduling.step[index].output_map.values()
 
 
 # -- the models -----------------------------------------------------------------------------------

@@ -1,17 +1,21 @@
 """The cost of decoding a JPEG or PNG, read from its structure before any of it is decoded.
 
 A few kilobytes may say that they are an image of 33 million pixels, or of 2,000 scans that each go
-through all of them, or hold millions of chunks. The size, the scans and the chunks are bounded by
-the number of bytes: an image whose every pixel is alike is the smallest that is still decoded.
+through all of them, or hold millions of chunks. The sides, the scans and the chunks are bounded by
+the number of bytes, and by the size of the model's input: what is much larger than that must be
+paid for in bytes.
 """
 
 from __future__ import annotations
 
 import re
 
-#: Pixels that an image of any number of bytes may have, and how often a decoder may touch them.
-FREE_PIXELS = 1 << 22
-FREE_TOUCHES = 16 * FREE_PIXELS
+#: Pixels that an image of any number of bytes may have, all scans together: so many for each pixel
+#: of the model's input, within bounds; and where the model takes every size.
+FREE_RATIO, LEAST_FREE_PIXELS, MOST_FREE_PIXELS = 64, 1 << 18, 1 << 22
+OPEN_FREE_PIXELS = 1 << 20
+#: What a row or a column costs besides its pixels.
+SIDE_PIXELS = 16
 #: Past those: decoded bytes for each byte sent. JPEGs of one colour have 190, photographs 10 to 40.
 RATIO = 256
 #: Chunks or segments that an image of any size may have, and bytes for each one more.
@@ -37,19 +41,26 @@ class TooCostly(Exception):
 Cost = tuple[bytes, int, int]
 
 
-def checked(data: bytes) -> bytes:
+def checked(data: bytes, model_pixels: int) -> bytes:
     """Return ``data``, or the part of it that a decoder needs.
 
     Data that is not a JPEG or PNG, or damaged, is left to the decoder.
+
+    Args:
+        model_pixels: the size of the model's input; 0: every size.
 
     Raises:
         TooCostly: decoding would cost too much for so few bytes.
     """
     size = len(data)
     needed, pixels, scans = _png(data) if data.startswith(_PNG) else _jpeg(data)
-    if pixels > max(FREE_PIXELS, RATIO * size // _BYTES_PER_PIXEL):
+    free = OPEN_FREE_PIXELS
+    if model_pixels:
+        free = min(max(FREE_RATIO * model_pixels, LEAST_FREE_PIXELS), MOST_FREE_PIXELS)
+        free = max(free, 2 * model_pixels)
+    if pixels > max(free, RATIO * size // _BYTES_PER_PIXEL):
         raise TooCostly(f"{pixels} pixels in {size} bytes")
-    if pixels * scans > max(FREE_TOUCHES, RATIO * size):
+    if pixels * scans > max(free, RATIO * size):
         raise TooCostly(f"{scans} scans of {pixels} pixels in {size} bytes")
     return needed
 
@@ -57,6 +68,13 @@ def checked(data: bytes) -> bytes:
 def _bound_chunks(count: int, size: int) -> None:
     if count > FREE_CHUNKS + size // CHUNK_BYTES:
         raise TooCostly(f"more than {count - 1} chunks in {size} bytes")
+
+
+def _pixels(width: int, height: int) -> int:
+    """The pixels that cost as much: those of a narrow image cost more than others."""
+    if not width or not height:
+        return 0
+    return width * height + SIDE_PIXELS * (width + height)
 
 
 def _png(data: bytes) -> Cost:
@@ -69,7 +87,7 @@ def _png(data: bytes) -> Cost:
         _bound_chunks(count, len(data))
         if kind == b"IHDR":
             width, height = (int.from_bytes(view[at : at + 4]) for at in (offset + 8, offset + 12))
-            pixels = max(pixels, width * height)
+            pixels = max(pixels, _pixels(width, height))
         if kind in _PNG_CHUNKS:
             kept.append(view[offset:end])
         offset = end
@@ -89,7 +107,7 @@ def _jpeg(data: bytes) -> Cost:
             continue
         if marker in _FRAMES:
             height, width = (int.from_bytes(data[at : at + 2]) for at in (offset + 3, offset + 5))
-            pixels = max(pixels, width * height)
+            pixels = max(pixels, _pixels(width, height))
         pattern = _MARKER
         if marker == _SCAN:
             scans += 1

@@ -170,7 +170,8 @@ class _Prepare:
         pillow = _pillow()
         try:
             # Only images from clients are bounded; formats None is for the user's own files.
-            content = data if self.formats is None else image_cost.checked(data)
+            wanted = 0 if -1 in self.size else math.prod(self.size)
+            content = data if self.formats is None else image_cost.checked(data, wanted)
             with pillow.open(BytesIO(content), formats=self.formats) as opened:
                 if opened.width * opened.height > MAX_PIXELS:
                     raise self._too_large(MAX_PIXELS)

@@ -8,6 +8,7 @@ the end is unloaded.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
@@ -21,8 +22,9 @@ T = TypeVar("T")
 
 #: Concurrent loads; those that compute here are further limited to one for each core.
 MAX_LOADS = 64
-#: A load releases its core after this time, because it may never end.
-CORE_SECONDS = 30.0
+#: A load releases its core after this time, because it may never end, and waits no longer for one,
+#: however many such loads there are.
+CORE_SECONDS = 5.0
 
 
 class LoadThreads:
@@ -38,8 +40,10 @@ class LoadThreads:
     @asynccontextmanager
     async def core(self) -> AsyncGenerator[None, None]:
         """Hold a core for a load that computes in this process."""
-        await self._cores.acquire()
-        held = [self._cores]
+        held: list[asyncio.Semaphore] = []
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._cores.acquire(), CORE_SECONDS)
+            held.append(self._cores)
 
         def give_back() -> None:
             if held:

@@ -27,6 +27,10 @@ class ServerSideConnection(Protocol):
 
     transport: asyncio.Transport
 
+    @property
+    def idle(self) -> bool:
+        """Whether it has no request."""
+
     def warn(self) -> None:
         """Tell the client to send further requests elsewhere; accept those on their way."""
 
@@ -49,7 +53,8 @@ class ServerState:
 
     def __init__(self, limit: ConnectionLimit) -> None:
         self.limit = limit
-        self.connections: set[ServerSideConnection] = set()
+        #: In the order in which they came.
+        self.connections: dict[ServerSideConnection, None] = {}
         self.requests: set[Cancellable] = set()
         #: Connections whose first request has not come, by the time at which they began, if their
         #: protocol cannot tell a client that it was not accepted.
@@ -61,8 +66,14 @@ class ServerState:
         """Add a new connection, unless there is no room for it."""
         number = transport.get_extra_info("socket").fileno()
         room = self.limit.room(len(self.connections), number)
+        if room is not Room.FREE and self.limit.replaces_idle:
+            idle = next((each for each in self.connections if each.idle), None)
+            if idle is not None:
+                del self.connections[idle]
+                idle.close()
+                room = Room.FREE
         if room is not Room.NONE:
-            self.connections.add(connection)
+            self.connections[connection] = None
         return room
 
 

@@ -30,6 +30,20 @@ class _StandardError:
             sys.stderr.flush()
 
 
+def _without_control_characters(_: Any, __: str, event: MutableMapping[str, Any]) -> Any:
+    """Escape what a terminal would obey: names and messages come from outside.
+
+    Stack traces keep their lines.
+    """
+    for key, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            kept = "\n\t" if key in ("exception", "stack") else ""
+            event[key] = "".join(
+                c if c.isprintable() or c in kept else repr(c)[1:-1] for c in value
+            )
+    return event
+
+
 def configure_logging(log_format: LogFormat, verbose: int, worker: int | None = None) -> None:
     """Send the records of structlog and of libraries to stderr, one line each.
 
@@ -46,6 +60,8 @@ def configure_logging(log_format: LogFormat, verbose: int, worker: int | None = 
         structlog.processors.TimeStamper(fmt=stamp, utc=log_format is not LogFormat.DEFAULT),
         structlog.processors.format_exc_info,
     ]
+    if log_format is not LogFormat.JSON:
+        shared.append(_without_control_characters)
     if worker is not None:
         shared.append(lambda _, __, event: {**event, "worker": worker})
     least = logging.WARNING if worker else logging.INFO

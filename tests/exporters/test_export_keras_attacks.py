@@ -75,6 +75,10 @@ HOSTILE = {
     "keras.src.saving.saving_lib.load_model": function("keras.src.saving.saving_lib", "load_model"),
     "keras_hub.x.Y": a_class("keras_hub.x", "Y"),
     "kerasx.layers.Y": a_class("kerasx.layers", "Y"),
+    # Keras looks up module and name together.
+    "keras.saving.load_model": a_class("keras", "saving.load_model"),
+    "keras.layers.x.Y": a_class("keras.layers", "x.Y"),
+    "keras.ops.x.y": function("keras.ops", "x.y"),
     "Acme>Layer": a_class(None, "Layer", registered_name="Acme>Layer"),
     # Names of ours open no door to others' modules.
     "modelport>Positions": a_class("os", "system", registered_name="modelport>Positions"),
@@ -98,13 +102,14 @@ def test_a_configuration_that_names_other_code_is_refused_before_keras_sees_it(
     assert exit_code(caught.value) == 5
 
 
+@pytest.mark.parametrize("place", ["", "layers.", "src.layers.core.lambda_layer.", "keras>"])
 @pytest.mark.parametrize("kind", ["Lambda", "TorchModuleWrapper", "TFSMLayer"])
 @pytest.mark.usefixtures("never_loaded")
 def test_a_layer_whose_computation_is_code_is_refused(
-    scorer_file: Path, tmp_path: Path, kind: str
+    scorer_file: Path, tmp_path: Path, kind: str, place: str
 ) -> None:
     def edit(config: dict[str, Any]) -> None:
-        config["config"]["layers"][-1]["class_name"] = kind
+        config["config"]["layers"][-1] |= {"class_name": place + kind, "module": "keras"}
 
     with pytest.raises(IntegrityError, match=f"is a {kind}, which .*: refused and not run"):
         read(edited(scorer_file, tmp_path / "a.keras", edit))

@@ -21,6 +21,8 @@ from onnx import numpy_helper
 from modelport.exporters.cli.export import export
 from modelport.exporters.cli.verify import verify
 from modelport.exporters.models.fraud import FraudTransformer
+from modelport.exporters.proof import model_proportion
+from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import manifest, signing
 from modelport.gateway.repository.signing_keys import PrivateKey
 
@@ -385,3 +387,25 @@ def test_a_path_that_is_not_a_version_gets_a_one_line_error(place: Path) -> None
 def test_options_of_the_proof_make_no_sense_without_it(version: Path) -> None:
     line = line_of(run(version, "--integrity", "--checkpoint", "fraud.pt"), 2)
     assert line == "--integrity does not repeat the proof; omit --checkpoint"
+
+
+@pytest.mark.parametrize("value", [10**9, [1, {"deep": 10**9}]])
+def test_a_model_out_of_proportion_to_its_checkpoint_is_not_built(
+    version: Path, place: Path, value: Any
+) -> None:
+    rewrite(version, lambda content: content["model"]["model_kwargs"].update(num_layers=value))
+    line = line_of(run(version), 5)
+    assert line.startswith("the model of the unsigned certificate.json has the size 1000000000")
+
+
+def test_a_model_that_takes_all_memory_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_proportion, "FREE_BYTES", 256 << 20)
+    (tmp_path / "checkpoint").write_bytes(b"small")
+    with (
+        pytest.raises(IntegrityError, match="needs more memory than is allowed"),
+        model_proportion.in_proportion({}, tmp_path / "checkpoint"),
+    ):
+        bytearray(1 << 30)
+    assert len(bytearray(1 << 30)) == 1 << 30

@@ -34,8 +34,9 @@ from modelport.gateway.repository import manifest
 
 CPU_SECONDS = 600
 WALL_SECONDS = 900.0
-#: Of the machine's memory.
+#: Of the machine's memory, and in relation to the file: its runtime, and copies of its content.
 MEMORY_SHARE = 0.5
+RUNTIME_BYTES, MEMORY_PER_BYTE = 4 << 30, 16
 #: Of the stack that a thread gets by default: the caller's own frames take some of it.
 STACK_SHARE = 0.875
 #: What the C library gives a thread where the process' stack has no limit.
@@ -75,7 +76,10 @@ def run(function: str, file: Path, **arguments: Any) -> None:
         "function": function,
         "arguments": arguments,
         "cpu_seconds": CPU_SECONDS,
-        "memory_bytes": int(MEMORY_SHARE * _memory_bytes()),
+        "memory_bytes": min(
+            int(MEMORY_SHARE * _memory_bytes()),
+            RUNTIME_BYTES + MEMORY_PER_BYTE * file.stat().st_size,
+        ),
     }
     facts = [request, file.name, manifest.sha256_of(file), modelport.__version__, _version("torch")]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -56,12 +56,10 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         self._unread = UnreadTimer(loop, self.memory)
         self._state = state
         self._scope: dict[str, Any] = {}  # what the scopes of all requests share
-        # The request being parsed.
         self._completed: RequestResponseCycle | None = None  # the small one of this segment
         self._segment_bytes = self._head_bytes = 0  # here, and of its head in earlier segments
         self._receiving: RequestResponseCycle | None = None
         self._overloaded = False  # it is refused, and its body discarded
-        # The request being answered, and pipelined ones.
         self._active: RequestResponseCycle | None = None
         self._queue: deque[RequestResponseCycle] = deque()
         #: Sent after the responses that are due; nothing more is parsed.
@@ -159,7 +157,7 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         self._closing = True
         self._timer.close()
         self._unread.stop()
-        self._state.connections.discard(self)
+        self._state.connections.pop(self, None)
         self._state.newcomers.pop(self, None)
         if self._active is not None:
             self._active.disconnect()
@@ -180,13 +178,12 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         if self._writable is not None:
             self._writable.set_result(None)
             self._writable = None
-        cycle = self._active
-        if cycle is not None and cycle.task is None and not self._closing:
-            self._start(cycle)
+        if self._active is not None and self._active.task is None and not self._closing:
+            self._start(self._active)
 
     def count(self, size: int) -> None:
-        cycle = self._active
-        self._unread.count(size, cycle.lease if cycle and cycle.complete else None)
+        active = self._active
+        self._unread.count(size, active.lease if active and active.complete else None)
 
     def _start(self, cycle: RequestResponseCycle) -> None:
         """Start the application; a client that does not read its last response waits for it."""
@@ -304,8 +301,11 @@ class HttpConnection(RequestParser, asyncio.Protocol):
 
     leave = warn
 
+    @property
+    def idle(self) -> bool:
+        return self._active is None and self._place == BETWEEN
+
     def close(self) -> None:
-        """Close now, or after the response in progress."""
         if self._active is None:
             self.transport.close()
         else:

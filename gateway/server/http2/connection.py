@@ -164,11 +164,11 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
                 return
             self.crowded = room is Room.HEALTH
         else:
-            self.state.connections.add(self)
+            self.state.connections[self] = None
         self._timer = self.loop.call_later(time_limits.CHECK_SECONDS, self._tick)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.state.connections.discard(self)
+        self.state.connections.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
         if self._held is not None:
@@ -266,6 +266,10 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
         if self.settings_received and not self._warned and not self.closing:
             self._warned = True
             self.writer.write(frames.go_away(frames.MAX_STREAM, ErrorCode.NO_ERROR))
+
+    @property
+    def idle(self) -> bool:
+        return not self.streams
 
     def close(self) -> None:
         self.leave()

@@ -95,7 +95,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._send()
         self._established = True
         self._stop_timer()
-        self._state.connections.discard(self)
+        self._state.connections.pop(self, None)
         self._protocol.connection_made(self)
         self._read()
 
@@ -114,6 +114,10 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    @property
+    def idle(self) -> bool:
+        return False  # the handshake has its own limit
 
     def warn(self) -> None:
         """Do nothing: a handshake cannot carry the warning."""
@@ -143,7 +147,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self._state.connections.discard(self)
+        self._state.connections.pop(self, None)
         self._closing = self._deaf = True
         self._backlog.clear()
         self._backlog_bytes = 0

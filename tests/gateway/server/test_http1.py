@@ -572,6 +572,16 @@ async def test_what_a_small_compressed_body_becomes_counts_in_the_budget(
     assert PROCESS.used_bytes == 0
 
 
+async def test_idle_connections_shut_no_listener_of_few() -> None:
+    async with listening(echo, most=4) as port, contextlib.AsyncExitStack() as stack:
+        idle = [await stack.enter_async_context(connected(port)) for _ in range(12)]
+        await asyncio.sleep(0)
+        client = await stack.enter_async_context(connected(port))
+        await client.send(post(b"1"))
+        assert (await client.reply())[0].startswith(b"HTTP/1.1 200")
+        assert await idle[0].rest() == b"", "the oldest has made room"
+
+
 # -- clients that go ------------------------------------------------------------------------------
 
 

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 _LOG = """
 import json, logging, sys, structlog
 from modelport.gateway.settings import LogFormat
@@ -40,3 +42,29 @@ def test_each_line_is_one_system_call_with_its_end() -> None:
     writes = json.loads(found.stdout)
     assert [json.loads(each)["event"] for each in writes] == ["a line", "another"]
     assert all(each.endswith("\n") for each in writes)
+
+
+_CONSOLE = """
+import logging, structlog, sys
+from modelport.gateway.settings import LogFormat
+from modelport.gateway.telemetry import configure_logging
+
+configure_logging(LogFormat(sys.argv[1]), 0)
+evil = "".join(map(chr, (*range(32), 127, 128, 155, 0x202E))) + "\\x1b]0;title\\x07"
+structlog.get_logger("modelport.test").info(evil, model=evil, number=1)
+logging.getLogger("library").warning(evil)
+try:
+    raise ValueError(evil)
+except ValueError:
+    structlog.get_logger("modelport.test").exception("failed")
+"""
+
+
+@pytest.mark.parametrize("log_format", ["default", "ISO8601", "json"])
+def test_nothing_in_a_log_controls_a_terminal(log_format: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", _CONSOLE, log_format], capture_output=True, text=True, check=True
+    )
+    strange = {c for c in found.stderr if not c.isprintable()} - set("\n\t")
+    assert not strange
+    assert "\\x1b" in found.stderr or "\\u001b" in found.stderr
