@@ -120,7 +120,7 @@ class QueueFull(Unavailable):
 
 
 class MemoryExhausted(Unavailable):
-    """The memory budget for requests is exhausted."""
+    """The memory budget for requests and responses is exhausted."""
 
     default_message = (
         "requests use all the memory that they may; try again, or raise --max-request-memory"

@@ -163,7 +163,8 @@ class Serve(click.Command):
     "max_request_memory_bytes",
     type=click.IntRange(min=1),
     show_default="a quarter of the usable memory",
-    help="Memory for all requests together, in bytes; a single connection may use half of it.",
+    help="Memory for all requests and unread responses together, in bytes; a single connection may "
+    "use half of it.",
 )
 @click.option(
     "--dialect",
