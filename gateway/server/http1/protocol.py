@@ -182,8 +182,8 @@ class HttpConnection(RequestParser, asyncio.Protocol):
             self._start(self._active)
 
     def count(self, size: int) -> None:
-        active = self._active
-        self._unread.count(size, active.lease if active and active.complete else None)
+        cycle = self._active
+        self._unread.count(size, cycle.lease if cycle and cycle.complete else None)
 
     def _start(self, cycle: RequestResponseCycle) -> None:
         """Start the application; a client that does not read its last response waits for it."""
@@ -206,8 +206,7 @@ class HttpConnection(RequestParser, asyncio.Protocol):
         self._read_buffer.hold()
 
     def on_headers_complete(self) -> None:
-        # Its start within the first slice is unknown: near the limit, measure the head. Counting
-        # segments is not enough: the one that exceeds the limit may hold the head's end.
+        # Near the limit, measure: the segment that exceeds it may hold the head's end.
         if self._head_bytes + self._segment_bytes > MAX_HEAD_BYTES - SLICE_BYTES:
             self._head_bytes = 0
             if self._measured_head() > MAX_HEAD_BYTES:
