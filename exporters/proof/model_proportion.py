@@ -11,7 +11,7 @@ from typing import Any
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import manifest
 
-#: Sizes that any model may have; larger ones need so many bytes in the checkpoint.
+#: Sizes that any model may have; a larger one needs a byte of the checkpoint for each unit.
 FREE_SIZE = 100_000
 #: Memory that any model may take, and more for each byte of the checkpoint.
 FREE_BYTES, MEMORY_PER_BYTE = 4 << 30, 16

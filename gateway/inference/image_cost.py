@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 
-#: Pixels that an image of any number of bytes may have, all scans together: so many for each pixel
-#: of the model's input, within bounds; and where the model takes every size.
+#: Pixels that an image of any number of bytes may have, all scans together: for each pixel of the
+#: model's input, at least and at most; and if the model takes every size.
 FREE_RATIO, LEAST_FREE_PIXELS, MOST_FREE_PIXELS = 64, 1 << 18, 1 << 22
 OPEN_FREE_PIXELS = 1 << 20
 #: What a row or a column costs besides its pixels.

@@ -8,7 +8,7 @@ import pytest
 
 from tests.attacks import patterns
 
-#: Patterns whose texts come from whoever started the program, or are as short as is stated there.
+#: Patterns whose texts come from the operator, or are cut before.
 TRUSTED = {
     "gateway/cli/errors.py _ONNX_RUNTIME": "cut to SEARCHED_CHARACTERS",
     "exporters/sources/tensor_flags.py _INPUT": "an option of the command line",

@@ -74,7 +74,7 @@ def ask(stream: int, path: str = "/probe.Probe/Echo") -> bytes:
 async def test_large_requests_and_answers_at_once_on_a_small_budget_make_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is admitted is answered: an answer takes the place of its request."""
+    """Every admitted request is answered: its answer takes the place of its body."""
     monkeypatch.setattr(PROCESS, "limit_bytes", 4 * len(LARGE))
     monkeypatch.setattr(request_memory, "CONNECTION_SHARE", 1)
     probe = MethodProbe()

@@ -188,7 +188,7 @@ async def test_alpn_chooses_http2() -> None:
     first = HttpConnection(state, asyncio.get_running_loop())
     first.connection_made(wire)
     assert isinstance(wire.chosen, AsgiConnection)
-    assert state.connections == {wire.chosen}
+    assert list(state.connections) == [wire.chosen]
     wire.chosen.data_received(PREFACE + SETTLED + request(1))
     while b"POST /a False body" not in wire.written:
         await asyncio.sleep(0)
