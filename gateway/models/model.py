@@ -139,6 +139,11 @@ class LoadFailure:
     retry_at: float | None
     due: bool = False
 
+    @property
+    def is_retried(self) -> bool:
+        """Whether the load is going to be retried."""
+        return self.due or self.retry_at is not None
+
 
 @dataclass(slots=True)
 class ModelRecord:
@@ -181,6 +186,8 @@ class ModelRecord:
     load_failures: int = 0
     #: Loads on request; each one queries a remote server again.
     requests: int = 0
+    #: Reconciliations that run or wait for others.
+    reconciliations: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     timer: asyncio.TimerHandle | None = None
     #: Set while no retry is pending, except retries that wait for a dependency.
@@ -292,6 +299,17 @@ class ModelRecord:
         if any(failure.transient for failure in self.failures()):
             raise Unavailable(message)
         raise InvalidArgument(message)
+
+    def is_coming(self, number: int) -> bool:
+        """Whether a version that is not served is loading or going to load; 0: any version."""
+        if self.unlisted is not None and self.unlisted.is_retried:
+            return True  # its server may have any version
+        if not number:
+            return bool(self.reconciliations) or any(f.is_retried for f in self.failed.values())
+        if number in self.failed:
+            return self.failed[number].is_retried
+        usable = number in self.entry.versions and number not in self.withheld
+        return bool(self.reconciliations) and usable
 
     def forget_failures(self) -> None:
         self.failed.clear()

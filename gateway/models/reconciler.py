@@ -85,27 +85,34 @@ class Reconciler:
 
         Failures are recorded in the model's states, not raised.
         """
-        async with model.lock:
-            due = any(failure.due for failure in model.failures())
-            if self._stopped or (retrying and not due):
+        model.reconciliations += 1
+        try:
+            async with model.lock:
+                await self._reconcile(model, retrying)
+        finally:
+            model.reconciliations -= 1
+
+    async def _reconcile(self, model: ModelRecord, retrying: bool) -> None:
+        due = any(failure.due for failure in model.failures())
+        if self._stopped or (retrying and not due):
+            return
+        try:
+            if model.entry.remote and not await self._ask(model):
                 return
+            entry = model.entry
             try:
-                if model.entry.remote and not await self._ask(model):
-                    return
-                entry = model.entry
-                try:
-                    model.config = model.read_config()
-                    model.problem = ""
-                    making_room = resource_preserving(
-                        model.config, self._settings.aspired_version_policy
-                    )
-                except InvalidArgument as error:
-                    self._refuse(model, str(error))
-                else:
-                    await self._act(model, making_room)
-                model.reconciled = entry
-            finally:
-                self._plan_retry(model)
+                model.config = model.read_config()
+                model.problem = ""
+                making_room = resource_preserving(
+                    model.config, self._settings.aspired_version_policy
+                )
+            except InvalidArgument as error:
+                self._refuse(model, str(error))
+            else:
+                await self._act(model, making_room)
+            model.reconciled = entry
+        finally:
+            self._plan_retry(model)
 
     async def _ask(self, model: ModelRecord) -> bool:
         """Query the server for its versions; whether reconciliation can continue."""
@@ -323,17 +330,27 @@ class Reconciler:
         named = {model.entry.name: model for model in models}
         order = TopologicalSorter[str]()
         for name, model in named.items():
+            model.reconciliations += 1  # an ensemble waits, and is coming
             order.add(name, *(step for step in model.step_names() if step in named))
         with suppress(CycleError):  # ensembles of a cycle come last; loading them reports it
             order.prepare()
 
+        async def reconcile(name: str) -> None:
+            model = named.pop(name)
+            model.reconciliations -= 1
+            await self.reconcile(model)
+
         async def work(name: str) -> None:
-            await self.reconcile(named.pop(name))
+            await reconcile(name)
             order.done(name)
             await asyncio.gather(*map(work, order.get_ready()))
 
-        await asyncio.gather(*map(work, order.get_ready()))
-        await asyncio.gather(*map(self.reconcile, named.values()))
+        try:
+            await asyncio.gather(*map(work, order.get_ready()))
+            await asyncio.gather(*map(reconcile, list(named)))
+        finally:
+            for model in named.values():
+                model.reconciliations -= 1
 
     def reconcile_soon(self, model: ModelRecord, retrying: bool = False) -> None:
         async def work() -> None:

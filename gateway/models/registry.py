@@ -16,6 +16,8 @@ class ModelRegistry:
     def __init__(self) -> None:
         #: Only the manager adds and removes models.
         self._models: dict[str, ModelRecord] = {}
+        #: What is in the repositories and no model, and the reasons.
+        self._beside: dict[str, str] = {}
         #: Whether the repositories have been read: until then, any model may exist.
         self._scanned = False
 
@@ -25,8 +27,8 @@ class ModelRegistry:
         """Acquire a handle on a READY version; the caller releases it. ``number`` 0: the default.
 
         Raises:
-            NotFound: no such model or version.
-            Unavailable: the version is known but not READY, or the server is starting.
+            NotFound: no such model or version, or it is not loaded.
+            Unavailable: the version is loading, or its load is retried, or the server is starting.
         """
         version = self.get(name, number)
         version.in_flight += 1
@@ -40,13 +42,13 @@ class ModelRegistry:
         version = model.served.get(number) if number else model.default
         if version is not None:
             return version
+        # Clients and meshes retry UNAVAILABLE, so it needs an end in sight.
+        kind = Unavailable if model.is_coming(number) else NotFound
         if not number:
-            raise Unavailable(f"Request for unknown model: '{name}' has no available versions")
-        if number in model.states:
-            raise Unavailable(
-                f"Request for unknown model: '{name}' version {number} is not at ready state"
-            )
-        raise NotFound(f"Request for unknown model: '{name}' version {number} is not found")
+            raise kind(f"Request for unknown model: '{name}' has no available versions")
+        known = number in model.states or kind is Unavailable
+        state = "at ready state" if known else "found"
+        raise kind(f"Request for unknown model: '{name}' version {number} is not {state}")
 
     def find(self, name: str, number: int = 0) -> ServedVersion | None:
         """The version that ``get`` returns; None if there is no such version."""
@@ -89,7 +91,7 @@ class ModelRegistry:
         """Whether the load of a version failed and is going to be retried."""
         model = self._models.get(name)
         failure = model.failed.get(number) if model is not None else None
-        return failure is not None and (failure.due or failure.retry_at is not None)
+        return failure is not None and failure.is_retried
 
     def labels(self, name: str) -> Mapping[str, int]:
         """The labels of a model's served versions.
@@ -104,9 +106,11 @@ class ModelRegistry:
 
         Raises:
             NotFound: no such model, no such label, or its version is not served.
+            Unavailable: no version is served yet.
         """
         labels = self._model(name).labels
         if label not in labels:
+            self.get(name)
             raise NotFound(f"Unrecognized servable version label: {label}")
         return labels[label]
 
@@ -126,12 +130,22 @@ class ModelRegistry:
 
     def index(self, ready_only: bool = False) -> list[dict[str, str]]:
         """The rows of the repository index."""
-        models = (self._models[name] for name in sorted(self._models))
-        return [row for model in models for row in model.index(ready_only)]
+        rows = self._rows(ready_only)
+        if not ready_only:
+            problem = {"version": "", "state": VersionState.UNAVAILABLE.value}
+            rows += [
+                {"name": name, **problem, "reason": reason}
+                for name, reason in self._beside.items()
+                if name not in self._models
+            ]
+        return sorted(rows, key=lambda row: row["name"])
+
+    def _rows(self, ready_only: bool) -> list[dict[str, str]]:
+        return [row for model in self._models.values() for row in model.index(ready_only)]
 
     def model_states(self) -> Iterator[tuple[str, str]]:
         """Model and state of each row of the index, except versions unloaded on request."""
-        for row in self.index():
+        for row in self._rows(ready_only=False):
             if "state" in row and row.get("reason") != UNLOADED:
                 yield row["name"], row["state"]
 

@@ -78,7 +78,7 @@ def test_a_model_serves_after_load_and_not_after_unload(
     row = index(control)["x2", "1"]
     assert (row["state"], row["reason"]) == ("UNAVAILABLE", "unloaded")
     reply = wire.send(explicit.gateway.http, "POST", "/v2/models/x2/infer", wire.good_body())
-    wire.assert_error(reply, 503)
+    wire.assert_error(reply, 404)
 
 
 def test_unloading_twice_is_no_error(control: ControlCaller) -> None:
@@ -158,7 +158,7 @@ def test_a_model_that_does_not_load_says_why(control: ControlCaller, explicit: E
     assert control("is_server_live") is True
     assert control("is_model_ready", "broken") is False
     reply = wire.send(explicit.gateway.http, "POST", "/v2/models/broken/infer", wire.good_body())
-    wire.assert_error(reply, 503)
+    wire.assert_error(reply, 404)
 
 
 def test_a_new_version_serves_after_a_load(control: ControlCaller, explicit: Explicit) -> None:

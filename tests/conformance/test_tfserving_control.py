@@ -177,7 +177,7 @@ def test_a_version_that_did_not_load_is_listed_with_the_reason(
     assert (rows[0]["state"], rows[0]["status"]["error_code"]) == ("END", "UNAVAILABLE")
     assert rows[0]["status"]["error_message"]
     reply = send(controlled.http, "POST", "/v1/models/broken:predict", b'{"instances": [1]}')
-    assert (reply.status, "retry-after" in reply.headers) == (503, True)
+    assert (reply.status, "retry-after" in reply.headers) == (404, False)
 
 
 def picture() -> bytes:

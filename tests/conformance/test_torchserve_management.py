@@ -111,7 +111,7 @@ def test_models_are_registered_made_default_and_unregistered(explicit: Gateway) 
     def factor(version: str = "") -> float:
         return float(predict(explicit, f"two{version}", b"[1, 1, 1, 1]").json[0])
 
-    assert error(predict(explicit, "two", ROW))[0] == 503
+    assert error(predict(explicit, "two", ROW))[0] == 404
     reply = ask(explicit, "POST", "/models?url=two.mar&initial_workers=1&synchronous=true")
     expected = 'Model "two" Version: 2 registered with 1 initial workers'
     assert (reply.status, reply.json) == (200, {"status": expected})
@@ -213,11 +213,3 @@ def test_a_registration_that_is_no_object_of_strings_is_refused(
 ) -> None:
     reply = ask(explicit, "POST", "/models", body, Content_Type="application/json")
     assert error(reply)[:2] == (400, "BadRequestException")
-
-
-def test_every_route_that_answers_503_says_when_to_try_again(explicit: Gateway) -> None:
-    assert ask(explicit, "POST", "/v2/repository/models/three/load").status == 200
-    assert ask(explicit, "POST", "/v2/repository/models/three/unload").status == 200
-    for path in ("/v2/models/three/config", "/v2/models/three", "/v1/models/three/metadata"):
-        reply = ask(explicit, "GET", path)
-        assert (path, reply.status, reply.headers.get("retry-after")) == (path, 503, "1")

@@ -62,7 +62,7 @@ def older_serves(gateway: Gateway, why: str, model: str = "m") -> None:
     assert probes.state(gateway, 2, model) == "UNAVAILABLE"
     assert probes.state(gateway, 1, model) == "READY"
     assert probes.answer(gateway, model) == ("1", 2.0)
-    assert probes.ask(gateway, model, 2).status_code == 503
+    assert probes.ask(gateway, model, 2).status_code == 404
     assert probes.ready(gateway)
 
 
@@ -138,7 +138,7 @@ def test_the_only_version_damaged_leaves_the_gateway_alive_and_not_ready(
         for model, why in whys.items():
             assert why in probes.reason(gateway, 1, model)
             refused = probes.ask(gateway, model)
-            assert refused.status_code == 503
+            assert refused.status_code == 404
             assert f"'{model}' has no available versions" in refused.json()["error"]
 
 
@@ -186,7 +186,7 @@ def test_a_broken_configuration_at_start_costs_its_model_and_no_other(
         for broken, (_, why) in BROKEN_CONFIGS.items():
             assert why in probes.reason(gateway, 1, named(broken))
             assert probes.state(gateway, 1, named(broken)) == "UNAVAILABLE"
-            assert probes.ask(gateway, named(broken)).status_code == 503
+            assert probes.ask(gateway, named(broken)).status_code == 404
         assert probes.answer(gateway, "good") == ("1", 2.0)
 
 
@@ -239,7 +239,7 @@ def test_a_configuration_linked_from_outside_is_not_read(
         config.symlink_to(outside)
         with serving(repository.root) as gateway:
             assert why in str(probes.index(gateway))
-            assert probes.ask(gateway).status_code == 503
+            assert probes.ask(gateway).status_code == 404
             assert probes.answer(gateway, "good") == ("1", 2.0)
 
 

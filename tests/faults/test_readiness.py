@@ -109,7 +109,7 @@ def test_a_policy_that_asks_for_a_version_not_on_disk_is_not_ready_and_says_why(
         assert not probes.ready(gateway)
         assert "version_policy" in probes.reason(gateway, "")
         assert probes.state(gateway, "") == "UNAVAILABLE"
-        assert probes.ask(gateway).status_code == 503
+        assert probes.ask(gateway).status_code == 404
         repository.version(3.0, 7)
         eventually(lambda: probes.state(gateway, 7) == "READY", "version 7 is published")
         assert probes.ready(gateway)
@@ -239,7 +239,7 @@ def test_explicit_control_starts_with_nothing(repository: ChangingRepository) ->
         assert probes.ready(gateway)
         rows = probes.post(gateway, "/v2/repository/index").json()
         assert rows == [{"name": "m"}]
-        assert probes.ask(gateway).status_code == 503
+        assert probes.ask(gateway).status_code == 404
         assert probes.load(gateway).status_code == 200
         assert probes.answer(gateway) == ("1", 2.0)
 

@@ -107,7 +107,7 @@ def test_only_what_is_signed_with_the_key_is_served(
         for number, reason in reasons.items():
             assert probes.state(gateway, number) == "UNAVAILABLE"
             assert reason in probes.reason(gateway, number)
-            assert probes.ask(gateway, number=number).status_code == 503
+            assert probes.ask(gateway, number=number).status_code == 404
         assert str(repository.root.parent) not in str(probes.index(gateway))
         assert list(scratch.glob("modelport-*")) == []
 

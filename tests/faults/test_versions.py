@@ -346,7 +346,7 @@ def test_a_request_in_flight_on_a_version_that_is_unloaded_gets_its_answer(
     eventually(lambda: probes.metric(gateway, pending, model=model.name) == 1, "in flight")
     assert probes.unload(gateway, model.name).status_code == 200
     assert reply.result(60).status_code == 200
-    assert model.ask().status_code == 503
+    assert model.ask().status_code == 404
 
 
 def test_a_slow_request_on_one_model_does_not_hold_up_another_models_release(
@@ -401,7 +401,7 @@ def test_where_manifests_are_required_a_version_without_one_is_refused(
         for number, model in ((2, "m"), (1, "plain")):
             assert probes.state(gateway, number, model) == "UNAVAILABLE"
             assert "--require-manifest" in probes.reason(gateway, number, model)
-        assert probes.ask(gateway, "plain").status_code == 503
+        assert probes.ask(gateway, "plain").status_code == 404
 
 
 # -- repositories ---------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ def test_a_model_in_two_repositories_is_served_from_neither(
     second.version(3.0, 1, model="other")
     both = ("--model-repository", str(second.root))
     with serving(repository.root, *both, *POLL) as gateway:
-        assert probes.ask(gateway).status_code == 503
+        assert probes.ask(gateway).status_code == 404
         assert "appears in two or more repositories" in str(probes.index(gateway))
         assert probes.answer(gateway, "other") == ("1", 3.0)
         shutil.rmtree(second.root / "m")

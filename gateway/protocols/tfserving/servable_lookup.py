@@ -70,6 +70,7 @@ class Servables:
         except NotFound:
             raise NotFound(f"Servable not found for request: Latest({name})") from None
         if number is None:
+            self._served(name, None)
             raise InvalidArgument(f"Unrecognized servable version label: {label}")
         return number
 

@@ -154,11 +154,12 @@ def known_version(manager: ModelView, name: str, text: str) -> int:
     try:
         manager.get(name, number)
     except NotFound as error:
-        raise _not_found(manager, name, text) from error
+        raise not_found(manager, name, text) from error
     return number
 
 
-def _not_found(manager: ModelView, name: str, version: str) -> NotFound:
+def not_found(manager: ModelView, name: str, version: str) -> NotFound:
+    """Make TorchServe's error for a model or, if it names one, a version that is not served."""
     known = version and name in manager.names()
     return VersionNotFound(name, version) if known else ModelNotFound(name)
 
@@ -183,4 +184,4 @@ class TorchServePredictor(Predictor):
             raise self._not_found(call) from error
 
     def _not_found(self, call: PredictionCall) -> NotFound:
-        return _not_found(self._manager, call.model, str(call.version or ""))
+        return not_found(self._manager, call.model, str(call.version or ""))

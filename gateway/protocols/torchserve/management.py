@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
+from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.oip import metadata as documents
@@ -21,10 +21,9 @@ from modelport.gateway.protocols.torchserve.errors import (
     ApiDisabled,
     Conflict,
     DefaultVersion,
-    ModelNotFound,
     UrlRefused,
-    VersionNotFound,
     WorkersNotStarted,
+    not_found,
     version_number,
 )
 from modelport.gateway.repository import config as configuration
@@ -87,9 +86,7 @@ class Management:
             Unavailable: It is not READY.
         """
         if version == ALL:
-            numbers = self._manager.versions(name)
-            if not numbers:
-                raise ModelNotFound(name)
+            numbers = self._manager.versions(name) or [0]
         else:
             numbers = [version_number(self._manager, name, version)]
         rows = [await self._description(self._get(name, number)) for number in numbers]
@@ -221,17 +218,10 @@ class Management:
             raise ApiDisabled
 
     def _get(self, name: str, number: int) -> ServedVersion:
-        if name not in self._manager.names():
-            raise ModelNotFound(name)
         try:
             return self._manager.get(name, number)
         except NotFound:
-            raise VersionNotFound(name, str(number)) from None
-        except Unavailable:
-            # TorchServe does not know models that were unregistered.
-            if not number and not self._manager.versions(name):
-                raise ModelNotFound(name) from None
-            raise
+            raise not_found(self._manager, name, str(number or "")) from None
 
     async def _description(self, served: ServedVersion) -> dict[str, Any]:
         """Describe a version with TorchServe's members, except for the time-outs of workers."""

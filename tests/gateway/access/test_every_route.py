@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -167,16 +168,20 @@ class RouteCaller:
         self, caller: str, route: str, case: RouteCase, model: str = MINE
     ) -> httpx.Response:
         method, path = route.split(" ")
-        given = {"model": model, "version": "1", "label": "stable", "region": "r"}
+        quoted = quote(model, safe="")
+        given = {"model": quoted, "version": "1", "label": "stable", "region": "r"}
         text = path + case.query
         for name, value in given.items():
             text = text.replace(f"{{{name}}}", value)
-        headers = {name: value.format(**given) for name, value in case.headers.items()}
-        headers |= self._gateway.headers(caller)
+        headers = {
+            name: value.format(model=model, quoted=quoted).encode()
+            for name, value in case.headers.items()
+        }
+        headers |= {name: value.encode() for name, value in self._gateway.headers(caller).items()}
         content = None
         if method in ("POST", "PUT"):
             content = json.dumps(case.body) if case.body is not None else ""
-            headers |= {"content-type": "application/json"} if content else {}
+            headers |= {"content-type": b"application/json"} if content else {}
         response = await self._http.request(method, text, content=content, headers=headers)
         if caller == "right" and method in ("POST", "DELETE") and "models" in path:
             manager = self._gateway.server.manager

@@ -396,7 +396,7 @@ def test_a_gateway_serves_an_ensemble_and_survives_a_model_that_changes(tmp_path
         assert ask().status_code == 400
         body["inputs"][0]["shape"], body["inputs"][0]["data"] = [1, 4], [1] * 4
         assert c.post("/v2/repository/models/b/unload").status_code == 200
-        assert ask().status_code == 503
+        assert ask().status_code == 404
         assert c.post("/v2/repository/models/b/load").status_code == 200
         assert ask().status_code == 200
         models.add_and_subtract(tmp_path / "b" / "1" / "model.onnx")

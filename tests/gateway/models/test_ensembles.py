@@ -14,7 +14,7 @@ import pytest
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact, Backend, BackendLoader
 from modelport.gateway.backends.registry import find_loader
-from modelport.gateway.errors import Unavailable
+from modelport.gateway.errors import NotFound, Unavailable
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models import manager, reconciler
 from modelport.gateway.models.manager import ModelManager
@@ -250,7 +250,7 @@ async def test_an_ensembles_output_takes_the_labels_of_the_step_that_gives_it(ro
     await gateway.manager.load("outer")
     assert await top("outer") == [b"1.000000:1:words"]
     await gateway.manager.unload("second")
-    with pytest.raises(Unavailable):
+    with pytest.raises(NotFound):
         await top("all")
     await gateway.manager.stop()
 

@@ -211,10 +211,9 @@ async def test_one_version_is_unloaded_until_the_model_is_loaded_again(world: Wo
         (2, VersionState.UNAVAILABLE, "unloaded"),
     ]
     assert manager.get("m").number == 1
-    with pytest.raises(Unavailable):
-        await manager.unload_version("m", 2)
-    with pytest.raises(NotFound):
-        await manager.unload_version("m", 3)
+    for number in (2, 3):
+        with pytest.raises(NotFound):
+            await manager.unload_version("m", number)
     await manager.unload_version("m", 1)
     assert manager.ready, "nothing is wanted any more"
     await manager.load("m")

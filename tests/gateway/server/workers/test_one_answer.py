@@ -138,7 +138,7 @@ def test_load_unload_and_reload_reach_every_worker(
 ) -> None:
     gateway, repository = explicit
     assert factors(gateway) == {2.0}
-    assert statuses(gateway, "other") == {503}
+    assert statuses(gateway, "other") == {404}
     assert probes.load(gateway, "other").status_code == 200
     assert factors(gateway, "other") == {5.0}
     (index,) = indexes(gateway)
@@ -148,7 +148,7 @@ def test_load_unload_and_reload_reach_every_worker(
     assert probes.load(gateway, "other").status_code == 200
     assert factors(gateway, "other") == {7.0}
     assert probes.unload(gateway, "other").status_code == 200
-    assert statuses(gateway, "other") == {503}
+    assert statuses(gateway, "other") == {404}
     eventually(lambda: len(indexes(gateway)) == 1, "version 1 is unloaded in every worker")
     (index,) = indexes(gateway)
     assert index.count('"READY"') == 1
@@ -205,7 +205,7 @@ def test_a_failed_load_is_refused_with_the_reason_which_the_index_also_has(
     assert "worker" not in refusal.text, "it fails alike everywhere"
     (index,) = indexes(gateway)
     assert '"UNAVAILABLE"' in index
-    assert statuses(gateway, "broken") == {503}
+    assert statuses(gateway, "broken") == {404}
 
 
 def test_a_load_that_fails_in_one_worker_alone_says_so_and_is_not_ready(

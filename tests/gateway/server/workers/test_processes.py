@@ -140,7 +140,7 @@ def test_a_worker_that_is_started_again_serves_what_was_asked_for_meanwhile(
         eventually(lambda: probes.ready(gateway), "both are there")
         assert factors(gateway) == {2.0}
         assert factors(gateway, "other") == {5.0}
-        assert {status for status, _ in replies(gateway, "gone")} == {503}
+        assert {status for status, _ in replies(gateway, "gone")} == {404}
         assert _without_unloaded(indexes(gateway)) == _without_unloaded(told)
         assert probes.load(gateway).status_code == 200  # in both, the override is for older files
         assert factors(gateway) == {11.0}
