@@ -142,8 +142,8 @@ class Settings(NamedTuple):
     allow_client_shm: bool = False
     log_format: LogFormat = LogFormat.DEFAULT
     log_verbose: int = 0
-    #: Models outside of a repository, as files or folders.
-    models: tuple[Path, ...] = ()
+    #: Models outside of a repository: their names, and their files or folders.
+    models: tuple[tuple[str, Path], ...] = ()
 
 
 def verifies_clients(tls: TlsFiles | None) -> bool:

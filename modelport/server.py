@@ -36,6 +36,7 @@ class ServeOptions(TypedDict, total=False):
     ``modelport serve --help`` describes them. Sizes are in bytes, times in seconds.
     """
 
+    name: str
     model_repository: Path | str | Sequence[Path | str]
     repository_cache: Path | str
     routes: Path | str

@@ -12,10 +12,10 @@ from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import manifest, signing
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.scan import (
-    MODEL_NAME,
     VERSION_NAME,
     ModelEntry,
     VersionEntry,
+    is_model_name,
     scan,
     scan_model,
 )
@@ -120,7 +120,7 @@ def select(path: Path) -> Selection:
 
 
 def _model(folder: Path, only: str | None = None) -> SelectedModel:
-    if not MODEL_NAME.match(folder.name):
+    if not is_model_name(folder.name):
         raise UsageError(f"'{folder.name}' is not a model name; rename the folder")
     return _read(scan_model(folder.parent, folder), only)
 

@@ -15,11 +15,9 @@ from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, InvalidArgument
 from modelport.gateway.repository import config
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.scan import MAX_VERSION, VERSION_NAME
-from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.repository.scan import MAX_VERSION, VERSION_NAME, is_model_name
+from modelport.gateway.repository.storage.location import MAX_SEGMENT_BYTES, Location
 from modelport.gateway.types import TensorSpec
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 #: Twelve hexadecimal digits are enough to tell two files apart.
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
@@ -37,10 +35,10 @@ class PublishedVersion:
 
 def check_name(name: str) -> None:
     """Raise ``UsageError`` unless ``name`` is a valid model name."""
-    if not NAME.fullmatch(name):
+    if not is_model_name(name):
         raise UsageError(
-            f"--name '{name}' is not a model name; use up to 128 letters, digits, '.', '_' and "
-            "'-', starting with a letter or digit"
+            f"--name '{name}' is not a model name; use a folder's name of at most "
+            f"{MAX_SEGMENT_BYTES} bytes that does not begin with a dot"
         )
 
 

@@ -26,7 +26,7 @@ from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.models.model_view import ModelView
 
 #: No model has this name, and no version this number.
-UNKNOWN_MODEL, UNKNOWN_VERSION = "~unknown", -(2**62) - 1
+UNKNOWN_MODEL, UNKNOWN_VERSION = "/unknown", -(2**62) - 1
 
 
 class AllowedTarget(NamedTuple):

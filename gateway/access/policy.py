@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.principal import ANONYMOUS_NAME, CERTIFICATE, Grant, Principal
+from modelport.gateway.repository.storage.location import MAX_SEGMENT_BYTES
 
 #: Every principal except ``anonymous``.
 AUTHENTICATED = "authenticated"
@@ -21,7 +22,7 @@ GROUP = "group:"
 #: Principals, and models of each operation of one, whose rights are kept: clients choose the names.
 KEPT_PRINCIPALS, KEPT_MODELS = 1024, 32
 #: No model has a longer name.
-MAX_KEPT_NAME = 128
+MAX_KEPT_NAME = MAX_SEGMENT_BYTES
 _KIND = re.compile(rf"{CERTIFICATE}[^:]*:|[^:]*:")
 #: The versions of a rule that names none.
 ALL_VERSIONS: frozenset[str] = frozenset()

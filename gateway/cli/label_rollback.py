@@ -8,7 +8,7 @@ import click
 
 from modelport.gateway.cli.errors import suggestion
 from modelport.gateway.errors import InvalidArgument, NotFound
-from modelport.gateway.repository.scan import MODEL_NAME
+from modelport.gateway.repository.scan import is_model_name
 from modelport.gateway.repository.version_choice import VersionChoice
 
 _repository = click.option(
@@ -99,11 +99,11 @@ def rollback(
 def _choice(repository: Path, model: str) -> VersionChoice:
     if not repository.is_dir():
         raise NotFound(f"--model-repository '{repository}' is not a folder")
-    if not MODEL_NAME.match(model):
+    if not is_model_name(model):
         raise InvalidArgument(f"'{model}' is not a valid model name")
     if not (repository / model).is_dir():
         folders = (path.name for path in repository.iterdir() if path.is_dir())
-        known = list(filter(MODEL_NAME.match, folders))
+        known = list(filter(is_model_name, folders))
         raise NotFound(f"'{repository}' holds no model '{model}'" + suggestion(model, known, "; "))
     return VersionChoice.of_folder(repository / model)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 import click
 
@@ -20,7 +21,7 @@ from modelport.gateway.cli.server_credentials import CommandT, credential_option
 from modelport.gateway.cli.tables import printable
 from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.repository import untrusted_files
-from modelport.gateway.repository.scan import MODEL_NAME
+from modelport.gateway.repository.scan import is_model_name
 from modelport.gateway.rollout.plan import (
     MAX_REQUESTS,
     MOST_POWER,
@@ -365,6 +366,6 @@ def _path(model: str, *rest: str) -> str:
     Raises:
         UsageError: ``model`` cannot be part of a path.
     """
-    if not MODEL_NAME.match(model):
+    if not is_model_name(model):
         raise UsageError(f"'{model}' is not a valid model name")
-    return "/".join((_ROLLOUTS, model, *rest))
+    return "/".join((_ROLLOUTS, quote(model, safe=""), *rest))

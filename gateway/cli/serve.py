@@ -15,6 +15,7 @@ import click
 from modelport.gateway.cli import option_sources
 from modelport.gateway.cli.serve_settings import (
     FiniteSeconds,
+    ServedPath,
     cache_sizes,
     file_mode,
     on_vertex_ai,
@@ -59,7 +60,8 @@ class Serve(click.Command):
 
 
 @click.command(cls=Serve, context_settings={"show_default": True})
-@click.argument("paths", type=Repository(), nargs=-1, metavar="[PATH]...")
+@click.argument("paths", type=ServedPath(), nargs=-1, metavar="[[NAME=]PATH]...")
+@click.option("--name", metavar="NAME", help="Name of the model in the only PATH.")
 @click.option(
     "--model-repository",
     "--model-store",
@@ -303,7 +305,10 @@ class Serve(click.Command):
 def serve(context: click.Context, /, **options: Any) -> None:
     """Serve a model repository over HTTP and gRPC (Open Inference Protocol, Triton's flag names).
 
-    PATH is a model repository, a model's folder, or a model's file (model.onnx).
+    PATH is a model repository, a model's folder, or a model's file. The model in iris/model.onnx is
+    named iris, that in resnet50.onnx resnet50; NAME=PATH names it otherwise.
+
+    Without any of the named models, the command ends with status 1.
 
     Port 0 chooses a free port; the log line "listening" on stderr has it.
     """

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelport.gateway.repository import standalone_model
-from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.repository.scan import is_model_name
+from modelport.gateway.repository.storage.location import Location, Repository, is_url
 from modelport.gateway.settings import (
     AspiredVersionPolicy,
     LogFormat,
@@ -115,21 +116,48 @@ def _check_repository(repository: Path | Location) -> None:
         )
 
 
+class ServedPath(Repository):
+    """An argument's value: the path of a repository or a model, and NAME of NAME=PATH or ''."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, tuple):  # converted already
+            return value
+        name, equals, path = str(value).partition("=")
+        if not equals or is_url(value) or Path(value).exists():
+            return "", super().convert(value, param, ctx)
+        if not is_model_name(name):
+            self.fail(f"'{name}' is not a model's name; write NAME=PATH", param, ctx)
+        if is_url(path):
+            self.fail(f"NAME=PATH names a single model, and '{path}' is a repository", param, ctx)
+        return name, super().convert(path, param, ctx)
+
+
 def _separate(
-    paths: Sequence[Path | Location],
-) -> tuple[tuple[Path | Location, ...], tuple[Path, ...]]:
-    """Separate ``paths`` into repositories and single models."""
+    paths: Sequence[tuple[str, Path | Location]], only_name: str | None
+) -> tuple[tuple[Path | Location, ...], tuple[tuple[str, Path], ...]]:
+    """Separate ``paths`` into repositories and single models, with their names."""
     repositories: list[Path | Location] = []
-    models: list[Path] = []
-    for path in paths:
+    models: dict[str, Path] = {}
+    for name, path in paths:
         if isinstance(path, Path) and not path.exists():
             raise click.UsageError(f"'{path}' does not exist")
-        if isinstance(path, Path) and standalone_model.is_model(path):
-            standalone_model.check(path)
-            models.append(path)
-        else:
+        if not isinstance(path, Path) or not standalone_model.is_model(path):
+            if name or only_name:
+                raise click.UsageError(f"'{path}' is a repository; only a single model has a name")
             repositories.append(path)
-    return tuple(repositories), tuple(models)
+            continue
+        standalone_model.check(path)
+        name = name or only_name or standalone_model.name_of(path)
+        if name in models and models[name].resolve() != path.resolve():
+            raise click.UsageError(
+                f"'{models[name]}' and '{path}' are both named '{name}'; name them: NAME=PATH"
+            )
+        models[name] = path
+    if only_name is not None and len(models) != 1:
+        raise click.UsageError("--name needs one PATH; name several models with NAME=PATH")
+    if only_name is not None and not is_model_name(only_name):
+        raise click.UsageError(f"--name '{only_name}' is not a model's name")
+    return tuple(repositories), tuple(models.items())
 
 
 def _check_listeners(options: Mapping[str, Any]) -> None:
@@ -198,7 +226,7 @@ def settings_from(
         raise click.UsageError("--load-model requires --model-control-mode=explicit as well")
     for repository in options["model_repositories"]:
         _check_repository(repository)
-    repositories, options["models"] = _separate(options.pop("paths"))
+    repositories, options["models"] = _separate(options.pop("paths"), options.pop("name"))
     options["model_repositories"] += repositories
     _check_listeners(options)
     tls = _tls_files(tls_cert, tls_key, tls_client_ca, tls_client_auth)

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
 
@@ -23,8 +22,6 @@ from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.settings import ModelControlMode, Settings
 
 log = structlog.get_logger("modelport.models")
-
-P = TypeVar("P", Path, Path | Location)
 
 #: The time a server has to list its versions, besides the time to connect.
 ANSWER_SECONDS = 5.0
@@ -103,7 +100,7 @@ class StorageRepository:
             )  # fmt: skip
 
 
-def _distinct(places: Iterable[P]) -> list[P]:
+def _distinct(places: Iterable[Path | Location]) -> list[Path | Location]:
     """``places`` without repeated folders, even by another path."""
     return list(
         {each.resolve() if isinstance(each, Path) else each: each for each in places}.values()
@@ -118,7 +115,7 @@ class Discovery:
             each if isinstance(each, Path) else StorageRepository(each, settings)
             for each in _distinct(settings.model_repositories)
         ]
-        self._standalone = _distinct(settings.models)
+        self._standalone = settings.models
         self._routes = settings.routes.models
         self._find_versions = find_versions
 
@@ -142,10 +139,10 @@ class Discovery:
             scan.scan_folder(each) if isinstance(each, Path) else each.found or {}
             for each in self._repositories
         ]
-        alone = [standalone_model.scan(path) for path in self._standalone]
+        alone = [standalone_model.scan(path, name) for name, path in self._standalone]
         found = scan.together([*repositories, *({entry.name: entry} for entry in alone)])
         for name, route in self._routes.items():
-            if name not in found:
+            if name not in found or not found[name].is_model:
                 found[name] = _entry(name, route)
         return found
 

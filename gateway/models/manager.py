@@ -56,6 +56,8 @@ class ModelManager(ModelRegistry):
         self._reloading = asyncio.Lock()  # one reload request at a time
         self._looks: Mapping[str, ModelEntry] = {}
         self._missing: set[str] = set()
+        #: What the last scan ignored, and the reasons.
+        self._ignored: dict[str, str] = {}
         self.started = False
         self._unlistable = False
         #: Not empty while a model is overloaded; listeners then ask before reading a request.
@@ -76,6 +78,23 @@ class ModelManager(ModelRegistry):
     def loading(self) -> bool:
         """Whether a model version is being loaded."""
         return any(model.is_loading for model in self._models.values())
+
+    @property
+    def is_useless(self) -> bool:
+        """Whether models have to be served, and none is or is going to be."""
+        models = self._models.values()
+        return self._must_serve and not any(m.served or m.is_coming(0) for m in models)
+
+    @property
+    def _must_serve(self) -> bool:
+        """Whether models were named, or with ``exit_on_error`` have to be there from the start."""
+        settings = self._settings
+        if settings.model_control_mode is ModelControlMode.POLL:
+            return False  # they may be published later
+        if settings.models or {*settings.load_models} - {"*"}:
+            return True
+        loads = settings.load_models or settings.model_control_mode is ModelControlMode.NONE
+        return bool(settings.exit_on_error and loads)
 
     def broken(self) -> list[str]:
         """Models that were requested but whose default version cannot serve."""
@@ -123,7 +142,7 @@ class ModelManager(ModelRegistry):
             self._models[name].asked = True
         models = self._with_steps(names)
         await self._reconciler.reconcile_all(models)
-        if settings.exit_on_error:
+        if settings.exit_on_error or (self._must_serve and not any(m.served for m in models)):
             await asyncio.gather(*(model.settled.wait() for model in models))
 
     async def poll(self) -> None:
@@ -173,7 +192,7 @@ class ModelManager(ModelRegistry):
     async def _scan(self, only: str = "") -> list[str]:
         """Update the entry of every model, or of one; return the names of removed models."""
         async with self._scanning:
-            found = await self._discovery.scan()
+            found = self._without_ignored(await self._discovery.scan())
             polling = self._settings.model_control_mode is ModelControlMode.POLL
             for name, entry in found.items():
                 if only not in ("", name):
@@ -192,6 +211,24 @@ class ModelManager(ModelRegistry):
                     model.look(accepted)
             self._looks = self._looks if only else found
             return [name for name in self._models if name not in found]
+
+    def _without_ignored(self, found: Mapping[str, ModelEntry]) -> dict[str, ModelEntry]:
+        """The models of a scan; log what else there is, once."""
+        beside = {name: entry.problem for name, entry in found.items() if not entry.is_model}
+        ignored = beside | {
+            f"{name}/{folder}": "it is not a version; versions are folders named 1, 2, ..."
+            for name, entry in found.items()
+            for folder in entry.ignored
+        }
+        for name in sorted(ignored.keys() - self._ignored.keys()):
+            log.warning("ignored in the repository", name=name, reason=ignored[name])
+        self._ignored = ignored
+        self._beside = {
+            name: reason
+            for name, reason in beside.items()
+            if not name.lower().endswith(scan.TEXT_SUFFIXES)
+        }
+        return {name: entry for name, entry in found.items() if entry.is_model}
 
     # -- control on request -----------------------------------------------------------------------
 

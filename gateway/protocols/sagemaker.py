@@ -57,7 +57,7 @@ class SageMakerHttp(OipErrors):
         return None
 
     def _find(self, headers: RequestHeaders) -> PredictionTarget:
-        target = headers.get(_TARGET_MODEL, b"").decode("latin-1").removesuffix(_ARCHIVE)
+        target = headers.get(_TARGET_MODEL, b"").decode(errors="replace").removesuffix(_ARCHIVE)
         return PredictionTarget(
             target or only_model(self._manager, self._default_model, DEFAULT_MODEL_VARIABLE)
         )

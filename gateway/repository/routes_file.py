@@ -227,10 +227,13 @@ def _yaml(text: str) -> Any:
 
 
 def _route(where: str, name: str, content: Any, file: Path) -> ModelRoute:
-    from modelport.gateway.repository.scan import MODEL_NAME
+    from modelport.gateway.repository.scan import is_model_name
 
-    if not MODEL_NAME.match(name):
-        raise InvalidArgument(f"{where}: a model is named with letters, digits, '.', '_' and '-'")
+    if not is_model_name(name):
+        raise InvalidArgument(
+            f"{where}: a model's name is that of a folder: without '/', '\\' and unprintable "
+            "characters, not beginning with a dot, and not long"
+        )
     table = RouteTable(where, content)
     if "backend" not in table:
         raise InvalidArgument(f"{where} needs 'backend', one of {', '.join(BACKENDS)}")

@@ -4,7 +4,7 @@
     <repository>/<model>/<version>/<default file>  [manifest.json  certificate.json]
 
 A scan never raises for a bad model: anything that cannot be served carries the reason, so that it
-does not affect other models.
+does not affect other models. Names that begin with a dot are hidden, and never models.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ from typing import NamedTuple
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import manifest, untrusted_files
+from modelport.gateway.repository.storage.location import is_segment
 
-#: Model names are only looked up in a scan's result, never joined to a path.
-MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 #: Positive integers in canonical form; ``01``, ``v2`` and ``.tmp`` are not versions.
 VERSION_NAME = re.compile(r"[1-9][0-9]{0,18}\Z")
+#: Folders that may be meant as versions.
+LIKE_A_VERSION = re.compile(r"(?![1-9][0-9]{0,18}\Z)[vV]?[0-9][0-9._]*\Z")
+#: A folder that file systems make.
+_SYSTEM_FOLDER = "lost+found"
+#: Files that nobody takes for a model; others get a row of the index.
+TEXT_SUFFIXES = (".md", ".txt", ".rst", ".json", ".toml", ".yaml", ".yml")
 MAX_VERSION = 2**63 - 1  # Triton's versions are int64
 MAX_LABEL_BYTES = 16 * 1024 * 1024
 #: Files that run code when they are read; a version with one is not served.
@@ -56,6 +61,8 @@ class ModelEntry(NamedTuple):
     """A model's folder. ``config_text`` is None without a ``config.pbtxt``.
 
     A ``remote`` model runs on another server; it has no folder, and ``path`` is the current one.
+    ``ignored`` are folders that may be meant as versions. What is not ``is_model`` is never loaded;
+    ``problem`` says why.
     """
 
     name: str
@@ -64,6 +71,8 @@ class ModelEntry(NamedTuple):
     versions: Mapping[int, VersionEntry] = MappingProxyType({})
     problem: str = ""
     remote: bool = False
+    ignored: tuple[str, ...] = ()
+    is_model: bool = True
 
     @property
     def content(self) -> str:
@@ -103,13 +112,41 @@ def scan(repositories: Iterable[Path]) -> dict[str, ModelEntry]:
     Raises:
         OSError: a repository itself cannot be listed.
     """
-    return together(scan_folder(repository) for repository in repositories)
+    found = together(scan_folder(repository) for repository in repositories)
+    return {name: entry for name, entry in found.items() if entry.is_model}
 
 
 def scan_folder(repository: Path) -> dict[str, ModelEntry]:
-    """Every model of one repository, by name; as ``scan``."""
+    """Every model of one repository, and what is beside them; raises as ``scan``."""
     root = repository.resolve(strict=True)
-    return {folder.name: scan_model(root, folder) for folder in _folders(root, MODEL_NAME)}
+    found = {}
+    for path in sorted(root.iterdir()):
+        if not path.name.startswith("."):
+            entry = no_model(path.name, _is_folder(path)) or scan_model(root, path)
+            found[entry.name] = entry
+    return found
+
+
+def is_model_name(name: str) -> bool:
+    """Whether ``name`` is a component of a path that is safe in URLs and logs, and not hidden."""
+    return is_segment(name) and not name.startswith(".")
+
+
+def no_model(name: str, is_folder: bool) -> ModelEntry | None:
+    """The entry of what is in a repository, not hidden, and no model; None for a model.
+
+    A name that cannot be shown is escaped.
+    """
+    if not is_folder:
+        problem = "it is not a folder; a model is a folder of versions, as in NAME/1/model.onnx"
+    elif name == _SYSTEM_FOLDER:
+        problem = "it is a folder of the file system"
+    elif not is_model_name(name):
+        problem = "its name is too long, or has a backslash or unprintable characters"
+    else:
+        return None
+    shown = name if name.isprintable() else repr(name)[1:-1]
+    return ModelEntry(shown, Path(), problem=problem, is_model=False)
 
 
 def together(repositories: Iterable[Mapping[str, ModelEntry]]) -> dict[str, ModelEntry]:
@@ -117,7 +154,10 @@ def together(repositories: Iterable[Mapping[str, ModelEntry]]) -> dict[str, Mode
     found: dict[str, ModelEntry] = {}
     for repository in repositories:
         for name, entry in repository.items():
-            if name in found:
+            known = found.get(name)
+            if known is not None and known.is_model:
+                if not entry.is_model:
+                    continue
                 problem = "model appears in two or more repositories"
                 entry = ModelEntry(name, entry.path, problem=problem)
             found[name] = entry
@@ -182,7 +222,8 @@ def scan_model(root: Path, path: Path) -> ModelEntry:
             for folder in _folders(path, VERSION_NAME)
             if int(folder.name) <= MAX_VERSION
         }
-        return ModelEntry(name, path, _read_config(root, path), versions)
+        ignored = tuple(folder.name for folder in _folders(path, LIKE_A_VERSION))
+        return ModelEntry(name, path, _read_config(root, path), versions, ignored=ignored)
     except (OSError, ValueError, IntegrityError) as error:
         return ModelEntry(name, path, problem=_reason(error))
 

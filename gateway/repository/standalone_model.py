@@ -1,12 +1,12 @@
 """A model outside of a repository: an artifact's file, a SavedModel's folder, or a model's folder.
 
-A single artifact is served as version 1 of a model named after its file. An artifact in a version's
-folder, as in ``repository/iris/2/model.onnx``, is that version of that model.
+A single artifact is served as version 1 of a model named after its file, or after its folder if the
+file has the name that it would have in a repository, as in ``iris/model.onnx``. An artifact in a
+version's folder, as in ``repository/iris/2/model.onnx``, is that version of that model.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from modelport.gateway.backends.registry import Platform, platforms
@@ -14,17 +14,15 @@ from modelport.gateway.errors import IntegrityError, InvalidArgument
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.scan import (
-    MODEL_NAME,
     VERSION_NAME,
     ModelEntry,
     VersionEntry,
     fingerprint,
+    is_model_name,
     scan_model,
 )
 
 SAVED_MODEL = "saved_model.pb"
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]")
-_MAX_NAME = 128
 #: Checkpoints hold weights; they have to be exported first.
 _CHECKPOINTS = frozenset({".keras", ".pth", ".safetensors", ".h5", ".ckpt", ".bin"})
 
@@ -62,24 +60,53 @@ def check(path: Path) -> Platform | None:
     path = path.resolve(strict=True)
     if not path.is_dir() or (path / SAVED_MODEL).is_file():
         return _platform(path)
-    if not MODEL_NAME.match(path.name):
-        raise InvalidArgument(f"'{path.name}' is not a valid model name; rename the folder")
     return None
 
 
-def scan(path: Path) -> ModelEntry:
-    """Scan the model in ``path``; raises as ``check``."""
+def name_of(path: Path) -> str:
+    """The name of the model in ``path``, which is as the user wrote it; raises as ``check``."""
+    whole = path.resolve(strict=True)
+    platform = check(path)
+    if platform is None:
+        return whole.name
+    version, model = whole.parent, whole.parent.parent
+    usual = whole.name == platform.default_filename
+    if usual and VERSION_NAME.match(version.name) and is_model_name(model.name):
+        return model.name
+    if usual and is_model_name(path.parent.name):  # not of a file in the current folder
+        return path.parent.name
+    name = whole.name if whole.is_dir() else whole.stem
+    if not is_model_name(name):
+        raise InvalidArgument(f"'{name}' is not a model's name; name it: NAME={path}")
+    return name
+
+
+def scan(path: Path, name: str) -> ModelEntry:
+    """Scan the model in ``path`` under ``name``; raises as ``check``."""
     path = path.resolve(strict=True)
     platform = check(path)
     if platform is None:
-        return scan_model(path.parent, path)
+        return _named(scan_model(path.parent, path), name)
     version, model = path.parent, path.parent.parent
-    if VERSION_NAME.match(version.name) and MODEL_NAME.match(model.name):
+    if VERSION_NAME.match(version.name) and path.name == platform.default_filename:
         entry = scan_model(model.parent, model)
         number = int(version.name)
-        if number in entry.versions and path.name == platform.default_filename:
-            return entry._replace(versions={number: entry.versions[number]})
-    return _standalone(path, platform)
+        if number in entry.versions:
+            return _named(entry._replace(versions={number: entry.versions[number]}), name)
+    return _standalone(path, platform, name)
+
+
+def _named(entry: ModelEntry, name: str) -> ModelEntry:
+    """``entry`` under another name, whatever its configuration says."""
+    if entry.name == name:
+        return entry
+    try:
+        config = configuration.parse(entry.config_text or "")
+    except InvalidArgument:  # reported when it loads
+        return entry._replace(name=name)
+    config.ClearField("name")
+    text = configuration.to_text(config) if entry.config_text is not None else None
+    return entry._replace(name=name, config_text=text)
 
 
 def _platform(path: Path) -> Platform:
@@ -102,9 +129,7 @@ def _platform(path: Path) -> Platform:
     )
 
 
-def _standalone(path: Path, platform: Platform) -> ModelEntry:
-    stem = path.name if path.is_dir() else path.stem
-    name = _NOT_IN_A_NAME.sub("_", stem)[:_MAX_NAME].lstrip(".-") or "model"
+def _standalone(path: Path, platform: Platform, name: str) -> ModelEntry:
     config = configuration.parse("")
     config.platform, config.backend = platform.platform, platform.backend
     config.default_model_filename = path.name

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.repository.scan import MAX_VERSION, MODEL_NAME
+from modelport.gateway.repository.scan import MAX_VERSION, is_model_name
 from modelport.gateway.repository.version_choice import LABEL_NAME
 from modelport.gateway.rollout import checked_json
 
@@ -261,7 +261,7 @@ class RolloutPlan(RolloutChoices):
         if not ROLLOUT_ID.match(self.id):
             raise InvalidArgument("the id of a rollout has 32 hexadecimal digits")
         for name in (self.model, self.baseline.model, self.candidate.model):
-            if not MODEL_NAME.match(name):
+            if not is_model_name(name):
                 raise InvalidArgument(f"'{name}' is not a valid model name")
         for side in (self.baseline, self.candidate):
             if not 1 <= side.version <= MAX_VERSION:

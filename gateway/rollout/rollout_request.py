@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from modelport.gateway.access.context import CURRENT
 from modelport.gateway.errors import InvalidArgument, NotFound, Unsupported
-from modelport.gateway.repository.scan import MODEL_NAME, VERSION_NAME
+from modelport.gateway.repository.scan import VERSION_NAME, is_model_name
 from modelport.gateway.rollout import checked_json
 from modelport.gateway.rollout.plan import (
     AssignmentKind,
@@ -78,7 +78,7 @@ def candidate_of(request: RolloutRequest, model: RolloutModelDescription) -> Rol
     if text in model.labels:
         return RolloutSide(model.name, model.labels[text])
     name, slash, version = text.partition("/")
-    if not MODEL_NAME.match(name) or (slash and not VERSION_NAME.match(version)):
+    if not is_model_name(name) or (slash and not VERSION_NAME.match(version)):
         raise InvalidArgument(
             f"candidate '{text}' is neither a version nor a model: write 3, NAME or NAME/3"
         )

@@ -217,7 +217,7 @@ class GatewayServer:
         """Load the models, or those of the snapshot ``others``, and become ready.
 
         Raises:
-            Unavailable: A model does not load, with ``exit_on_error``.
+            Unavailable: A model does not load, with ``exit_on_error``, or no model that was named.
         """
         collector.exempt_modules()
         if self._rollout_control is not None:
@@ -225,7 +225,10 @@ class GatewayServer:
         await self.manager.start(others)
         self.participant.loaded()
         broken = self.manager.broken()
-        if broken and self._settings.exit_on_error:
+        useless = others is None and self.manager.is_useless
+        if useless and not broken:
+            raise Unavailable("no model is served, because the model repositories hold none")
+        if useless or (broken and self._settings.exit_on_error):
             reasons = {row["name"]: row.get("reason", "") for row in self.manager.index()}
             failures = [
                 f"{name} ({reason})" if (reason := reasons.get(name)) else name for name in broken

@@ -90,13 +90,65 @@ def test_a_model_that_does_not_load_is_reported_with_the_reason(tmp_path: Path) 
         modelport.testing.serve(tmp_path / "broken.onnx"),
     ):
         pass
+    models.multiply(tmp_path / "good.onnx")
+    paths = (tmp_path / "broken.onnx", tmp_path / "good.onnx")
     with (
-        modelport.Server(tmp_path / "broken.onnx", exit_timeout_secs=1) as server,
+        modelport.Server(*paths, exit_timeout_secs=1) as server,
         modelport.Client(server.http_url) as client,
     ):
-        [status] = client.models()
-        assert status.state == "UNAVAILABLE"
-        assert status.reason
+        broken, good = client.models()
+        assert (broken.state, good.state) == ("UNAVAILABLE", "READY")
+        assert broken.reason
+
+
+EXPLICIT: ServeOptions = {"model_control_mode": "explicit"}
+POLL: ServeOptions = {"model_control_mode": "poll"}
+EXIT: ServeOptions = {"exit_on_error": True}
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "reason"),
+    [
+        ("broken.onnx", {}, r"failed to load all models: broken \(.+\)"),
+        ("broken.onnx", {"model_load_retry_count": 2, "load_retry_interval_secs": 0.1}, "broken"),
+        ("models", {**EXPLICIT, "load_model": ["broken", "none"]}, r"broken \(.+\), none"),
+        ("empty", EXIT, "no model is served, because the model repositories hold none"),
+        ("empty", {**EXPLICIT, **EXIT, "load_model": "*"}, "repositories hold none"),
+    ],
+)
+def test_a_server_that_serves_nothing_it_has_to_ends(
+    tmp_path: Path, place: str, options: ServeOptions, reason: str
+) -> None:
+    useless(tmp_path)
+    with pytest.raises(modelport.Unavailable, match=reason):
+        modelport.Server(tmp_path / place, **options).start()
+
+
+@pytest.mark.parametrize(
+    ("place", "options"),
+    [
+        ("empty", {}),
+        ("empty", {**POLL, **EXIT}),
+        ("empty", {**EXPLICIT, **EXIT}),
+        ("models", {}),
+        ("models", EXPLICIT),
+        ("broken.onnx", POLL),
+    ],
+)
+def test_a_server_that_may_serve_later_goes_on(
+    tmp_path: Path, place: str, options: ServeOptions
+) -> None:
+    useless(tmp_path)
+    with modelport.Server(tmp_path / place, **options, exit_timeout_secs=1) as server:
+        assert server.ports.http_port
+
+
+def useless(folder: Path) -> None:
+    """Places without a model that loads."""
+    (folder / "empty").mkdir()
+    (folder / "models" / "broken" / "1").mkdir(parents=True)
+    for file in (folder / "broken.onnx", folder / "models" / "broken" / "1" / "model.onnx"):
+        file.write_bytes(b"no model")
 
 
 def test_a_port_that_is_taken_is_an_error_of_the_start(

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import structlog
@@ -203,7 +204,7 @@ def _torchserve(setting: StartContext) -> ServerLaunch:
     def ready() -> Awaitable[bool]:
         return _says(
             ports["management"],
-            f"/models/{artifact.model_name}",
+            f"/models/{quote(artifact.model_name, safe='')}",
             lambda models: any(worker["status"] == "READY" for worker in models[0]["workers"]),
         )
 
@@ -231,7 +232,7 @@ def _tfserving(setting: StartContext) -> ServerLaunch:
     def ready() -> Awaitable[bool]:
         return _says(
             ports["http"],
-            f"/v1/models/{artifact.model_name}/versions/{artifact.version}",
+            f"/v1/models/{quote(artifact.model_name, safe='')}/versions/{artifact.version}",
             lambda said: any(s["state"] == "AVAILABLE" for s in said["model_version_status"]),
         )
 
@@ -258,7 +259,7 @@ def _triton(setting: StartContext) -> ServerLaunch:
     }
 
     async def ready() -> bool:
-        path = f"/v2/models/{artifact.model_name}/versions/{artifact.version}/ready"
+        path = f"/v2/models/{quote(artifact.model_name, safe='')}/versions/{artifact.version}/ready"
         status, _ = await get(ports["http"], path)
         return status == 200
 

@@ -20,7 +20,13 @@ import structlog
 
 from modelport.gateway.errors import IntegrityError, InvalidArgument, ModelportError, NotFound
 from modelport.gateway.repository import manifest, signing
-from modelport.gateway.repository.scan import MAX_VERSION, MODEL_NAME, VERSION_NAME, refusal
+from modelport.gateway.repository.scan import (
+    LIKE_A_VERSION,
+    MAX_VERSION,
+    VERSION_NAME,
+    is_model_name,
+    refusal,
+)
 from modelport.gateway.repository.storage.location import is_segment
 from modelport.gateway.repository.storage.objects import Object, ObjectStore
 
@@ -43,6 +49,8 @@ class StoredModel:
     versions: dict[int, Files] = field(default_factory=dict)
     #: The reasons why versions cannot be served.
     problems: dict[int, str] = field(default_factory=dict)
+    #: Folders that may be meant as versions.
+    ignored: set[str] = field(default_factory=set)
 
 
 def group(listing: Files) -> dict[str, StoredModel]:
@@ -50,13 +58,15 @@ def group(listing: Files) -> dict[str, StoredModel]:
     models: dict[str, StoredModel] = {}
     found: dict[tuple[str, int], dict[str, Object]] = {}
     for key, each in listing.items():
-        name, _, rest = key.partition("/")
-        if not MODEL_NAME.match(name) or not rest:
+        name, slash, rest = key.partition("/")
+        if not is_model_name(name) or not slash:
             continue
         model = models.setdefault(name, StoredModel())
         folder, below, file = rest.partition("/")
         if below and VERSION_NAME.match(folder) and int(folder) <= MAX_VERSION:
             found.setdefault((name, int(folder)), {})[file] = each
+        elif below and LIKE_A_VERSION.match(folder):
+            model.ignored.add(folder)
         elif all(map(is_segment, rest.split("/"))) and not VERSION_NAME.match(rest):
             model.beside[rest] = each
     for (name, number), files in found.items():

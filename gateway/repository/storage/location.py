@@ -90,7 +90,7 @@ def parse(text: str) -> Location:
 
 def is_segment(name: str) -> bool:
     """Whether ``name`` is a valid file name; an object's key may be anything."""
-    if name in ("", ".", "..") or "\\" in name or not name.isprintable():
+    if name in ("", ".", "..") or not name.isprintable() or "/" in name or "\\" in name:
         return False
     return len(name.encode()) <= MAX_SEGMENT_BYTES
 

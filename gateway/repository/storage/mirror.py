@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from modelport.gateway.repository.config import WARMUP
 from modelport.gateway.repository.scan import (
     ModelEntry,
     VersionEntry,
+    no_model,
 )
 from modelport.gateway.repository.storage.complete_versions import (
     CompleteVersions,
@@ -98,7 +99,8 @@ class Mirror:
             self._cached.open()
             self._opened = True
         began = time.time()
-        models = group(self._objects.listing())
+        listing = self._objects.listing()
+        models = group(listing)
         self._configs = {name: read for name, read in self._configs.items() if name in models}
         complete = self._complete.among(models, self._holds)
         # Concurrently, as there may be a thousand configurations to read; an error ends it.
@@ -107,7 +109,13 @@ class Mirror:
         with contextlib.suppress(OSError):  # extra files do no harm
             self._cached.prune({name: set(model.versions) for name, model in models.items()}, began)
         self._found = {entry.name: entry for entry in entries if entry is not None}
-        return self._found
+        return self._beside(listing) | self._found
+
+    def _beside(self, listing: Iterable[str]) -> dict[str, ModelEntry]:
+        """Objects and folders of the repository that are not hidden, and no models."""
+        tops = {name: bool(slash) for name, slash, _ in (key.partition("/") for key in listing)}
+        entries = (no_model(*top) for top in tops.items() if not top[0].startswith("."))
+        return {entry.name: entry for entry in entries if entry is not None}
 
     def _entry(self, name: str, model: StoredModel, whole: StoredModel) -> ModelEntry | None:
         """The model's entry; None: no version is complete yet."""
@@ -131,7 +139,7 @@ class Mirror:
             raise
         except (ModelportError, ValueError) as error:
             return ModelEntry(name, path, problem=str(error))
-        return ModelEntry(name, path, text, versions)
+        return ModelEntry(name, path, text, versions, ignored=tuple(sorted(model.ignored)))
 
     def _config(self, name: str, found: Object | None) -> str | None:
         if found is None:

@@ -113,10 +113,10 @@ class MirrorFolder:
 
     def remember_companions(self, model: str, current: DescribedObjects) -> None:
         """Record the objects of the files beside the versions."""
-        path = self._path / _BESIDE / model
-        written = path.with_name(f".{model}")
-        written.write_text(json.dumps(current))
-        os.replace(written, path)
+        with self.staging(model) as staged:
+            written = staged / _BESIDE
+            written.write_text(json.dumps(current))
+            os.replace(written, self._path / _BESIDE / model)
 
     def forget_companions(self, model: str) -> None:
         """Forget the record, before the files change."""

@@ -21,7 +21,7 @@ import orjson
 import structlog
 
 from modelport.gateway.errors import InvalidArgument, NotFound
-from modelport.gateway.repository.scan import MODEL_NAME
+from modelport.gateway.repository.scan import is_model_name
 from modelport.gateway.rollout import checked_json
 from modelport.gateway.rollout.plan import MAX_STEPS
 from modelport.gateway.rollout.shared_state.state import MAX_STATE_BYTES, RolloutState, read_state
@@ -67,7 +67,7 @@ class RolloutStore:
         for key in await self._files.listing("state"):
             model, _, name = key.partition("/")
             match = _REVISION.match(name)
-            if match and MODEL_NAME.match(model):
+            if match and is_model_name(model):
                 found.setdefault(model, []).append(int(match[1]))
         latest = {model: latest_of(revisions) for model, revisions in found.items()}
         for model, revisions in found.items():
@@ -199,7 +199,7 @@ class RolloutStore:
         return found
 
     async def _history(self, model: str) -> list[str]:
-        if not MODEL_NAME.match(model):
+        if not is_model_name(model):
             return []
         names = await self._files.listing(f"history/{model}")
         return sorted(name for name in names if _HISTORY.match(name))

@@ -32,7 +32,7 @@ from modelport.gateway.protocols import request_body
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.http_response import JSON, refuse, reply
-from modelport.gateway.repository.scan import MODEL_NAME
+from modelport.gateway.repository.scan import is_model_name
 from modelport.gateway.rollout.rollout_service import RolloutService
 from modelport.gateway.rollout.shared_state.transitions import RolloutCommand
 
@@ -126,7 +126,7 @@ class RolloutApi:
             raise NotFound("Not Found")
         if not model:
             return self._statuses if method == "GET" else None
-        if not MODEL_NAME.match(model):
+        if not is_model_name(model):
             raise NotFound("Not Found")
         target = rollout_target(model)
         if method == "POST":

@@ -142,3 +142,30 @@ async def test_a_stop_ends_a_load_of_many_versions_after_the_one_it_is_at(world:
         await asyncio.wait([loading])
         await until(lambda: len(world.events) > 1)
     assert world.events == [("load", 3), ("unload", 3)]
+
+
+async def test_what_is_ignored_in_a_repository_has_a_row_and_is_logged_once(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world.publish(1)
+    (world.root / "m" / "v2").mkdir()
+    (world.root / "bad\nname" / "1").mkdir(parents=True)
+    for name in ("net.onnx", "README.md", ".hidden"):
+        (world.root / name).touch()
+    manager = await world.serve(ModelControlMode.POLL)
+    for _ in range(2):
+        await refresh(manager)
+    rows = {row["name"]: (row["state"], row["reason"]) for row in manager.index()}
+    assert rows.keys() == {"m", "net.onnx", r"bad\nname"}
+    assert rows["m"] == ("READY", "")
+    assert rows["net.onnx"][0] == "UNAVAILABLE"
+    assert "NAME/1/model.onnx" in rows["net.onnx"][1]
+    assert manager.index(ready_only=True) == [row for row in manager.index() if row["name"] == "m"]
+    assert manager.names() == ["m"]
+    assert manager.ready, "a model may still be copied"
+    assert list(manager.model_states()) == [("m", "READY")]
+    said = capfd.readouterr()
+    lines = [line for line in (said.out + said.err).splitlines() if "ignored" in line]
+    for name in ("net.onnx", "README.md", "m/v2", r"bad\nname"):
+        assert sum(name in line for line in lines) == 1, name
+    await manager.stop()

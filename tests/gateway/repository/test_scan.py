@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from modelport.gateway.repository import untrusted_files
-from modelport.gateway.repository.scan import ModelEntry, VersionEntry, scan
+from modelport.gateway.repository.scan import ModelEntry, VersionEntry, scan, scan_folder
 
 
 @pytest.fixture
@@ -66,15 +66,54 @@ def test_a_file_named_like_a_version_is_ignored(root: Path) -> None:
     assert list(only(root).versions) == [1]
 
 
-@pytest.mark.parametrize("name", [".hidden", "-x", "a b", "a%2fb", "ä", "x" * 129, ".modelport-1"])
-def test_folders_whose_names_are_no_model_names_are_passed_over(root: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["-x", "a b", "a,b", "a%2fb", "ä", "~", "x" * 255, "é" * 127])
+def test_every_folder_with_a_safe_name_is_a_model(root: Path, name: str) -> None:
     add(root, name, "1")
-    assert list(scan([root])) == ["m"]
+    assert sorted(scan([root])) == sorted(["m", name])
 
 
-def test_files_beside_the_models_are_passed_over(root: Path) -> None:
-    (root / "README").write_text("")
+@pytest.mark.parametrize("name", [".hidden", ".modelport-1"])
+def test_hidden_names_are_passed_over(root: Path, name: str) -> None:
+    add(root, name, "1")
+    (root / ".file").touch()
+    assert list(scan_folder(root)) == ["m"]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2Jb", "a\\b", "\u202ea", "lost+found", "\udcff"])
+def test_a_folder_that_cannot_be_a_model_has_a_reason_and_a_name_that_can_be_shown(
+    root: Path, name: str
+) -> None:
+    (root / name / "1").mkdir(parents=True)
     assert list(scan([root])) == ["m"]
+    (entry,) = (entry for entry in scan_folder(root).values() if not entry.is_model)
+    assert entry.problem
+    assert entry.name.isprintable()
+
+
+def test_a_file_beside_the_models_has_a_reason(root: Path) -> None:
+    (root / "net.onnx").touch()
+    (root / "gone").symlink_to(root / "nowhere")
+    assert list(scan([root])) == ["m"]
+    found = scan_folder(root)
+    for name in ("net.onnx", "gone"):
+        assert "not a folder" in found[name].problem
+        assert not found[name].is_model
+
+
+def test_a_model_is_not_hidden_by_a_file_of_its_name_in_another_repository(
+    root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "m").touch()
+    for repositories in ([root, tmp_path / "second"], [tmp_path / "second", root]):
+        (entry,) = scan(repositories).values()
+        assert entry.problem == ""
+
+
+def test_folders_that_look_like_versions_are_listed(root: Path) -> None:
+    for name in ("01", "v2", "1.0", "0", "assets"):
+        (root / "m" / name).mkdir()
+    assert sorted(only(root).ignored) == ["0", "01", "1.0", "v2"]
 
 
 def test_a_model_without_versions_is_found(root: Path) -> None:

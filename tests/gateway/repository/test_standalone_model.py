@@ -22,20 +22,89 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "repository"
 
 
-def test_a_file_is_version_1_of_a_model_of_its_name(tmp_path: Path) -> None:
-    models.multiply(tmp_path / "my net.onnx")
-    entry = standalone_model.scan(tmp_path / "my net.onnx")
-    assert (entry.name, list(entry.versions)) == ("my_net", [1])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("my net.onnx", "my net"),
+        ("deep/net.onnx", "net"),
+        ("iris/model.onnx", "iris"),
+        ("deep/iris/model.onnx", "iris"),
+        ("iris/2/model.onnx", "iris"),
+        ("iris/2/net.onnx", "net"),
+        ("model.onnx", "model"),
+        ("./model.onnx", "model"),
+    ],
+)
+def test_a_file_is_named_by_its_name_or_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    models.multiply(Path(path))
+    [(found, _)] = settings_of([path]).models
+    assert found == name
+
+
+def test_a_file_is_version_1_of_its_model(tmp_path: Path) -> None:
+    models.multiply(tmp_path / "net.onnx")
+    entry = standalone_model.scan(tmp_path / "net.onnx", "any name")
+    assert (entry.name, list(entry.versions)) == ("any name", [1])
 
 
 def test_a_file_in_a_version_is_that_version(repository: Path) -> None:
-    entry = standalone_model.scan(repository / "iris/2/model.onnx")
+    entry = standalone_model.scan(repository / "iris/2/model.onnx", "iris")
     assert (entry.name, list(entry.versions)) == ("iris", [2])
 
 
 def test_a_models_folder_is_all_of_its_versions(repository: Path) -> None:
-    entry = standalone_model.scan(repository / "iris")
+    entry = standalone_model.scan(repository / "iris", "iris")
     assert (entry.name, sorted(entry.versions)) == ("iris", [1, 2, 10])
+
+
+def test_the_user_names_models(repository: Path, tmp_path: Path) -> None:
+    file, folder = repository / "iris/2/model.onnx", repository / "iris"
+    assert settings_of([f"a b={file}", f"c={folder}"]).models == (("a b", file), ("c", folder))
+    assert settings_of([str(file), "--name", "d"]).models == (("d", file),)
+    odd = models.multiply(tmp_path / "x=y.onnx")
+    assert settings_of([str(odd)]).models == (("x=y", odd),)
+    assert settings_of([str(file), str(file)]).models == (("iris", file),)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["a/net.onnx", "b/net.onnx"], "are both named 'net'; name them: NAME=PATH"),
+        (["n=a/net.onnx", "n=b/net.onnx"], "are both named 'n'"),
+        (["n=iris/.."], "is a repository"),
+        (["n=s3://bucket/models"], "names a single model"),
+        (["..=a/net.onnx"], "'..' is not a model's name"),
+        (["a/net.onnx", "--name", "x/y"], "--name 'x/y' is not a model's name"),
+        (["a/net.onnx", "c=b/net.onnx", "--name", "n"], "--name needs one PATH"),
+        (["a", "--name", "n"], "is a repository"),
+        (["n=nowhere.onnx"], "'nowhere.onnx' does not exist"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(repository)
+    for name in ("a", "b"):
+        models.multiply(repository / name / "net.onnx")
+    with pytest.raises(click.UsageError, match=words):
+        settings_of(arguments)
+
+
+def test_a_model_answers_under_the_name_that_it_was_given(repository: Path) -> None:
+    (repository / "iris/config.pbtxt").write_text('name: "iris" backend: "onnxruntime"')
+    given = [f"{name}={repository / place}" for name, place in (("a", "iris"), ("b", "iris/2"))]
+
+    async def served() -> list[tuple[str, str]]:
+        manager = ModelManager(settings_of([given[0], f"{given[1]}/model.onnx"]))
+        await manager.start()
+        rows = [(row["name"], row["version"]) for row in manager.index(ready_only=True)]
+        await manager.stop()
+        return rows
+
+    assert asyncio.run(served()) == [("a", "10"), ("b", "2")]
 
 
 def test_a_model_is_distinguished_from_a_repository(tmp_path: Path, repository: Path) -> None:
@@ -74,7 +143,7 @@ def test_the_settings_leave_the_scan_of_a_models_files_to_the_start(
     monkeypatch.setattr(standalone_model, "scan_model", None)
     monkeypatch.setattr(standalone_model, "fingerprint", None)
     file, folder = repository / "iris/2/model.onnx", repository / "iris"
-    assert settings_of([str(file), str(folder)]).models == (file, folder)
+    assert settings_of([f"one={file}", str(folder)]).models == (("one", file), ("iris", folder))
 
 
 def test_a_model_given_as_a_repository_is_refused_with_the_remedy(repository: Path) -> None:
