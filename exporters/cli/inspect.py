@@ -14,19 +14,21 @@ import click
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.tables import print_table, printable
+from modelport.gateway.repository.storage.location import Location, Repository
 
 if TYPE_CHECKING:
     from modelport.exporters.inspection import Inspection, TensorInfo
 
 
 @click.command(cls=InterruptibleCommand)
-@click.argument("artifact", type=click.Path(path_type=Path))
+@click.argument("artifact", type=Repository())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def inspect(artifact: Path, as_json: bool) -> None:
+def inspect(artifact: Path | Location, as_json: bool) -> None:
     """Show what ARTIFACT holds, without running it.
 
     ARTIFACT is an .onnx, .pt, .pt2 or .tflite file, a SavedModel, or the folder of a model (its
-    newest version) or of a version in a repository.
+    newest version) or of a version in a repository, also as s3://, gs:// or
+    az://BUCKET/PREFIX/MODEL[/VERSION].
 
     The JSON object has, in this order: format, inputs and outputs (name, datatype, shape),
     size_bytes, opset, format_version, producer, dynamic_axes (name, minimum, maximum), weights
@@ -41,8 +43,10 @@ def inspect(artifact: Path, as_json: bool) -> None:
     with progress_bar() as progress:
         progress("reading", 0, 0)
         from modelport.exporters import inspection
+        from modelport.exporters.publishing import download
 
-        found = inspection.inspect(artifact)
+        with download.local(artifact) as path:
+            found = inspection.inspect(path)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2))
     else:

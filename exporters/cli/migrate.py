@@ -22,6 +22,7 @@ from modelport.gateway.cli.errors import (
     missing_extra,
 )
 from modelport.gateway.cli.tables import print_table, printable
+from modelport.gateway.repository.storage.location import Repository
 
 if TYPE_CHECKING:
     from modelport.exporters.migration.report import MigrationReport
@@ -38,10 +39,10 @@ def migrate() -> None:
     "--model-repository",
     "--repository",
     "repository",
-    type=click.Path(path_type=Path),
+    type=Repository(),
     default=Path("model_repository"),
     show_default=True,
-    help="The model repository to publish into.",
+    help="The model repository to publish into: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
 )
 @click.option(
     "--config",
@@ -149,7 +150,9 @@ def _check_together(options: dict[str, Any]) -> None:
     if math.isnan(options["tolerance"]):
         raise UsageError("--tolerance must be a number")
     repository = options["repository"]
-    if any(path.exists() and not path.is_dir() for path in (repository, *repository.parents)):
+    if isinstance(repository, Path) and any(
+        path.exists() and not path.is_dir() for path in (repository, *repository.parents)
+    ):
         raise UsageError(f"--model-repository '{repository}' is not a folder")
     file = options["report_file"]
     if file is not None and (file.is_dir() or not file.parent.is_dir()):

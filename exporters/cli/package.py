@@ -13,10 +13,11 @@ from modelport.exporters.packaging import SERVERS
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import UsageError, missing_extra
+from modelport.gateway.repository.storage.location import Location, Repository
 
 
 @click.command("package", cls=InterruptibleCommand)
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=Repository())
 @click.option(
     "--for", "server", required=True, type=click.Choice(list(SERVERS)), help="The server."
 )
@@ -32,8 +33,12 @@ from modelport.gateway.cli.errors import UsageError, missing_extra
     metavar="PATH",
     help="For tfserving: the folder's path on the server.  [default: --output]",
 )
-def package_command(path: Path, server: str, output: Path, base_path: str | None) -> None:
+def package_command(
+    path: Path | Location, server: str, output: Path, base_path: str | None
+) -> None:
     """Package a published version, model or repository at PATH for another server.
+
+    PATH is a folder, or s3://, gs:// or az://BUCKET/PREFIX.
 
     torchserve takes TorchScript, one version; tfserving takes SavedModels; triton takes ONNX,
     TorchScript, SavedModels and OpenVINO IR. Every version is checked against its manifest first.
@@ -48,8 +53,10 @@ def package_command(path: Path, server: str, output: Path, base_path: str | None
         progress("packaging", 0, 0)
         try:
             from modelport.exporters.packaging.package import package, size_of
+            from modelport.exporters.publishing import download
 
-            result = package(path, server, output, base_path)
+            with download.whole(path) as folder:
+                result = package(folder, server, output, base_path)
         except ImportError as error:
             raise missing_extra(error) from error
     for name, versions in result.models.items():

@@ -48,10 +48,7 @@ def publish_command(
 
     keys = [signing_keys.load_public_key(key) for key in public_keys]
     with contextlib.ExitStack() as stack:
-        if isinstance(path, Location):
-            version = stack.enter_context(download.copied(path))
-        else:
-            version = verify.find_version(path)
+        version = verify.find_version(stack.enter_context(download.local(path)))
         checked = verify.check(version, keys)
         try:
             text = untrusted_files.read_text(

@@ -16,6 +16,7 @@ from modelport.exporters.publishing.file_errors import writing_to
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import UsageError, missing_extra
+from modelport.gateway.repository.storage.location import Location, Repository
 
 if TYPE_CHECKING:
     from modelport.exporters.loaded_model import Reference
@@ -29,7 +30,7 @@ _FILE = click.Path(path_type=Path)
 
 
 @click.command(cls=InterruptibleCommand)
-@click.argument("path", type=_FILE)
+@click.argument("path", type=Repository())
 @click.option(
     "--model",
     metavar="NAME|package.module:factory",
@@ -72,7 +73,7 @@ _FILE = click.Path(path_type=Path)
     help="Run the artifact even if it is native code or accesses files.",
 )
 def sample(
-    path: Path,
+    path: Path | Location,
     model: str | None,
     model_kwargs: str | None,
     output: Path | None,
@@ -82,9 +83,10 @@ def sample(
 ) -> None:
     """Write seeded requests for the model at PATH, and their expected answers.
 
-    PATH is a checkpoint, a published version, or a model (its newest version). A checkpoint
-    answers in eager mode; a version's artifact answers in its runtime. perf_analyzer takes the
-    file as --input-data, and 'modelport loadtest' as --data.
+    PATH is a checkpoint, a published version, or a model (its newest version); these also as s3://,
+    gs:// or az://BUCKET/PREFIX/MODEL[/VERSION], with --output. A checkpoint answers in eager mode;
+    a version's artifact answers in its runtime. perf_analyzer takes the file as --input-data, and
+    'modelport loadtest' as --data.
 
     Without --output the answers become part of the version, as 'modelport export' records them.
     Use this for a version published by an older modelport. 'modelport gate' compares with them.
@@ -92,6 +94,12 @@ def sample(
     Exit codes: 0 done, 2 usage, 4 unsupported, 5 integrity.
     """
     kwargs = parse_kwargs(model_kwargs)
+    if isinstance(path, Location):
+        if output is None:
+            raise UsageError(f"'{path}' is never changed; name the file to write with --output")
+        from modelport.exporters.publishing import download
+
+        path = click.get_current_context().with_resource(download.copied(path))
     published = _is_published(path)
     if output is None and not published:
         raise UsageError(f"'{path}' is a checkpoint; name the file to write with --output")

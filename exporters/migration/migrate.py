@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -17,9 +16,11 @@ from modelport.exporters.publishing import contract, publish
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, InvalidArgument, Unsupported
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import signing, untrusted_files
+from modelport.gateway.repository import signing
 from modelport.gateway.repository.config import ModelConfig, Platform
+from modelport.gateway.repository.config_file import ConfigFile, config_file
 from modelport.gateway.repository.scan import MAX_VERSION, VERSION_NAME
+from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.types import ModelSignature
 
 UNPACKED = "unpacked"
@@ -34,7 +35,7 @@ class MigrationRequest:
         version: a number or ``auto``; empty: the archive's, if it is a number.
     """
 
-    repository: Path
+    repository: Path | Location
     properties: torchserve_settings.Properties = field(
         default_factory=torchserve_settings.Properties
     )
@@ -78,12 +79,13 @@ def migrate(
         else:
             number = _version(manifest.model_version, run.versions.get(name, {}), report)
         config = _StagedArchive.of(archive, staged, wanted, report, name).configuration()
-        known = (wanted.repository / name / configuration.FILENAME).exists()
+        there = config_file(wanted.repository, name)
+        known = there.read()
         published = publish.publish(staged, wanted.repository, config, number)
     report.version = published.version
     run.versions.setdefault(name, {})[published.version] = manifest.model_version
-    if known:
-        _after_another(wanted.repository / name, config, name in run.made, report)
+    if known is not None:
+        _after_another(there, known, config, name in run.made, report)
     else:
         run.made.add(name)
 
@@ -253,17 +255,19 @@ class _StagedArchive:
             )
 
 
-def _after_another(folder: Path, config: ModelConfig, ours: bool, report: MigrationReport) -> None:
-    """Keep the configuration of an existing model; a model made by this run serves all versions."""
-    path = folder / configuration.FILENAME
-    text = untrusted_files.read_text(path, untrusted_files.MAX_CONFIG_BYTES)
+def _after_another(
+    file: ConfigFile, text: str, config: ModelConfig, ours: bool, report: MigrationReport
+) -> None:
+    """Keep the configuration of an existing model; a model made by this run serves all versions.
+
+    Args:
+        text: The existing configuration.
+    """
     there = configuration.parse(text)
     wanted = configuration.parse(configuration.to_text(config))
     if ours:
         there.version_policy.all.SetInParent()
-        beside = folder / f".{configuration.FILENAME}"
-        beside.write_text(configuration.to_text(there), encoding="utf-8")
-        os.replace(beside, path)
+        file.replace(configuration.to_text(there), text)
         wanted.version_policy.CopyFrom(there.version_policy)
     if there != wanted:
         report.add(

@@ -15,6 +15,7 @@ from modelport.exporters.publishing.file_errors import explained
 from modelport.exporters.runtime.local_gateway import serving
 from modelport.gateway.cli.errors import ParityError, UsageError, exit_code
 from modelport.gateway.errors import ModelportError, Unavailable
+from modelport.gateway.repository.storage.location import Location
 
 Progress = Callable[[str, int, int], None]
 
@@ -122,7 +123,7 @@ def compare_all(
 
 @contextmanager
 def _gateway(
-    new: ReplayServer | None, repository: Path, names: list[str]
+    new: ReplayServer | None, repository: Path | Location, names: list[str]
 ) -> Iterator[ReplayServer]:
     """The running gateway, or a temporary one that serves these models."""
     if new is not None:

@@ -11,12 +11,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from modelport.gateway.errors import Internal, Unavailable
+from modelport.gateway.repository.storage.location import Location
 
 STOP_SECONDS = 120.0
 
 
 @contextmanager
-def serving(repository: Path, *flags: str) -> Iterator[dict[str, int]]:
+def serving(repository: Path | Location, *flags: str) -> Iterator[dict[str, int]]:
     """Run a gateway and yield its ports by name (``http_port``, ...) once it is ready.
 
     The gateway is stopped at the end of the block.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -9,16 +10,17 @@ import click
 from modelport.gateway.cli.errors import suggestion
 from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.repository.scan import is_model_name
+from modelport.gateway.repository.storage.location import Location, Repository
 from modelport.gateway.repository.version_choice import VersionChoice
 
 _repository = click.option(
     "--model-repository",
     "--repository",
     "repository",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Repository(),
     default=Path("model_repository"),
     show_default=True,
-    help="The folder of models.",
+    help="The model repository: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
 )
 _FOLLOWS = (
     "A gateway with --model-control-mode poll applies this by itself; with explicit, run: "
@@ -32,7 +34,9 @@ _FOLLOWS = (
 @click.argument("version", required=False, type=click.IntRange(min=1))
 @_repository
 @click.option("--remove", is_flag=True, help="Remove the label.")
-def label(model: str, label: str, version: int | None, repository: Path, remove: bool) -> None:
+def label(
+    model: str, label: str, version: int | None, repository: Path | Location, remove: bool
+) -> None:
     """Assign LABEL to VERSION of MODEL; without them, list the labels and versions.
 
     Requests use labels in TensorFlow Serving's API. A label moves once its version is served.
@@ -64,7 +68,7 @@ def label(model: str, label: str, version: int | None, repository: Path, remove:
 @click.option("--label", "name", default="", help="Move only this label, not the served version.")
 @click.option("--latest", is_flag=True, help="Undo a rollback: serve the newest version again.")
 def rollback(
-    model: str, repository: Path, model_version: int | None, name: str, latest: bool
+    model: str, repository: Path | Location, model_version: int | None, name: str, latest: bool
 ) -> None:
     """Go back to the version of MODEL before the served one, or before the one of --label.
 
@@ -96,16 +100,25 @@ def rollback(
     click.echo(_FOLLOWS.format(model))
 
 
-def _choice(repository: Path, model: str) -> VersionChoice:
-    if not repository.is_dir():
+def _choice(repository: Path | Location, model: str) -> VersionChoice:
+    if isinstance(repository, Path) and not repository.is_dir():
         raise NotFound(f"--model-repository '{repository}' is not a folder")
     if not is_model_name(model):
         raise InvalidArgument(f"'{model}' is not a valid model name")
-    if not (repository / model).is_dir():
-        folders = (path.name for path in repository.iterdir() if path.is_dir())
-        known = list(filter(is_model_name, folders))
+    choice = VersionChoice.find(repository, model)
+    if choice is None:
+        known = filter(is_model_name, _names(repository))
         raise NotFound(f"'{repository}' holds no model '{model}'" + suggestion(model, known, "; "))
-    return VersionChoice.of_folder(repository / model)
+    return choice
+
+
+def _names(repository: Path | Location) -> Iterable[str]:
+    """The names of the folders in ``repository``."""
+    if isinstance(repository, Path):
+        return [path.name for path in repository.iterdir() if path.is_dir()]
+    from modelport.gateway.repository.storage.objects import ObjectStore  # slow imports
+
+    return {key.partition("/")[0] for key in ObjectStore(repository).listing() if "/" in key}
 
 
 def _list(choice: VersionChoice) -> None:

@@ -7,16 +7,16 @@ atomically, so that a polling gateway sees the old or the new one.
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository.scan import VERSION_NAME, ModelEntry, scan_model
+from modelport.gateway.repository.config_file import ConfigFile, config_file
+from modelport.gateway.repository.scan import VERSION_NAME, ModelEntry, VersionEntry, scan_model
+from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.version_policy import VersionPolicy
 
 #: Config parameter ``version_label.stable = "3"``: requests may ask for ``stable`` instead of 3.
@@ -32,21 +32,23 @@ _PARAMETERS = re.compile(
 
 
 class VersionChoice:
-    """The labels and the version policy of a model; ``write`` replaces its ``config.pbtxt``.
+    """The labels and the version policy of a model; changes replace its ``config.pbtxt``.
+
+    Every change raises ``Unavailable`` if another process has changed the file meanwhile.
 
     Raises:
         NotFound: it has no versions.
         InvalidArgument: its configuration does not parse.
     """
 
-    def __init__(self, entry: ModelEntry, write: Callable[[str], None]) -> None:
+    def __init__(self, entry: ModelEntry, file: ConfigFile) -> None:
         self.name = entry.name
         if entry.problem:
             raise InvalidArgument(f"'{self.name}': {entry.problem}")
         if not entry.versions:
             raise NotFound(f"model '{self.name}' has no versions; they are folders named 1, 2, ...")
-        self._entry, self._write = entry, write
-        self._text = self._written = entry.config_text or ""
+        self._entry, self._file, self._written = entry, file, entry.config_text
+        self._text = entry.config_text or ""
         self._config = configuration.parse(self._text)
 
     @classmethod
@@ -59,7 +61,26 @@ class VersionChoice:
         if not path.is_dir():
             raise NotFound(f"'{path}' is not a model's folder")
         entry = scan_model(path.parent.resolve(), path.resolve())
-        return cls(entry, lambda text: _write(path / configuration.FILENAME, text))
+        return cls(entry, config_file(path.parent, path.name))
+
+    @classmethod
+    def find(cls, repository: Path | Location, model: str) -> VersionChoice | None:
+        """The choice of ``model``; None if ``repository`` does not hold it.
+
+        Raises:
+            ModelportError: as for the class, or the object store does not respond, or refuses.
+        """
+        if isinstance(repository, Path):
+            folder = repository / model
+            return cls.of_folder(folder) if folder.is_dir() else None
+        from modelport.gateway.repository.storage import complete_versions  # slow imports
+
+        stored = complete_versions.find(repository, model)
+        if stored is None:
+            return None
+        versions = {number: VersionEntry(number, Path(), ()) for number in stored.published}
+        file = config_file(repository, model)
+        return cls(ModelEntry(model, Path(), file.read(), versions), file)
 
     @property
     def versions(self) -> list[int]:
@@ -222,8 +243,8 @@ class VersionChoice:
 
     def _commit(self) -> None:
         """Write all changes at once: between two writes, a poll might see another default."""
-        if self._text != self._written:
-            self._write(self._text)
+        if self._text != (self._written or ""):
+            self._file.replace(self._text, self._written)
             self._written = self._text
 
 
@@ -269,18 +290,3 @@ def _parsed(text: str) -> Any:
         return configuration.parse(text)
     except InvalidArgument:
         return None
-
-
-def _write(file: Path, text: str) -> None:
-    """Replace ``file`` atomically; its permissions stay."""
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(name, file.stat().st_mode if file.exists() else 0o644)
-        os.replace(name, file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -9,10 +9,8 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelport.gateway.errors import ModelportError, NotFound, Unavailable
+from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import untrusted_files
-from modelport.gateway.repository.scan import ModelEntry, VersionEntry
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.version_choice import VersionChoice
 from modelport.gateway.rollout.plan import RolloutPlan
@@ -75,27 +73,7 @@ def find(repositories: Sequence[Path | Location], model: str) -> VersionChoice |
         ModelportError: it cannot be read.
     """
     for repository in repositories:
-        if isinstance(repository, Path):
-            if (repository / model).is_dir():
-                return VersionChoice.of_folder(repository / model)
-        elif (found := _in_storage(repository, model)) is not None:
+        found = VersionChoice.find(repository, model)
+        if found is not None:
             return found
     return None
-
-
-def _in_storage(location: Location, model: str) -> VersionChoice | None:
-    from modelport.gateway.repository.storage.complete_versions import group
-    from modelport.gateway.repository.storage.objects import ObjectStore  # slow imports
-
-    store, key = ObjectStore(location), f"{model}/{configuration.FILENAME}"
-    listing = store.listing(model)
-    if not listing:
-        return None
-    found = group({f"{model}/{name}": each for name, each in listing.items()})[model]
-    try:
-        text = store.read(key, untrusted_files.MAX_CONFIG_BYTES + 1).decode()
-    except NotFound:
-        text = ""
-    versions = {number: VersionEntry(number, Path(), ()) for number in found.versions}
-    entry = ModelEntry(model, Path(), text, versions)
-    return VersionChoice(entry, lambda changed: store.write(key, changed.encode()))

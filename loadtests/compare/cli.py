@@ -21,6 +21,7 @@ from modelport.gateway.cli.errors import (
     UsageError,
     require_extra,
 )
+from modelport.gateway.repository.storage.location import Repository
 from modelport.loadtests.cli_options import (
     DurationParam,
     PositiveParam,
@@ -143,10 +144,10 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--currency", default="USD", show_default=True, help="Currency of the price.")
 @click.option(
     "--repository",
-    type=_FILE,
+    type=Repository(),
     default=Path("model_repository"),
     show_default=True,
-    help="Repository of the published models.",
+    help="Repository of the published models: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
 )
 @click.option(
     "--cache",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.repository.storage.location import Location
 from modelport.loadtests.compare import artifacts, candidates, plan
 from modelport.loadtests.compare.artifacts import ComparedArtifact, ComparedCheckpoint
 from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
@@ -133,7 +135,7 @@ def from_checkpoint(
 
 def from_published(
     names: Sequence[str],
-    repository: Path,
+    repository: Path | Location,
     wanted: ComparisonRequest,
     work: Path,
     tell: Tell,
@@ -147,7 +149,7 @@ def from_published(
     """
     if data is not None and not data.is_file():
         raise UsageError(f"--data '{data}' does not exist")
-    found = [_published(name, repository) for name in names]
+    found = [_published(name, repository, work) for name in names]
     candidates.check_alike(found)
     allowed = wanted.backends or tuple(EMBEDDED.values())
     for name in allowed:
@@ -199,11 +201,13 @@ def _is_published(path: Path) -> bool:
     return (path / "config.pbtxt").is_file()
 
 
-def _published(text: str, repository: Path) -> ComparedArtifact:
+def _published(text: str, repository: Path | Location, work: Path) -> ComparedArtifact:
     """Find ``NAME[:VERSION]`` in the repository, or the folder of a model anywhere."""
     if _is_published(Path(text)):
         return artifacts.published(Path(text).absolute())
     name, _, version = text.partition(":")
+    if isinstance(repository, Location):
+        return _downloaded(repository, name, version, work / "repository")
     folder = (repository / name).absolute()
     if not folder.is_dir():
         raise UsageError(
@@ -213,3 +217,17 @@ def _published(text: str, repository: Path) -> ComparedArtifact:
     if version and not (folder / version).is_dir():
         raise UsageError(f"model '{name}' has no version {version} in {repository}")
     return artifacts.published(folder, version)
+
+
+def _downloaded(repository: Location, name: str, version: str, folder: Path) -> ComparedArtifact:
+    """Copy a version, by default the newest, to the repository ``folder``.
+
+    Raises:
+        Failed: there is no such version, or its files were changed.
+    """
+    if not version:
+        checked = json.loads(modelport(["verify", str(repository / name), "--integrity", "--json"]))
+        version = str(checked["version"])
+    place = str(repository / name / version)
+    modelport(["publish", place, "--repository", str(folder), "--model-version", version])
+    return artifacts.published(folder / name, version)

@@ -27,7 +27,7 @@ from modelport.gateway.repository.scan import (
     is_model_name,
     refusal,
 )
-from modelport.gateway.repository.storage.location import is_segment
+from modelport.gateway.repository.storage.location import Location, is_segment
 from modelport.gateway.repository.storage.objects import Object, ObjectStore
 
 log = structlog.get_logger("modelport.storage")
@@ -52,6 +52,15 @@ class StoredModel:
     #: Folders that may be meant as versions.
     ignored: set[str] = field(default_factory=set)
 
+    @property
+    def published(self) -> list[int]:
+        """The versions that no publisher is still uploading, ascending."""
+        return sorted(
+            number
+            for number, files in self.versions.items()
+            if manifest.FILENAME in files or CLAIM not in files
+        )
+
 
 def group(listing: Files) -> dict[str, StoredModel]:
     """Group a repository's listing by model. Claims are still among the versions' files."""
@@ -75,6 +84,12 @@ def group(listing: Files) -> dict[str, StoredModel]:
         if problem:
             models[name].problems[number] = problem
     return models
+
+
+def find(repository: Location, model: str) -> StoredModel | None:
+    """One model of a repository; None if there is no object of it; raises as ``ObjectStore``."""
+    listing = ObjectStore(repository).listing(model)
+    return group({f"{model}/{name}": each for name, each in listing.items()}).get(model)
 
 
 def files_of_version(files: Files) -> dict[str, Object]:

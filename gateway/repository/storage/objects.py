@@ -142,6 +142,31 @@ class ObjectStore:
             return self.exists(key, content)
         return True
 
+    def replace(self, key: str, content: bytes, known: bytes | None) -> bool:
+        """Write an object whose content is still ``known``; None: that does not exist.
+
+        S3 compares in the same operation. Other stores have no such operation in fsspec: there, a
+        write within the moment between the comparison and this one is lost.
+
+        Returns:
+            Whether it has this content.
+        """
+        if known is None:
+            return self.create(key, content)
+        path = self._path(key)
+        try:
+            etag = _object(self._call("info", path)).etag
+        except NotFound:
+            return False
+        if not self.exists(key, known):
+            return False
+        match: dict[str, Any] = {"IfMatch": etag} if self.location.scheme == "s3" else {}
+        try:
+            self._call("pipe_file", path, content, **match)
+        except _ObjectExists:
+            return self.exists(key, content)
+        return True
+
     def write(self, key: str, content: bytes) -> None:
         """Write an object, or overwrite it."""
         self._call("pipe_file", self._path(key), content)

@@ -107,7 +107,7 @@ GOOD = '[models.m]\nbackend = "triton"\nendpoints = ["h:1"]\n'
         ('[models.m]\nbackend = "triton"\nendpoints = ["h:1/x"]', "must be 'host:port'"),
         ('[models.m]\nbackend = "triton"\nendpoints = ["::1:1"]', "IPv6 address in brackets"),
         ('[models.m]\nbackend = "triton"\nendpoints = ["h:1", "h:1"]', "repeats an endpoint"),
-        ('[models."../m"]\nbackend = "triton"', "a model is named with letters"),
+        ('[models."../m"]\nbackend = "triton"', "a model's name is that of a folder"),
         (GOOD + "managed = true", "'endpoints' contradicts 'managed'"),
         (GOOD + "timeout = 3", "[models.m] 'timeout' is unknown"),
         (GOOD + "timeout_seconds = 0", "must be a number of seconds above 0, not 0"),
