@@ -31,6 +31,9 @@ from modelport.gateway.telemetry import Statistics
 
 log = structlog.get_logger("modelport.models")
 
+#: Most log lines, and rows of the index, about what is in a repository and no model.
+MAX_IGNORED = 100
+
 
 class ModelManager(ModelRegistry):
     """Manages the models of the repositories and routes."""
@@ -220,14 +223,14 @@ class ModelManager(ModelRegistry):
             for name, entry in found.items()
             for folder in entry.ignored
         }
-        for name in sorted(ignored.keys() - self._ignored.keys()):
+        new = sorted(ignored.keys() - self._ignored.keys())
+        for name in new[:MAX_IGNORED]:
             log.warning("ignored in the repository", name=name, reason=ignored[name])
+        if len(new) > MAX_IGNORED:
+            log.warning("ignored in the repository", more=len(new) - MAX_IGNORED)
         self._ignored = ignored
-        self._beside = {
-            name: reason
-            for name, reason in beside.items()
-            if not name.lower().endswith(scan.TEXT_SUFFIXES)
-        }
+        rows = [name for name in beside if not name.lower().endswith(scan.TEXT_SUFFIXES)]
+        self._beside = {name: beside[name] for name in sorted(rows)[:MAX_IGNORED]}
         return {name: entry for name, entry in found.items() if entry.is_model}
 
     # -- control on request -----------------------------------------------------------------------
