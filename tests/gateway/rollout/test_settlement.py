@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from modelport.gateway.errors import Unavailable
-from modelport.gateway.repository import version_choice
+from modelport.gateway.repository import config_file
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.version_choice import VersionChoice
 from modelport.gateway.rollout import settlement
@@ -100,7 +100,7 @@ def test_a_change_of_policy_and_default_is_one_write(
     """Between two, a gateway that polls would serve the version of the label by default."""
     repository = folder(tmp_path, label("canary", 2))
     written: list[str] = []
-    monkeypatch.setattr(version_choice, "_write", lambda file, text: written.append(text))
+    monkeypatch.setattr(config_file, "_write", lambda file, text: written.append(text))
     assert settle(repository, RolloutPhase.ROLLED_BACK) == ""
     assert [("default_version" in text, "1, 2" in text) for text in written] == [(True, True)]
 
@@ -114,7 +114,7 @@ def test_an_outcome_is_settled_later_if_the_disk_is_full_and_never_if_it_is_read
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(version_choice, "_write", fail)
+    monkeypatch.setattr(config_file, "_write", fail)
     if number == errno.ENOSPC:
         with pytest.raises(Unavailable, match="cannot be written: no space left"):
             settle(repository, RolloutPhase.ROLLED_BACK)
