@@ -122,8 +122,8 @@ class Server:
     def start(self) -> None:
         """Open the ports and load the models; return when the server answers.
 
-        A model that does not load is an error only with ``exit_on_error=True``; ``Client.models``
-        has the reason otherwise.
+        A model that does not load is an error only with ``exit_on_error=True``, or if no model is
+        served and some were named; ``Client.models`` has the reason otherwise.
 
         Raises:
             Unavailable: a port is taken, or with ``exit_on_error`` a model does not load.

@@ -37,6 +37,7 @@ from modelport.gateway.errors import Unauthenticated, Unsupported
 from modelport.gateway.protocols.dialects import DIALECTS
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from tests.docs import pages
+from tests.models import multiply
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = ("acme_authenticator", "acme_backend", "acme_dialect", "acme_format", "acme_models")
@@ -116,7 +117,7 @@ def test_a_package_with_one_of_each_exports_serves_and_answers(
 def test_an_installed_dialect_opens_no_route_unless_it_is_named(
     installed: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "models").mkdir()
+    multiply(tmp_path / "models" / "m" / "1" / "model.onnx")
     with modelport.testing.serve(tmp_path / "models") as server:
         assert httpx.post(f"{server.http_url}/csv/scorer", content="1").status_code == 404
     with pytest.raises(modelport.Unsupported, match=r"there is no dialect 'cvs'.*oip.*csv"):

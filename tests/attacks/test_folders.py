@@ -127,7 +127,7 @@ def test_a_saved_model_with_folders_without_end_is_not_served_alone(tmp_path: Pa
     nested(folder, 2000)
     try:
         with pytest.raises(IntegrityError, match="levels deep"):
-            standalone_model.scan(folder)
+            standalone_model.scan(folder, "m")
         ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
         command = [sys.executable, "-m", "modelport", "serve", str(folder), *ports]
         served = subprocess.run(command, capture_output=True, text=True, timeout=60)

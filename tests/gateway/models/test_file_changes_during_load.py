@@ -164,7 +164,7 @@ def test_a_signed_version_is_loaded_from_its_verified_copy(
 
 def test_neighbours_of_a_single_file_may_change(tmp_path: Path) -> None:
     path = models.multiply(tmp_path / "net.onnx")
-    entry = standalone_model.scan(path)
+    entry = standalone_model.scan(path, "m")
     before = VersionFiles(entry, entry.versions[1])
     (tmp_path / "notes.txt").write_text("unrelated")
     before.check()
