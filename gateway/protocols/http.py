@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Collection, Coroutine, Sequence
+from functools import cache
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Match
 
 from modelport import __version__
 from modelport.gateway.access.context import CURRENT, AccessContext, note_refusal
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Internal, MemoryExhausted, ModelportError
-from modelport.gateway.protocols import api_pages, http_operations, rollout_headers
+from modelport.gateway.protocols import api_pages, http_operations, openapi, rollout_headers
 from modelport.gateway.protocols.asgi import Receive, Scope, Send, turn
 from modelport.gateway.protocols.authenticated_application import CHALLENGE, CHALLENGE_FIELD
 from modelport.gateway.protocols.cross_site_protection import Origins
@@ -28,6 +29,7 @@ from modelport.gateway.protocols.http_response import RETRY, document
 _RETRY = {name.decode(): value.decode() for name, value in RETRY}
 #: The one large response to a POST that carries no tensors.
 _INDEX = "/v2/repository/index"
+_PARAMETER = re.compile(r"\{[^}]*\}")
 _UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")
 
 
@@ -36,6 +38,9 @@ class HttpDialect(Protocol):
 
     #: First segments of the dialect's paths.
     segments: frozenset[str]
+    #: Statuses of its errors, besides those of refusals, and their schema.
+    statuses: Collection[int] = (500,)
+    error: openapi.Schema = openapi.ERROR
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         """Return the handler of an inference request, or None for other paths."""
@@ -69,6 +74,7 @@ class GuardedDialect:
     def __init__(self, dialect: HttpDialect, splits: Collection[str] = ()) -> None:
         self.serve_entered, self.splits = dialect.serve, splits
         self.segments = dialect.segments
+        self.statuses, self.error = dialect.statuses, dialect.error
         self.operation, self.add_routes = dialect.operation, dialect.add_routes
         self.refusal, self.failure = dialect.refusal, dialect.failure
 
@@ -218,14 +224,14 @@ class HttpApplication:
         async def refuse(request: Request, error: HTTPException) -> Response:
             response = self._dialect_of(request.scope).refusal(error.status_code, str(error.detail))
             response.headers.update(error.headers or {})
-            return response
+            return self._naming_methods(request, response)
 
         @app.exception_handler(ModelportError)
         async def fail(request: Request, error: ModelportError) -> Response:
             response = _failure(self._dialect_of(request.scope), error)
             if response.status_code == 503:
                 response.headers.update(_RETRY)
-            return response
+            return self._naming_methods(request, response)
 
         @app.exception_handler(Exception)
         async def internal_error(request: Request, _: Exception) -> Response:
@@ -237,16 +243,29 @@ class HttpApplication:
         http_operations.check(app.routes)
         describe = app.openapi
 
-        def openapi() -> dict[str, Any]:
-            """Remove FastAPI's 422 from its schema: this API never sends it."""
-            schema = describe()
-            for operations in schema["paths"].values():
-                for operation in operations.values():
-                    operation["responses"].pop("422", None)
-            return schema
+        @cache
+        def described() -> dict[str, Any]:
+            return openapi.with_errors(
+                describe(), lambda path: self._dialects_of({"path": path}) or [self._first]
+            )
 
-        app.openapi = openapi  # type: ignore[method-assign]
+        app.openapi = described  # type: ignore[method-assign]
         return app
+
+    def _naming_methods(self, request: Request, response: Response) -> Response:
+        """Add ``Allow`` to a response with status 405: the other methods of the request's path.
+
+        Of several paths that match, it is the one with the most literal text, as in OpenAPI.
+        """
+        if response.status_code == 405:
+            methods: dict[int, set[str]] = {}
+            for route in self.routes:
+                if route.matches(request.scope)[0] is not Match.NONE:
+                    literal = len(_PARAMETER.sub("", getattr(route, "path", "")))
+                    methods.setdefault(literal, set()).update(getattr(route, "methods", ()))
+            allowed = methods[max(methods)] if methods else set()
+            response.headers["allow"] = ", ".join(sorted(allowed - {request.method}))
+        return response
 
 
 def _failure(dialect: HttpDialect, error: ModelportError) -> Response:

@@ -8,7 +8,7 @@ because models come from the repository.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Response
 
@@ -18,9 +18,13 @@ from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_operations import INFER
+from modelport.gateway.protocols.http_response import JSON, reply
 from modelport.gateway.protocols.oip.http_infer import OipErrors
 from modelport.gateway.protocols.oip.metadata import ready_models
+from modelport.gateway.protocols.oip.schema import INFER_BODY
+from modelport.gateway.protocols.openapi import BYTES
 from modelport.gateway.protocols.prediction.http import (
+    JSON_HEADER_SIZE,
     PredictionTarget,
     RequestHeaders,
     platform_handler,
@@ -32,6 +36,7 @@ _INVOCATIONS = "/invocations"
 _MODELS, _INVOKE = "/models/", "/invoke"
 _TARGET_MODEL = b"x-amzn-sagemaker-target-model"
 _ARCHIVE = ".tar.gz"
+_WRONG_METHOD = b'{"error":"Method Not Allowed"}'
 
 
 class SageMakerHttp(OipErrors):
@@ -45,12 +50,12 @@ class SageMakerHttp(OipErrors):
         self._predict = platform_handler(host, MEDIA_TYPE)
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        if scope["method"] != "POST":
-            return None
         path: str = scope["path"]
-        if path == _INVOCATIONS:
+        if path == _INVOCATIONS and scope["method"] == "POST":
             return self._predict(self._find, scope, receive, send)
         if path.startswith(_MODELS) and path.endswith(_INVOKE):
+            if scope["method"] != "POST":  # no version of TorchServe's is called so
+                return reply(send, 405, _WRONG_METHOD, [*JSON, (b"allow", b"POST")])
             name = path[len(_MODELS) : -len(_INVOKE)]
             if name and "/" not in name:
                 return self._predict(lambda _: PredictionTarget(name), scope, receive, send)
@@ -63,12 +68,18 @@ class SageMakerHttp(OipErrors):
         )
 
     def add_routes(self, app: FastAPI) -> None:
-        @app.post(_INVOCATIONS, tags=["sagemaker"], dependencies=INFER)
+        kinds = (BYTES, f"{MEDIA_TYPE.decode()}{JSON_HEADER_SIZE.partition(b';')[0].decode()}")
+        documented: dict[str, Any] = {
+            "responses": {200: {"content": {kind: {} for kind in kinds}}},
+            "openapi_extra": INFER_BODY,
+        }
+
+        @app.post(_INVOCATIONS, tags=["sagemaker"], dependencies=INFER, **documented)
         async def invocations() -> Response:
             """Run the default model, or the one in `X-Amzn-SageMaker-Target-Model`."""
             return Delegate(self._predict, self._find)
 
-        @app.post("/models/{model}/invoke", tags=["sagemaker"], dependencies=INFER)
+        @app.post("/models/{model}/invoke", tags=["sagemaker"], dependencies=INFER, **documented)
         async def invoke(model: Annotated[str, Path(description="Model name")]) -> Response:
             """Run this model of a multi-model endpoint."""
             return Delegate(self._predict, lambda _: PredictionTarget(model))

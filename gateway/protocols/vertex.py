@@ -55,7 +55,7 @@ class VertexApplication:
             enter(Operation.HEALTH)
             allowed = scope["method"] in ("GET", "HEAD")
             status = (200 if await self._control.ready() else 400) if allowed else 405
-            await reply(send, status, b"", [])
+            await reply(send, status, b"", [] if allowed else [(b"allow", b"GET, HEAD")])
         elif path == self._settings.predict_route:
             await self._redirect_or_predict(scope, receive, send)
         else:
@@ -63,7 +63,8 @@ class VertexApplication:
 
     async def _redirect_or_predict(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
-            await reply(send, 405, b'{"error":"Method Not Allowed"}', JSON)
+            headers = [*JSON, (b"allow", b"POST")]
+            await reply(send, 405, b'{"error":"Method Not Allowed"}', headers)
             return
         wanted = [value for name, value in scope["headers"] if name == _REDIRECT]
         if not wanted:

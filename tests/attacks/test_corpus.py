@@ -534,13 +534,15 @@ BELOW = {
     "a path with a raw NUL": b"GET /v2/models/x2\0 HTTP/1.1\r\n" + _GOOD,
     "a path of bytes above ASCII": b"GET /v2/models/\xff\xfe HTTP/1.1\r\n" + _GOOD,
     "a name above ASCII to infer": b"POST /v2/models/\xff/infer HTTP/1.1\r\n" + _GOOD,
-    "a header without a colon": b"GET /v2 HTTP/1.1\r\nnonsense\r\n\r\n",
-    "a header name with a blank": b"GET /v2 HTTP/1.1\r\nbad name: 1\r\n\r\n",
-    "a header with a NUL": b"GET /v2 HTTP/1.1\r\na: b\0c\r\n\r\n",
-    "a length below zero": b"POST /v2 HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-    "a length in words": b"POST /v2 HTTP/1.1\r\nContent-Length: all\r\n\r\n",
-    "a length beyond 64 bits": b"POST /v2 HTTP/1.1\r\nContent-Length: " + b"9" * 30 + b"\r\n\r\n",
-    "two lengths": b"POST /v2 HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    "a header without a colon": b"GET /v2 HTTP/1.1\r\nHost: a\r\nnonsense\r\n\r\n",
+    "a header name with a blank": b"GET /v2 HTTP/1.1\r\nHost: a\r\nbad name: 1\r\n\r\n",
+    "a header with a NUL": b"GET /v2 HTTP/1.1\r\nHost: a\r\na: b\0c\r\n\r\n",
+    "a length below zero": b"POST /v2 HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+    "a length in words": b"POST /v2 HTTP/1.1\r\nHost: a\r\nContent-Length: all\r\n\r\n",
+    "a length beyond 64 bits": b"POST /v2 HTTP/1.1\r\nHost: a\r\nContent-Length: "
+    + b"9" * 30
+    + b"\r\n\r\n",
+    "two lengths": b"POST /v2 HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n" + _GOOD,
     "a length and chunks": (
         b"POST /v2 HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     ),

@@ -16,10 +16,12 @@ from pathlib import Path
 from modelport.loadtests.system import environments
 from tests import verb
 from tests.peer_suites import (
+    grpc_clients,
     kserve,
     network,
     oip,
     report,
+    schemathesis,
     sources,
     tensorflow_serving,
     torchserve,
@@ -29,7 +31,16 @@ from tests.peer_suites import (
 from tests.peer_suites.sources import PinnedSource
 from tests.peer_suites.suite import Bench, Suite, SuiteOutcome, SuiteVerdict, reason_of
 
-MODULES = (triton_examples, triton_qa, tensorflow_serving, torchserve, kserve, oip)
+MODULES = (
+    triton_examples,
+    triton_qa,
+    tensorflow_serving,
+    torchserve,
+    kserve,
+    oip,
+    grpc_clients,
+    schemathesis,
+)
 SUITES: dict[str, Suite] = {
     suite.name: suite for suite in (*(module.SUITE for module in MODULES), triton_qa.INFER)
 }

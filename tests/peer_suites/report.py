@@ -92,7 +92,7 @@ def document(
 ) -> dict[str, Any]:
     return {
         name: {
-            "source": suites[name].sources[0].link,
+            "source": suites[name].sources[0].link if suites[name].sources else "",
             "counts": counts(outcomes),
             "tests": [
                 {**outcome._asdict(), "detail": _without_folders(outcome.detail)}
@@ -165,13 +165,17 @@ def markdown(suites: Mapping[str, Suite], told: Mapping[str, Any]) -> str:
             "",
             f"## {name}",
             "",
-            f"{suites[name].title}, at [{each['source'].rsplit('/')[-1][:12]}]({each['source']}).",
+            f"{suites[name].title}{_at(each['source'])}.",
         ]
         lines += ["", "| test | verdict | why |", "|---|---|---|"]
         for test in each["tests"]:
             why = "" if test["verdict"] == SuiteVerdict.PASS else _line(test["detail"])
             lines.append(f"| `{test['test']}` | {test['verdict']} | {why} |")
     return HEAD + "\n".join(lines) + "\n"
+
+
+def _at(link: str) -> str:
+    return f", at [{link.rsplit('/')[-1][:12]}]({link})" if link else ""
 
 
 def _line(detail: str) -> str:

@@ -44,7 +44,8 @@ class Suite(NamedTuple):
     """The tests of one peer.
 
     Attributes:
-        sources: where its tests are, and then whatever else they need.
+        sources: where its tests are, and then whatever else they need; empty if its requirements
+            bring them.
         requirements: packages of the environment that its tests run in.
         not_applicable: reasons, by a test's id or the beginning of it.
         not_supported: what the gateway lacks, likewise; such a test may run, and then fails.

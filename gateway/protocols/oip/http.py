@@ -17,19 +17,25 @@ from modelport.gateway.errors import (
     PermissionDenied,
     Unauthenticated,
 )
-from modelport.gateway.protocols import explainer, request_body
+from modelport.gateway.protocols import cloud_events, explainer, request_body
 from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_operations import CONTROL, HEALTH, INFER, METADATA, STATISTICS
 from modelport.gateway.protocols.http_response import document
 from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.protocols.oip import schema as oip_schema
 from modelport.gateway.protocols.oip.http_infer import OipInfer, is_number
+from modelport.gateway.protocols.openapi import BYTES, JSON
 from modelport.gateway.wire import json_text
 
 log = structlog.get_logger("modelport.http")
 
 Model = Annotated[str, Path(description="Model name")]
 Version = Annotated[str, Path(description="Model version, a positive integer")]
+_READY = {"type": "object", "required": ["ready"], "properties": {"ready": {"type": "boolean"}}}
+#: Responses to inference besides JSON.
+_INFERRED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {kind: {} for kind in (BYTES, cloud_events.MEDIA_TYPE.decode())}}
+}
 #: Name and version of a model; version 0 is the newest that is READY.
 Selected = tuple[str, int]
 Route = Callable[..., Awaitable[Response]]
@@ -63,7 +69,7 @@ class OipHttp(OipInfer):
     def add_routes(self, app: FastAPI) -> None:
         manager, control = self._manager, self._control
 
-        probe = partial(app.get, tags=["health"], dependencies=HEALTH, response_class=Response)
+        probe = partial(app.get, tags=["health"], dependencies=HEALTH)
         describe = partial(app.get, tags=["metadata"], dependencies=METADATA)
 
         @probe("/v2/health/live")
@@ -71,7 +77,7 @@ class OipHttp(OipInfer):
             """200 while the process answers."""
             return document({"live": True})
 
-        @probe("/v2/health/ready", responses={400: {}})
+        @probe("/v2/health/ready", responses={400: {"content": {JSON: {"schema": _READY}}}})
         async def server_ready() -> Response:
             """200 when the server is ready, else 400."""
             ready = await control.ready()
@@ -102,15 +108,11 @@ class OipHttp(OipInfer):
     ) -> None:
         """Add the routes of a model, or of one version of it; ``select`` reads the path."""
         manager, control = self._manager, self._control
-        failures: dict[int | str, dict[str, Any]] = {
-            code: {"model": oip_schema.OipError} for code in (400, 404, 503)
-        }
 
         def get(
             ending: str, tag: str, name: str, operation: Sequence[Dependency], **documented: Any
         ) -> Callable[[Route], Route]:
             """Return the decorator of a route for GET."""
-            documented = {"responses": failures, **documented}
             return app.get(
                 path + ending, tags=[tag], name=name + suffix, dependencies=operation, **documented
             )
@@ -123,7 +125,7 @@ class OipHttp(OipInfer):
                 dependencies=INFER,
                 name=ending + suffix,
                 response_model=oip_schema.OipInferResponse,
-                responses=failures,
+                responses=_INFERRED,
                 openapi_extra=oip_schema.INFER_BODY,
             )
 
@@ -134,7 +136,7 @@ class OipHttp(OipInfer):
             """Versions that are READY, inputs and outputs."""
             return document(metadata.model_metadata(manager, *selected))
 
-        @get("/ready", "health", "model ready", HEALTH, responses={400: failures[400]})
+        @get("/ready", "health", "model ready", HEALTH)
         async def model_ready(selected: Selected = Depends(select)) -> Response:
             """200 when the model (version) is READY, else 400."""
             try:
@@ -185,14 +187,14 @@ class OipHttp(OipInfer):
                 raise InvalidArgument("Invalid value for 'ready': expected a boolean")
             return document(await control.index(ready))
 
-        @post(f"{model_path}/load", dependencies=CONTROL)
+        @post(f"{model_path}/load", dependencies=CONTROL, response_class=Response)
         async def repository_load(model: Model, request: Request) -> Response:
             """Load or reload a model (`--model-control-mode explicit`)."""
             parameters = (await self._json(request)).get("parameters") or {}
             await control.load(model, metadata.load_override(model, parameters))
             return Response(media_type="application/json")
 
-        @post(f"{model_path}/unload", dependencies=CONTROL)
+        @post(f"{model_path}/unload", dependencies=CONTROL, response_class=Response)
         async def repository_unload(model: Model, request: Request) -> Response:
             """Unload a model once its requests in flight are done."""
             parameters = (await self._json(request)).get("parameters") or {}

@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 import orjson
 from fastapi import Depends, FastAPI, Response
@@ -36,6 +37,19 @@ _EVENTS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
 ]
+
+
+class EventStream(Response):
+    """A response of events; FastAPI documents its media type."""
+
+    media_type = "text/event-stream"
+
+
+#: A model may fail after the request was accepted.
+_STREAMED: dict[str, Any] = {
+    "response_class": EventStream,
+    "responses": {status: {"content": {EventStream.media_type: {}}} for status in (500, 503)},
+}
 
 
 class GenerateHttp(OipErrors):
@@ -127,9 +141,14 @@ class GenerateHttp(OipErrors):
     def add_routes(self, app: FastAPI) -> None:
         """Document the routes, which ``serve`` answers."""
         for path, suffix, select in MODEL_PATHS:
-            for ending, answer, text in (
-                ("generate", self._once, "One response, as JSON: outputs by name."),
-                ("generate_stream", self._events, "Any number of responses, as events (SSE)."),
+            for ending, answer, text, documented in (
+                ("generate", self._once, "One response, as JSON: outputs by name.", {}),
+                (
+                    "generate_stream",
+                    self._events,
+                    "Any number of responses, as events (SSE).",
+                    _STREAMED,
+                ),
             ):
                 decorator = app.post(
                     f"{path}/{ending}",
@@ -138,6 +157,7 @@ class GenerateHttp(OipErrors):
                     name=ending + suffix,
                     description=f"{text} The request is an object of inputs by name.",
                     openapi_extra=oip_schema.ANY_BODY,
+                    **documented,
                 )
                 decorator(self._route(answer, select))
 

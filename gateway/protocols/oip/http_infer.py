@@ -63,6 +63,8 @@ _PROBES = {
 class OipErrors(HttpDialect):
     """Error responses of the Open Inference Protocol, which other dialects share."""
 
+    statuses = frozenset(STATUS.values())
+
     def failure(self, error: ModelportError) -> Response:
         return document({"error": str(error)}, STATUS[error.code])
 

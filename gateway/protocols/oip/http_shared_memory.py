@@ -56,7 +56,12 @@ class SharedMemoryHttp(OipErrors):
     ) -> None:
         all_status, one_status, registered, unregistered, all_unregistered = descriptions
         get = partial(app.get, tags=["shared memory"], dependencies=SHARED_MEMORY)
-        post = partial(app.post, tags=["shared memory"], dependencies=SHARED_MEMORY)
+        post = partial(
+            app.post,
+            tags=["shared memory"],
+            dependencies=SHARED_MEMORY,
+            response_class=Response,  # without a body
+        )
         region_path = f"{folder}/region/{{region}}"
 
         @get(f"{folder}/status", description=all_status)

@@ -7,12 +7,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class OipError(BaseModel):
-    """An error."""
-
-    error: str
-
-
 class OipServerMetadata(BaseModel):
     """Metadata of the server."""
 

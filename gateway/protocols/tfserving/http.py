@@ -73,25 +73,28 @@ _POST = re.compile(
     rf"/v1/models/(?P<name>[^/:]+){_VERSION}:(?P<method>classify|regress|predict|explain)", re.I
 )
 _GET = re.compile(rf"/v1/models(?:/(?P<name>[^/:]+))?{_VERSION}(?P<metadata>/metadata)?", re.I)
+_PATTERNS = {"POST": _POST, "GET": _GET}
 #: Methods with examples, and the writers of their results.
 _EXAMPLE_METHODS: dict[str, tuple[ExampleMethod, Callable[[Any], Buffer]]] = {
     "classify": (CLASSIFY, results.classification_json),
     "regress": (REGRESS, results.regression_json),
 }
 _MAX_VERSION = 2**63 - 1
+_EVENT: dict[int | str, dict[str, Any]] = {200: {"content": {cloud_events.MEDIA_TYPE.decode(): {}}}}
 
 
 class TfServingHttp(HttpDialect):
     """The routes of ``/v1/models``."""
 
     segments = frozenset({"v1", "V1"})
+    statuses = frozenset(STATUS.values())
 
     def __init__(self, host: DialectHost) -> None:
         self._inference = Inference(host)
         self._max_input_bytes = host.max_input_bytes
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        if not scope["path"][3:].lower().startswith("/models"):
+        if not scope["path"][3:].lower().startswith("/models") or scope["method"] not in _PATTERNS:
             return None
         return self._serve(scope, receive, send)
 
@@ -233,7 +236,7 @@ class TfServingHttp(HttpDialect):
                     name=name + suffix,
                     description=text,
                     openapi_extra=body,
-                    responses=tfserving_schema.FAILURES,
+                    responses=_EVENT if ending in (":predict", ":explain") else {},
                 )
 
 
@@ -256,8 +259,7 @@ def _parse(scope: Scope) -> dict[str, str]:
     """Split the path into its parts, still percent-encoded."""
     path = scope["raw_path"].partition(b"?")[0].decode("latin-1")
     method = scope["method"]
-    pattern = {"POST": _POST, "GET": _GET}.get(method)
-    match = pattern.fullmatch(path) if pattern is not None else None
+    match = _PATTERNS[method].fullmatch(path)
     if match is None:
         raise InvalidArgument(f"Malformed request: {method[:16]} {path[:256]}")
     return {key: value for key, value in match.groupdict().items() if value is not None}

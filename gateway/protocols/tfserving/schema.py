@@ -4,19 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
-
-
-class TfServingError(BaseModel):
-    """An error."""
-
-    error: str
-
-
-FAILURES: dict[int | str, dict[str, Any]] = {
-    status: {"model": TfServingError} for status in (400, 404, 429, 503, 504)
-}
-
 
 def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
     schema = {

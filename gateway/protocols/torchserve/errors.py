@@ -93,6 +93,7 @@ _KINDS: dict[type[ModelportError], tuple[int, str]] = {
     Unavailable: (503, "ServiceUnavailableException"),
     ModelportError: (500, "InternalServerException"),
 }
+STATUSES = frozenset(status for status, _ in _KINDS.values())
 #: Errors of requests without a route.
 REFUSALS = {
     404: (

@@ -21,6 +21,7 @@ from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate, HttpDialect
 from modelport.gateway.protocols.http_operations import CONTROL, HEALTH, INFER, METADATA
 from modelport.gateway.protocols.http_response import Headers
+from modelport.gateway.protocols.openapi import BYTES, JSON, error_schema
 from modelport.gateway.protocols.prediction.http import (
     MAX_TRACE,
     TRACE,
@@ -49,6 +50,13 @@ _JSON = [(b"content-type", b"application/json"), *_NO_CACHE]
 _ANY_BODY = {"requestBody": {"content": {"*/*": {"schema": {"type": "string"}}}}}
 
 
+_BYTES: dict[int | str, dict[str, Any]] = {200: {"content": {BYTES: {}}}}
+_ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"content": {JSON: {}}}}
+_UNHEALTHY: dict[int | str, dict[str, Any]] = {
+    500: {"content": {JSON: {"schema": error_schema(status="string")}}}
+}
+
+
 class TorchServeDialect:
     """TorchServe's errors, and OIP's header for the size of the JSON part."""
 
@@ -71,6 +79,8 @@ class TorchServeHttp(HttpDialect):
     """The routes of ``/predictions``, ``/explanations``, ``/ping`` and ``/models``."""
 
     segments = frozenset({"api-description", "explanations", "models", "ping", "predictions"})
+    statuses = errors.STATUSES
+    error = error_schema(code="integer", type="string", message="string")
 
     def __init__(self, host: DialectHost) -> None:
         self._manager = host.manager
@@ -117,8 +127,8 @@ class TorchServeHttp(HttpDialect):
     def add_routes(self, app: FastAPI) -> None:
         management = self._management
 
-        @app.get("/ping", dependencies=HEALTH, tags=["torchserve"])
-        @app.post("/ping", dependencies=HEALTH, include_in_schema=False)
+        @app.get("/ping", dependencies=HEALTH, tags=["torchserve"], responses=_UNHEALTHY)
+        @app.post("/ping", dependencies=HEALTH, tags=["torchserve"], responses=_UNHEALTHY)
         async def ping(request: Request) -> Response:
             """Readiness, for TorchServe and SageMaker."""
             ready = await self._control.ready()
@@ -144,16 +154,6 @@ class TorchServeHttp(HttpDialect):
             status = await management.register(await self._registration(request))
             return _answer({"status": status}, request)
 
-        @app.post(
-            "/explanations/{model}",
-            dependencies=INFER,
-            tags=["torchserve"],
-            openapi_extra=_ANY_BODY,
-        )
-        async def explain(model: Model) -> Response:
-            """Run the model that the parameter `explainer` of this model names."""
-            return Delegate(self._predict, partial(self._find_explainer, model, ""))
-
         self._add_model_routes(app, "{model}", _select)
         self._add_model_routes(app, "{model}/{version}", _select_version)
 
@@ -166,15 +166,26 @@ class TorchServeHttp(HttpDialect):
         """Add the routes of a model, or of one version of it; ``select`` reads the path."""
         management = self._management
         predictions, models = _PREDICTIONS + model, _MODELS + model
+        documented: dict[str, Any] = {
+            "dependencies": INFER,
+            "tags": ["torchserve"],
+            "openapi_extra": _ANY_BODY,
+        }
 
-        @app.post(predictions, dependencies=INFER, tags=["torchserve"], openapi_extra=_ANY_BODY)
-        @app.put(predictions, dependencies=INFER, include_in_schema=False)
+        @app.post(predictions, responses=_BYTES, **documented)
+        @app.put(predictions, responses=_BYTES, **documented)
         async def predict(selected: Selected = Depends(select)) -> Response:
             """Run the model, or this version of it, on an image, an OIP request, JSON or bytes.
 
             It is the body, or the form field `body` or `data`.
             """
             return Delegate(self._predict, partial(self._find, *selected))
+
+        @app.post(_EXPLANATIONS + model, responses=_BYTES, **documented)
+        @app.put(_EXPLANATIONS + model, responses=_BYTES, **documented)
+        async def explain(selected: Selected = Depends(select)) -> Response:
+            """Run the model that the parameter `explainer` of this model names."""
+            return Delegate(self._predict, partial(self._find_explainer, *selected))
 
         @app.options(predictions, dependencies=METADATA, tags=["torchserve"])
         async def prediction_api(
@@ -194,7 +205,7 @@ class TorchServeHttp(HttpDialect):
             customized = _is_set(request, "customized")
             return _answer(await management.describe(*selected, customized), request)
 
-        @app.put(models, tags=["torchserve"], dependencies=CONTROL)
+        @app.put(models, tags=["torchserve"], dependencies=CONTROL, responses=_ACCEPTED)
         async def scale_workers(request: Request, selected: Selected = Depends(select)) -> Response:
             """Change the number of instances (`--model-control-mode explicit`)."""
             name, version = selected

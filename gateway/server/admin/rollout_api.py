@@ -77,7 +77,10 @@ class RolloutApi:
         try:
             answer = self._handler(scope["method"], *path.split("/")[2:])
             if answer is None:
-                await refuse(send, 405, f"{scope['method']} is not a method of {path}")
+                text = f"{scope['method']} is not a method of {path}"
+                allow = b", ".join(self._methods(*path.split("/")[3:]))
+                headers = [*JSON, (b"allow", allow)]
+                await reply(send, 405, orjson.dumps({"error": text}), headers)
                 return
             body = b""
             if scope["method"] == "POST":
@@ -134,6 +137,14 @@ class RolloutApi:
         else:
             answer = self._reads.get(action) if method in ("GET", "HEAD") else None
         return None if answer is None else functools.partial(_stated, target, answer)
+
+    def _methods(self, model: str = "", action: str = "") -> list[bytes]:
+        """The methods of a path that ``_handler`` knows."""
+        reads = [b"GET", b"HEAD"] if model else [b"GET"]
+        return [
+            *(reads if action in self._reads else ()),
+            *([b"POST"] if model and action in self._commands else ()),
+        ]
 
     async def _statuses(self, _: bytes) -> list[dict[str, Any]]:
         statuses = self._service.statuses()

@@ -212,7 +212,7 @@ class HttpConnection(RequestParser, asyncio.Protocol):
             if self._measured_head() > MAX_HEAD_BYTES:
                 raise RefusedHead(error_response.LONG)
         parser, url = self._parser, self._url
-        method, version = parser.get_method().decode(), parser.get_http_version()
+        method, version = parser.get_method().decode(), self._checked_version()
         if len(self._headers) > MAX_HEADERS:
             raise RefusedHead(error_response.LONG)
         self._state.newcomers.pop(self, None)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import httptools
 
 from modelport.gateway.protocols.asgi import Scope
+from modelport.gateway.server.http1 import error_response
+from modelport.gateway.server.http1.error_response import RefusedHead
 from modelport.gateway.server.http1.repeated_head import RepeatedHead, repeated_head
 
 Headers = list[tuple[bytes, bytes]]
@@ -13,7 +17,11 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 1000
 #: The parser's position: between requests, in a head, in a body.
 BETWEEN, HEAD, BODY = range(3)
-_NOTED = frozenset({b"via", b"content-encoding", b"expect", b"transfer-encoding"})
+_NOTED = frozenset({b"host", b"via", b"content-encoding", b"expect", b"transfer-encoding"})
+#: ``uri-host [ ":" port ]`` (RFC 9110, 7.2); the host of an HTTP URI is not empty (4.2.1).
+_HOST = re.compile(
+    rb"(?:\[[0-9A-Fa-f:.]+\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+)(?::[0-9]{0,5})?"
+)
 
 
 class RequestParser:
@@ -29,6 +37,9 @@ class RequestParser:
         self._url = self._via = b""
         self._headers: Headers = []
         self._encoded = self._expects_continue = self._upgrades = False
+        self._hosts = 0
+        self._host: bytes | None = None  # the last valid Host of the connection
+        self._coding = b""  # transfer codings
         self._is_plain = True  # no header changes how its body is read
         self._previous = b""  # the last request that was parsed, if it came in one piece
         self._repeated: RepeatedHead | None = None  # the head of the last two requests
@@ -58,6 +69,21 @@ class RequestParser:
         """Return the size of a complete head: its target and its header lines."""
         return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
 
+    def _checked_version(self) -> str:
+        """Return the HTTP version of a complete head (RFC 9112, 2.3, 3.2 and 6.1).
+
+        Raises:
+            RefusedHead: The version, the number of Host headers or the transfer coding is wrong.
+        """
+        version: str = self._parser.get_http_version()
+        if version != "1.1" and (version != "1.0" or self._coding):
+            raise RefusedHead(error_response.VERSION)
+        if self._hosts != 1 and (self._hosts or version == "1.1"):
+            raise RefusedHead(error_response.HOST)
+        if self._coding and self._coding != b"chunked":
+            raise RefusedHead(error_response.CODING)
+        return version
+
     def _keep_head(self, scope: Scope, data: bytes) -> None:
         """Keep the head of a request that came in one piece, if the one before had the same."""
         if self._is_plain:
@@ -71,6 +97,7 @@ class RequestParser:
         self._begun += 1
         self._url, self._via, self._headers = b"", b"", []
         self._is_plain, self._repeated = True, None
+        self._hosts, self._coding = 0, b""
         self._encoded = self._expects_continue = self._upgrades = False
 
     def on_url(self, url: bytes) -> None:
@@ -84,8 +111,16 @@ class RequestParser:
             self._headers.append((name, value))
 
     def _note(self, name: bytes, value: bytes) -> None:
+        if name == b"host":
+            self._hosts += 1
+            if value != self._host and _HOST.fullmatch(value) is None:
+                raise RefusedHead(error_response.HOST)
+            self._host = value
+            return
         self._is_plain = False
-        if name == b"via":
+        if name == b"transfer-encoding":
+            self._coding += value.lower()
+        elif name == b"via":
             self._via += b", " + value if self._via else value
         elif name == b"content-encoding":
             self._encoded = True

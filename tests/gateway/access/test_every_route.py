@@ -95,10 +95,10 @@ ROUTES: dict[str, RouteCase] = {
     "PUT /models/{model}/{version}/set-default": RouteCase(200),
     "OPTIONS /predictions/{model}": RouteCase(200),
     "OPTIONS /predictions/{model}/{version}": RouteCase(200),
-    "POST /explanations/{model}": RouteCase(200, PREDICT),
     **{
-        f"{method} /predictions/{{model}}{version}": RouteCase(200, PREDICT)
+        f"{method} /{verb}/{{model}}{version}": RouteCase(200, PREDICT)
         for method in ("POST", "PUT")
+        for verb in ("predictions", "explanations")
         for version in ("", "/{version}")
     },
     # SageMaker

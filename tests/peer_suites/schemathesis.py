@@ -1,0 +1,80 @@
+"""Schemathesis: requests generated from ``/openapi.json``, and the responses held to it.
+
+Every route is asked, with models that are there and models that are not.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+from tests import models
+from tests.peer_suites.suite import Bench, Suite, SuiteOutcome, SuiteVerdict
+
+#: All but those of the input, which the peers read more leniently than a schema says, and of other
+#: methods: ``conformance/test_http_framing.py`` has those, as TensorFlow Serving's are 400.
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "allow_header_conformance",
+)
+#: Requests of each operation in the phase that draws them.
+EXAMPLES = 50
+SECONDS = 900
+#: A model that cannot answer is 503, a feature that is lacking 501.
+CONFIG = """
+[checks]
+not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "501", "503"]
+"""
+#: The names of models: those that are generated, or one that is served.
+RUNS = {
+    "any model": "",
+    "a served model": '[parameters]\n"path.model" = "x2"\n"path.version" = "1"\n',
+}
+
+
+def run(bench: Bench) -> Iterator[SuiteOutcome]:
+    if not bench.wanted("openapi.json"):
+        return
+    root = bench.work / "models"
+    models.repository(root)
+    flags = ("--model-control-mode", "explicit", "--load-model", "*", "--allow-sagemaker", "on")
+    for name, parameters in RUNS.items():
+        config = bench.work / "schemathesis.toml"
+        config.write_text(parameters + CONFIG)
+        with bench.gateway(root, *flags, "--allow-client-shm", "on") as gateway:
+            url = f"http://{gateway.http}"
+            done = subprocess.run(
+                [
+                    *(str(bench.python.with_name("schemathesis")), "--config-file", str(config)),
+                    *("run", f"{url}/openapi.json", "--url", url, "--checks", ",".join(CHECKS)),
+                    *("--phases", "examples,coverage,fuzzing", "--max-examples", str(EXAMPLES)),
+                    *("--continue-on-failure", "--warnings", "off", "--no-color"),
+                ],
+                cwd=bench.work,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+        passed = done.returncode == 0
+        verdict = SuiteVerdict.PASS if passed else SuiteVerdict.FAIL
+        said = (done.stdout + done.stderr).strip()[-20_000:]
+        yield SuiteOutcome(f"openapi.json::{name}", verdict, "" if passed else said)
+
+
+def declared(_: Bench) -> Iterator[str]:
+    yield from (f"openapi.json::{name}" for name in RUNS)
+
+
+SUITE = Suite(
+    name="schemathesis",
+    title="Schemathesis",
+    sources=(),
+    requirements=("schemathesis==4.32.5",),
+    run=run,
+    declared=declared,
+)
