@@ -199,7 +199,7 @@ def test_management_over_grpc_says_what_rest_says(served: Gateway, explicit: Gat
     one = management.ScaleWorkerRequest(model_name="x2", synchronous=True)
     assert manage(served, "ScaleWorker", one) == "Workers scaled to 1 for model: x2"
     other = management.ScaleWorkerRequest(model_name="x2", min_worker=2)
-    assert refused(served, "ScaleWorker", other)[0] == "INVALID_ARGUMENT"
+    assert refused(served, "ScaleWorker", other)[0] == "PERMISSION_DENIED"
     register = management.RegisterModelRequest(url="three.mar")
     assert refused(served, "RegisterModel", register)[0] == "PERMISSION_DENIED"
     assert manage(explicit, "RegisterModel", register).startswith('Model "three" Version: 2 regis')
