@@ -76,8 +76,9 @@ def test_a_model_is_scaled_by_a_request(explicit: Gateway) -> None:
         return len(row["workers"])
 
     path = "/models?url=three.mar&initial_workers=2&synchronous=true"
-    expected = 'Model "three" Version: 2 registered with 2 initial workers'
-    assert ask(explicit, "POST", path).json == {"status": expected}
+    status = ask(explicit, "POST", path).json["status"]
+    assert status.endswith(" registered with 2 initial workers")
+    assert ask(explicit, "PUT", "/models/three/2/set-default").status == 200
     assert workers() == 2
     for asked, number in (("min_worker=3", 3), ("min_worker=1&max_worker=2", 2)):
         reply = ask(explicit, "PUT", f"/models/three?{asked}&synchronous=true")
