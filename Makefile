@@ -14,7 +14,7 @@ READY := $(VENV)/.dev
 PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup \
+.PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
 	managed matrix mutations package peer-suites runtimes storage swagger-ui tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
@@ -182,6 +182,12 @@ matrix: $(READY) ## Ask every backend in every dialect, real TorchServe and Trit
 
 package: $(READY) ## Build the wheel, install it without extras into an empty environment, and use it there
 	$(BIN)/python -m tests.wheel
+
+gpu-wheels: $(READY) ## Collect what `make gpu-check` needs on a machine without a network; GPU="--onnxruntime-gpu" too
+	$(BIN)/python .ci/gpu_wheels.py $(GPU)
+
+gpu-check: ## Serve models on an NVIDIA GPU, beside the CPU and a loop by hand; needs PyTorch with CUDA; 6 minutes
+	$(PYTHON) -m tests.gpu_check
 
 runtimes: $(READY) ## Serve compiled archives; measure what 50 reloads leave in every runtime
 	$(BIN)/python -m tests.runtimes

@@ -15,6 +15,8 @@ import torch
 from torch._inductor import config as inductor
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
+from torch.export import ExportedProgram
+from torch.export.passes import move_to_device_pass
 from torch.export.pt2_archive._package import AOTICompiledModel
 
 from modelport.exporters.formats import torch_errors
@@ -38,7 +40,7 @@ SOURCES = (".cpp", ".kernel_metadata.json")
 
 
 def export(source: Source, path: Path, target: ExportTarget) -> None:
-    """Compile ``source`` to ``path`` for this processor type, system and version of torch.
+    """Compile ``source`` to ``path`` for this processor or GPU type, system and version of torch.
 
     Inputs and outputs are named as in ``pt2``.
 
@@ -56,11 +58,15 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         # A failed compilation leaves its files; the folder around them is removed in any case.
         with quiet(), temporary_folder() as folder, fresh_cache(dir=str(folder)):
             torch._inductor.aoti_compile_and_package(
-                program(source, target),
+                _on_device(program(source, target), target.device),
                 package_path=draft,
                 inductor_configs=_options(compiler, Path(cache_dir())),
             )
         seal(draft, path, source.signature, without=SOURCES)
+
+
+def _on_device(exported: ExportedProgram, device: str) -> ExportedProgram:
+    return exported if device == "cpu" else move_to_device_pass(exported, device)
 
 
 def _options(compiler: str, folder: Path) -> dict[str, Any]:
@@ -70,14 +76,16 @@ def _options(compiler: str, folder: Path) -> dict[str, Any]:
     wrapper = folder / Path(compiler).name
     wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler)} {flags} "$@"\n')
     wrapper.chmod(0o700)
-    return {
+    options: dict[str, Any] = {
         "cpp.cxx": (None, str(wrapper)),
-        "aot_inductor.enable_line_tables": False,
+        "aot_inductor.enable_line_tables": False,  # an option since torch 2.13
         # Otherwise they are kept in a shared folder for the next compilation.
         "aot_inductor.precompile_headers": False,
         # The processor's flags name its features; asking the compiler takes ten compilations.
         "cpp.vec_isa_ok": True,
     }
+    known = inductor.get_config_copy()
+    return {name: value for name, value in options.items() if name in known}
 
 
 def open_session(path: Path, trusted: bool = False) -> TorchParitySession:

@@ -40,6 +40,7 @@ class ExportTarget:
         per_channel: int8 weights have a scale for each channel.
         adopted: the artifact is a file from elsewhere, which is not changed.
         block_size: number of weights that share a scale where weights alone are quantised.
+        device: torch's name of the device that AOTInductor compiles for.
     """
 
     dtype: str = "fp32"
@@ -51,6 +52,7 @@ class ExportTarget:
     per_channel: bool = True
     block_size: int = 32
     adopted: bool = False
+    device: str = "cpu"
 
     @property
     def precision(self) -> str:

@@ -45,6 +45,7 @@ _ONNXRUNTIME = f"""
 import json, numpy, onnxruntime, sys
 model, said = bytes.fromhex("{IDENTITY}"), {{"version": onnxruntime.__version__}}
 said["providers"] = onnxruntime.get_available_providers()
+onnxruntime.preload_dlls()
 options = onnxruntime.SessionOptions()
 options.log_severity_level = 4
 for provider in sys.argv[1:]:

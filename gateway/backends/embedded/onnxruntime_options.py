@@ -4,6 +4,7 @@ backend: ``instance_group``, ``optimization`` and ``parameters``.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import onnxruntime as ort
@@ -46,6 +47,10 @@ _OPTIONS = {
 #: Triton's key → the provider's option, where they differ.
 _RENAMED = {"max_workspace_size_bytes": "trt_max_workspace_size"}
 _PRECISIONS = {"FP32": {}, "FP16": {"trt_fp16_enable": "1"}, "INT8": {"trt_int8_enable": "1"}}
+
+#: A model has the precision that its certificate states: TF32 has fp16's ten bits. A configuration
+#: may ask for it.
+_EXACT = {"use_tf32": "0"}
 
 Provider = tuple[str, dict[str, str]]
 
@@ -91,12 +96,20 @@ def providers(artifact: Artifact) -> tuple[int | None, list[Provider]]:
     chosen: list[Provider] = []
     if gpu is not None:
         found = _accelerators(accelerators.gpu_execution_accelerator, GPU_ACCELERATORS)
+        _preload()
         device = {"device_id": str(gpu)}
-        cuda = _deprecated_cuda(artifact.config) | dict(found).get(CUDA, {})
+        cuda = _EXACT | _deprecated_cuda(artifact.config) | dict(found).get(CUDA, {})
         chosen = [(name, options | device) for name, options in found if name != CUDA]
         chosen.append((CUDA, cuda | device))
     chosen += _accelerators(accelerators.cpu_execution_accelerator, CPU_ACCELERATORS)
     return gpu, [*chosen, (CPU, {})]
+
+
+@functools.cache
+def _preload() -> None:
+    """Load CUDA's libraries from the wheels of NVIDIA, where pip has installed them; they are in no
+    folder that the system searches."""
+    ort.preload_dlls()
 
 
 def _why_no_gpu(index: int) -> str:

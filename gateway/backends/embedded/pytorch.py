@@ -81,23 +81,23 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     archive = Archive(path)
     kind = archive.kind()
     _check(archive, kind, artifact.native)
+    gpu = placement.gpu_of(artifact, lambda index: _why_no_gpu(archive, kind, index))
     if kind is Kind.TORCHSCRIPT and not artifact.native:
         trial_load.run(
             f"{__name__}:try_load", path, model=artifact.model_name, version=artifact.version,
             config=configuration.to_text(artifact.config), threads=artifact.threads,
         )  # fmt: skip
-    return _load(artifact, archive, kind)
+    return _load(artifact, archive, kind, gpu)
 
 
 def try_load(path: Path, model: str, version: int, config: str, threads: int) -> None:
-    """Load an artifact that passed the checks, and run it as ``load`` does."""
+    """Load an artifact that passed the checks, and run it as ``load`` does, but on the CPU."""
     artifact = Artifact(model, version, path.parent, configuration.parse(config), threads)
-    _load(artifact, archive := Archive(path), archive.kind())
+    _load(artifact, archive := Archive(path), archive.kind(), None)
 
 
-def _load(artifact: Artifact, archive: Archive, kind: Kind) -> EmbeddedBackend:
+def _load(artifact: Artifact, archive: Archive, kind: Kind, gpu: int | None) -> EmbeddedBackend:
     signature = archive.signature()
-    gpu = placement.gpu_of(artifact, lambda index: _why_no_gpu(kind, index))
     config = placement.as_placed(artifact.config, gpu)
     config.platform = kind.value
     _set_threads(artifact)
@@ -112,6 +112,10 @@ def _load(artifact: Artifact, archive: Archive, kind: Kind) -> EmbeddedBackend:
         )
     inputs, outputs = _tensors(named)
     device = torch.device("cpu" if gpu is None else f"cuda:{gpu}")
+    if gpu is not None:
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # before ``no_code``: it loads libraries
+        # A model has the precision that its certificate states: TF32 has fp16's ten bits.
+        torch.backends.cudnn.allow_tf32 = False
     # ``catch_warnings`` would undo the filters that another thread sets in the meantime, such as
     # those of a runtime that is being imported.
     warnings.filterwarnings("ignore", r"`?torch\.jit", DeprecationWarning)
@@ -121,10 +125,10 @@ def _load(artifact: Artifact, archive: Archive, kind: Kind) -> EmbeddedBackend:
             if kind is Kind.TORCHSCRIPT:
                 forward = _open_torchscript(archive, device, artifact.native)
             elif kind is Kind.EXPORTED:
-                forward, release = _open_exported(archive, signature)
+                forward, release = _open_exported(archive, signature, device)
             else:
                 count = configuration.instance_count(config)
-                forward = _open_compiled(archive, signature, count)
+                forward = _open_compiled(archive, signature, count, gpu)
         if signature is None:
             inputs, outputs = _in_order(forward, inputs, outputs)
     session = TorchModuleSession(forward, release, inputs, outputs, device, config)
@@ -141,9 +145,9 @@ def _check(archive: Archive, kind: Kind, native: bool) -> None:
         torchscript_guard.check_archive(archive)
 
 
-def _why_no_gpu(kind: Kind, index: int) -> str:
-    if kind is not Kind.TORCHSCRIPT:
-        return f"{kind.value} is served on the CPU only"
+def _why_no_gpu(archive: Archive, kind: Kind, index: int) -> str:
+    if kind is Kind.COMPILED and (built_for := _compiled_for(archive)) != "cuda":
+        return f"'{archive.path.name}' was compiled for {built_for}"
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return "this build of PyTorch supports only the CPU; install one with CUDA"
     if index >= torch.cuda.device_count():
@@ -234,20 +238,26 @@ def _open_torchscript(archive: Archive, device: torch.device, native: bool) -> F
         module, functions = torchscript_guard.load(file, device)
     if not native:
         torchscript_guard.check_operators(module, functions, file.name)
+    for part in module.modules():
+        for name in part._c._method_names():
+            torchscript_guard.use_device(part._c._get_method(name).graph, device)
     forward: Forward = module.eval().forward
     return forward
 
 
 def _open_exported(
-    archive: Archive, signature: ModelSignature | None
+    archive: Archive, signature: ModelSignature | None, device: torch.device
 ) -> tuple[Forward, Callable[[], None]]:
     """The program, and a function that frees its weights, as dropping it does not."""
     import torch._inductor.cpp_builder  # imported before ``no_code`` forbids it
     import torch.export._trace
     import torch.export.pt2_archive._package
+    from torch.export.passes import move_to_device_pass
 
     with no_code(archive.path.name):
         program = torch.export.load(archive.path)
+        if device.type != "cpu":
+            program = move_to_device_pass(program, device)
         module = program.module()
     program.state_dict.clear()
     program.constants.clear()
@@ -266,18 +276,26 @@ def _forget_shapes(program: torch.export.ExportedProgram) -> None:
         mode.shape_env.fake_tensor_cache.clear()
 
 
-def _open_compiled(archive: Archive, signature: ModelSignature | None, runners: int) -> Forward:
+def _compiled_for(archive: Archive) -> str:
+    """The type of device that a compiled archive is for: ``cpu`` or ``cuda``."""
+    metadata = check_machine(archive, torch.backends.cpu.get_cpu_capability())
+    return str(metadata.get("AOTI_DEVICE_KEY", "cpu"))
+
+
+def _open_compiled(
+    archive: Archive, signature: ModelSignature | None, runners: int, gpu: int | None
+) -> Forward:
     from torch.export.pt2_archive._package import AOTICompiledModel
 
-    metadata = check_machine(archive, torch.backends.cpu.get_cpu_capability())
-    built_for = metadata.get("AOTI_DEVICE_KEY", "cpu")
-    if built_for != "cpu":
+    built_for = _compiled_for(archive)
+    if gpu is None and built_for != "cpu":
         raise Unsupported(
-            f"'{archive.path.name}' was compiled for {built_for}; export it for the CPU"
+            f"'{archive.path.name}' was compiled for {built_for}; set KIND_GPU in its "
+            "instance_group, or export it for the CPU"
         )
     # aoti_load_package() would first compile ten probes to compare instruction sets.
-    file = str(archive.path)
-    loader = torch._C._aoti.AOTIModelPackageLoader(file, COMPILED_MODEL, False, runners, -1)
+    file, device = str(archive.path), -1 if gpu is None else gpu
+    loader = torch._C._aoti.AOTIModelPackageLoader(file, COMPILED_MODEL, False, runners, device)
     return _by_keyword(AOTICompiledModel(loader), signature)
 
 
@@ -367,6 +385,8 @@ class TorchModuleSession:
         self._forward = None
         self._release()
         self._release = _nothing
+        if self._on_gpu:  # torch would keep what the model had for its next tensors
+            torch.cuda.empty_cache()
 
 
 def _loops(forward: Forward) -> bool:

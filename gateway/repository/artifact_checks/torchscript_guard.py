@@ -121,6 +121,16 @@ def check_operators(module: Any, functions: Functions, file: str) -> None:
     inlined_size.check(f"'{file}'", bodies)
 
 
+def use_device(graph: Any, device: Any) -> None:
+    """Make all constants of ``graph`` that are devices ``device``.
+
+    A trace keeps the device of its example, for tensors that the model makes.
+    """
+    for node in _nodes(graph):
+        if node.kind() == "prim::Constant" and str(node.output().type()) == "Device":
+            node.s_("value", str(device))
+
+
 def _called(node: Any) -> str:
     """The name of the function that ``node`` calls; empty: none."""
     if node.kind() == "prim::CallMethod":

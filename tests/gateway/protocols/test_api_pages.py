@@ -49,7 +49,7 @@ def digest(algorithm: str, content: bytes) -> str:
 
 
 def unpinned(html: str, policy: str, content: dict[str, bytes]) -> list[str]:
-    """List what a page loads that its text does not fix; ``content``: path → what the server has."""
+    """List what a page loads that its text does not fix; ``content``: of the server, by path."""
     loads, found = PageLoads(html), []
     for tag in loads.tags:
         place = tag.get("src") or tag.get("href") or ""

@@ -99,9 +99,18 @@ def test_a_gpus_providers_come_in_tritons_order(monkeypatch: pytest.MonkeyPatch)
     assert gpu == 1
     assert providers == [
         ("TensorrtExecutionProvider", {"trt_max_workspace_size": "1", "device_id": "1"}),
-        ("CUDAExecutionProvider", {"device_id": "1"}),
+        ("CUDAExecutionProvider", {"use_tf32": "0", "device_id": "1"}),
         ("CPUExecutionProvider", {}),
     ]
+
+
+def test_a_gpu_keeps_the_precision_of_fp32_unless_the_configuration_asks_for_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ALL)
+    for text, tf32 in ((GPU, "0"), (GPU + accelerated("gpu", "cuda", "use_tf32"), "1")):
+        _, providers = onnxruntime_options.providers(artifact(Path(), text))
+        assert dict(providers)["CUDAExecutionProvider"]["use_tf32"] == tf32
 
 
 @pytest.mark.parametrize("key", ["trt_extra_plugin_lib_paths", "trt_engine_cache_path"])

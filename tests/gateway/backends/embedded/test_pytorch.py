@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import pickle
+import platform
+import sys
 import warnings
 import zipfile
 from pathlib import Path
@@ -186,10 +189,10 @@ def exported(version: Path, module: nn.Module) -> Path:
     return version
 
 
-@pytest.mark.parametrize("platform", ["torch_export", "torch_aoti"])
-def test_what_a_pt2_archive_is_is_read_from_it(platform: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("word", ["torch_export", "torch_aoti"])
+def test_what_a_pt2_archive_is_is_read_from_it(word: str, tmp_path: Path) -> None:
     version = exported(tmp_path / "1", nn.ReLU())
-    backend = load(version, text(["x FP32 4"], ["y FP32 4"], f'platform: "{platform}"'))
+    backend = load(version, text(["x FP32 4"], ["y FP32 4"], f'platform: "{word}"'))
     assert backend.config.platform == "torch_export"
     assert run(backend, fp32([[-1, 0, 1, 2]])).outputs[0].data.tolist() == [[0, 0, 1, 2]]
     backend.unload()
@@ -337,3 +340,83 @@ def test_an_answer_of_another_shape_than_declared_is_no_answer(tmp_path: Path) -
         assert str(caught.value) == (
             f"output 'y' must have shape [1, 4], but the model returns {given}"
         )
+
+
+# -- devices --------------------------------------------------------------------------------------
+
+
+class MakesTensors(nn.Module):
+    """Makes tensors on the device of its input, which a trace writes down as a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Function(lambda x: x + torch.ones(x.shape[1], device=x.device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(x.shape[0], device=x.device) + torch.zeros(1, device=x.device)
+        return self.inner(x) + rows[:, None].to(x.device) + torch.full_like(x, 2)
+
+
+def opened(version: Path, device: str) -> Any:
+    """What ``load`` opens for a GPU. Torch's device ``meta`` stands for it: its tensors have no
+    content, and do not mix with others either."""
+    if (version / "model.pt").exists():
+        archive = pytorch.Archive(version / "model.pt")
+        return pytorch._open_torchscript(archive, torch.device(device), native=False)
+    archive = pytorch.Archive(version / "model.pt2")
+    return pytorch._open_exported(archive, None, torch.device(device))[0]
+
+
+@pytest.mark.parametrize("make", [traced, lambda version, module, _: exported(version, module)])
+def test_what_a_model_makes_is_where_its_inputs_are(make: Any, tmp_path: Path) -> None:
+    version = make(tmp_path / "1", MakesTensors().eval(), torch.zeros(2, 4))
+    expected = MakesTensors()(torch.ones(3, 4))
+    assert torch.equal(opened(version, "cpu")(torch.ones(3, 4)), expected)
+    with torch.inference_mode():
+        answer = opened(version, "meta")(torch.ones(3, 4, device="meta"))
+    assert (answer.device.type, answer.shape) == ("meta", (3, 4))
+
+
+def test_a_model_that_stays_where_it_was_traced_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    version = traced(tmp_path / "1", MakesTensors().eval(), torch.zeros(2, 4))
+    monkeypatch.setattr(pytorch.torchscript_guard, "use_device", lambda graph, device: None)
+    with pytest.raises(RuntimeError, match="not on the expected device"):
+        opened(version, "meta")(torch.ones(3, 4, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("built_for", "kind", "reason"),
+    [
+        ("cpu", "KIND_GPU", "'model.pt2' was compiled for cpu"),
+        ("cuda", "KIND_CPU", "was compiled for cuda; set KIND_GPU in its instance_group"),
+    ],
+)
+def test_a_compiled_archive_runs_only_where_it_was_compiled_for(
+    built_for: str, kind: str, reason: str, tmp_path: Path
+) -> None:
+    metadata = {
+        "AOTI_PLATFORM": sys.platform,
+        "AOTI_MACHINE": platform.machine(),
+        "AOTI_CPU_ISA": "DEFAULT",
+        "AOTI_DEVICE_KEY": built_for,
+    }
+    (version := tmp_path / "1").mkdir()
+    with zipfile.ZipFile(version / "model.pt2", "w") as file:
+        file.writestr("m/data/aotinductor/model/m.wrapper_metadata.json", json.dumps(metadata))
+    group = f'platform: "torch_aoti" instance_group {{ kind: {kind} }}'
+    with pytest.raises(ModelportError, match=reason):
+        load(version, text(["x FP32 4"], ["y FP32 4"], group), native=True)
+
+
+def test_the_trial_of_a_module_for_a_gpu_is_on_the_processor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    version = traced(tmp_path / "1", nn.ReLU(), torch.zeros(2, 4))
+    described = XY + " instance_group { kind: KIND_GPU }"
+    pytorch.try_load(version / "model.pt", model="m", version=1, config=described, threads=1)
+    tried: list[str] = []
+    monkeypatch.setattr(pytorch.trial_load, "run", lambda *_, **given: tried.append(given["model"]))
+    refused(version, described)
+    assert tried == []  # without a GPU it is refused before
