@@ -16,7 +16,7 @@ PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 .PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
-	managed matrix mutations package peer-suites runtimes storage swagger-ui tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling sweep \
+	managed matrix mutations package peer-suites runtimes storage swagger-ui tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
 
 help: ## List the targets
@@ -77,14 +77,19 @@ access: $(READY) ## Replace certificates 100 times under load, and other tests o
 long-streams: $(READY) ## Keep gRPC streams of real clients open for a million messages; 20 minutes
 	$(BIN)/python -m tests.long_streams
 
-constraints: ## Resolve every extra again and pin the versions in constraints.txt; Python 3.11
+constraints: ## Resolve every extra again and pin the versions in constraints.txt, with hashes for the images; Python 3.11
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
 		|| { echo "pins hold for later Pythons, not earlier ones: make PYTHON=python3.11 $@" >&2; exit 1; }
 	rm -rf $(VENV)/constraints && $(PYTHON) -m venv $(VENV)/constraints
-	$(VENV)/constraints/bin/python -m pip install --upgrade pip
+	$(VENV)/constraints/bin/python -m pip install --upgrade pip uv
 	$(VENV)/constraints/bin/python .ci/constraints.py
 	$(VENV)/constraints/bin/python .ci/constraints.py --check 3.12 3.13 3.14
 	rm -rf $(VENV)/constraints
+
+sbom: ## Write build/sbom.cdx.json, CycloneDX's list of everything in the package, the images and their files
+	$(PYTHON) -m venv $(VENV)/sbom
+	$(VENV)/sbom/bin/python -m pip install "cyclonedx-bom>=7,<8"
+	$(VENV)/sbom/bin/python .ci/sbom.py build/sbom.cdx.json
 
 perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analyzer
 	$(BIN)/python -m modelport.loadtests.benchmarks.perf_analyzer --window-ms $(or $(WINDOW_MS),1000)
