@@ -31,7 +31,7 @@ RELOADS, FIRST_RELOADS = 50, 5
 NO_DEVICE = 99
 #: Of each measurement of speed.
 MEASURED_SECONDS = {"cuda": 2.0, "cpu": 0.5}
-#: With what was found: a line for the table, and figures.
+#: The result of a check: a line for the table, and figures.
 Found = tuple[str, dict[str, Any]]
 
 
@@ -43,7 +43,7 @@ class CheckRow(NamedTuple):
     figures: dict[str, Any]
 
 
-class Checks:
+class CheckRunner:
     """Runs checks until the time is over; one that fails does not end the others."""
 
     def __init__(self, deadline: float) -> None:
@@ -74,7 +74,7 @@ def document(rows: list[CheckRow]) -> dict[str, Any]:
 
 def run(folder: Path, device: str, pieces: Path, deadline: float) -> list[CheckRow]:
     """Make the models, serve them on ``device``, and return a row for each check."""
-    checks = Checks(deadline)
+    checks = CheckRunner(deadline)
     last = "vit-b16" if device == "cuda" else "vit-b16-short"
     found = [subjects.subject(name) for name in ("fraud", "vit", last)]
     repository = folder / "models"
@@ -85,7 +85,7 @@ def run(folder: Path, device: str, pieces: Path, deadline: float) -> list[CheckR
     made = [(s, form) for s in found for form in FORMATS if _exists(repository, s, form)]
     flags = ("--model-control-mode", "explicit", "--allow-native-code")
     with serving(repository, *flags, may_fork=False) as gateway:
-        context = Context(gateway, device)
+        context = ServedDevice(gateway, device)
         for subject, form in made:
             name = f"{subject.name}-{form}"
             checks.check(f"{name}: load", context.load, name)
@@ -101,7 +101,7 @@ def run(folder: Path, device: str, pieces: Path, deadline: float) -> list[CheckR
     # Without --allow-native-code, so the archive is tried in a process of its own first.
     with serving(repository, *flags[:2], may_fork=False) as gateway:
         name = f"{found[0].name}-torchscript"
-        checks.check("kill -9 in flight", Context(gateway, device).killed, found[0], name)
+        checks.check("kill -9 in flight", ServedDevice(gateway, device).killed, found[0], name)
     onnx.run(checks, folder, device, pieces)
     return checks.rows
 
@@ -110,7 +110,7 @@ def _exists(repository: Path, subject: GpuSubject, form: str) -> bool:
     return (repository / f"{subject.name}-{form}" / "config.pbtxt").exists()
 
 
-def _export(checks: Checks, repository: Path, names: list[str], device: str) -> None:
+def _export(checks: CheckRunner, repository: Path, names: list[str], device: str) -> None:
     """Export in processes of their own: compiling takes longest, and uses few cores."""
 
     def one(name: str, form: str) -> Found:
@@ -131,7 +131,7 @@ def _export(checks: Checks, repository: Path, names: list[str], device: str) -> 
                 pool.submit(checks.check, f"{name}-{form}: export", one, name, form)
 
 
-def _by_hand(checks: Checks, subject: GpuSubject, device: str) -> dict[str, Any]:
+def _by_hand(checks: CheckRunner, subject: GpuSubject, device: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def measured() -> Found:
@@ -150,7 +150,9 @@ def _speeds(found: dict[str, dict[str, float]]) -> str:
     )
 
 
-def _placements(checks: Checks, context: Context, repository: Path, subject: GpuSubject) -> None:
+def _placements(
+    checks: CheckRunner, context: ServedDevice, repository: Path, subject: GpuSubject
+) -> None:
     of, kind = f"{subject.name}-torchscript", KINDS[context.device]
     two = subjects.variant(repository, of, "two-instances", kind=kind, count=2)
     checks.check("two instances: load", context.load, two)
@@ -164,7 +166,7 @@ def _placements(checks: Checks, context: Context, repository: Path, subject: Gpu
     checks.check("a device that does not exist", context.refused, absent)
 
 
-class Context:
+class ServedDevice:
     """A gateway with models on a device."""
 
     def __init__(self, gateway: Gateway, device: str) -> None:

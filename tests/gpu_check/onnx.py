@@ -21,7 +21,7 @@ from tests.gpu_check.subjects import KINDS, MAX_BATCH
 from tests.server import serving
 
 if TYPE_CHECKING:
-    from tests.gpu_check.checks import Checks, Found
+    from tests.gpu_check.checks import CheckRunner, Found
 
 #: Beside the pieces: the wheel's name, its SHA-256 and the number of pieces.
 DESCRIPTION = "onnxruntime-gpu.json"
@@ -54,7 +54,7 @@ def joined(pieces: Path, folder: Path) -> Path:
     return wheel
 
 
-def run(checks: Checks, folder: Path, device: str, pieces: Path) -> None:
+def run(checks: CheckRunner, folder: Path, device: str, pieces: Path) -> None:
     """Serve the ONNX models on the GPU with that wheel, if its pieces are there."""
     try:
         wheel = joined(pieces, folder)

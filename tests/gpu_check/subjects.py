@@ -46,7 +46,7 @@ class GpuSubject:
 
     @property
     def tolerance(self) -> Tolerance:
-        """That of the model's certificates."""
+        """The tolerance of the model's certificates."""
         spec = self.source.spec
         return Tolerance(spec.atol or FP32.atol, spec.rtol or FP32.rtol)
 

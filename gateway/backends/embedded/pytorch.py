@@ -11,12 +11,15 @@ code, which runs when it is loaded.
 from __future__ import annotations
 
 import contextlib
+import functools
+import queue
 import re
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import structlog
@@ -62,6 +65,7 @@ _counts_lock = threading.Lock()
 #: Archives are opened one at a time, because opening patches torch and the warnings filter.
 _opening = threading.Lock()
 
+T = TypeVar("T")
 #: Takes tensors in the order of the inputs; returns a tensor, a sequence or a dict of them.
 Forward = Callable[..., Any]
 
@@ -125,7 +129,9 @@ def _load(artifact: Artifact, archive: Archive, kind: Kind, gpu: int | None) -> 
             if kind is Kind.TORCHSCRIPT:
                 forward = _open_torchscript(archive, device, artifact.native)
             elif kind is Kind.EXPORTED:
-                forward, release = _open_exported(archive, signature, device)
+                forward, release = _in_one_thread(
+                    functools.partial(_open_exported, archive, signature, device)
+                )
             else:
                 count = configuration.instance_count(config)
                 forward = _open_compiled(archive, signature, count, gpu)
@@ -243,6 +249,38 @@ def _open_torchscript(archive: Archive, device: torch.device, native: bool) -> F
             torchscript_guard.use_device(part._c._get_method(name).graph, device)
     forward: Forward = module.eval().forward
     return forward
+
+
+def _in_one_thread(work: Callable[[], T]) -> T:
+    """Run ``work`` in a thread that lives as long as the process.
+
+    A build of torch for CUDA on a machine without a GPU keeps a device guard in the thread that
+    first traces with fake tensors, as opening a program does. Another thread would find it freed
+    after that one has ended, and the process would end with SIGSEGV.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # raised in the caller
+            done.set_exception(error)
+
+    _tracing_thread().put(run)
+    return done.result()
+
+
+@functools.cache
+def _tracing_thread() -> queue.SimpleQueue[Callable[[], None]]:
+    """The queue of the thread, which the exit of the process does not wait for."""
+    jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def serve() -> None:
+        while True:
+            jobs.get()()
+
+    threading.Thread(target=serve, name="tracing", daemon=True).start()
+    return jobs
 
 
 def _open_exported(

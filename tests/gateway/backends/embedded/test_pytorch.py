@@ -8,6 +8,7 @@ import json
 import pickle
 import platform
 import sys
+import threading
 import warnings
 import zipfile
 from pathlib import Path
@@ -358,7 +359,7 @@ class MakesTensors(nn.Module):
 
 
 def opened(version: Path, device: str) -> Any:
-    """What ``load`` opens for a GPU. Torch's device ``meta`` stands for it: its tensors have no
+    """Open an archive as for a GPU. Torch's device ``meta`` stands for it: its tensors have no
     content, and do not mix with others either."""
     if (version / "model.pt").exists():
         archive = pytorch.Archive(version / "model.pt")
@@ -420,3 +421,24 @@ def test_the_trial_of_a_module_for_a_gpu_is_on_the_processor(
     monkeypatch.setattr(pytorch.trial_load, "run", lambda *_, **given: tried.append(given["model"]))
     refused(version, described)
     assert tried == []  # without a GPU it is refused before
+
+
+def test_programs_are_opened_in_one_thread_that_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A build of torch for CUDA ends the process otherwise, where there is no GPU."""
+    version = exported(tmp_path / "1", nn.ReLU())
+    opening: list[threading.Thread] = []
+    real = torch.export.load
+    monkeypatch.setattr(
+        torch.export, "load", lambda path: opening.append(threading.current_thread()) or real(path)
+    )
+    for _ in range(2):
+        loading = threading.Thread(target=lambda: load(version, PT2).unload())
+        loading.start()
+        loading.join()
+    assert len(opening) == 2
+    assert opening[0] is opening[1]
+    assert opening[0].is_alive()
+    monkeypatch.setattr(torch.export, "load", lambda path: 1 / 0)
+    assert "does not load" in str(refused(version, PT2))
