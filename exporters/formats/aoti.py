@@ -37,7 +37,7 @@ from modelport.gateway.repository.artifact_checks.torch_archive import (
 
 #: Generated sources, which the compiled library no longer needs. Until torch 2.13 the loader takes
 #: the library's name from that of its source.
-SOURCES = (".cpp", ".kernel_metadata.json") if torch.__version__ >= (2, 13) else ()
+SOURCES = (".cpp", ".kernel_metadata.json") if torch.__version__ >= "2.13" else ()
 
 
 def export(source: Source, path: Path, target: ExportTarget) -> None:
