@@ -33,6 +33,7 @@ ELSEWHERE = frozenset(
             "--ssl",
         ),
         *("--model_config_file", "--help", "--host", "--headless", "--arrival-rate", "--mix"),
+        *("--device", "--onnxruntime", "--onnxruntime-gpu"),  # of make gpu-check and gpu-wheels
         *("--load-seconds", "--load-shape", "--block", "--readme", "--plots", "--models"),
     }
 )
