@@ -70,6 +70,7 @@ def write(document: dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.gpu_check", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="fewer of them")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for all checks together")
     parser.add_argument("--wheels", type=Path, default=WHEELS, metavar="FOLDER")
     parser.add_argument(
@@ -94,9 +95,9 @@ def main() -> int:
     from tests.gpu_check import checks
 
     with tempfile.TemporaryDirectory(prefix="modelport-gpu-") as folder:
-        rows = checks.run(
-            Path(folder), options.device, options.onnxruntime, started + options.seconds
-        )
+        models = options.models or checks.MODELS[options.device]
+        end = started + options.seconds
+        rows = checks.run(Path(folder), options.device, models, options.onnxruntime, end)
     wrong = [row for row in rows if row.verdict == "FAIL"]
     about = machine(options.device)
     print(f"\n{about['device']}, PyTorch {about['torch']}, Python {about['python']}")

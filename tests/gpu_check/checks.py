@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ MEGABYTE = 1 << 20
 #: What 50 loads may leave on the device; what unloading everything may leave of a model.
 MOST_LEFT = {"cuda": 64 * MEGABYTE, "cpu": 256 * MEGABYTE}
 RELOADS, FIRST_RELOADS = 50, 5
+MODELS = {"cuda": ("fraud", "vit", "vit-b16"), "cpu": ("fraud", "vit", "vit-b16-short")}
 #: A device that no machine has.
 NO_DEVICE = 99
 #: Of each measurement of speed.
@@ -72,11 +73,12 @@ def document(rows: list[CheckRow]) -> dict[str, Any]:
     return {"checks": [row._asdict() for row in rows]}
 
 
-def run(folder: Path, device: str, pieces: Path, deadline: float) -> list[CheckRow]:
+def run(
+    folder: Path, device: str, models: Sequence[str], pieces: Path, deadline: float
+) -> list[CheckRow]:
     """Make the models, serve them on ``device``, and return a row for each check."""
     checks = CheckRunner(deadline)
-    last = "vit-b16" if device == "cuda" else "vit-b16-short"
-    found = [subjects.subject(name) for name in ("fraud", "vit", last)]
+    found = [subjects.subject(name) for name in models]
     repository = folder / "models"
     _export(checks, repository, [subject.name for subject in found], device)
     hands = {subject.name: _by_hand(checks, subject, device) for subject in found}
