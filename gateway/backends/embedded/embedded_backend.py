@@ -15,11 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import structlog
+
 from modelport.gateway.backends.base import Artifact, Execution
 from modelport.gateway.backends.capabilities import BackgroundWork
-from modelport.gateway.backends.embedded import warmup
+from modelport.gateway.backends.embedded import independence, warmup
 from modelport.gateway.backends.embedded.instances import Instances
-from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
+from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.autocomplete import ArtifactTensor
@@ -37,6 +39,8 @@ from modelport.gateway.types import (
     fits,
 )
 
+log = structlog.get_logger("modelport.backends")
+
 #: "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : " before the runtime's message.
 _PREFIX = re.compile(r"^\[\w+\] : \d+ : \w+ : ")
 _QUOTED_FOLDERS = re.compile(r'"[^"]*/([^"/]*)"')
@@ -53,6 +57,7 @@ Compute = Callable[[Sequence[str], dict[str, Array]], Sequence[Array]]
 class ModelSession(Protocol):
     """An artifact opened by its runtime.
 
+    A run depends on its inputs only: a session that keeps state resets it at the start of each run.
     Arrays are those of ``gateway.types``: BF16 as its bits, BYTES as ``bytes`` objects. Outputs
     belong to the caller, so the next run must not write to them.
     """
@@ -66,6 +71,17 @@ class ModelSession(Protocol):
     @property
     def bounded(self) -> bool:
         """Whether the input sizes bound a run's time: no loop depends on a value.
+
+        Called while the artifact is still in its place.
+        """
+
+    @property
+    def state(self) -> str:
+        """What the model would keep between runs, such as "variables"; empty: nothing known."""
+
+    @property
+    def random(self) -> bool:
+        """Whether a run draws random numbers.
 
         Called while the artifact is still in its place.
         """
@@ -95,6 +111,7 @@ def serve(
 
     Raises:
         InvalidArgument: the session contradicts the configuration.
+        Unsupported: an answer depends on earlier requests.
     """
     given = artifact.config if config is None else config
     try:
@@ -111,6 +128,7 @@ def serve(
         elif first is not None:
             _check_outputs(first, completed)
         backend.checks_shapes = True
+        backend.check_independence(str(artifact.config.default_model_filename))
     except BaseException:
         backend.unload()
         raise
@@ -175,6 +193,27 @@ class EmbeddedBackend:
         if warmth.inline_elements and self._session is not None and self._session.bounded:
             self._infer.allow_inline(warmth.inline_elements)
         return warmth.first
+
+    def check_independence(self, file: str) -> None:
+        """Raise ``Unsupported`` if answers depend on earlier requests, unless they are random."""
+        assert self._session is not None
+        if self._session.state:
+            log.warning(
+                "the model keeps state, which is reset before each request",
+                model=self._name, version=self._version, state=self._session.state,
+            )  # fmt: skip
+        output = independence.differing_output(self._run, self._name, self._signature)
+        if output and self._session.random:
+            log.warning(
+                "the model draws random numbers: equal requests get different answers",
+                model=self._name, version=self._version,
+            )  # fmt: skip
+        elif output:
+            raise Unsupported(
+                f"'{file}' keeps state between requests: output '{output}' depends on earlier "
+                "requests, which may be another client's; export the model with its state as an "
+                "input and an output"
+            )
 
     def unload(self) -> None:
         self._infer.close()
@@ -270,7 +309,8 @@ class SessionPool:
         for session in sessions:
             self._free.put(session)
         self.inputs, self.outputs = sessions[0].inputs, sessions[0].outputs
-        self.bounded = sessions[0].bounded
+        self.bounded, self.random = sessions[0].bounded, sessions[0].random
+        self.state = sessions[0].state
 
     def run(self, names: Sequence[str], inputs: dict[str, Array]) -> Sequence[Array]:
         session = self._free.get()

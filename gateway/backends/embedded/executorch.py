@@ -26,6 +26,8 @@ from modelport.gateway.types import Array
 METHOD = "forward"
 #: Methods that the exporter adds; they return names, separated by commas.
 INPUTS, OUTPUTS = "modelport_inputs", "modelport_outputs"
+#: Names of random operators in a program.
+_RANDOM = (b"aten::rand", b"aten::bernoulli", b"aten::multinomial", b"aten::normal")
 
 
 def load(artifact: Artifact) -> EmbeddedBackend:
@@ -54,8 +56,10 @@ class ExecutorchSession:
     """A ``ModelSession`` over a program of its own, for one run at a time."""
 
     bounded = False  # the runtime does not list a program's instructions
+    state = ""  # a run finds buffers that it keeps
 
     def __init__(self, content: bytes, path: Path, config: ModelConfig) -> None:
+        self.random = any(name in content for name in _RANDOM)
         program = Runtime.get().load_program(content, verification=Verification.InternalConsistency)
         names = [_names(program, method) for method in (INPUTS, OUTPUTS)]
         self._method: Any = program.load_method(METHOD)

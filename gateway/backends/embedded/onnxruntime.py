@@ -89,6 +89,8 @@ class OnnxRuntimeSession:
         declared: inputs of the configuration; initializers among them are optional inputs.
     """
 
+    state = ""  # operators keep none
+
     def __init__(
         self,
         session: ort.InferenceSession,
@@ -113,12 +115,19 @@ class OnnxRuntimeSession:
 
     @property
     def bounded(self) -> bool:
+        return not self._names_any(b"Loop")
+
+    @property
+    def random(self) -> bool:
+        return self._names_any(b"Random", b"Multinomial", b"Bernoulli", b"Dropout")
+
+    def _names_any(self, *operators: bytes) -> bool:
         # The runtime does not list a graph's operators, but the file contains their names.
         with self._file.open("rb") as file:
             if not os.fstat(file.fileno()).st_size:
-                return True
+                return False
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return content.find(b"Loop") == -1
+                return any(content.find(name) != -1 for name in operators)
 
     def close(self) -> None:
         del self._session, self._bare, self.run

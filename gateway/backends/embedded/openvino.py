@@ -35,6 +35,7 @@ _DATATYPES = {
 }
 _WIDE = (Datatype.INT64, Datatype.UINT32, Datatype.UINT64)
 _INT32 = np.iinfo(np.int32)
+_RANDOM = frozenset({"RandomUniform", "Multinomial"})
 _HINTS = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
 
 
@@ -75,10 +76,10 @@ def _load(artifact: Artifact, path: Path) -> EmbeddedBackend:
     core.set_property({"ENABLE_MMAP": False})
     with embedded_backend.opening(artifact, _reason):
         model = core.read_model(path)
-        bounded = all(operation.get_type_name() != "Loop" for operation in model.get_ops())
+        kinds = {operation.get_type_name() for operation in model.get_ops()}
         compiled = core.compile_model(model, DEVICE, properties)
         declared = {tensor.name for tensor in (*config.input, *config.output)}
-        sessions = [OpenVinoSession(compiled, bounded, declared) for _ in range(count)]
+        sessions = [OpenVinoSession(compiled, kinds, declared) for _ in range(count)]
     return embedded_backend.serve(artifact, SessionPool(sessions), config)
 
 
@@ -115,20 +116,20 @@ def _reason(error: Exception) -> str:
 class OpenVinoSession:
     """A ``ModelSession`` over one inference request of a compiled model, for one run at a time."""
 
-    def __init__(self, compiled: Any, bounded: bool, declared: set[str]) -> None:
-        self.bounded = bounded
+    def __init__(self, compiled: Any, kinds: set[str], declared: set[str]) -> None:
+        self.bounded, self.random = "Loop" not in kinds, not _RANDOM.isdisjoint(kinds)
         self._request = compiled.create_infer_request()
         self.inputs = [_tensor(port, declared) for port in compiled.inputs]
         self.outputs = [_tensor(port, declared) for port in compiled.outputs]
         self._inputs = {tensor.name: index for index, tensor in enumerate(self.inputs)}
         self._outputs = {tensor.name: index for index, tensor in enumerate(self.outputs)}
         self._wide = [tensor.name for tensor in self.inputs if tensor.datatype in _WIDE]
-        self._stateful = bool(self._request.query_state())
+        self.state = ", ".join(state.name for state in self._request.query_state())
 
     def run(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
         for name in self._wide:
             _check_width(name, inputs[name])
-        if self._stateful:  # requests of one caller are no business of the next
+        if self.state:
             self._request.reset_state()
         feed = {self._inputs[name]: data for name, data in inputs.items()}
         results = self._request.infer(feed, share_inputs=True)  # outputs are copies

@@ -4,22 +4,20 @@ An archive that modelport wrote names its inputs and outputs. For other archives
 does, by the rules of Triton's pytorch backend: inputs by the names of ``forward``'s arguments, else
 ``<name>__<index>``, else in order; outputs by index or in order, or by the keys of a dict.
 
-Instances share one module, which must not keep state between calls. A compiled archive is machine
-code, which runs when it is loaded.
+Instances share one module; if it keeps state, one runs at a time, from the first values. A compiled
+archive is machine code, which runs when it is loaded.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import queue
 import re
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import structlog
@@ -29,23 +27,28 @@ from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import embedded_backend, placement
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
+from modelport.gateway.backends.embedded.pytorch_archives import (
+    Forward,
+    OpenedArchive,
+    compiled_for,
+    in_one_thread,
+    open_compiled,
+    open_exported,
+    open_torchscript,
+)
 from modelport.gateway.backends.embedded.warmup import Contradiction
 from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.artifact_checks import pt2_guard, torchscript_guard, trial_load
-from modelport.gateway.repository.artifact_checks.load_guard import no_code
 from modelport.gateway.repository.artifact_checks.torch_archive import (
-    COMPILED_MODEL,
     Archive,
     Kind,
-    arguments,
-    check_machine,
     native_code_refused,
 )
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.types import DTYPE_NAMES, NUMPY_DTYPES, Array, Datatype, ModelSignature
+from modelport.gateway.types import DTYPE_NAMES, NUMPY_DTYPES, Array, Datatype
 
 log = structlog.get_logger("modelport.backends")
 
@@ -64,10 +67,6 @@ _counts: dict[str, int] = {}
 _counts_lock = threading.Lock()
 #: Archives are opened one at a time, because opening patches torch and the warnings filter.
 _opening = threading.Lock()
-
-T = TypeVar("T")
-#: Takes tensors in the order of the inputs; returns a tensor, a sequence or a dict of them.
-Forward = Callable[..., Any]
 
 
 def load(artifact: Artifact) -> EmbeddedBackend:
@@ -123,21 +122,18 @@ def _load(artifact: Artifact, archive: Archive, kind: Kind, gpu: int | None) -> 
     # ``catch_warnings`` would undo the filters that another thread sets in the meantime, such as
     # those of a runtime that is being imported.
     warnings.filterwarnings("ignore", r"`?torch\.jit", DeprecationWarning)
-    release = _nothing
     with embedded_backend.opening(artifact):
         with _opening:
             if kind is Kind.TORCHSCRIPT:
-                forward = _open_torchscript(archive, device, artifact.native)
+                opened = open_torchscript(archive, device, artifact.native)
             elif kind is Kind.EXPORTED:
-                forward, release = _in_one_thread(
-                    functools.partial(_open_exported, archive, signature, device)
-                )
+                opened = in_one_thread(functools.partial(open_exported, archive, signature, device))
             else:
                 count = configuration.instance_count(config)
-                forward = _open_compiled(archive, signature, count, gpu)
+                opened = open_compiled(archive, signature, count, gpu)
         if signature is None:
-            inputs, outputs = _in_order(forward, inputs, outputs)
-    session = TorchModuleSession(forward, release, inputs, outputs, device, config)
+            inputs, outputs = _in_order(opened.forward, inputs, outputs)
+    session = TorchModuleSession(opened, inputs, outputs, device, config)
     return embedded_backend.serve(artifact, session, config, WARMUP_REPEATS)
 
 
@@ -152,7 +148,7 @@ def _check(archive: Archive, kind: Kind, native: bool) -> None:
 
 
 def _why_no_gpu(archive: Archive, kind: Kind, index: int) -> str:
-    if kind is Kind.COMPILED and (built_for := _compiled_for(archive)) != "cuda":
+    if kind is Kind.COMPILED and (built_for := compiled_for(archive)) != "cuda":
         return f"'{archive.path.name}' was compiled for {built_for}"
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return "this build of PyTorch supports only the CPU; install one with CUDA"
@@ -235,126 +231,6 @@ def _sorted(tensors: list[ArtifactTensor]) -> list[ArtifactTensor]:
     return sorted(tensors, key=lambda tensor: int(tensor.name.rpartition("__")[2]))
 
 
-# -- opening --------------------------------------------------------------------------------------
-
-
-def _open_torchscript(archive: Archive, device: torch.device, native: bool) -> Forward:
-    file = archive.path
-    with no_code(file.name):
-        module, functions = torchscript_guard.load(file, device)
-    if not native:
-        torchscript_guard.check_operators(module, functions, file.name)
-    for part in module.modules():
-        for name in part._c._method_names():
-            torchscript_guard.use_device(part._c._get_method(name).graph, device)
-    forward: Forward = module.eval().forward
-    return forward
-
-
-def _in_one_thread(work: Callable[[], T]) -> T:
-    """Run ``work`` in a thread that lives as long as the process.
-
-    A build of torch for CUDA on a machine without a GPU keeps a device guard in the thread that
-    first traces with fake tensors, as opening a program does. Another thread would find it freed
-    after that one has ended, and the process would end with SIGSEGV.
-    """
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:  # raised in the caller
-            done.set_exception(error)
-
-    _tracing_thread().put(run)
-    return done.result()
-
-
-@functools.cache
-def _tracing_thread() -> queue.SimpleQueue[Callable[[], None]]:
-    """The queue of the thread, which the exit of the process does not wait for."""
-    jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-
-    def serve() -> None:
-        while True:
-            jobs.get()()
-
-    threading.Thread(target=serve, name="tracing", daemon=True).start()
-    return jobs
-
-
-def _open_exported(
-    archive: Archive, signature: ModelSignature | None, device: torch.device
-) -> tuple[Forward, Callable[[], None]]:
-    """The program, and a function that frees its weights, as dropping it does not."""
-    import torch._inductor.cpp_builder  # imported before ``no_code`` forbids it
-    import torch.export._trace
-    import torch.export.pt2_archive._package
-    from torch.export.passes import move_to_device_pass
-
-    with no_code(archive.path.name):
-        program = torch.export.load(archive.path)
-        if device.type != "cpu":
-            program = move_to_device_pass(program, device)
-        module = program.module()
-    program.state_dict.clear()
-    program.constants.clear()
-    _forget_shapes(program)
-    return _by_keyword(module, signature), lambda: _empty(module)
-
-
-def _forget_shapes(program: torch.export.ExportedProgram) -> None:
-    """Clear torch's caches for ``program``, which form reference cycles through C++."""
-    from torch._guards import detect_fake_mode
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    FakeTensorMode.cache_clear()
-    mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
-    if mode is not None and mode.shape_env is not None:
-        mode.shape_env.fake_tensor_cache.clear()
-
-
-def _compiled_for(archive: Archive) -> str:
-    """The type of device that a compiled archive is for: ``cpu`` or ``cuda``."""
-    metadata = check_machine(archive, torch.backends.cpu.get_cpu_capability())
-    return str(metadata.get("AOTI_DEVICE_KEY", "cpu"))
-
-
-def _open_compiled(
-    archive: Archive, signature: ModelSignature | None, runners: int, gpu: int | None
-) -> Forward:
-    from torch.export.pt2_archive._package import AOTICompiledModel
-
-    built_for = _compiled_for(archive)
-    if gpu is None and built_for != "cpu":
-        raise Unsupported(
-            f"'{archive.path.name}' was compiled for {built_for}; set KIND_GPU in its "
-            "instance_group, or export it for the CPU"
-        )
-    # aoti_load_package() would first compile ten probes to compare instruction sets.
-    file, device = str(archive.path), -1 if gpu is None else gpu
-    loader = torch._C._aoti.AOTIModelPackageLoader(file, COMPILED_MODEL, False, runners, device)
-    return _by_keyword(AOTICompiledModel(loader), signature)
-
-
-def _nothing() -> None: ...
-
-
-def _empty(module: torch.nn.Module) -> None:
-    """Drop the weights; the modules of a graph form reference cycles, so freeing them is late."""
-    for part in module.modules():
-        part._parameters.clear()
-        part._buffers.clear()
-
-
-def _by_keyword(program: Callable[..., Any], signature: ModelSignature | None) -> Forward:
-    """``program``, exported by modelport with inputs by name, called with inputs in order."""
-    if signature is None:
-        return program
-    names = arguments(signature)
-    return lambda *tensors: program(**dict(zip(names, tensors, strict=True)))
-
-
 # -- running --------------------------------------------------------------------------------------
 
 
@@ -363,17 +239,19 @@ class TorchModuleSession:
 
     def __init__(
         self,
-        forward: Forward,
-        release: Callable[[], None],
+        opened: OpenedArchive,
         inputs: Sequence[ArtifactTensor],
         outputs: Sequence[ArtifactTensor],
         device: torch.device,
         config: ModelConfig,
     ) -> None:
         self.inputs, self.outputs = inputs, outputs
-        self._forward: Forward | None = forward
-        self._release = release
-        self.bounded = not _loops(forward)
+        self._forward: Forward | None = opened.forward
+        self._release = opened.release
+        traits = opened.traits
+        self.bounded, self.random, self.state = not traits.loops, traits.random, traits.state.names
+        self._first = traits.state if self.state else None
+        self._alone = threading.Lock() if self.state else contextlib.nullcontext()
         self._device = device
         self._on_gpu = device.type != "cpu"
         self._names = [tensor.name for tensor in inputs]
@@ -390,7 +268,9 @@ class TorchModuleSession:
         optimised: Any = contextlib.nullcontext()
         if not self._optimised:
             optimised = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
-        with self._mode(), optimised:
+        with self._mode(), optimised, self._alone:
+            if self._first is not None:
+                self._first.reset()
             results = self._forward(*tensors)
             by_name = self._named(results)
             return [_array(name, datatypes[name], by_name[name]) for name in names]
@@ -420,17 +300,11 @@ class TorchModuleSession:
         return {spec.name: result for spec, result in zip(self.outputs, results, strict=False)}
 
     def close(self) -> None:
-        self._forward = None
+        self._forward = self._first = None
         self._release()
-        self._release = _nothing
+        self._release = lambda: None
         if self._on_gpu:  # torch would keep what the model had for its next tensors
             torch.cuda.empty_cache()
-
-
-def _loops(forward: Forward) -> bool:
-    """Whether a value may decide on a loop's turns; of our exports, only in TorchScript."""
-    graph = getattr(forward, "inlined_graph", None)
-    return graph is not None and bool(graph.findAllNodes("prim::Loop"))
 
 
 def _array(name: str, datatype: Datatype, tensor: Any) -> Array:

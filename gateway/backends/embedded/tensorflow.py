@@ -14,6 +14,8 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,13 @@ import numpy as np
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import embedded_backend, placement
+from modelport.gateway.backends.embedded import embedded_backend, placement, tensorflow_state
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
 from modelport.gateway.backends.embedded.native_output import (
     TENSORFLOW_ENVIRONMENT,
     filtered_stderr,
 )
+from modelport.gateway.backends.embedded.tensorflow_state import Variables
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository.artifact_checks import saved_model_guard
@@ -149,10 +152,27 @@ class TensorFlowSession:
         self.key = _default_signature(self.definitions, config, folder)
         known, _ = autocomplete.declared(config)
         self._graph, self._session = graph, session
-        self._default = SavedSignature(session, self.definitions[self.key], known)
+        served = {n: each for n, each in self.definitions.items() if n not in _NOT_SERVED}
+        self._variables = Variables(
+            graph,
+            session,
+            {name: [info.name for info in each.outputs.values()] for name, each in served.items()},
+            folder.name,
+        )
+        self.state = self._variables.names
+        self._default = self._signature(self.key, known)
         self.inputs, self.outputs = self._default.inputs, self._default.outputs
         self.run = self._default.run
         self._others: list[SavedSignature] = []
+
+    def _signature(
+        self, name: str, known: Mapping[str, ArtifactTensor], max_batch_size: int = 0
+    ) -> SavedSignature:
+        first_values: Callable[[], AbstractContextManager[None]] = nullcontext
+        if self.state:
+            first_values = partial(self._variables.first_values, name)
+        definition = self.definitions[name]
+        return SavedSignature(self._session, definition, known, first_values, max_batch_size)
 
     def declared(self, config: ModelConfig) -> ModelConfig:
         """A copy of ``config``, completed from the artifact.
@@ -175,11 +195,11 @@ class TensorFlowSession:
         shapes bind every dialect.
         """
         found = {}
-        for name, definition in sorted(self.definitions.items()):
+        for name in sorted(self.definitions.keys() - _NOT_SERVED):
             if name == self.key and given.input:
                 continue
             try:
-                signature = SavedSignature(self._session, definition, {}, completed.max_batch_size)
+                signature = self._signature(name, {}, completed.max_batch_size)
             except Unsupported:  # no dense tensors, such as an initialiser
                 continue
             found[name] = signature
@@ -197,14 +217,21 @@ class TensorFlowSession:
 
     @property
     def bounded(self) -> bool:
+        return not any("While" in kind or kind == "NextIteration" for kind in self._operators())
+
+    @property
+    def random(self) -> bool:
+        return any(map(tensorflow_state.RANDOM.fullmatch, self._operators()))
+
+    def _operators(self) -> set[str]:
         definition = self._graph.as_graph_def()
         functions = (function.node_def for function in definition.library.function)
-        nodes = itertools.chain(definition.node, *functions)
-        return not any("While" in node.op or node.op == "NextIteration" for node in nodes)
+        return {node.op for node in itertools.chain(definition.node, *functions)}
 
     def close(self) -> None:
         for signature in (self._default, *self._others):
             signature.close()
+        self._variables.close()
         _free(self._session, self._graph)
         del self._session, self._graph, self._default, self._others, self.run
 
@@ -220,7 +247,8 @@ class SavedSignature:
         session: Any,
         definition: Any,
         known: Mapping[str, ArtifactTensor],
-        max_batch_size: int = 0,
+        first_values: Callable[[], AbstractContextManager[None]],
+        max_batch_size: int,
     ) -> None:
         infos = sorted(definition.inputs.items())
         self.unknown_ranks = [n for n, i in infos if i.tensor_shape.unknown_rank and n not in known]
@@ -230,7 +258,7 @@ class SavedSignature:
             for n, i in sorted(definition.outputs.items())
         ]
         self._session = session
-        self._max_batch_size = max_batch_size
+        self._first_values, self._max_batch_size = first_values, max_batch_size
         self._sources = {name: info.name for name, info in definition.outputs.items()}
         self._feeds = [info.name for _, info in infos]
         self._defaults = {n: _default(n, value) for n, value in definition.defaults.items()}
@@ -283,7 +311,8 @@ class SavedSignature:
             inputs[t.name].view(_BFLOAT16) if t.name in self._bfloat16 else inputs[t.name]
             for t in self.inputs
         ]
-        results = self._call(tuple(names))(*feed)
+        with self._first_values():
+            results = self._call(tuple(names))(*feed)
         return [self._array(name, value) for name, value in zip(names, results, strict=True)]
 
     def _array(self, name: str, value: Any) -> Array:
@@ -293,7 +322,7 @@ class SavedSignature:
 
     def close(self) -> None:
         self._call.cache_clear()
-        del self._session, self._call
+        del self._session, self._call, self._first_values
 
 
 def _default(name: str, value: Any) -> Array:

@@ -1,12 +1,14 @@
 """Embedded TensorFlow Lite: LiteRT, or the older ``tflite_runtime``.
 
 Names are those of one of the model's signatures; without signatures, those of its tensors. An
-interpreter takes one run at a time, so every instance has its own.
+interpreter takes one run at a time, so every instance has its own. Variables have their initial
+values at the start of each run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +63,9 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         if not artifact.native:
             tflite_guard.check(content, path.name)
         with filtered_stderr():  # "INFO: Created TensorFlow Lite XNNPACK delegate for CPU."
+            state = tflite_guard.state(content, path.name)
             sessions = [
-                _open(content, path, threads, wanted)
+                InterpreterSession(partial(_open, content, path, threads, wanted), state)
                 for _ in range(configuration.instance_count(config))
             ]
     pool = SessionPool(sessions)
@@ -91,72 +94,83 @@ def _of_any_shape(pool: SessionPool) -> Compute:
     return run
 
 
-def _open(
-    content: bytes, path: Path, threads: int, wanted: str
-) -> InterpreterSession | PlainSession:
+def _open(content: bytes, path: Path, threads: int, wanted: str) -> tuple[Any, Any]:
+    """An interpreter, and a runner of its signature."""
     interpreter = Interpreter(model_content=content, num_threads=threads)
-    interpreter.allocate_tensors()
+    try:
+        interpreter.allocate_tensors()
+    except RuntimeError:
+        # The placeholder of a dynamic size may be impossible; every run allocates again.
+        if all(-1 not in details["shape_signature"] for details in interpreter.get_input_details()):
+            raise
     signatures = interpreter.get_signature_list()
     if not signatures:
-        return PlainSession(interpreter)
+        return interpreter, _PlainRunner(interpreter)
     key = wanted if wanted in signatures else next(iter(signatures))
     if key != wanted and (len(signatures) > 1 or wanted != SIGNATURE):
         raise InvalidArgument(
             f"'{path.name}' has no signature '{wanted}'; set the parameter "
             f"TF_SIGNATURE_DEF to one of {', '.join(map(repr, signatures))}"
         )
-    return InterpreterSession(interpreter, key)
+    return interpreter, interpreter.get_signature_runner(key)
 
 
 class InterpreterSession:
-    """A ``ModelSession`` with the names of a signature, for one thread at a time."""
+    """A ``ModelSession`` over one interpreter, for one run at a time.
 
-    def __init__(self, interpreter: Any, key: str) -> None:
-        # The runner resizes the inputs and copies the outputs.
-        self._interpreter, self._runner = interpreter, interpreter.get_signature_runner(key)
-        self.bounded = _bounded(interpreter)
+    Args:
+        make: makes a new interpreter with a runner, which resizes inputs and copies outputs.
+    """
+
+    def __init__(self, make: Callable[[], tuple[Any, Any]], state: tflite_guard.State) -> None:
+        self._make, self._state = make, state
+        self._interpreter, self._runner = make()
+        operators = self._interpreter._get_ops_details()
+        self.bounded = all(operator["op_name"] != "WHILE" for operator in operators)
+        self.random = state.random
+        self.state = "variables" if state.tensors or state.resources else ""
         self.inputs = _tensors(self._runner.get_input_details())
         self.outputs = _tensors(self._runner.get_output_details())
 
     def run(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
+        if self._state.resources:  # which ``reset_all_variables`` leaves as they are
+            self._interpreter, self._runner = self._make()
+        elif self._state.tensors:
+            self._interpreter.reset_all_variables()
         results = self._runner(**inputs)
         return [results[name] for name in names]
 
     def close(self) -> None:
-        del self._runner, self._interpreter
+        del self._runner, self._interpreter, self._make
 
 
-class PlainSession:
-    """A ``ModelSession`` like ``InterpreterSession``, for a file without signatures."""
+class _PlainRunner:
+    """A runner like those of signatures, for a file without any."""
 
     def __init__(self, interpreter: Any) -> None:
-        self._interpreter, self.bounded = interpreter, _bounded(interpreter)
-        inputs = {details["name"]: details for details in interpreter.get_input_details()}
-        outputs = {details["name"]: details for details in interpreter.get_output_details()}
-        self.inputs, self.outputs = _tensors(inputs), _tensors(outputs)
-        self._inputs = {name: details["index"] for name, details in inputs.items()}
-        self._outputs = {name: details["index"] for name, details in outputs.items()}
-        self._shapes = {name: tuple(details["shape"]) for name, details in inputs.items()}
+        self._interpreter = interpreter
+        self._inputs, self._outputs = self.get_input_details(), self.get_output_details()
+        self._shapes: dict[str, tuple[int, ...]] = {}
 
-    def run(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
+    def get_input_details(self) -> _Details:
+        return {details["name"]: details for details in self._interpreter.get_input_details()}
+
+    def get_output_details(self) -> _Details:
+        return {details["name"]: details for details in self._interpreter.get_output_details()}
+
+    def __call__(self, **inputs: Array) -> dict[str, Array]:
+        interpreter = self._interpreter
         shapes = {name: data.shape for name, data in inputs.items()}
         if shapes != self._shapes:
             self._shapes = {}  # unknown until the interpreter has accepted them
             for name, shape in shapes.items():
-                self._interpreter.resize_tensor_input(self._inputs[name], shape)
-            self._interpreter.allocate_tensors()
+                interpreter.resize_tensor_input(self._inputs[name]["index"], shape)
+            interpreter.allocate_tensors()
             self._shapes = shapes
         for name, data in inputs.items():
-            self._interpreter.set_tensor(self._inputs[name], data)
-        self._interpreter.invoke()
-        return [self._interpreter.get_tensor(self._outputs[name]) for name in names]
-
-    def close(self) -> None:
-        del self._interpreter
-
-
-def _bounded(interpreter: Any) -> bool:
-    return all(operator["op_name"] != "WHILE" for operator in interpreter._get_ops_details())
+            interpreter.set_tensor(self._inputs[name]["index"], data)
+        interpreter.invoke()
+        return {n: interpreter.get_tensor(each["index"]) for n, each in self._outputs.items()}
 
 
 def _tensors(details: _Details) -> list[ArtifactTensor]:

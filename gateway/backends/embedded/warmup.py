@@ -77,7 +77,7 @@ def warm(
     first: InferResponse | None = None
     inline_elements = 0
     for batch in batch_sizes(signature.max_batch_size):
-        if not _is_worth_warming(signature, batch):
+        if not is_worth_warming(signature, batch):
             continue
         request = InferRequest(model_name, list(samples(signature, batch)))
         try:
@@ -99,7 +99,7 @@ def warm(
     return Warmth(first, inline_elements)
 
 
-def _is_worth_warming(signature: ModelSignature, batch: int) -> bool:
+def is_worth_warming(signature: ModelSignature, batch: int) -> bool:
     size = batch * _bytes(signature.inputs, signature.axes)
     if batch == 1:
         return size <= WARMUP_MAX_BYTES

@@ -8,12 +8,17 @@ here.
 
 from __future__ import annotations
 
+import contextlib
 import struct
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from modelport.gateway.errors import IntegrityError
 
 IDENTIFIER = b"TFL3"
 MAX_OPERATOR_CODES = 10_000
+#: Tensors and operators of all subgraphs.
+MAX_PARTS = 1_000_000
 
 #: ``BuiltinOperator``
 _CUSTOM, _DELEGATE = 32, 51
@@ -26,9 +31,32 @@ _KNOWN = frozenset(
         """
     )
 )
+_ASSIGN_VARIABLE, _CALL_ONCE = 144, 129
+#: MULTINOMIAL, RANDOM_UNIFORM, RANDOM_STANDARD_NORMAL
+_RANDOM = frozenset({149, 148, 146})
 #: Fields of ``Model`` and of ``OperatorCode`` by number.
-_OPERATOR_CODES, _EXTERNAL = 1, (8, 9)
+_OPERATOR_CODES, _SUBGRAPHS, _EXTERNAL = 1, 2, (8, 9)
 _DEPRECATED_CODE, _CUSTOM_CODE, _CODE = 0, 1, 3
+#: Fields of ``SubGraph``, ``Tensor``, ``Operator`` and ``CallOnceOptions``.
+_TENSORS, _OPERATORS = 0, 3
+_IS_VARIABLE = 5
+_CODE_INDEX, _OPTIONS = 0, 4
+_INITIALISER = 0
+
+
+class State(NamedTuple):
+    """The parts of a model whose values outlive a run.
+
+    Attributes:
+        tensors: variable tensors of the only subgraph, such as those of an LSTM. Only these can be
+            reset.
+        resources: resource variables that a run assigns, or variable tensors of other subgraphs.
+        random: operators that draw random numbers.
+    """
+
+    tensors: bool
+    resources: bool
+    random: bool
 
 
 def check(content: bytes, file: str) -> None:
@@ -37,22 +65,60 @@ def check(content: bytes, file: str) -> None:
     Raises:
         IntegrityError: naming the operator; or it is not a TensorFlow Lite file.
     """
-    try:
+    with _reading(file):
         if content[4:8] != IDENTIFIER:
             raise ValueError("it has no identifier TFL3")
         model = _Table(content, _offset(content, 0))
         if any(model.place(field) for field in _EXTERNAL):
             raise _refused(file, "stores weights in other files")
         for code in model.tables(_OPERATOR_CODES):
-            number = max(code.integer(_DEPRECATED_CODE, "<b"), code.integer(_CODE, "<i"))
-            name = code.text(_CUSTOM_CODE)
+            number, name = _number(code), code.text(_CUSTOM_CODE)
             if number == _DELEGATE or (number == _CUSTOM and name not in _KNOWN):
                 raise _refused(file, f"uses operator '{name}', which is not TensorFlow Lite's own")
-    except (struct.error, ValueError) as error:
+
+
+def state(content: bytes, file: str) -> State:
+    """Read the state that the model keeps from its operators and tensors.
+
+    Raises:
+        IntegrityError: it is not a TensorFlow Lite file.
+    """
+    with _reading(file):
+        model = _Table(content, _offset(content, 0))
+        numbers = [_number(code) for code in model.tables(_OPERATOR_CODES)]
+        tensors, assigning, initialisers = False, set[int](), set[int]()
+        left = MAX_PARTS
+        subgraphs = model.tables(_SUBGRAPHS)
+        for index, subgraph in enumerate(subgraphs):
+            own = subgraph.tables(_TENSORS, left)
+            operators = subgraph.tables(_OPERATORS, left)
+            left = max(0, left - len(own) - len(operators))
+            tensors |= any(tensor.integer(_IS_VARIABLE, "<b") for tensor in own)
+            for operator in operators:
+                number = numbers[operator.integer(_CODE_INDEX, "<I")]
+                if number == _ASSIGN_VARIABLE:
+                    assigning.add(index)
+                elif number == _CALL_ONCE:  # it runs a subgraph that assigns the initial values
+                    options = operator.table(_OPTIONS)
+                    initialisers.add(options.integer(_INITIALISER, "<i") if options else 0)
+        resources = bool(assigning - initialisers) or (tensors and len(subgraphs) > 1)
+        return State(tensors, resources, not _RANDOM.isdisjoint(numbers))
+
+
+@contextlib.contextmanager
+def _reading(file: str) -> Iterator[None]:
+    try:
+        yield
+    except (struct.error, ValueError, IndexError) as error:
         raise IntegrityError(
             f"'{file}' does not load: it is damaged or not a TensorFlow Lite file ({error}); "
             "export the model again"
         ) from error
+
+
+def _number(code: _Table) -> int:
+    """The ``BuiltinOperator``; small numbers may be in an older field."""
+    return max(code.integer(_DEPRECATED_CODE, "<b"), code.integer(_CODE, "<i"))
 
 
 def _refused(file: str, what: str) -> IntegrityError:
@@ -98,13 +164,17 @@ class _Table:
         (length,) = struct.unpack_from("<I", self._content, begin)
         return self._content[begin + 4 : begin + 4 + length].decode(errors="backslashreplace")
 
-    def tables(self, field: int) -> list[_Table]:
+    def table(self, field: int) -> _Table | None:
+        place = self.place(field)
+        return _Table(self._content, _offset(self._content, place)) if place else None
+
+    def tables(self, field: int, most: int = MAX_OPERATOR_CODES) -> list[_Table]:
         place = self.place(field)
         if not place:
             return []
         begin = _offset(self._content, place)
         (length,) = struct.unpack_from("<I", self._content, begin)
-        if length > MAX_OPERATOR_CODES:
-            raise ValueError("it lists more operators than exist")
+        if length > most:
+            raise ValueError(f"it lists more than {most:,} parts")
         places = range(begin + 4, begin + 4 + 4 * length, 4)
         return [_Table(self._content, _offset(self._content, place)) for place in places]

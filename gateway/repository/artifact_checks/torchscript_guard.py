@@ -108,7 +108,7 @@ def check_operators(module: Any, functions: Functions, file: str) -> None:
     while graphs:
         name, graph = graphs.popitem()
         bodies[name] = Counter()
-        for node in _nodes(graph):
+        for node in nodes(graph):
             used = _called(node)
             callee = functions(used) if used else None
             if callee is None:
@@ -126,7 +126,7 @@ def use_device(graph: Any, device: Any) -> None:
 
     A trace keeps the device of its example, for tensors that the model makes.
     """
-    for node in _nodes(graph):
+    for node in nodes(graph):
         if node.kind() == "prim::Constant" and str(node.output().type()) == "Device":
             node.s_("value", str(device))
 
@@ -140,7 +140,7 @@ def _called(node: Any) -> str:
     return ""
 
 
-def _nodes(graph: Any) -> Iterator[Any]:
+def nodes(graph: Any) -> Iterator[Any]:
     """Every node of ``graph`` and its nested graphs, without functions that are constants."""
     waiting = list(graph.nodes())
     while waiting:

@@ -21,6 +21,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from modelport.gateway.backends.embedded import pytorch, warmup
+from modelport.gateway.backends.embedded.pytorch_archives import open_exported, open_torchscript
 from modelport.gateway.errors import (
     IntegrityError,
     Internal,
@@ -363,9 +364,9 @@ def opened(version: Path, device: str) -> Any:
     content, and do not mix with others either."""
     if (version / "model.pt").exists():
         archive = pytorch.Archive(version / "model.pt")
-        return pytorch._open_torchscript(archive, torch.device(device), native=False)
+        return open_torchscript(archive, torch.device(device), native=False).forward
     archive = pytorch.Archive(version / "model.pt2")
-    return pytorch._open_exported(archive, None, torch.device(device))[0]
+    return open_exported(archive, None, torch.device(device)).forward
 
 
 @pytest.mark.parametrize("make", [traced, lambda version, module, _: exported(version, module)])

@@ -238,7 +238,7 @@ class Exclusive:
     """A session that sees whether two runs overlap in it."""
 
     inputs = outputs = (ArtifactTensor("x", Datatype.FP32, (-1,)),)
-    bounded = True
+    bounded, random, state = True, False, ""
 
     def __init__(self) -> None:
         self.closed = False

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ai_edge_litert.tools import flatbuffer_utils
 
 from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.backends.registry import find_loader
-from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
 from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
 from tests.gateway.backends.embedded.runtimes import fp32, load, run
 
@@ -186,3 +187,27 @@ def test_the_older_runtime_serves_where_litert_is_not(
     assert find_loader("tflite").__module__ == "modelport.gateway.backends.embedded.tflite"
     (y, _) = run(load(version, TEXT), fp32([[1] * 4])).outputs
     assert y.data.tolist() == [[2.0] * 4]
+
+
+@pytest.mark.parametrize("signatures", [True, False])
+def test_a_file_that_cannot_be_allocated_at_its_placeholder_shape_is_served(
+    tmp_path: Path, signatures: bool
+) -> None:
+    wanted = tf.TensorSpec([None, None], tf.float32, "x")
+    made = tf.function(lambda x: {"y": tf.reduce_sum(tf.reshape(x, [-1, 4]), 1)})
+    convert = tf.lite.TFLiteConverter.from_concrete_functions
+    content = convert([made.get_concrete_function(wanted)]).convert()
+    if not signatures:
+        model = flatbuffer_utils.read_model_from_bytearray(bytearray(content))
+        model.signatureDefs = []
+        content = flatbuffer_utils.convert_object_to_bytearray(model)
+    (tmp_path / "model.tflite").write_bytes(content)
+    backend = load(tmp_path, TEXT)
+    (name,) = [each.name for each in backend.config.input]
+    for rows in (2, 3, 1):
+        answer = run(backend, fp32(np.ones((rows, 4)), name))
+        assert answer.outputs[0].data.tolist() == [4.0] * rows
+    with pytest.raises(Internal, match=r"must be|num_input_elements"):
+        run(backend, fp32(np.ones((1, 3)), name))
+    assert run(backend, fp32(np.ones((1, 4)), name)).outputs[0].data.tolist() == [4.0]
+    backend.unload()
