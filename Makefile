@@ -16,7 +16,7 @@ PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 .PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
-	managed matrix mutations package peer-suites runtimes storage swagger-ui tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
+	managed matrix mutations package peer-suites real-models runtimes storage swagger-ui tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
 
 help: ## List the targets
@@ -228,6 +228,9 @@ upstream: $(READY) ## Run the conformance suite through a second gateway, over b
 
 peer-suites: $(READY) ## Run Triton's, KServe's … own tests against a gateway; SOURCES=folder of clones, SUITES="name …"
 	$(BIN)/python -m tests.peer_suites --output docs $(if $(SOURCES),--sources "$(SOURCES)") $(SUITES)
+
+real-models: $(READY) ## Serve 23 model files of Python packages without configuration, and compare with their runtimes; 250 MB
+	$(BIN)/python -m tests.real_models
 
 upstream-triton: $(READY) ## Compare answers through the gateway with a real Triton's own, bit by bit
 	$(BIN)/python -m tests.upstream_triton

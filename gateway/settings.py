@@ -100,6 +100,8 @@ class Settings(NamedTuple):
     http_max_input_bytes: int = 64 * 1024 * 1024
     #: Memory budget for the requests of all processes; None for a quarter of the usable memory.
     max_request_memory_bytes: int | None = None
+    #: Whether JSON answers have null for NaN and the infinities, in place of bare tokens.
+    json_nan_as_null: bool = False
     #: SageMaker's ``/invocations``, and the model for requests that name none; empty for the only
     #: one.
     allow_sagemaker: bool = True

@@ -17,6 +17,9 @@ from modelport.exporters.sources.trees.fitted_model import FEATURES, PROBABILITI
 from modelport.gateway.cli.errors import first_line
 from modelport.gateway.errors import Unsupported
 
+#: Libraries whose probabilities are means of many trees, which rounding takes above 1; those of the
+#: others come from a sigmoid or a softmax.
+AVERAGING = frozenset({Framework.SCIKIT_LEARN})
 _LESS_OR_EQUAL = b"BRANCH_LEQ"
 #: An error about an estimator that has no conversion.
 _MISSING = re.compile(r"for type '?<class '([\w.]+)'>")
@@ -101,7 +104,7 @@ def _name(model: onnx.ModelProto, fitted: FittedModel) -> None:
     graph: Any = model.graph
     # Classifiers give labels first, clusterers and outlier detectors labels and then scores.
     chosen = graph.output[-1 if fitted.output == PROBABILITIES else 0]
-    old = chosen.name
+    old, new = chosen.name, fitted.output
     if chosen.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
         graph.initializer.append(
             onnx.numpy_helper.from_array(np.array([-1, fitted.outputs]), "label_shape")
@@ -113,9 +116,17 @@ def _name(model: onnx.ModelProto, fitted: FittedModel) -> None:
             )
         )
         old = ""
+    elif fitted.output == PROBABILITIES and fitted.framework in AVERAGING:
+        new = "unclipped"
+        bounds = {"clip_minimum": 0, "clip_maximum": 1}
+        graph.initializer.extend(
+            onnx.numpy_helper.from_array(np.array(v, np.float32), n) for n, v in bounds.items()
+        )
     for node in graph.node:
-        node.output[:] = [fitted.output if old and name == old else name for name in node.output]
-        node.input[:] = [fitted.output if old and name == old else name for name in node.input]
+        node.output[:] = [new if old and name == old else name for name in node.output]
+        node.input[:] = [new if old and name == old else name for name in node.input]
+    if new != fitted.output:
+        graph.node.append(onnx.helper.make_node("Clip", [new, *bounds], [fitted.output]))
     shape: list[str | int | None] = ["batch", fitted.outputs]
     value = onnx.helper.make_tensor_value_info(fitted.output, onnx.TensorProto.FLOAT, shape)
     del graph.output[:]

@@ -153,6 +153,11 @@ class Serve(click.Command):
     type=click.IntRange(min=1),
     help="Largest HTTP request body or gRPC message in bytes, after decompression.",
 )
+@_setting(
+    "--json-nan-as-null",
+    is_flag=True,
+    help="Write null for NaN and the infinities in JSON, in place of the tokens NaN and Infinity.",
+)
 @click.option(
     "--allowed-host",
     "allowed_hosts",

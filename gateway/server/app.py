@@ -52,6 +52,7 @@ from modelport.gateway.telemetry import configure_logging
 from modelport.gateway.telemetry.metrics import registry
 from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.types import Deadline
+from modelport.gateway.wire import json_text
 
 log = structlog.get_logger("modelport.server")
 
@@ -91,6 +92,7 @@ class GatewayServer:
         keep_freed_memory()
         prefer_requests()
         request_memory.PROCESS.limit_bytes = request_memory_bytes(settings)
+        json_text.NonFinite.null = settings.json_nan_as_null
         self._settings = settings
         self.watcher = FileWatcher()
         self._certificate = certificate.of_settings(settings, self.watcher)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -39,6 +40,12 @@ _FILLING = bytes(set(range(256)) - set(_STRUCTURE))
 _QUOTE, _COLON = b'":'
 _TOKENS = re.compile(rb"NaN|Infinity")
 _TOKEN = {"nan": b"NaN", "inf": b"Infinity", "-inf": b"-Infinity"}
+
+
+class NonFinite:
+    """The process's form of NaN and the infinities in answers: bare tokens, or null."""
+
+    null = False
 
 
 def loads(text: Buffer, max_keys: int = MAX_KEYS) -> Any:
@@ -170,9 +177,14 @@ def dumps_any(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+def number(value: float) -> float | None:
+    """Prepare a single number for ``dumps_any``, as ``numbers``."""
+    return None if NonFinite.null and not math.isfinite(value) else value
+
+
 def numbers(array: Array) -> Any:
-    """Prepare an array of numbers for ``dumps``, with NaN and the infinities as bare tokens."""
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    """Prepare an array of numbers for ``dumps``, with NaN and the infinities as ``NonFinite``."""
+    if array.dtype.kind == "f" and not NonFinite.null and not np.isfinite(array).all():
         # orjson writes null for each of them, and for no other number.
         parts = dumps(np.atleast_1d(array)).split(b"null")
         wanted = [_TOKEN[str(value)] for value in array[~np.isfinite(array)].tolist()]

@@ -10,6 +10,7 @@ from typing import Any
 
 import lightgbm
 import numpy as np
+import onnxruntime
 import pytest
 import xgboost
 from click.testing import CliRunner, Result
@@ -167,6 +168,28 @@ def test_the_proof_sees_that_a_converter_rounds_splits_to_the_nearest(
     done = invoke(export, path, "--format", "onnx", "--repository", tmp_path / "repository")
     assert done.exit_code == 3, done.output
     assert "output 'probabilities' differs from the checkpoint's" in done.output
+
+
+def test_probabilities_of_a_forest_are_never_above_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for trees_of_forest in (7, 20, 55):
+        forest = RandomForestClassifier(trees_of_forest, random_state=0).fit(FEATURES, Y)
+        dump(forest, tmp_path / f"forest{trees_of_forest}.skops")
+
+    def largest(repository: Path) -> float:
+        found = []
+        for path in tmp_path.glob("*.skops"):
+            done = invoke(export, path, "--format", "onnx", "--repository", repository)
+            assert done.exit_code == 0, done.output
+            session = onnxruntime.InferenceSession(repository / path.stem / "1" / "model.onnx")
+            found.append(session.run(None, {"features": FEATURES})[0])
+        assert min(map(np.min, found)) >= 0
+        return float(max(map(np.max, found)))
+
+    assert largest(tmp_path / "repository") == 1.0
+    monkeypatch.setattr(trees_onnx, "AVERAGING", ())
+    assert largest(tmp_path / "unclipped") > 1.0
 
 
 def test_a_conversion_that_is_wrong_is_not_published(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class ModelSession(Protocol):
 
     @property
     def state(self) -> str:
-        """What the model would keep between runs, such as "variables"; empty: nothing known."""
+        """The state that runs would share, by names or in a word; empty: none is known."""
 
     @property
     def random(self) -> bool:

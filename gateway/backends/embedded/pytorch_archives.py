@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from modelport.gateway.backends.embedded import pytorch_graphs
-from modelport.gateway.backends.embedded.pytorch_graphs import State, Traits
+from modelport.gateway.backends.embedded.pytorch_graphs import ModuleState, Traits
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository.artifact_checks import torchscript_guard
 from modelport.gateway.repository.artifact_checks.load_guard import no_code
@@ -146,7 +146,7 @@ def open_compiled(
     sources = archive.below(COMPILED, ".cpp")
     random = any(_DRAWS.search(archive.read(source)) for source in sources)
     # Its state is in native memory; a run finds it.
-    traits = Traits(State(()), random=random)
+    traits = Traits(ModuleState(()), random=random)
     return OpenedArchive(_by_keyword(AOTICompiledModel(loader), signature), traits)
 
 

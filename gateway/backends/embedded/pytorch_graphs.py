@@ -1,4 +1,4 @@
-"""State, randomness and loops of PyTorch modules, read from their graphs."""
+"""ModuleState, randomness and loops of PyTorch modules, read from their graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelport.gateway.repository.artifact_checks import torchscript_guard
 Place = tuple[Any, str]
 
 
-class State:
+class ModuleState:
     """The attributes that a run may change, with their first values.
 
     Args:
@@ -40,7 +40,7 @@ class Traits(NamedTuple):
         loops: a value may decide on a loop's turns; of our exports, only in TorchScript.
     """
 
-    state: State
+    state: ModuleState
     random: bool = False
     loops: bool = False
 
@@ -55,7 +55,7 @@ def of_script(module: Any) -> Traits:
     return Traits(_script_state(module), _script_is_random(graph), loops)
 
 
-def _script_state(module: Any) -> State:
+def _script_state(module: Any) -> ModuleState:
     """The attributes that ``forward`` assigns or writes to."""
     graph = module.forward.inlined_graph.copy()
     for node in graph.findAllNodes("prim::GetAttr"):
@@ -66,7 +66,7 @@ def _script_state(module: Any) -> State:
     # As ``torch.jit.freeze`` decides which attributes may become constants.
     aliases = graph.alias_db(isFrozen=True)
     nodes = [*graph.findAllNodes("prim::SetAttr"), *graph.findAllNodes("prim::GetAttr")]
-    return State(
+    return ModuleState(
         dict.fromkeys(
             _place(node, module)
             for node in nodes
@@ -113,7 +113,7 @@ def of_exported(module: torch.fx.GraphModule) -> Traits:
     return Traits(_exported_state(module), _exported_is_random(module))
 
 
-def _exported_state(module: torch.fx.GraphModule) -> State:
+def _exported_state(module: torch.fx.GraphModule) -> ModuleState:
     """The buffers and constants to which the graph writes."""
     places: dict[Place, None] = {}
     for node in module.graph.nodes:
@@ -122,11 +122,11 @@ def _exported_state(module: torch.fx.GraphModule) -> State:
             if origin.op == "get_attr":
                 owner, _, name = str(origin.target).rpartition(".")
                 places[module.get_submodule(owner), name] = None
-    return State(places)
+    return ModuleState(places)
 
 
 def _origin(node: torch.fx.Node) -> torch.fx.Node:
-    """The node of which ``node`` is a view, or itself."""
+    """The node whose memory ``node`` views, or itself."""
     while (base := next(_aliased(node), None)) is not None:
         node = base
     return node

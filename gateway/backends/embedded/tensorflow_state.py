@@ -139,7 +139,7 @@ class _Writers:
     def _places(
         self, run: Iterable[Any], nodes: Mapping[str, Any], arguments: Mapping[str, int]
     ) -> Iterator[str | int | bytes]:
-        """What the nodes ``run`` write to: nodes, arguments by index, variables by shared name."""
+        """Yield the targets of writes: nodes, arguments by index, variables by shared name."""
         for node in run:
             inputs = [name for name in node.input if not name.startswith("^")]
             if WRITERS.fullmatch(node.op):

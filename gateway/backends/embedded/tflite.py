@@ -122,7 +122,9 @@ class InterpreterSession:
         make: makes a new interpreter with a runner, which resizes inputs and copies outputs.
     """
 
-    def __init__(self, make: Callable[[], tuple[Any, Any]], state: tflite_guard.State) -> None:
+    def __init__(
+        self, make: Callable[[], tuple[Any, Any]], state: tflite_guard.TfliteState
+    ) -> None:
         self._make, self._state = make, state
         self._interpreter, self._runner = make()
         operators = self._interpreter._get_ops_details()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from modelport.gateway.protocols.oip.shared_memory import SharedTensors
 from modelport.gateway.types import Array, Datatype, InferResponse, Tensor
@@ -56,7 +57,7 @@ def encode(response: InferResponse, form: ResponseFormat) -> tuple[Buffer, list[
     if response.id:
         head = b'{"id":%b,%b' % (json_text.dumps(response.id), head[1:])
     if response.parameters:
-        head += b'"parameters":%b,' % json_text.dumps_any(response.parameters)
+        head += b'"parameters":%b,' % json_text.dumps_any(_parameters(response))
     if large:
         pieces: list[Buffer] = []
         for output in outputs:
@@ -103,11 +104,16 @@ def is_large(response: InferResponse, form: ResponseFormat) -> bool:
     return False
 
 
+def _parameters(response: InferResponse) -> dict[str, Any]:
+    parameters = response.parameters.items()
+    return {k: json_text.number(v) if type(v) is float else v for k, v in parameters}
+
+
 def _values(data: Array) -> bytes:
     if data.dtype == object:
         return json_text.dumps(data.tolist())
     text = json_text.dumps(data)
     # orjson writes null for NaN and infinities, and for no other number.
     if data.dtype.kind == "f" and text.find(b"null") >= 0:
-        return json_text.dumps_any(data.tolist())
+        return json_text.dumps(json_text.numbers(data))
     return text

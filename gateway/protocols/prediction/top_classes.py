@@ -10,6 +10,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference.classification import largest
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.types import Array, Datatype
+from modelport.gateway.wire import json_text
 
 TOP = 5
 #: Prefix of the configuration parameter with the kind of an output's values.
@@ -31,7 +32,7 @@ class TopClasses:
     labels: tuple[str, ...]
     kind: str
 
-    def __call__(self, values: Array) -> dict[str, float]:
+    def __call__(self, values: Array) -> dict[str, float | None]:
         """Map labels (or indices) to probabilities, the likeliest first."""
         wide = values.astype(np.float64)
         if not self._are_probabilities(wide):
@@ -40,7 +41,7 @@ class TopClasses:
                 wide = powers / powers.sum()
         top = largest(wide, min(TOP, len(wide)))
         chances = wide.astype(np.float32)
-        return {self._label(int(index)): float(chances[index]) for index in top}
+        return {self._label(int(index)): json_text.number(float(chances[index])) for index in top}
 
     def _are_probabilities(self, values: Array) -> bool:
         if self.kind:

@@ -44,7 +44,7 @@ _CODE_INDEX, _OPTIONS = 0, 4
 _INITIALISER = 0
 
 
-class State(NamedTuple):
+class TfliteState(NamedTuple):
     """The parts of a model whose values outlive a run.
 
     Attributes:
@@ -77,7 +77,7 @@ def check(content: bytes, file: str) -> None:
                 raise _refused(file, f"uses operator '{name}', which is not TensorFlow Lite's own")
 
 
-def state(content: bytes, file: str) -> State:
+def state(content: bytes, file: str) -> TfliteState:
     """Read the state that the model keeps from its operators and tensors.
 
     Raises:
@@ -102,7 +102,7 @@ def state(content: bytes, file: str) -> State:
                     options = operator.table(_OPTIONS)
                     initialisers.add(options.integer(_INITIALISER, "<i") if options else 0)
         resources = bool(assigning - initialisers) or (tensors and len(subgraphs) > 1)
-        return State(tensors, resources, not _RANDOM.isdisjoint(numbers))
+        return TfliteState(tensors, resources, not _RANDOM.isdisjoint(numbers))
 
 
 @contextlib.contextmanager

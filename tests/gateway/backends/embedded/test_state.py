@@ -67,7 +67,7 @@ class Buffer(torch.nn.Module):
         return self.total + 0
 
 
-class View(Buffer):
+class BufferView(Buffer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.total[:, 1:] += x[:, 1:]
         return self.total + 0
@@ -227,14 +227,14 @@ def read_value(version: Path) -> str:
 
 STATEFUL = {
     "torchscript-buffer": script(Buffer),
-    "torchscript-view": script(View),
+    "torchscript-view": script(BufferView),
     "torchscript-rare": script(Rare),
     "torchscript-attribute": script(Attribute),
     "torchscript-list": script(Cache),
     "pt2-buffer": export(Buffer),
-    "pt2-view": export(View),
+    "pt2-view": export(BufferView),
     "pt2-rare": export(Rare),
-    "pt2-functional": export(View, functional=True),
+    "pt2-functional": export(BufferView, functional=True),
     "savedmodel": saved("add"),
     "savedmodel-rare": saved("sometimes"),
     "savedmodel-1": reference_variable,
@@ -249,7 +249,7 @@ class Noise(torch.nn.Module):
         return x + torch.rand_like(x)
 
 
-class Noisy(Variable):
+class NoisyVariable(Variable):
     def noise(self, x: Any) -> dict[str, Any]:
         return {"y": x + tf.random.uniform([1, 4])}
 
@@ -263,7 +263,7 @@ class Noisy(Variable):
 
 def noisy_saved(method: str) -> Callable[[Path], str]:
     def write(version: Path) -> str:
-        module = Noisy()
+        module = NoisyVariable()
         tf.saved_model.save(
             module, str(version / "model.savedmodel"), signatures=function(module, method)
         )
@@ -273,7 +273,9 @@ def noisy_saved(method: str) -> Callable[[Path], str]:
 
 
 def noisy_tflite(version: Path) -> str:
-    converter = tf.lite.TFLiteConverter.from_concrete_functions([function(Noisy(), "noise")])
+    converter = tf.lite.TFLiteConverter.from_concrete_functions(
+        [function(NoisyVariable(), "noise")]
+    )
     (version / "model.tflite").write_bytes(converter.convert())
     return 'backend: "tflite"'
 
@@ -383,9 +385,11 @@ async def test_requests_side_by_side_do_not_meet_in_the_state(
 @pytest.fixture
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """No runtime finds state in an artifact."""
-    monkeypatch.setattr(tflite_guard, "state", lambda *_: tflite_guard.State(False, False, False))
+    monkeypatch.setattr(
+        tflite_guard, "state", lambda *_: tflite_guard.TfliteState(False, False, False)
+    )
     for name in ("_script_state", "_exported_state"):
-        monkeypatch.setattr(pytorch_graphs, name, lambda _: pytorch_graphs.State(()))
+        monkeypatch.setattr(pytorch_graphs, name, lambda _: pytorch_graphs.ModuleState(()))
     monkeypatch.setattr(tensorflow_state, "WRITERS", re.compile("none"))
 
     class Blind(openvino_backend.OpenVinoSession):

@@ -207,7 +207,7 @@ def test_a_file_that_cannot_be_allocated_at_its_placeholder_shape_is_served(
     for rows in (2, 3, 1):
         answer = run(backend, fp32(np.ones((rows, 4)), name))
         assert answer.outputs[0].data.tolist() == [4.0] * rows
-    with pytest.raises(Internal, match=r"must be|num_input_elements"):
+    with pytest.raises(Internal, match="inference failed"):
         run(backend, fp32(np.ones((1, 3)), name))
     assert run(backend, fp32(np.ones((1, 4)), name)).outputs[0].data.tolist() == [4.0]
     backend.unload()
