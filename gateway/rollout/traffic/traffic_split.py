@@ -387,11 +387,10 @@ class TrafficSplit:
 
     def ended(self, copy: ShadowCopy, outcome: UncomparedCopy) -> None:
         """Count a copy without an answer."""
-        counts = copy.stage.counts
         if outcome.dropped:
-            counts.dropped += 1
+            copy.stage.counts.dropped += 1
         elif copy.side == self.plan.candidate:
-            counts.failed += 1
+            copy.stage.counts.failed += 1
             self._keep(copy, copy.answer, None)
 
     def _keep(self, copy: ShadowCopy, baseline: Any, candidate: Any) -> None:
