@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+from onnxscript.rewriter._matcher import SimplePatternMatcher
 from torch import Tensor, nn
 from torch.onnx import ONNXProgram
 
@@ -76,7 +78,7 @@ def _size_of(module: nn.Module) -> int:
 
 def _convert(source: Source, module: nn.Module, target: ExportTarget) -> ONNXProgram:
     signature = source.signature
-    with open_sizes.kept_by(module), _subtraction_of_integers():
+    with open_sizes.kept_by(module), _subtraction_of_integers(), _exact_constants():
         program = torch.onnx.export(
             module,
             tracing.example_inputs(signature, source.spec.masks),
@@ -107,6 +109,25 @@ def _subtraction_of_integers() -> Iterator[None]:
         yield
     finally:
         Tensor.__rsub__ = subtract  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _exact_constants() -> Iterator[None]:
+    """Rewrite only constants that equal a rule's: onnxscript 0.7 takes ``x + 1e-9`` for ``x + 0``,
+    and ``x * 1.000005`` for ``x``."""
+    matches = SimplePatternMatcher._match_constant
+
+    def exactly(self: Any, pattern: Any, value: Any) -> bool:
+        return matches(self, pattern, value) and (
+            np.array_equal(value.const_value.numpy(), pattern.value)
+            or self.fail(f"the constant {value.name} is not exactly {pattern.value}")
+        )
+
+    SimplePatternMatcher._match_constant = exactly
+    try:
+        yield
+    finally:
+        SimplePatternMatcher._match_constant = matches
 
 
 def first_difference(

@@ -35,9 +35,10 @@ from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.repository import config
-from modelport.gateway.types import Datatype, InferRequest
+from modelport.gateway.types import Datatype, InferRequest, ModelSignature
 from modelport.gateway.types import Tensor as WireTensor
 from tests.exporters.economy import identity
+from tests.torch_subjects import fp32, subject
 
 FOUR = ("onnx", "torchscript", "savedmodel", "tflite")
 KWARGS = {
@@ -360,3 +361,55 @@ def _keys_of_ours() -> list[str]:
     from modelport.exporters.models.vit import VisionTransformer
 
     return list(VisionTransformer(**VIT).state_dict())
+
+
+class SmallConstants(nn.Module):
+    """Expressions with a constant that a rewriter may take for 0 or 1, or move past a sum or a
+    product."""
+
+    CONSTANTS = (1e-9, -1e-12, 1e-37, 1.000005, 0.999999)
+    SIGNATURE = ModelSignature((fp32("y", 4),), (fp32("out", -1),), 8)
+    INPUTS = np.array(
+        [[0, 0, 0, 0], [3, 3, 3, 3], [1, 2, 3, 4], [1e-20] * 4, [-1e-9, 0, 0, 1e-9], [1e8] * 4],
+        np.float32,
+    )
+
+    def forward(self, y: Tensor) -> Tensor:
+        low, high = y.amin(-1, keepdim=True), y.amax(-1, keepdim=True)
+        found = [y / (y.norm(dim=-1, keepdim=True) + 1e-9), (y - low) / (high - low + 1e-9)]
+        for c in self.CONSTANTS:
+            found += [low + c, c + low, low - c, c - low, low * c, c * low, low / c]
+            found += [(high - low) + c, c + (high - low), c - (high - low), (high + low) - c]
+            found += [(high * low) * c, c * (high / (low + c)), (high / (low + c)) / c]
+        return torch.cat(found, -1)
+
+
+@pytest.mark.parametrize("name", ["onnx", "savedmodel", "tflite"])
+def test_14_small_constants_vanish_or_move(name: str, tmp_path: Path) -> None:
+    module, inputs = SmallConstants().eval(), SmallConstants.INPUTS
+    row = find_format(name)
+    path = tmp_path / row.platform.default_filename
+    row.export(subject(module, module.SIGNATURE), path, ExportTarget())
+    expected = module(torch.from_numpy(inputs)).numpy()
+    found = row.open_session(path)({"y": inputs})["out"]
+    # TensorFlow's threads take subnormal numbers for 0.
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=2 * np.finfo(np.float32).tiny)
+
+
+def test_14_shown_for_the_converters_as_they_are(tmp_path: Path) -> None:
+    module, zero = SmallConstants().eval(), torch.zeros(2, 4)
+    with quiet():
+        program = torch.onnx.export(module, (zero,), dynamo=True, verbose=False)
+    assert program is not None
+    program.save(tmp_path / "naive.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "naive.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: zero.numpy()})
+    assert np.isnan(found).any()
+    assert module(zero).isfinite().all()
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def between(y: Any) -> Any:
+        low, high = tf.reduce_min(y), tf.reduce_max(y)
+        return (y - low) / (high - low + 1e-9)
+
+    assert np.isnan(between(tf.constant([3.0, 3.0]))).any()

@@ -10,9 +10,30 @@ from modelport.exporters.lowering.datatypes import cast, floating, is_tensor, pr
 from modelport.exporters.lowering.registry import lowers
 from modelport.exporters.runtime.tensorflow_runtime import tf
 
+SUMS, PRODUCTS = ("AddV2", "Sub"), ("Mul", "RealDiv")
+
 
 def _scaled(x: Any, alpha: Any) -> Any:
     return x if not is_tensor(alpha) and alpha == 1 else x * cast(alpha, x.dtype)
+
+
+def _in_order(x: Any, other: Any, kinds: tuple[str, str]) -> tuple[Any, Any]:
+    """Keep a constant out of the operation before it.
+
+    TensorFlow's grappler computes ``(a - b) + c`` as ``(a + c) - b``, which loses a small ``c``
+    (``ConstantPushDown``, constant_folding.cc). It does not look past ``EnsureShape``, which copies
+    nothing.
+    """
+    if _kind(other) == "Const" and _kind(x) in kinds:
+        x = tf.ensure_shape(x, x.shape)
+    elif _kind(x) == "Const" and _kind(other) in kinds:
+        other = tf.ensure_shape(other, other.shape)
+    return x, other
+
+
+def _kind(x: Any) -> str:
+    """The operation that gives a tensor of a graph, which holds any other tensor as a constant."""
+    return str(getattr(getattr(x, "op", None), "type", "Const"))
 
 
 @lowers("add.Tensor", "add.Scalar")
@@ -20,31 +41,36 @@ def add(x: Any, other: Any, alpha: Any = 1) -> Any:
     x, other = promoted(x, other)
     if x.dtype == tf.bool:
         return tf.logical_or(x, other) if alpha else tf.identity(x)
-    return x + _scaled(other, alpha)
+    x, other = _in_order(x, _scaled(other, alpha), SUMS)
+    return x + other
 
 
 @lowers("sub.Tensor", "sub.Scalar")
 def sub(x: Any, other: Any, alpha: Any = 1) -> Any:
     x, other = promoted(x, other)
-    return x - _scaled(other, alpha)
+    x, other = _in_order(x, _scaled(other, alpha), SUMS)
+    return x - other
 
 
 @lowers("rsub.Tensor", "rsub.Scalar")
 def rsub(x: Any, other: Any, alpha: Any = 1) -> Any:
-    x, other = promoted(x, other)
-    return other - _scaled(x, alpha)
+    return sub(other, x, alpha)
 
 
 @lowers("mul.Tensor", "mul.Scalar")
 def mul(x: Any, other: Any) -> Any:
     x, other = promoted(x, other)
-    return tf.logical_and(x, other) if x.dtype == tf.bool else x * other
+    if x.dtype == tf.bool:
+        return tf.logical_and(x, other)
+    x, other = _in_order(x, other, PRODUCTS)
+    return x * other
 
 
 @lowers("div.Tensor", "div.Scalar")
 def div(x: Any, other: Any) -> Any:
     x, other = promoted(x, other)
-    return floating(x) / floating(other)
+    x, other = _in_order(floating(x), floating(other), PRODUCTS)
+    return x / other
 
 
 @lowers("div.Tensor_mode", "div.Scalar_mode")

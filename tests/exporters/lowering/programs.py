@@ -63,6 +63,30 @@ class Scan(nn.Module):
         return last, rows, back, reversed_rows, mapped
 
 
+class SmallConstants(nn.Module):
+    """Constants that vanish if they are moved into the sum, product or quotient before them.
+
+    Each expression has operands of its own: TensorFlow moves nothing into what is used twice.
+    """
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        one, same = torch.isfinite(x).float(), torch.isfinite(y).float()
+        sums = (
+            (one * 2 - same * 2) + 1e-9,
+            1e-9 + (one * 3 - same * 3),
+            1e-9 - (one * 4 - same * 4),
+            (one * 5 - same * 5) - 1e-9,
+            (one * 6 - same * 6).add(torch.tensor(1e-9), alpha=2),
+        )
+        tiny, huge = one * 1e-25, same * 1e25
+        products = (
+            (tiny * (same * 2e-25)) * 1e30,
+            1e30 * (tiny * (same * 3e-25)),
+            (tiny / huge) / 1e-30,
+        )
+        return tuple(x * 1e9 for x in sums) + tuple(x * (same * 4e25) for x in products)
+
+
 class Sizes(nn.Module):
     """Sizes computed from sizes, from values and by choice."""
 
@@ -278,6 +302,7 @@ PROGRAMS = (
     ProgramCase(ValueAndSizeBranches, (4,)),
     ProgramCase(Loop, (3,)),
     ProgramCase(Scan, (4,)),
+    ProgramCase(SmallConstants, (4,)),
     ProgramCase(Sizes, (4,)),
     ProgramCase(Items, (4,)),
     ProgramCase(Squeezed, (4, 3), dynamic=(0, 1)),
