@@ -123,11 +123,11 @@ def _exact_constants() -> Iterator[None]:
             or self.fail(f"the constant {value.name} is not exactly {pattern.value}")
         )
 
-    SimplePatternMatcher._match_constant = exactly
+    SimplePatternMatcher._match_constant = exactly  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        SimplePatternMatcher._match_constant = matches
+        SimplePatternMatcher._match_constant = matches  # type: ignore[method-assign]
 
 
 def first_difference(

@@ -363,7 +363,7 @@ def _keys_of_ours() -> list[str]:
     return list(VisionTransformer(**VIT).state_dict())
 
 
-class SmallConstants(nn.Module):
+class ConstantsNearZeroAndOne(nn.Module):
     """Expressions with a constant that a rewriter may take for 0 or 1, or move past a sum or a
     product."""
 
@@ -386,7 +386,7 @@ class SmallConstants(nn.Module):
 
 @pytest.mark.parametrize("name", ["onnx", "savedmodel", "tflite"])
 def test_14_small_constants_vanish_or_move(name: str, tmp_path: Path) -> None:
-    module, inputs = SmallConstants().eval(), SmallConstants.INPUTS
+    module, inputs = ConstantsNearZeroAndOne().eval(), ConstantsNearZeroAndOne.INPUTS
     row = find_format(name)
     path = tmp_path / row.platform.default_filename
     row.export(subject(module, module.SIGNATURE), path, ExportTarget())
@@ -397,7 +397,7 @@ def test_14_small_constants_vanish_or_move(name: str, tmp_path: Path) -> None:
 
 
 def test_14_shown_for_the_converters_as_they_are(tmp_path: Path) -> None:
-    module, zero = SmallConstants().eval(), torch.zeros(2, 4)
+    module, zero = ConstantsNearZeroAndOne().eval(), torch.zeros(2, 4)
     with quiet():
         program = torch.onnx.export(module, (zero,), dynamo=True, verbose=False)
     assert program is not None
