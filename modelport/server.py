@@ -58,6 +58,7 @@ class ServeOptions(TypedDict, total=False):
     http_max_input_size: int
     allowed_host: str | Sequence[str]
     max_request_memory: int
+    json_nan_as_null: bool
     dialect: str | Sequence[str]
     allow_sagemaker: bool
     allow_vertex_ai: bool

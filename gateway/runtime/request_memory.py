@@ -56,7 +56,8 @@ class RequestMemory:
         #: Number of responses that are made, or wait to be sent.
         self.rendering = 0
         self._loop_thread = 0
-        self._lock = threading.Lock()
+        #: Guards the counts of the process, its connections and their leases.
+        self.lock = threading.Lock()
 
     def connection(self) -> ConnectionMemory:
         """Make the budget of a new connection."""
@@ -72,7 +73,7 @@ class RequestMemory:
             MemoryExhausted: A budget is exceeded; nothing is taken.
         """
         while True:
-            with self._lock:
+            with self.lock:
                 used, used_there = self.used_bytes + size, connection.used_bytes + size
                 scarce = used > self.limit_bytes
                 scarce_there = used_there > self.limit_bytes // CONNECTION_SHARE
@@ -81,7 +82,7 @@ class RequestMemory:
                     return
             if self._cut_off_stalled(self.unread if scarce else connection.unread):
                 continue
-            with self._lock:
+            with self.lock:
                 if not exceed:
                     self.refused += 1
                     raise MemoryExhausted
@@ -231,11 +232,13 @@ class UnreadResponse:
 class Lease:
     """The bytes that one request holds."""
 
-    __slots__ = ("_connection", "_responses", "size")
+    __slots__ = ("_connection", "_released", "_responses", "size")
 
     def __init__(self, connection: ConnectionMemory) -> None:
         self._connection = connection
         self.size = 0
+        #: Work for a client that has gone may still reserve: nobody would return it.
+        self._released = False
         #: Of ``reserve_response``.
         self._responses = 0
 
@@ -250,7 +253,18 @@ class Lease:
             MemoryExhausted: A budget is exceeded, and the request must be refused.
         """
         self._connection.process.move(self._connection, size)
-        self.size += size
+        self._add(size)
+
+    def _add(self, size: int) -> bool:
+        """Add bytes that were taken; return them instead if the request has ended."""
+        process = self._connection.process
+        with process.lock:
+            kept = not self._released
+            if kept:
+                self.size += size
+        if not kept:
+            process.move(self._connection, -size)
+        return kept
 
     def give_back(self, size: int) -> None:
         """Return up to ``size`` bytes to the budgets."""
@@ -267,9 +281,9 @@ class Lease:
         """
         process = self._connection.process
         process.move(self._connection, size, not process.rendering and not process.unread)
-        process.rendering += 1
-        self._responses += 1
-        self.size += size
+        if self._add(size):
+            process.rendering += 1
+            self._responses += 1
 
     def return_response(self, size: int) -> None:
         """Return what ``reserve_response`` took."""
@@ -280,7 +294,8 @@ class Lease:
 
     def release(self) -> None:
         """Return everything to the budgets. May be called more than once."""
-        size, self.size = self.size, 0
+        with self._connection.process.lock:
+            size, self.size, self._released = self.size, 0, True
         if self._responses:
             self._connection.process.rendering -= self._responses
             self._responses = 0

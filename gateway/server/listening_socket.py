@@ -88,13 +88,16 @@ class ListeningSocket:
         ones are refused first, and a duplicate keeps the socket open until the others have been
         accepted.
         """
+        if self._server is None:
+            self.close()
         spare, self._spare = self._spare, None
         if spare is None:
             return  # already stopped
         self._remove()
         refuse_new_connections(spare)
         await asyncio.sleep(HANDSHAKE_SECONDS)
-        (self._socket if self._server is None else self._server).close()
+        assert self._server is not None
+        self._server.close()
         accepted = list(_accept_all(spare))
         spare.close()
         for connection in accepted:

@@ -107,7 +107,7 @@ class HostileRepository:
 
     def prove(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """``modelport verify`` as far as the artifact, which is opened after the checkpoint."""
-        monkeypatch.setattr(verify, "_load", lambda claim, given: None)
+        monkeypatch.setattr(verify, "_load", lambda claim, given, trusted: None)
         checked = verify.check(verify.find_version(self.version))
         verify.prove(checked, verify.VerificationInputs())
 
@@ -270,7 +270,7 @@ def test_without_the_check_pickles_are_refused_while_they_are_read(
     def unguarded(name: str) -> Iterator[None]:
         yield
 
-    monkeypatch.setattr("modelport.gateway.backends.embedded.pytorch.no_code", unguarded)
+    monkeypatch.setattr("modelport.gateway.backends.embedded.pytorch_archives.no_code", unguarded)
     with contextlib.suppress(ModelportError):
         repository.serve()
     assert mark.exists()

@@ -250,7 +250,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not repository.exists()
 
 
-@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a b", "-x", "a" * 129, "ä", "a\n"])
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a\\b", "a" * 256, "a\n"])
 def test_a_name_that_is_no_model_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is not a model name"):
         contract.check_name(name)

@@ -36,7 +36,10 @@ sys.meta_path[:] = map(Visible, sys.meta_path)
 #: Imported with the first model that needs it; ``gateway.backends`` names the extra otherwise.
 GATED = {
     "modelport.gateway.backends.embedded.pytorch": "torch",
+    "modelport.gateway.backends.embedded.pytorch_archives": "torch",
+    "modelport.gateway.backends.embedded.pytorch_graphs": "torch",
     "modelport.gateway.backends.embedded.tensorflow": "tensorflow",
+    "modelport.gateway.backends.embedded.tensorflow_state": "tensorflow",
     "modelport.gateway.backends.embedded.tflite": "litert",
     "modelport.gateway.backends.embedded.openvino": "openvino",
     "modelport.gateway.backends.embedded.executorch": "torch",

@@ -83,7 +83,8 @@ async def test_every_sample_runs_in_order_count_times_on_every_instance(world: W
 class CountingSession:
     """A session of one instance, which counts its runs."""
 
-    bounded = False
+    bounded = random = False
+    state: Sequence[str] = ()
 
     def __init__(self) -> None:
         self.inputs = [ArtifactTensor("x", Datatype.FP32, (-1, 2))]

@@ -339,7 +339,7 @@ EFFECTS: dict[str, tuple[Any, str, str]] = {
     ),
     f"{ACCELERATOR}gpu_execution_accelerator.parameters{{}}": (
         providers, 'gpu_execution_accelerator { name: "cuda" }',
-        'gpu_execution_accelerator { name: "cuda" parameters { key: "use_tf32" value: "0" } }',
+        'gpu_execution_accelerator { name: "cuda" parameters { key: "use_tf32" value: "1" } }',
     ),
     f"{ACCELERATOR}cpu_execution_accelerator.parameters{{}}": (
         providers, 'cpu_execution_accelerator { name: "openvino" }',

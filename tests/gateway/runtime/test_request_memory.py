@@ -51,6 +51,18 @@ def test_connections_share_the_budget_of_the_process() -> None:
     assert memory.used_bytes == 1000
 
 
+def test_work_that_outlives_its_request_holds_nothing() -> None:
+    memory = RequestMemory(1000)
+    lease = memory.connection().lease()
+    lease.reserve(100)
+    lease.release()
+    lease.reserve(100)
+    lease.reserve_response(100)
+    assert (memory.used_bytes, memory.rendering, lease.size) == (0, 0, 0)
+    lease.return_response(100)
+    assert (memory.used_bytes, memory.rendering) == (0, 0)
+
+
 def test_what_is_released_is_the_connections_again() -> None:
     connection = RequestMemory(1000).connection()
     for _ in range(100):
