@@ -165,6 +165,19 @@ def _require_steps(override: str) -> None:
             require_use(operation, step.model_name, "a step of an ensemble")
 
 
+def _require_source(name: str, source: str) -> None:
+    """Check the rights to serve the model ``source`` under another name.
+
+    The rules for the new name then decide who gets the answers of the source.
+
+    Raises:
+        PermissionDenied: The caller may not control both, or not call the source.
+    """
+    require_use(Operation.CONTROL, name, "a new name of a model")
+    for operation in (Operation.INFER, Operation.CONTROL):
+        require_use(operation, source, "a model to register under another name")
+
+
 def _require_all(reason: str) -> None:
     if not required(Operation.CONTROL).unrestricted:
         message = f"{reason}, which needs the operation '{Operation.CONTROL}' on all models"
@@ -214,12 +227,14 @@ class GuardedControl:
 
     # -- changes ------------------------------------------------------------------------------
 
-    async def load(self, name: str, override: str | None = None) -> None:
+    async def load(self, name: str, override: str | None = None, source: str = "") -> None:
+        if source:
+            _require_source(name, source)
         target = whole_target(Operation.CONTROL, name)
         with audited("load", name), target.stated():
             if override is not None:
                 _require_steps(override)
-            await self._control.load(target.name, override)
+            await self._control.load(target.name, override, source)
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         target = whole_target(Operation.CONTROL, name)

@@ -94,7 +94,7 @@ class VersionLoader:
         if route is not None:
             kind = "managed" if route.managed else route.backend
         load = self._find_backend(kind)
-        with _verified(version.path, config, keys, here) as (path, config):
+        with _verified(version.path, entry.repository_name, config, keys, here) as (path, config):
             native = bool(keys) or self._settings.allow_native_code
             artifact = Artifact(name, number, path, config, self._threads, route, self.host, native)
             backend = load(artifact)
@@ -135,11 +135,12 @@ def _warn(version: ServedVersion, elsewhere: bool) -> None:
 
 @contextmanager
 def _verified(
-    version: Path, config: ModelConfig, keys: Sequence[PublicKey], here: bool
+    version: Path, name: str, config: ModelConfig, keys: Sequence[PublicKey], here: bool
 ) -> Iterator[tuple[Path, ModelConfig]]:
     """The folder to load ``version`` from, and the configuration to load it with.
 
     Args:
+        name: the model's name in the certificate.
         here: this gateway loads the files, or starts the server that does.
     """
     if not keys and not (here and os.path.lexists(version / manifest.CERTIFICATE)):
@@ -148,11 +149,11 @@ def _verified(
     from modelport.gateway.repository import signed_config, signing
 
     if not keys:
-        certificate = signing.read_certificate(version, config.name)
+        certificate = signing.read_certificate(version, name)
         signed_config.check_format(config, certificate, required=False)
         yield version, config
         return
-    certificate = signing.verify_signature(version, config.name, keys)
+    certificate = signing.verify_signature(version, name, keys)
     if here:
         signed_config.check_format(config, certificate, required=True)
         config = signed_config.apply(config, certificate)

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import structlog
 
 from modelport.gateway.backends import base
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.registry import Versions, find_loader, find_versions
-from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable, closest
+from modelport.gateway.errors import (
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    Unavailable,
+    closest,
+)
+from modelport.gateway.models import registered_names
 from modelport.gateway.models import snapshot as snapshots
 from modelport.gateway.models.discovery import Discovery
 from modelport.gateway.models.held_versions import HeldVersions
@@ -179,7 +186,9 @@ class ModelManager(ModelRegistry):
 
     async def restore(self, others: Snapshot) -> None:
         """Serve the models of the snapshot ``others`` that are in the repository, and no others."""
-        await snapshots.restore(others, self._models, self._reconciler, self._unload)
+        await snapshots.restore(
+            others, self._models, self._reconciler, self._unload, self._register
+        )
 
     async def _look(self) -> list[ModelRecord]:
         """Scan for the current models; unload removed ones."""
@@ -196,6 +205,7 @@ class ModelManager(ModelRegistry):
         """Update the entry of every model, or of one; return the names of removed models."""
         async with self._scanning:
             found = self._without_ignored(await self._discovery.scan())
+            found |= registered_names.entries(found, self._models)
             polling = self._settings.model_control_mode is ModelControlMode.POLL
             for name, entry in found.items():
                 if only not in ("", name):
@@ -235,16 +245,20 @@ class ModelManager(ModelRegistry):
 
     # -- control on request -----------------------------------------------------------------------
 
-    async def load(self, name: str, override: str | None = None) -> None:
+    async def load(self, name: str, override: str | None = None, source: str = "") -> None:
         """Load or reload a model; ``override`` is a JSON configuration that replaces the file's.
 
         It does so until the model is unloaded, or is loaded after its folder has changed. One with
         which nothing can be loaded is dropped.
 
+        Args:
+            source: the model of the repository to serve as ``name``, until that is unloaded.
+
         Raises:
             Unavailable: the control mode does not allow it, or a dependency of the model is
                 missing and the load is retried.
             NotFound: there is no such model.
+            AlreadyExists: another model has the name.
             InvalidArgument: no version could be loaded; versions served before are still
                 served.
         """
@@ -257,10 +271,27 @@ class ModelManager(ModelRegistry):
                     f"failed to load '{name}', invalid config override: {error}"
                 ) from error
         # If the caller is cancelled, the load still completes.
-        await asyncio.shield(self._reconciler.in_background(self._load(name, override)))
+        await asyncio.shield(self._reconciler.in_background(self._load(name, override, source)))
 
-    async def _load(self, name: str, override: str | None) -> None:
+    async def _load(self, name: str, override: str | None, source: str) -> None:
         gone = await self._scan()
+        new = self._register(name, source) if source and source not in gone else None
+        try:
+            await self._load_found(name, override, gone)
+        except ModelportError:
+            if new is not None and self._models.get(name) is new:
+                await self._unload(name)
+            raise
+
+    def _register(self, name: str, source: str) -> ModelRecord | None:
+        """Add the model ``source`` under ``name``; None: it has that name already."""
+        entry = registered_names.register(name, source, self._models)
+        if entry is None:
+            return None
+        self._models[name] = model = ModelRecord(entry, hold=self.held.of(name))
+        return model
+
+    async def _load_found(self, name: str, override: str | None, gone: Collection[str]) -> None:
         model = self._models.get(name)
         if model is None or name in gone:
             raise NotFound(f"failed to load '{name}', failed to poll from model repository")
@@ -362,9 +393,15 @@ class ModelManager(ModelRegistry):
             raise NotFound(f"failed to unload '{name}': the model is not found")
         model = self._models[name]
         model.asked, model.override = False, None
+        if model.entry.source:
+            del self._models[name]
+            # A load that waits for the model's lock finds nothing to load.
+            model.entry = model.entry._replace(versions={})
         for ensemble in self._ensembles_of(name):
             await self._stop(ensemble)
         await self._stop(model)
+        if name not in self._models:
+            self._reconciler.statistics.pop(name, None)
         for step in model.step_names() if dependents else ():
             needed = any(ensemble.served for ensemble in self._ensembles_of(step))
             needed |= bool(self.held.of(step).versions)

@@ -58,6 +58,8 @@ class ServedVersion:
         shared: pipeline.SharedState,
     ) -> None:
         self.name = entry.name
+        #: The model of the repository that is registered under this name; empty: its own name.
+        self.source = entry.source
         self.number = number
         self.backend = backend
         self.config = backend.config

@@ -100,6 +100,8 @@ def read_config(
     if entry.problem:
         raise InvalidArgument(entry.problem)
     config = _parsed(entry, override)
+    if config.name == entry.repository_name:
+        config.name = entry.name
     if not (config.platform or config.backend or config.default_model_filename):
         if route is not None:
             config.backend = route.backend

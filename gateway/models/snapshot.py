@@ -6,8 +6,10 @@ One worker's ``describe`` makes it, as JSON values; another worker's ``restore``
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
+from modelport.gateway.errors import AlreadyExists, NotFound
 from modelport.gateway.models.model import ModelRecord, VersionSettings
 from modelport.gateway.models.reconciler import Reconciler
 from modelport.gateway.repository.version_policy import VersionPolicy
@@ -31,6 +33,7 @@ def _settings(model: ModelRecord) -> dict[str, Any]:
         "versions": sorted(versions.keys() - model.withheld),
         "withheld": sorted(model.withheld & versions.keys()),
         "pinned": model.pinned,
+        "source": model.entry.source,
     }
 
 
@@ -39,11 +42,17 @@ async def restore(
     models: Mapping[str, ModelRecord],
     reconciler: Reconciler,
     unload: Callable[[str], Awaitable[None]],
+    register: Callable[[str, str], object],
 ) -> None:
     """Make ``models`` serve exactly the versions in the snapshot ``others``."""
     mine = describe(models)
-    for name in mine.keys() - others.keys():
-        await unload(name)
+    for name, known in mine.items():
+        if name not in others or others[name]["source"] != known["source"]:
+            await unload(name)
+    for name, asked in others.items():
+        if asked["source"]:
+            with suppress(NotFound, AlreadyExists):  # the repository has changed since
+                register(name, asked["source"])
     changed = {
         name: (models[name], asked)
         for name, asked in others.items()

@@ -30,7 +30,7 @@ class VersionFiles:
         self._folder = version.path
         #: Neighbours of a single file, outside of a repository, are not part of its version.
         alone = version.path == entry.path
-        self._prefix = "" if alone else f"{entry.name}/{version.number}/"
+        self._prefix = "" if alone else f"{entry.repository_name}/{version.number}/"
         self._names = [name for name, *_ in version.fingerprint] if alone else None
         self._before = self._read()
 

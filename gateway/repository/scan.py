@@ -62,7 +62,8 @@ class ModelEntry(NamedTuple):
 
     A ``remote`` model runs on another server; it has no folder, and ``path`` is the current one.
     ``ignored`` are folders that may be meant as versions. What is not ``is_model`` is never loaded;
-    ``problem`` says why.
+    ``problem`` says why. A model registered under another name has its name in the repository as
+    ``source``.
     """
 
     name: str
@@ -73,6 +74,16 @@ class ModelEntry(NamedTuple):
     remote: bool = False
     ignored: tuple[str, ...] = ()
     is_model: bool = True
+    source: str = ""
+
+    @property
+    def repository_name(self) -> str:
+        """The model's name in the repository, in its configuration and its certificates."""
+        return self.source or self.name
+
+    def registered_as(self, name: str) -> ModelEntry:
+        """The model under another name."""
+        return self._replace(name=name, source=self.name, ignored=())
 
     @property
     def content(self) -> str:

@@ -121,6 +121,11 @@ def _signature(served: ServedVersion) -> tuple[str, ...]:
 
 
 def _obstacle(served: ServedVersion) -> str:
+    if served.source:
+        return (
+            f"'{served.name}' is a registered name of the model '{served.source}', whose name in "
+            "the repository a rollout needs"
+        )
     if served.decoupled:
         return (
             "its transaction policy is decoupled: it returns any number of responses to a request"

@@ -303,3 +303,4 @@ def test_a_reload_while_pictures_are_decoded_fails_no_request(explicit: Gateway)
         for sender in senders:
             sender.result()
     assert statuses == {(200, b"")}
+    assert ask(explicit, "DELETE", "/models/classes").status == 200

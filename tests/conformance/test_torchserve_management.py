@@ -153,7 +153,6 @@ def test_models_are_registered_made_default_and_unregistered(explicit: Gateway) 
         ("x2%2f", 404, "Model not found at: x2/"),
         ("%5cx2", 404, "Model not found at:"),
         ("nope.mar", 404, "Model not found at: nope.mar"),
-        ("x2&model_name=other", 400, "cannot be served as 'other'"),
     ],
 )
 def test_a_url_names_a_model_of_the_repository_or_nothing(

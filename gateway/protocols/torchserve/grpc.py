@@ -197,11 +197,15 @@ class TorchServeGrpc:
 
     async def _register(self, message: Any, _: Deadline) -> Any:
         asked = Registration(
-            message.url or None,  # protobuf cannot tell an empty one from none
+            message.url or None,  # protobuf cannot tell an empty one from none; nor a zero
             message.model_name,
             message.runtime,
             message.initial_workers,
             message.startup_timeout or None,
+            message.batch_size or None,
+            message.max_batch_delay or None,
+            message.handler,
+            message.response_timeout or None,
         )
         return _message(await self._models.register(asked))
 

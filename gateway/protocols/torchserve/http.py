@@ -150,7 +150,10 @@ class TorchServeHttp(HttpDialect):
 
         @app.post("/models", tags=["torchserve"], dependencies=CONTROL)
         async def register_model(request: Request) -> Response:
-            """Load a model of the repository (`--model-control-mode explicit`); `url` names it."""
+            """Load a model of the repository (`--model-control-mode explicit`); `url` names it.
+
+            It is served as `model_name`.
+            """
             status = await management.register(await self._registration(request))
             return _answer({"status": status}, request)
 
@@ -233,17 +236,18 @@ class TorchServeHttp(HttpDialect):
             given = json_text.loads(body)
         if not hasattr(given, "get"):
             raise InvalidArgument("the request must be a JSON object")
-        texts = {key: given.get(key) for key in ("url", "model_name", "runtime")}
+        texts = {key: given.get(key) for key in ("url", "model_name", "runtime", "handler")}
         for key, value in texts.items():
             if value is not None and type(value) is not str:
                 raise InvalidArgument(f"Parameter {key} must be a string.")
-        workers, seconds = (_integer(given.get(k)) for k in ("initial_workers", "startup_timeout"))
+        limits = ("startup_timeout", "batch_size", "max_batch_delay", "response_timeout")
         return Registration(
             texts["url"],
             texts["model_name"] or "",
             texts["runtime"] or "",
-            workers or 0,
-            seconds,
+            _integer(given.get("initial_workers")) or 0,
+            handler=texts["handler"] or "",
+            **{key: _integer(given.get(key)) for key in limits},
         )
 
 

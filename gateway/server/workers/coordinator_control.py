@@ -78,8 +78,8 @@ class CoordinatedControl:
 
     # -- changes ---------------------------------------------------------------------------------
 
-    async def load(self, name: str, override: str | None = None) -> None:
-        await self._change("load", name=name, override=override)
+    async def load(self, name: str, override: str | None = None, source: str = "") -> None:
+        await self._change("load", name=name, override=override, source=source)
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         await self._change("unload", name=name, dependents=dependents)

@@ -258,6 +258,44 @@ async def test_an_ensemble_has_no_step_that_its_maker_may_not_use(
         assert await infer(http, gateway, "root", "yours") == 2.0
 
 
+@pytest.mark.parametrize("lacking", ["infer", "control", "some versions", "the new name", ""])
+async def test_a_model_gets_no_other_name_from_a_caller_who_may_not_use_it(
+    tmp_path: Path, lacking: str
+) -> None:
+    """The rules of the new name would give its answers to those whom its own rules keep out."""
+    operations = json.dumps(sorted({"infer", "control"} - {lacking}))
+    versions = 'versions = ["1"]' if lacking == "some versions" else ""
+    rules = limited(operations, 'models = ["yours", "nope"]', versions)
+    if lacking != "the new name":
+        rules += limited('"*"', 'models = ["mine", "new"]')
+    rules += '[[rules]]\nprincipals = ["guest"]\noperations = ["infer"]\nmodels = ["new"]\n'
+    async with (
+        serving(tmp_path, rules + ALL, "ci", "root", "guest") as gateway,
+        client(gateway.http_url) as http,
+    ):
+
+        async def register(caller: str, source: str, name: str = "new") -> httpx.Response:
+            path = f"/models?url={source}.mar&model_name={name}"
+            return await http.post(path, headers=gateway.headers(caller))
+
+        texts = set()
+        for source in ("yours", "nope"):
+            answer = await register("ci", source)
+            if not lacking:
+                assert answer.status_code == {"yours": 200, "nope": 404}[source], answer.text
+                continue
+            assert answer.status_code == 403
+            texts.add(answer.json()["message"].replace(source, "MODEL"))
+        assert len(texts) == bool(lacking), "it does not tell whether there is such a model"
+        index = await http.post("/v2/repository/index", headers=gateway.headers("root"))
+        assert ("new" in {row["name"] for row in index.json()}) is (not lacking)
+        if lacking:
+            return
+        assert await infer(http, gateway, "guest", "new") == 2.0
+        assert await infer(http, gateway, "guest", "yours") == 404
+        assert await infer(http, gateway, "ci", "new") == 2.0
+
+
 async def test_shared_memory_is_off_for_a_caller_without_the_operation(tmp_path: Path) -> None:
     region = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": region}

@@ -114,7 +114,7 @@ def _gaps(outcomes: list[RequestOutcome]) -> int:
 def test_a_worker_that_is_started_again_serves_what_was_asked_for_meanwhile(
     repository: ChangingRepository,
 ) -> None:
-    """Loaded on request, with another configuration; unloaded; pinned; published and not asked."""
+    """Loaded on request, also by another name or configuration; unloaded; pinned; not asked for."""
     repository.version(2.0)
     repository.version(3.0, 2)
     repository.version(5.0, model="other")
@@ -126,6 +126,9 @@ def test_a_worker_that_is_started_again_serves_what_was_asked_for_meanwhile(
         assert probes.load(gateway, config=override).status_code == 200
         assert httpx.put(f"http://{gateway.http}/models/m/1/set-default").status_code == 200
         assert probes.load(gateway, "other").status_code == 200
+        register = f"http://{gateway.http}/models?url=other&model_name=named"
+        assert httpx.post(register).status_code == 200
+        assert factors(gateway, "named") == {5.0}
         assert probes.unload(gateway, "gone").status_code == 200
         repository.version(11.0, 3)  # nobody asks for it yet
         told = indexes(gateway)
@@ -139,11 +142,13 @@ def test_a_worker_that_is_started_again_serves_what_was_asked_for_meanwhile(
             os.kill(before[1], signal.SIGCONT)
         eventually(lambda: probes.ready(gateway), "both are there")
         assert factors(gateway) == {2.0}
-        assert factors(gateway, "other") == {5.0}
+        assert factors(gateway, "other") == factors(gateway, "named") == {5.0}
         assert {status for status, _ in replies(gateway, "gone")} == {404}
         assert _without_unloaded(indexes(gateway)) == _without_unloaded(told)
         assert probes.load(gateway).status_code == 200  # in both, the override is for older files
         assert factors(gateway) == {11.0}
+        assert httpx.delete(f"http://{gateway.http}/models/named").status_code == 200
+        assert {status for status, _ in replies(gateway, "named")} == {404}
 
 
 def _answers_of_the_other(port: int) -> set[float]:

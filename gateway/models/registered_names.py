@@ -1,0 +1,57 @@
+"""Models of the repository that are registered under other names, as TorchServe's clients do.
+
+Each name has a ``ModelRecord`` of its own, whose entry is that of the ``source``. The record exists
+until the model is unloaded, and the gateway's next start forgets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from modelport.gateway.errors import AlreadyExists, InvalidArgument, NotFound
+from modelport.gateway.models.model import ModelRecord
+from modelport.gateway.repository.scan import ModelEntry, is_model_name
+
+
+def register(name: str, source: str, models: Mapping[str, ModelRecord]) -> ModelEntry | None:
+    """The entry of the model ``source`` under the new ``name``; None: it is registered already.
+
+    Raises:
+        InvalidArgument: no model can have the name, or another server runs the source.
+        NotFound: the repository has no such source.
+        AlreadyExists: another model has the name.
+    """
+    if not is_model_name(name):
+        raise InvalidArgument(
+            f"'{name[:64]}' cannot be a model's name; it begins with a dot, is too long, or has a "
+            "slash, a backslash or unprintable characters"
+        )
+    model, known = models.get(source), models.get(name)
+    if model is None or model.entry.source:  # the repository has no name that was registered
+        raise NotFound(f"failed to load '{source}', failed to poll from model repository")
+    if known is not None and not known.entry.source:
+        raise AlreadyExists(
+            f"the name '{name}' is that of a model of the repository; choose another name"
+        )
+    if known is not None and known.entry.source != source:
+        raise AlreadyExists(
+            f"the name '{name}' is taken by another model; unregister that, or choose another name"
+        )
+    if model.route is not None:
+        raise InvalidArgument(
+            f"another server runs the model '{source}'; give it the name '{name}' by a table "
+            f'[models.{name}] with model = "{source}" in the file of --routes'
+        )
+    return model.entry.registered_as(name) if known is None else None
+
+
+def entries(
+    found: Mapping[str, ModelEntry], models: Mapping[str, ModelRecord]
+) -> dict[str, ModelEntry]:
+    """The entries of all registered names after a scan that ``found`` their sources."""
+    sources = {name: model.entry.source for name, model in models.items()}
+    return {
+        name: found[source].registered_as(name)
+        for name, source in sources.items()
+        if source and source in found
+    }
