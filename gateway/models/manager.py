@@ -258,7 +258,7 @@ class ModelManager(ModelRegistry):
             Unavailable: the control mode does not allow it, or a dependency of the model is
                 missing and the load is retried.
             NotFound: there is no such model.
-            AlreadyExists: another model has the name.
+            AlreadyExists: another model has the name, or ``source`` without changes.
             InvalidArgument: no version could be loaded; versions served before are still
                 served.
         """
@@ -289,6 +289,7 @@ class ModelManager(ModelRegistry):
         if entry is None:
             return None
         self._models[name] = model = ModelRecord(entry, hold=self.held.of(name))
+        log.info("model is registered under another name", model=source, name=name)
         return model
 
     async def _load_found(self, name: str, override: str | None, gone: Collection[str]) -> None:

@@ -14,12 +14,12 @@ from modelport.gateway.repository.scan import ModelEntry, is_model_name
 
 
 def register(name: str, source: str, models: Mapping[str, ModelRecord]) -> ModelEntry | None:
-    """The entry of the model ``source`` under the new ``name``; None: it is registered already.
+    """The entry of the model ``source`` under the new ``name``; None: it has that name already.
 
     Raises:
         InvalidArgument: no model can have the name, or another server runs the source.
         NotFound: the repository has no such source.
-        AlreadyExists: another model has the name.
+        AlreadyExists: another model has the name, or the same one without changes.
     """
     if not is_model_name(name):
         raise InvalidArgument(
@@ -37,6 +37,9 @@ def register(name: str, source: str, models: Mapping[str, ModelRecord]) -> Model
         raise AlreadyExists(
             f"the name '{name}' is taken by another model; unregister that, or choose another name"
         )
+    if known is not None and known.reconciled in (None, known.entry) and not known.withheld:
+        version = known.default.number if known.default else max(known.entry.versions, default=0)
+        raise AlreadyExists(f"Model version {version} is already registered for model {name}")
     if model.route is not None:
         raise InvalidArgument(
             f"another server runs the model '{source}'; give it the name '{name}' by a table "

@@ -123,8 +123,8 @@ def _signature(served: ServedVersion) -> tuple[str, ...]:
 def _obstacle(served: ServedVersion) -> str:
     if served.source:
         return (
-            f"'{served.name}' is a registered name of the model '{served.source}', whose name in "
-            "the repository a rollout needs"
+            f"it is registered from the model '{served.source}'; start a rollout of that model, "
+            "because a promotion changes its config.pbtxt"
         )
     if served.decoupled:
         return (

@@ -197,7 +197,7 @@ class TorchServeGrpc:
 
     async def _register(self, message: Any, _: Deadline) -> Any:
         asked = Registration(
-            message.url or None,  # protobuf cannot tell an empty one from none; nor a zero
+            message.url or None,  # protobuf cannot tell an empty text, or a zero, from none
             message.model_name,
             message.runtime,
             message.initial_workers,

@@ -93,19 +93,24 @@ class SwappingLoad:
         return Obedient(self._world, artifact)
 
 
-def load(root: Path, change: SwappingLoad, **settings: object) -> ServedVersion:
+def load(root: Path, change: SwappingLoad, name: str = "m", **settings: object) -> ServedVersion:
+    """Load the model ``m`` under a ``name``."""
     entry = scan.scan([root])["m"]
-    config = configuration.complete(configuration.parse(entry.config_text or ""), "m")
+    entry = entry if name == "m" else entry.registered_as(name)
+    config = configuration.complete(configuration.parse(entry.config_text or ""), name)
     loader = VersionLoader(Settings((root,), **settings), lambda _: change, 1)  # type: ignore[arg-type]
     return loader.load(entry, entry.versions[1], config, Statistics())
 
 
+@pytest.mark.parametrize("model", ["m", "registered"])
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_version_that_changes_while_it_loads_is_unloaded_and_fails(root: Path, what: str) -> None:
+def test_a_version_that_changes_while_it_loads_is_unloaded_and_fails(
+    root: Path, what: str, model: str
+) -> None:
     change, name = CHANGES[what]
     world = World(root)
     with pytest.raises(IntegrityError) as caught:
-        load(root, SwappingLoad(lambda: change(root / "m/1/model.onnx"), world))
+        load(root, SwappingLoad(lambda: change(root / "m/1/model.onnx"), world), model)
     assert str(caught.value) == (
         f"'m/1/{name}' changed while it was loading; publish into a new version folder"
     )
@@ -142,9 +147,11 @@ def test_a_configuration_that_changes_during_the_load_was_read_before(root: Path
     assert version.config.max_batch_size == 4
 
 
+@pytest.mark.parametrize("model", ["m", "registered"])
 def test_a_signed_version_is_loaded_from_its_verified_copy(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
+    """Its certificate names the model of the repository."""
     version, key = root / "m/1", PrivateKey.generate()
     names = list(manifest.files_of(version))
     artifact = {
@@ -157,7 +164,7 @@ def test_a_signed_version_is_loaded_from_its_verified_copy(
     monkeypatch.setattr(signed_config, "check_format", lambda *_, **__: None)
     monkeypatch.setattr(signed_config, "apply", lambda config, _: config)
     backend = SwappingLoad(lambda: replaced(version / "model.onnx"), World(root))
-    assert load(root, backend, require_signature=(key.public,)).number == 1
+    assert load(root, backend, model, require_signature=(key.public,)).name == model
     assert backend.loaded == [CHECKED]
     assert (version / "model.onnx").read_bytes() == OTHER
 

@@ -12,6 +12,7 @@ from modelport.gateway.errors import AlreadyExists, InvalidArgument, NotFound, U
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings
 from modelport.gateway.repository.routes_file import ModelRoute
+from modelport.gateway.rollout import side_description
 from modelport.gateway.settings import ModelControlMode
 from tests.gateway.models.managers import CONFIG, World, served
 from tests.polling import until
@@ -116,9 +117,18 @@ async def test_a_source_that_is_gone_is_not_found_and_its_names_serve_on(world: 
 async def test_a_model_of_another_server_has_its_name_from_its_route(world: World) -> None:
     world.remote = [1]
     manager = await world.serve(routes={"far": ModelRoute("obedient", ("127.0.0.1:1",))})
-    with pytest.raises(InvalidArgument, match=r'\[models.n\] with model = "far"'):
+    with pytest.raises(InvalidArgument, match=r'\[models\.n\] with model = "far"'):
         await manager.load("n", source="far")
     assert names(manager) == ["far"]
+
+
+async def test_a_rollout_is_of_the_model_and_not_of_its_names(world: World) -> None:
+    """A promotion would look for ``config.pbtxt`` in a folder of that name."""
+    world.publish(1)
+    manager = await world.serve()
+    await manager.load("n", source="m")
+    assert side_description.version(manager, "m", 1).obstacle == ""
+    assert "start a rollout of that model" in side_description.version(manager, "n", 1).obstacle
 
 
 async def test_of_two_registrations_of_one_name_one_wins(world: World) -> None:
@@ -129,9 +139,24 @@ async def test_of_two_registrations_of_one_name_one_wins(world: World) -> None:
         *(manager.load("n", source=source) for source in ("m", "other") * 4), return_exceptions=True
     )
     lost = [result for result in results if result is not None]
-    assert len(lost) == 4
+    assert len(lost) == 7
     assert all(isinstance(each, AlreadyExists) for each in lost)
     assert names(manager) == ["m", "n", "other"]
+    assert len(world.events) == 1
+
+
+async def test_a_name_is_registered_again_after_a_change(world: World) -> None:
+    world.publish(1, 2, config=ALL)
+    manager = await world.serve(load="")
+    await manager.load("n", source="m")
+    with pytest.raises(AlreadyExists, match=r"^Model version 2 is already registered for model n$"):
+        await manager.load("n", source="m")
+    await manager.unload_version("n", 1)
+    await manager.load("n", source="m")
+    assert manager.versions("n") == [1, 2]
+    world.publish(3, config=ALL)
+    await manager.load("n", source="m")
+    assert manager.versions("n") == [1, 2, 3]
 
 
 async def test_nothing_stays_loaded_if_a_name_ends_while_it_loads(world: World) -> None:
