@@ -31,7 +31,7 @@ _ADVICE = re.compile(
     r"|Please (?:report|file|use)|You can suppress|(?:[Ss]ee )?https?://"
 )
 _AXES = re.compile(
-    r"(?:Constraints violated|Specializations unexpectedly required) \(([^)]{0,1000})\)"
+    r"(?:Constraints violated|Specializations unexpectedly required) \(([^()]{0,1000})\)"
 )
 _OPERATOR = re.compile(r"op='([\w.]+)'")
 MOST_CHARACTERS, MOST_CODE = 200, 80

@@ -77,6 +77,13 @@ def interruptible() -> Iterator[None]:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
+    if (
+        frame is not None
+        and frame.f_code.co_name == "cb"
+        and "importlib" in frame.f_code.co_filename
+    ):
+        signal.raise_signal(number)  # soon: an exception in a callback of importlib would be lost
+        return
     raise Interrupted(number)
 
 

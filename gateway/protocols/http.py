@@ -29,7 +29,7 @@ from modelport.gateway.protocols.http_response import RETRY, document
 _RETRY = {name.decode(): value.decode() for name, value in RETRY}
 #: The one large response to a POST that carries no tensors.
 _INDEX = "/v2/repository/index"
-_PARAMETER = re.compile(r"\{[^}]*\}")
+_PARAMETER = re.compile(r"\{[^{}]*\}")
 _UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")
 
 

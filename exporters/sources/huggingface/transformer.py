@@ -110,7 +110,7 @@ def _check_unexpected(folder: Folder, found: Pretrained) -> None:
             owner = name.rpartition(".")[0]
             if owner in modules and owner:
                 return True
-            match = re.fullmatch(r"(.*?)\.\d+\..*", name)
+            match = re.match(r"(.*?)\.\d++\.", name)
             if match and isinstance(modules.get(match[1]), torch.nn.ModuleList):
                 return True
         return False

@@ -23,13 +23,12 @@ import numpy as np
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import embedded_backend, placement, tensorflow_state
+from modelport.gateway.backends.embedded import embedded_backend, placement
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
 from modelport.gateway.backends.embedded.native_output import (
     TENSORFLOW_ENVIRONMENT,
     filtered_stderr,
 )
-from modelport.gateway.backends.embedded.tensorflow_state import Variables
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository.artifact_checks import saved_model_guard
@@ -52,6 +51,9 @@ with filtered_stderr():
     import tensorflow as tf
     from tensorflow.core.protobuf import config_pb2
     from tensorflow.python.framework.ops import dismantle_graph
+
+    from modelport.gateway.backends.embedded import tensorflow_state
+    from modelport.gateway.backends.embedded.tensorflow_state import Variables
 
 tf.get_logger().setLevel("ERROR")
 
