@@ -33,7 +33,7 @@ from modelport.gateway.server.http1.request_parser import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     RequestParser,
-)  # fmt: skip
+)
 from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.http1.unread_timer import UnreadTimer
 from modelport.gateway.server.http2.asgi import AsgiConnection

@@ -36,7 +36,7 @@ class RequestParser:
         # The request being parsed.
         self._url = self._via = b""
         self._headers: Headers = []
-        self._encoded = self._expects_continue = self._upgrades = False
+        self._expects_continue = self._upgrades = False
         self._hosts = 0
         self._host: bytes | None = None  # the last valid Host of the connection
         self._coding = b""  # transfer codings
@@ -98,7 +98,7 @@ class RequestParser:
         self._url, self._via, self._headers = b"", b"", []
         self._is_plain, self._repeated = True, None
         self._hosts, self._coding = 0, b""
-        self._encoded = self._expects_continue = self._upgrades = False
+        self._expects_continue = self._upgrades = False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -122,7 +122,5 @@ class RequestParser:
             self._coding += value.lower()
         elif name == b"via":
             self._via += b", " + value if self._via else value
-        elif name == b"content-encoding":
-            self._encoded = True
         elif name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True

@@ -139,9 +139,9 @@ def function(module: Variable, method: str) -> Any:
     return tf.function(getattr(module, method)).get_concrete_function(wanted)
 
 
-def saved(method: str) -> Callable[[Path], str]:
+def saved(make: Callable[[], tf.Module], method: str) -> Callable[[Path], str]:
     def write(version: Path) -> str:
-        module = Variable()
+        module = make()
         tf.saved_model.save(
             module, str(version / "model.savedmodel"), signatures=function(module, method)
         )
@@ -235,8 +235,8 @@ STATEFUL = {
     "pt2-view": export(BufferView),
     "pt2-rare": export(Rare),
     "pt2-functional": export(BufferView, functional=True),
-    "savedmodel": saved("add"),
-    "savedmodel-rare": saved("sometimes"),
+    "savedmodel": saved(Variable, "add"),
+    "savedmodel-rare": saved(Variable, "sometimes"),
     "savedmodel-1": reference_variable,
     "tflite-variable": tflite_variable,
     "tflite-tensor": tflite_tensor,
@@ -259,17 +259,6 @@ class NoisyVariable(Variable):
     def __init__(self) -> None:
         super().__init__()
         self.random = tf.random.Generator.from_seed(1)
-
-
-def noisy_saved(method: str) -> Callable[[Path], str]:
-    def write(version: Path) -> str:
-        module = NoisyVariable()
-        tf.saved_model.save(
-            module, str(version / "model.savedmodel"), signatures=function(module, method)
-        )
-        return 'platform: "tensorflow_savedmodel"'
-
-    return write
 
 
 def noisy_tflite(version: Path) -> str:
@@ -309,8 +298,8 @@ def noisy_openvino(version: Path) -> str:
 RANDOM_MODELS = {
     "torchscript": script(Noise),
     "pt2": export(Noise),
-    "savedmodel": noisy_saved("noise"),
-    "savedmodel-generator": noisy_saved("generator"),
+    "savedmodel": saved(NoisyVariable, "noise"),
+    "savedmodel-generator": saved(NoisyVariable, "generator"),
     "tflite": noisy_tflite,
     "onnx": noisy_onnx,
     "openvino": noisy_openvino,
