@@ -21,10 +21,17 @@ ENVIRONMENT = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 _SERVER = """
-import os, sys
+import os, sys, threading
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
+from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
+# S3 compares and writes in one operation; moto serves each request in a thread and does it in two.
+writing, put_object = threading.Lock(), S3Response.put_object
+def put_alone(response):
+    with writing:
+        return put_object(response)
+S3Response.put_object = put_alone
 # Before anybody can ask: a storage without its bucket is another fault than one that is down.
 s3_backends[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(sys.argv[2], "us-east-1")
 server = ThreadedMotoServer("127.0.0.1", int(sys.argv[1]), verbose=False)
