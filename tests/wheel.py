@@ -45,7 +45,7 @@ open("net.pt", "wb").close()
 try:
     modelport.export("net.pt")
 except modelport.Unsupported as error:
-    assert "pip install 'modelport[torch]'" in str(error), error
+    assert "pip install '.[torch]'" in str(error), error
 else:
     raise SystemExit("an export without torch did not fail")
 """

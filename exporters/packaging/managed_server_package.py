@@ -14,7 +14,7 @@ from modelport.exporters.packaging import SERVERS, PackageTarget
 from modelport.exporters.packaging.package import check_format
 from modelport.exporters.packaging.selection import SelectedModel
 from modelport.exporters.publishing.temporary_folder import temporary_folder
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.errors import Unsupported, install_extra
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.scan import VersionEntry
@@ -50,7 +50,7 @@ def _write(
     except ImportError as error:
         raise Unsupported(
             f"'{model.name}' cannot be checked for {row.title}: {error.name} is not installed; "
-            "install modelport[torch]"
+            f"{install_extra('torch')}"
         ) from error
     packager.write([model], target, str(target))
 

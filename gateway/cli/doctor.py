@@ -27,7 +27,7 @@ from modelport.gateway.backends.managed.servers import SERVERS
 from modelport.gateway.backends.registry import BACKENDS, Library, find_versions
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.cli.tables import print_table
-from modelport.gateway.errors import ModelportError
+from modelport.gateway.errors import ModelportError, install_extra
 from modelport.gateway.repository.routes_file import ModelRoute, Program, Routes
 
 #: A program or a library that takes longer to respond is reported as broken.
@@ -165,7 +165,7 @@ async def _libraries(gpu: bool) -> list[Finding]:
 
 async def _extras() -> list[Finding]:
     return [
-        _library(extra, Library(distribution, f"pip install 'modelport[{extra}]'"), "extra")
+        _library(extra, Library(distribution, install_extra(extra)), "extra")
         for extra, distribution in EXTRAS.items()
     ]
 
