@@ -73,7 +73,10 @@ interrupt() {
     SERVER=
 }
 started() {
-    until grep -q started server.log; do kill -0 "$SERVER" && sleep 0.1; done
+    until grep -q started server.log; do
+        kill -0 "$SERVER" 2> /dev/null || return 1
+        sleep 0.1
+    done
 }
 SERVER=
 """

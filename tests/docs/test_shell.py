@@ -67,6 +67,7 @@ def test_a_block_that_fails_is_named(wrong: CodeBlock, tmp_path: Path) -> None:
         shell.paste([wrong, block("echo not reached\n")], tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_server_that_does_not_start_fails_its_block(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"README\.md:1: failed: [\s\S]*no-such-folder"):
         shell.paste([block("modelport serve no-such-folder\n")], tmp_path)
