@@ -52,7 +52,7 @@ def installer() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def listing(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What pip itself prints of the configuration."""
+    """The configuration as pip itself prints it."""
     file = tmp_path_factory.mktemp("pip") / "pip.conf"
     file.write_text(CONFIGURATION)
     others = {name: text for name, text in os.environ.items() if not name.startswith("PIP_")}

@@ -84,7 +84,7 @@ GATEWAY = "modelport serve --model-repository model_repository"
 
 
 def reason(block: CodeBlock) -> str:
-    """Why the block is not run; empty if it is.
+    """The reason to leave the block out; empty if it runs.
 
     Raises:
         AssertionError: only some of its commands can run.
@@ -179,7 +179,7 @@ def _own_network() -> bool:
 
 
 def checkout(folder: Path) -> None:
-    """What a reader has beside the models: the files of the checkout that pages name."""
+    """Add the files of the checkout that pages name."""
     for name in ("deploy", "loadtests"):
         (folder / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "docs", folder / "docs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +79,7 @@ def test_every_error_that_troubleshooting_explains_is_one() -> None:
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
     headings = re.findall(r"^### `(.+)`$", text, re.MULTILINE)
     assert len(headings) > 30
-    said = [text for file in source_files() for text in generate.strings(file)]
+    said = [text for texts in source_strings().values() for text in texts]
     for heading in headings:
         wanted = re.compile(".*".join(map(re.escape, heading.split("…"))), re.DOTALL)
         assert any(wanted.search(text) for text in said), heading
@@ -90,9 +91,9 @@ def from_an_index(text: str) -> list[str]:
 
 
 def test_nothing_says_to_install_modelport_from_a_package_index() -> None:
-    """What installs an extra is ``errors.install_extra``, and in the pages the checkout."""
+    """Messages are by ``errors.install_extra``; pages name the checkout."""
     told = {str(file): file.read_text(encoding="utf-8") for file in pages.FILES}
-    told |= {str(file): "\n".join(generate.strings(file)) for file in source_files()}
+    told |= {file: "\n".join(texts) for file, texts in source_strings().items()}
     told |= {str(file): file.read_text() for file in (ROOT / "deploy").rglob("*.yml")}
     assert len(told) > 300
     assert {name: found for name, text in told.items() if (found := from_an_index(text))} == {}
@@ -108,6 +109,11 @@ def test_an_installation_from_an_index_is_found() -> None:
         assert from_an_index(text), text
     for text in ('pip install "modelport[load] @ $MODELPORT"', "pip install '.[load]'"):
         assert not from_an_index(text), text
+
+
+@functools.cache
+def source_strings() -> dict[str, list[str]]:
+    return {str(file): list(generate.strings(file)) for file in source_files()}
 
 
 def source_files() -> Iterator[Path]:
