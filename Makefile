@@ -192,8 +192,8 @@ package: $(READY) ## Build the wheel, install it without extras into an empty en
 gpu-wheels: $(READY) ## Collect what `make gpu-check` needs on a machine without a network; GPU="--onnxruntime-gpu" too
 	$(BIN)/python .ci/gpu_wheels.py $(GPU)
 
-gpu-check: ## Serve models on an NVIDIA GPU, beside the CPU and a loop by hand; needs PyTorch with CUDA; 6 minutes
-	$(PYTHON) -m tests.gpu_check
+gpu-check: ## Serve models on an NVIDIA GPU, beside the CPU and a loop by hand; needs PyTorch with CUDA; 6 minutes; ARGS="--device cpu …"
+	$(PYTHON) -m tests.gpu_check $(ARGS)
 
 runtimes: $(READY) ## Serve compiled archives; measure what 50 reloads leave in every runtime
 	$(BIN)/python -m tests.runtimes
