@@ -110,7 +110,11 @@ class ShadowedGateway:
 
 def _repository(model: Path, folder: Path) -> Path:
     """A repository with the artifact of ``model`` as versions 1, which is served, and 2."""
-    newest = max(path for path in model.iterdir() if path.name.isdigit())
+    versions = [path for path in model.iterdir() if path.name.isdigit()]
+    newest = max(versions, key=lambda path: int(path.name))
+    # The files that the configuration names, such as labels and warm-up requests, come along.
+    others = shutil.ignore_patterns(*(path.name for path in versions))
+    shutil.copytree(model, folder / "fraud", ignore=others)
     for number in "12":
         shutil.copytree(newest, folder / "fraud" / number)
     config = (model / "config.pbtxt").read_text()

@@ -59,9 +59,11 @@ def tensorflow_models(file: Path) -> Path:
         for version in Path(base).iterdir():
             target = repository / name / version.name / "model.savedmodel"
             shutil.copytree(version, target)
-        (repository / name / "config.pbtxt").write_text(
-            (Path(os.environ["STANDIN_CONFIG"]) / "config.pbtxt").read_text()
-        )
+        # The configuration, and the warm-up files that it names.
+        model = Path(os.environ["STANDIN_CONFIG"])
+        versions = [path.name for path in model.iterdir() if path.name.isdecimal()]
+        ignored = shutil.ignore_patterns(*versions)
+        shutil.copytree(model, repository / name, ignore=ignored, dirs_exist_ok=True)
     return repository
 
 
