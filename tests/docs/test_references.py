@@ -34,7 +34,8 @@ ELSEWHERE = frozenset(
             "--ssl",
         ),
         *("--model_config_file", "--help", "--host", "--headless", "--arrival-rate", "--mix"),
-        *("--device", "--onnxruntime", "--onnxruntime-gpu"),  # of make gpu-check and gpu-wheels
+        # of make gpu-check and gpu-wheels
+        *("--device", "--onnxruntime", "--onnxruntime-gpu", "--seconds"),
         *("--load-seconds", "--load-shape", "--block", "--readme", "--plots", "--models"),
     }
 )
