@@ -17,7 +17,7 @@ PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 .PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
-	managed matrix mutations package peer-suites real-models runtimes storage swagger-ui tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
+	matrix mutations package peer-suites real-models runtimes storage swagger-ui tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
 
 help: ## List the targets
@@ -121,7 +121,7 @@ loadtest-agreement: $(READY) ## Compare the load test's percentiles with those o
 bench-hop: $(READY) ## Measure what the gateway adds in front of a real Triton and a TensorFlow Serving server
 	$(BIN)/python -m modelport.loadtests.benchmarks.hop
 
-loadtest-backends: $(READY) ## Load-test the gateway, TorchServe, Triton and managed servers in every protocol; needs Java 17
+loadtest-backends: $(READY) ## Load-test the gateway, TorchServe and Triton in every protocol; needs Java 17
 	$(BIN)/python -m tests.loadtests.backends
 
 report-browser: $(READY) ## Open the reports, and /docs of a gateway, in headless Chromium: light, dark, narrow, hostile names
@@ -210,9 +210,6 @@ tfserving-clients: $(READY) ## Call a gateway with the official tensorflow-servi
 
 ray: $(READY) ## Ray Serve on a real cluster of three nodes: scale up and down, kill -9 a node under load
 	$(BIN)/python -m tests.ray
-
-managed: $(READY) ## Kill -9 managed TorchServe and Triton, the real ones, under load; needs Java 17
-	$(BIN)/python -m tests.managed
 
 storage: $(READY) ## Kill publishers to S3, race and cut off gateways; Azure's and Google's emulators (needs Node)
 	$(INSTALL) --no-build-isolation --editable ".[azure,gcs]" gcp-storage-emulator

@@ -237,8 +237,6 @@ def configuration_page() -> str:
         _fields(routes_file.ModelRoute),
         "### `[models.<name>.outlier_detection]`",
         _fields(routes_file.OutlierDetection),
-        "### `[servers.<backend>]`",
-        _fields(routes_file.Program),
         "## Environment variables { #environment }",
         table(("variable", "option"), rows),
     ]

@@ -57,7 +57,6 @@ EXPORTERS_MAY_IMPORT = (
 CLIENTS = (
     "modelport.gateway.upstream",
     "modelport.gateway.backends.remote",
-    "modelport.gateway.backends.managed",
 )
 CLIENT_LIBRARIES = ("aiohttp",)
 WEB = ("fastapi", "starlette", "uvicorn", "grpc", "aiohttp", "flask")

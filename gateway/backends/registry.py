@@ -201,7 +201,6 @@ _BUILTIN = (
     BackendDescriptor("triton", f"{_PACKAGE}.remote.triton", "Triton"),
     BackendDescriptor("tfserving", f"{_PACKAGE}.remote.tfserving", "TensorFlow Serving"),
     BackendDescriptor("torchserve", f"{_PACKAGE}.remote.torchserve", "TorchServe"),
-    BackendDescriptor("managed", f"{_PACKAGE}.managed.backend", "Managed server"),
     BackendDescriptor("fake", f"{_PACKAGE}.fake", "Fake"),
 )
 
@@ -250,8 +249,8 @@ def find_versions(backend: str) -> Versions:
 def _module(backend: str) -> ModuleType:
     if backend == "python":
         raise Unsupported(
-            "backend 'python' runs Python code, as only Triton does; give the model a route to a "
-            "Triton server, or 'managed = true' to start one here"
+            "backend 'python' runs Python code, as only Triton does; start a Triton server with "
+            "the model and give the model a route to it"
         )
     descriptor = BACKENDS.get(backend)
     if descriptor is None:

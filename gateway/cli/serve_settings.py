@@ -245,8 +245,8 @@ def settings_from(
         webhooks.check_secret(options["rollout_webhook_secret"])
     from modelport.gateway.repository import routes_file as routes
 
-    found = routes.load(routes_file) if routes_file is not None else routes.Routes()
-    if not (options["model_repositories"] or options["models"] or found.models):
+    found = routes.load(routes_file) if routes_file is not None else {}
+    if not (options["model_repositories"] or options["models"] or found):
         raise click.UsageError(
             "nothing to serve; pass a model's file, --model-repository, or --routes with models"
         )

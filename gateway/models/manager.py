@@ -218,7 +218,7 @@ class ModelManager(ModelRegistry):
                 if accepted is None:
                     continue
                 if model is None:
-                    route = self._settings.routes.models.get(name)
+                    route = self._settings.routes.get(name)
                     self._models[name] = ModelRecord(accepted, route, hold=self.held.of(name))
                 else:
                     model.look(accepted)

@@ -203,8 +203,7 @@ def _check_different(names: Sequence[str], found: Sequence[ComparedArtifact]) ->
 
 def _runs(name: str, artifact: ComparedArtifact) -> bool:
     kind = artifact.variant.format
-    others = {**plan.SERVERS, **plan.MANAGED}
-    return EMBEDDED.get(kind) == name or others.get(name) == kind
+    return EMBEDDED.get(kind) == name or plan.SERVERS.get(name) == kind
 
 
 def _holds_checkpoint(folder: Path) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from modelport.loadtests.benchmarks import shadow
-from tests.managed import standin
+from tests.loadtests import tensorflow_model_server
 
 COMPANIONS = ("config.pbtxt", "labels.txt", "warmup/batch_8_input_1")
 
@@ -23,7 +23,7 @@ def by_standin(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     file = folder / "run" / "models.config"
     file.write_text(f'config {{ name: "fraud" base_path: "{folder / "bases"}" }}')
     (folder / "bases" / "1").mkdir(parents=True)
-    return standin.tensorflow_models(file) / model.name
+    return tensorflow_model_server.tensorflow_models(file) / model.name
 
 
 @pytest.mark.parametrize("copied", [by_shadow, by_standin])
