@@ -51,7 +51,7 @@ ERRORS = frozenset(
     }
 )
 #: Folders whose errors nobody but a developer sees.
-_NOT_RAISED = frozenset({"proto", "benchmarks", "peers", "demo_models"})
+_NOT_RAISED = frozenset({"proto", "demo_models"})
 CODE = re.compile(r"(`[^`]*`)")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)

@@ -22,7 +22,7 @@ import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2 as oip
 
-from modelport.loadtests.benchmarks import perf_analyzer, tiny_model
+from benchmarks import perf_analyzer, tiny_model
 from modelport.loadtests.system import environments
 from tests.server import serving
 

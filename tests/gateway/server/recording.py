@@ -18,12 +18,12 @@ from pathlib import Path
 import grpc
 from google.protobuf.wrappers_pb2 import BytesValue
 
+from benchmarks import perf_analyzer, tiny_model
 from modelport.gateway.wire.http2.frames import (
     DATA,
     FRAME_BYTES,
     PREFACE,
 )
-from modelport.loadtests.benchmarks import perf_analyzer, tiny_model
 from modelport.loadtests.system import environments
 from tests.gateway.server.grpc_peer import MAX_MESSAGE, listening, prefixed
 from tests.server import serving
