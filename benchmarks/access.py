@@ -198,7 +198,7 @@ class BenchmarkedServers:
                         each.command,
                         log=self._folder / f"{each.name.replace(' ', '-')}.log",
                         ready=each.ready,
-                        core=self._options.server_core,
+                        cores=(self._options.server_core,),
                     )
                 )
                 self._pids[each] = process.pid

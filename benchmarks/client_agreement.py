@@ -199,7 +199,7 @@ def compare(found: Files, options: argparse.Namespace, work: Path) -> list[Agree
     ready = f"http://{HOST}:{http}/v2/models/{found.model.name}/ready"
     log = work / "server.log"
     with running(
-        command.arguments, log=log, ready=ready, core=options.server_core, cwd=command.cwd
+        command.arguments, log=log, ready=ready, cores=(options.server_core,), cwd=command.cwd
     ):
         known = drives(found, (http, grpc), work, options.client_core)
         rows = []

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from modelport.gateway.runtime.child_process import ChildProcess
 from modelport.loadtests.system import environments
-from modelport.loadtests.system.processes import ServerFailed, start
+from modelport.loadtests.system.processes import ServerFailed
 
 PY_SPY = "py-spy==0.4.3"
 #: Not multiples of the kernel's ticks, or periodic work would be seen always, or never.
@@ -134,8 +135,7 @@ def _sampling(command: list[str], file: Path) -> Iterator[None]:
     """Run ``command`` once it has begun to write ``file`` or has reported so."""
     file.unlink(missing_ok=True)
     said = file.with_suffix(".log")
-    with said.open("wb") as log:
-        sampler = start(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    sampler = ChildProcess(command, log=said)
     try:
         give_up = time.monotonic() + ATTACH_SECONDS
         while not (file.is_file() and file.stat().st_size) and b"Sampling" not in said.read_bytes():

@@ -34,7 +34,7 @@ from benchmarks.open_loop import CALL_SECONDS, OpenLoopClient
 from benchmarks.peers.servers.modelport import executable
 from modelport.loadtests.serving import pytriton
 from modelport.loadtests.system import environments, script
-from modelport.loadtests.system.processes import HOST, free_ports, running
+from modelport.loadtests.system.processes import HOST, free_ports, only, running
 
 SIZES = {"4 floats": 4, "1 MB": 262_144}
 #: Largest added latency by size, in milliseconds: p50, p99.
@@ -135,7 +135,7 @@ def triton_server(work: Path, core: int | None) -> Iterator[str]:
     command, environment = pytriton.serve(models, work, http, grpc_port, metrics)
     ready = f"http://{HOST}:{http}/v2/models/{copy_model.NAME}/ready"
     log = work / "triton.log"
-    with running(command, log=log, ready=ready, env=environment, core=core, must_stop=False):
+    with running(command, log=log, ready=ready, env=environment, cores=only(core), must_stop=False):
         yield f"{HOST}:{grpc_port}"
 
 
@@ -145,7 +145,7 @@ def gateway(work: Path, name: str, core: int | None, *flags: str) -> Iterator[st
     command = [*executable(), "serve", "--http-port", str(http), "--grpc-port", str(port)]
     command += ["--metrics-port", str(metrics), *flags]
     ready = f"http://{HOST}:{http}/v2/models/{copy_model.NAME}/ready"
-    with running(command, log=work / f"{name}.log", ready=ready, core=core):
+    with running(command, log=work / f"{name}.log", ready=ready, cores=only(core)):
         yield f"{HOST}:{port}"
 
 

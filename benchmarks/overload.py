@@ -110,7 +110,7 @@ def gateway(
     command = [*executable(), "serve", "--model-repository", str(models)]
     command += ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
     ready = f"http://{HOST}:{http}/v2/health/ready"
-    with running(command, log=work / "gateway.log", ready=ready, core=options.server_core):
+    with running(command, log=work / "gateway.log", ready=ready, cores=(options.server_core,)):
         yield f"{HOST}:{http}", f"{HOST}:{grpc}"
 
 

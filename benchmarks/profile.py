@@ -1,9 +1,8 @@
 """CPU cost of a request, layer by layer: `python -m benchmarks.profile`.
 
-A gateway runs on one core and its clients on another, as in `benchmarks.peers`; ONNX Runtime runs in
-a loop on the same core for comparison. Both are sampled (`benchmarks.cpu_sampling`),
-which costs some percent, so only the shares are meaningful. `benchmarks.peers` measures
-throughput.
+A gateway runs on one core and its clients on another, as in `benchmarks.peers`; ONNX Runtime runs
+in a loop on the same core for comparison. Both are sampled (`benchmarks.cpu_sampling`), which costs
+some percent, so only the shares are meaningful. `benchmarks.peers` measures throughput.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from benchmarks.peers.model import PeerModel
 from benchmarks.peers.models import Files
 from benchmarks.peers.servers import ALL
 from benchmarks.peers.tables import figure, markdown
+from modelport.gateway.runtime.child_process import ChildProcess
 from modelport.loadtests.system import script
-from modelport.loadtests.system.processes import ServerFailed, pinned, start
+from modelport.loadtests.system.processes import ServerFailed, only
 
 COMPUTING = [name for name, model in models.ALL.items() if model.baseline == runtime_limit.NAME]
 SERVERS = [name for name in ALL if name.startswith("modelport-")]
@@ -74,7 +74,7 @@ def by_hand(files: Files, options: argparse.Namespace, batch: int, folder: Path)
     rate = runtime_limit.run(model, request, batch, options.seconds, None, core).requests_per_second
     seconds = RAW_START_SECONDS + options.seconds + cpu_sampling.ATTACH_SECONDS
     command = runtime_limit.command([str(model), str(request), str(batch), str(seconds), "0"])
-    process = start(command, stdout=subprocess.DEVNULL, preexec_fn=lambda: pinned(core))
+    process = ChildProcess(command, cores=only(core), stdout=subprocess.DEVNULL)
 
     def goes_on(seconds: float) -> int:
         """Wait, and return the rows computed meanwhile; the loop itself reports only at its end."""

@@ -185,7 +185,7 @@ def main() -> int:
         command += ["--metrics-port", str(metrics)]
         ready = f"http://{HOST}:{port}/v2/health/ready"
         log = Path(folder) / "gateway.log"
-        with running(command, log=log, ready=ready, core=options.server_core):
+        with running(command, log=log, ready=ready, cores=(options.server_core,)):
             gateway = ShadowedGateway(port, metrics, options.share)
             gateway.client.saturate(IN_FLIGHT, WARM_UP_SECONDS)
             rate = LOAD * gateway.client.saturate(IN_FLIGHT, options.seconds)

@@ -31,7 +31,7 @@ from types import MappingProxyType
 from benchmarks import tiny_model
 from modelport.loadtests.serving import pytriton
 from modelport.loadtests.system import environments, script
-from modelport.loadtests.system.processes import HOST, READY_SECONDS, ServerFailed, free_ports
+from modelport.loadtests.system.processes import HOST, ServerFailed, free_ports, running
 
 MODELS = ("first", "second", "third")
 MAX_BATCH_SIZE = 8
@@ -64,7 +64,7 @@ def repository() -> Path:
 
 def environment() -> dict[str, str]:
     """An environment in which bytecode lies beside the modules, as for installed programs."""
-    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def log() -> Path:
@@ -123,19 +123,15 @@ def triton_seconds(home: Path) -> float:
 def started(command: list[str], environ: Mapping[str, str], port: int) -> Iterator[float]:
     """Yield the seconds from `exec` until `/v2/health/ready` is 200."""
     began = time.perf_counter()
-    with log().open("wb") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=out, env=dict(environ), cwd=environments.ROOT
-        )
-    try:
-        while not ready(port):
-            if process.poll() is not None or time.perf_counter() - began > READY_SECONDS:
-                raise ServerFailed(f"{command[0]} did not start:\n{log().read_text()[-2000:]}")
-            time.sleep(POLL_SECONDS)
+    with running(
+        command,
+        log=log(),
+        ready=lambda: ready(port),
+        env=environ,
+        cwd=environments.ROOT,
+        must_stop=False,
+    ):
         yield time.perf_counter() - began
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def ready(port: int) -> bool:

@@ -49,6 +49,7 @@ EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.extensions",
     "modelport.gateway.inference.image_decoding",
     "modelport.gateway.repository",
+    "modelport.gateway.runtime.child_process",
     "modelport.gateway.runtime.openvino_import",
     "modelport.gateway.cli.errors",
     "modelport.gateway.cli.tables",
@@ -200,9 +201,9 @@ def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
             for target in imports(path)
             if target.startswith(("modelport.gateway", "modelport.exporters"))
             # How a command says what is wrong and what it is doing; the descriptors of backends;
-            # the addresses of repositories; the reader of untrusted files; the limits that a
-            # rollout shares; the client of a gateway's API of rollouts; the messages for failures
-            # of TLS.
+            # the addresses of repositories; the reader of untrusted files; child processes; the
+            # limits that a rollout shares; the client of a gateway's API of rollouts; the messages
+            # for failures of TLS.
             and not target.startswith(
                 (
                     "modelport.gateway.cli.admin_client",
@@ -212,6 +213,7 @@ def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
                     "modelport.gateway.backends.registry",
                     "modelport.gateway.repository.storage.location",
                     "modelport.gateway.repository.untrusted_files",
+                    "modelport.gateway.runtime.child_process",
                     "modelport.gateway.slo",
                     "modelport.gateway.upstream.tls_errors",
                     "modelport.exporters.runtime.progress",

@@ -16,7 +16,7 @@ from benchmarks.peers.clients import PeerClient
 from benchmarks.peers.models import Files
 from benchmarks.peers.servers.base import PeerLaunch, PeerServer
 from modelport.loadtests.system import environments
-from modelport.loadtests.system.processes import HOST, ServerFailed, free_ports, running
+from modelport.loadtests.system.processes import HOST, ServerFailed, free_ports, only, running
 
 #: Failures of a server that do not end the benchmark.
 TROUBLE = (environments.Missing, ServerFailed, clients.WrongAnswer)
@@ -72,7 +72,7 @@ def started(
             command.arguments,
             log=environments.folder("logs") / f"{server.name}-{name}.log",
             ready=f"http://{HOST}:{http}{server.ready_path.format(model=name)}",
-            core=None if server.apart else core,
+            cores=() if server.apart else only(core),
             env={"OMP_NUM_THREADS": "1", **command.env},
             cwd=command.cwd,
             must_stop=False,

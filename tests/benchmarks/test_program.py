@@ -47,8 +47,8 @@ def test_a_program_that_is_signalled_to_end_leaves_no_server(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("peers", "--rounds", "0"),
-        ("peers", "--report", "pyproject.toml"),
+        ("benchmarks.peers", "--rounds", "0"),
+        ("benchmarks.peers", "--report", "pyproject.toml"),
         ("benchmarks.hop", "--share", "nan"),
         ("benchmarks.memory", "--requests", "-1"),
         ("benchmarks.overload", "--client-core", "4096"),
@@ -58,7 +58,7 @@ def test_a_program_that_is_signalled_to_end_leaves_no_server(
 )
 def test_impossible_arguments_get_an_error_without_a_traceback(arguments: tuple[str, ...]) -> None:
     name, *flags = arguments
-    command = [sys.executable, "-m", f"loadtests.{name}", *flags]
+    command = [sys.executable, "-m", name, *flags]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert run.returncode in (1, 2)
     assert "Traceback" not in run.stderr
