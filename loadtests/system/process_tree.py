@@ -22,10 +22,6 @@ def processes(pid: int) -> Iterator[psutil.Process]:
         yield from root.children(recursive=True)
 
 
-def descendants(pid: int) -> list[psutil.Process]:
-    return list(processes(pid))[1:]
-
-
 def memory_bytes(pid: int) -> int:
     """Memory of the whole tree; 0 if it has ended."""
     total = 0

@@ -84,7 +84,8 @@ def tail(log: Path | None, length: int = 3000) -> str:
 
 def pinned(core: int | None) -> None:
     """Pin the calling process and its children to one core."""
-    os.sched_setaffinity(0, only(core) or os.sched_getaffinity(0))
+    if core is not None:
+        os.sched_setaffinity(0, {core})
 
 
 def only(core: int | None) -> tuple[int, ...]:
@@ -144,18 +145,17 @@ def running(
         env={**os.environ, **(env or {})},
         cwd=cwd,
     )
-    family: list[psutil.Process] = []
     try:
         with _guarded(process):
-            try:
-                wait_ready(ready, process, log, ready_seconds)
-                yield process
-            finally:
-                family = process_tree.descendants(process.pid)
-                killed = process.stop(STOP_SECONDS)
+            wait_ready(ready, process, log, ready_seconds)
+            yield process
     finally:
-        for left in family:  # in sessions of their own
-            with contextlib.suppress(Exception):
-                left.kill()
+        family = list(process_tree.processes(process.pid))[1:]
+        try:
+            killed = process.stop(STOP_SECONDS)
+        finally:
+            for left in family:  # in sessions of their own
+                with contextlib.suppress(psutil.Error):
+                    left.kill()
     if killed and must_stop:
         raise ServerFailed(f"still there {STOP_SECONDS:.0f} s after SIGTERM\n{tail(log)}")
