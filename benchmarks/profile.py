@@ -18,7 +18,6 @@ from benchmarks import cpu_sampling
 from benchmarks.cpu_sampling import LOOP, THREADS, Profile
 from benchmarks.peers import models, running_servers, runtime_limit
 from benchmarks.peers.clients import PeerLoad
-from benchmarks.peers.model import PeerModel
 from benchmarks.peers.models import Files
 from benchmarks.peers.servers import ALL
 from benchmarks.peers.tables import figure, markdown
@@ -51,7 +50,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def gateway(model: PeerModel, files: Files, options: argparse.Namespace, folder: Path) -> Profile:
+def gateway(files: Files, options: argparse.Namespace, folder: Path) -> Profile:
     server, cores = ALL[options.server], (options.server_core, options.client_core)
     with (
         running_servers.started(server, files, [options.protocol], *cores) as entrant,
@@ -121,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     files = models.prepare(model)
     batch = model.preferred_batch_size if ALL[options.server].batching else 1
     with tempfile.TemporaryDirectory() as folder:
-        found = gateway(model, files, options, Path(folder))
+        found = gateway(files, options, Path(folder))
         hand = by_hand(files, options, batch, Path(folder))
     print(f"{model.title}, {options.protocol}, {options.in_flight} in flight: {options.server}, ")
     print(f"{found.switches:.1f} thread switches per request; by hand at batch {batch}.\n")

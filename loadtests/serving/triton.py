@@ -44,7 +44,7 @@ class Triton:
     def launch(self, work: Path) -> MeasuredServerLaunch:
         http, grpc, metrics = free_ports(3)
         if self.program:
-            command, env = self._installed(work, http, grpc, metrics)
+            command, env = self._installed(http, grpc, metrics)
         else:
             _check_onnx(self.package / self.model)
             command, env = pytriton.command(self.package, self.model, work, http, grpc, metrics)
@@ -60,9 +60,7 @@ class Triton:
             env=env,
         )
 
-    def _installed(
-        self, work: Path, http: int, grpc: int, metrics: int
-    ) -> tuple[list[str], dict[str, str]]:
+    def _installed(self, http: int, grpc: int, metrics: int) -> tuple[list[str], dict[str, str]]:
         flags = {
             "model-repository": self.package,
             "http-address": HOST,
