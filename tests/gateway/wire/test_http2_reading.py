@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from modelport.gateway.wire.grpc_body import Body
 from modelport.gateway.wire.http2 import frames as http2
-from modelport.gateway.wire.http2.frame_reader import FrameReader
+from modelport.gateway.wire.http2.connection import Http2Connection
 from modelport.gateway.wire.http2.frames import (
     DATA,
     END_STREAM,
@@ -17,15 +19,17 @@ from modelport.gateway.wire.http2.frames import (
     ErrorCode,
     ProtocolError,
 )
+from modelport.gateway.wire.http2.header_blocks import FieldSection
+from modelport.gateway.wire.http2.stream import Http2Stream
 
 STREAMS = (1, 3, 5)
 
 
-class Reading(FrameReader):
+class Reading(Http2Connection[FieldSection, Http2Stream]):
     """Bodies by stream; of those that are ``dropped`` nothing is kept."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(cast(Any, SimpleNamespace(time=float)), lambda section: section)
         self.bodies: dict[int, Body] = {}
         self.dropped: set[int] = set()
         self.taken = 0
