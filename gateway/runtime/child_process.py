@@ -97,7 +97,7 @@ class ChildProcess(subprocess.Popen[Any]):
         return killed
 
     def kill(self) -> None:
-        """Kill the child and all of its group, of which some may outlive it."""
+        """Kill the child and its group, which may live on after its own end."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
