@@ -30,6 +30,8 @@ RELOADS, FIRST_RELOADS = {"cuda": 50, "cpu": 10}, 5
 MODELS = {"cuda": ("fraud", "vit", "vit-b16"), "cpu": ("fraud", "vit", "vit-b16-short")}
 #: A device that no machine has.
 NO_DEVICE = 99
+#: The reason of a check that is left out and was wanted.
+NO_TIME = "no time was left"
 #: Of each measurement of speed.
 MEASURED_SECONDS = {"cuda": 2.0, "cpu": 0.5}
 #: The result of a check: a line for the table, and figures.
@@ -54,7 +56,7 @@ class CheckRunner:
     def check(self, name: str, check: Callable[..., Found], *arguments: Any) -> None:
         began = time.monotonic()
         if began > self.deadline:
-            self.leave_out(name, "no time was left")
+            self.leave_out(name, NO_TIME)
             return
         try:
             text, figures = check(*arguments)
@@ -80,6 +82,7 @@ def run(
     checks = CheckRunner(deadline)
     found = [subjects.subject(name) for name in models]
     repository = folder / "models"
+    repository.mkdir()
     _export(checks, repository, [subject.name for subject in found], device)
     hands = {subject.name: _by_hand(checks, subject, device) for subject in found}
     if device == "cuda":
@@ -99,7 +102,8 @@ def run(
             if _exists(repository, found[0], form):
                 name = f"{found[0].name}-{form}"
                 checks.check(f"{name}: {RELOADS[device]} loads", context.reload, name, deadline)
-        _placements(checks, context, repository, found[0])
+        if _exists(repository, found[0], "torchscript"):
+            _placements(checks, context, repository, found[0])
     # Without --allow-native-code, so the archive is tried in a process of its own first.
     with serving(repository, *flags[:2], may_fork=False) as gateway:
         name = f"{found[0].name}-torchscript"
