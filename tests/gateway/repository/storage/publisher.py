@@ -19,7 +19,7 @@ from typing import Any
 
 from modelport.exporters.publishing import publish
 from modelport.gateway.repository import config
-from modelport.gateway.repository.storage.location import parse
+from modelport.gateway.repository.storage.location import Location, parse
 from modelport.gateway.repository.storage.objects import ObjectStore
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from tests import models
@@ -32,9 +32,14 @@ def wanted(name: str) -> config.ModelConfig:
     return config.build(name, config.PLATFORMS[0], ModelSignature((tensor,), (tensor,), 8))
 
 
+def _connect(location: Location) -> None:
+    """Import the storage's client and ask it once, so that a later kill hits a publication."""
+    ObjectStore(location).listing()
+
+
 def multiplying(url: str, first: int) -> None:
     location, config_of = parse(url), config.parse(models.X2_CONFIG)
-    ObjectStore(location).listing()  # connected: what is killed from here on is publishing
+    _connect(location)
     for number in itertools.count(first):
         with publish.staging(location) as staged:
             models.weighty(staged / "model.onnx", float(number))
@@ -50,6 +55,7 @@ def main() -> None:
     if death:
         _die(int(death[0]), death[1] == "before")
     location = parse(url)
+    _connect(location)
     print("ready", flush=True)
     for _ in range(int(count)):
         with publish.staging(location) as staged:
