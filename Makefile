@@ -13,11 +13,14 @@ READY := $(VENV)/.dev
 # Many tests wait for servers of their own, so two more run than two cores would take. A file stays
 # together, because its tests share what they export and start; tests/conftest.py has the order.
 PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
+# A page of results names the commit that it reports, and a run continues with results of that commit alone.
+COMMIT = $(shell git rev-parse --short=12 HEAD)
+STAMP = $(BIN)/python .ci/result_pages.py
 
 .DEFAULT_GOAL := help
 .PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
-	matrix mutations package peer-suites real-models runtimes storage swagger-ui tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
+	matrix mutations package pages peer-suites real-models runtimes storage swagger-ui tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
 
 help: ## List the targets
@@ -97,6 +100,7 @@ perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analy
 
 bench: $(READY) ## Measure beside every peer, and write its page of the documentation; 25 minutes
 	$(BIN)/python -m benchmarks.peers --page docs/benchmarks/servers.md
+	$(STAMP) docs/benchmarks/servers.md
 
 bench-access: $(READY) ## Measure what TLS costs, beside clear text and nginx
 	$(BIN)/python -m benchmarks.access
@@ -175,16 +179,21 @@ workers: $(READY) ## Run the conformance and shutdown suites with two workers
 
 table: $(READY) ## Export every model to every format, beside Keras ports and litert-torch, and write the page
 	$(BIN)/python -m tests.export_figures
+	$(STAMP) docs/benchmarks/exports.md
 
 sweep: $(READY) ## Export 150 architectures to every format, check each artifact, and write docs/sweep.md; continues where it was stopped; 2 hours; SHARD=I/N
-	$(BIN)/python -m tests.sweep --shard $(or $(SHARD),1/1) --page docs/sweep.md
-	$(BIN)/python -m tests.sweep.peers --page docs/sweep.md
+	$(BIN)/python -m tests.sweep --shard $(or $(SHARD),1/1) --results build/sweep-$(COMMIT).jsonl --page docs/sweep.md
+	$(BIN)/python -m tests.sweep.peers --results build/sweep-peers-$(COMMIT).jsonl --page docs/sweep.md
+	$(STAMP) docs/sweep.md
+
+pages: table sweep matrix bench peer-suites ## Write every page of results again, for a release; 4 hours, needs Java 17
 
 tflite-runtime: $(READY) ## Run fp32 and fp16 TFLite files on tflite-runtime 2.14, in its own environment
 	$(BIN)/python -m tests.tflite_runtime
 
 matrix: $(READY) ## Ask every backend in every dialect, real TorchServe and Triton too; needs Java 17
 	$(BIN)/python -m tests.matrix --page docs/protocols/index.md
+	$(STAMP) docs/protocols/index.md
 
 package: $(READY) ## Build the wheel, install it without extras into an empty environment, and use it there
 	$(BIN)/python -m tests.wheel
@@ -226,6 +235,7 @@ upstream: $(READY) ## Run the conformance suite through a second gateway, over b
 
 peer-suites: $(READY) ## Run Triton's, KServe's … own tests against a gateway; SOURCES=folder of clones, SUITES="name …"
 	$(BIN)/python -m tests.peer_suites --output docs $(if $(SOURCES),--sources "$(SOURCES)") $(SUITES)
+	$(STAMP) docs/peer-suites.md
 
 real-models: $(READY) ## Serve 23 model files of Python packages without configuration, and compare with their runtimes; 250 MB
 	$(BIN)/python -m tests.real_models
