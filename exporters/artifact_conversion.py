@@ -59,7 +59,6 @@ def make(
         with measured() as usage:
             optimization = row.optimize(source, draft, path, target)
         usage.seconds += converted.seconds
-        usage.peak_memory_bytes = max(usage.peak_memory_bytes, converted.peak_memory_bytes)
         proof = _proven(source, row, target, path, checks, progress, usage, optimization)
         progress("measuring", 0, 0)
         pair = row.open_session(draft, trusted=True), row.open_session(path, trusted=True)

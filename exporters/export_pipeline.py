@@ -20,10 +20,10 @@ from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.registry import ALL, Format, check_route, find_format
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.optimization.options import OptimizationOptions
-from modelport.exporters.proof import certificate, evaluation
+from modelport.exporters.proof import certificate, evaluation, resource_usage
 from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.proof.proof import Checks, Progress, Proof
-from modelport.exporters.publishing import contract, publish
+from modelport.exporters.publishing import contract, publish, served_once
 from modelport.exporters.publishing.file_errors import writing_to
 from modelport.exporters.requests import sample_requests, triton_warmup
 from modelport.exporters.requests.random_inputs import counts_positions, sampler, unpadded_sampler
@@ -40,11 +40,14 @@ from modelport.gateway.types import Array
 DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("int8", "int8-weight-only", "int4")
 LABELS_FILE = "labels.txt"
+#: Formats that the gateway serves with ``--allow-native-code`` or a signature alone.
+NATIVE = ("aoti",)
 
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """One exported artifact. ``version`` is None if ``output`` was given."""
+    """One exported artifact. ``version`` is None if ``output`` was given; ``notices`` say what of
+    the checkpoint it lacks."""
 
     name: str
     format: str
@@ -54,6 +57,7 @@ class ExportResult:
     size_bytes: int
     proof: Proof
     seconds: float
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -84,7 +88,9 @@ def export(
     rows = _rows(request)
     key = None if request.sign_key is None else signing_keys.load_private_key(request.sign_key)
     progress("loading", 0, 0)
+    resource_usage.forget_peak()
     source = reader_selection.load(request.source)
+    loading = resource_usage.peak_memory_bytes()
     source = image_metadata.describe(source, request.image, request.labels)
     target = request.optimization.applied(request.target, source)
     target = replace(target, adopted=request.artifact is not None)
@@ -106,9 +112,12 @@ def export(
                 if request.destination.output is None:  # fail before the work rather than after it
                     _check_free(request, source, artifact)
                     publish.check_writable(artifact.folder, artifact.config.name)
-                artifact.staged = stack.enter_context(publish.staging(artifact.folder))
+                artifact.staged = stack.enter_context(
+                    publish.staging(artifact.folder, artifact.config.name)
+                )
         for artifact in artifacts:
-            _make(request, source, checks, artifact, progress)
+            resource_usage.forget_peak()
+            _make(request, source, checks, artifact, progress, loading)
             if key is not None:
                 signing.sign(artifact.staged, key)
         progress("publishing", 0, 0)
@@ -181,9 +190,18 @@ def _artifact(request: ExportRequest, source: Source, row: Format, several: bool
 
 
 def _make(
-    request: ExportRequest, source: Source, checks: Checks, artifact: _Artifact, progress: Progress
+    request: ExportRequest,
+    source: Source,
+    checks: Checks,
+    artifact: _Artifact,
+    progress: Progress,
+    loading: int,
 ) -> None:
-    """Write the artifact, prove it, and write its certificate beside it."""
+    """Write the artifact, prove it, and write its certificate beside it.
+
+    Args:
+        loading: the memory that loading the model took.
+    """
     started = time.perf_counter()
     row, target, path = artifact.row, artifact.target, artifact.staged / artifact.filename
     requests = triton_warmup.requests(source.signature, sampler(source.spec), checks.seed)
@@ -204,6 +222,7 @@ def _make(
                 (artifact.staged / name).write_bytes(data)
         told("recording the checkpoint's outputs", 0, 0)
         samples = _record(request, source, artifact.staged, artifact.proof.report)
+        artifact.proof.usage.peak_memory_bytes = max(loading, resource_usage.peak_memory_bytes())
         content = certificate.certify(
             model=artifact.config.name,
             request=request.source,
@@ -218,6 +237,11 @@ def _make(
         text = json.dumps(content, indent=2) + "\n"
         (artifact.staged / certificate.FILENAME).write_text(text)
         if request.destination.output is None:
+            told("loading it into the gateway", 0, 0)
+            native = request.sign_key is not None or row.name in NATIVE
+            served_once.check(
+                artifact.staged, artifact.config, source, artifact.proof.report, native
+            )
             _furnish(source, artifact, requests)
     gc.collect()
     artifact.seconds = time.perf_counter() - started
@@ -281,6 +305,7 @@ def _deliver(request: ExportRequest, source: Source, artifact: _Artifact) -> Exp
         size_bytes=size,
         proof=artifact.proof,
         seconds=artifact.seconds,
+        notices=source.notices,
     )
 
 

@@ -76,6 +76,7 @@ class Source:
         model_kwargs: the hyper-parameters passed to the factory.
         weights: the precision of the weights.
         diagnostics: variants of the model, for a difference that rounding may have made.
+        notices: what the user should know that the artifact lacks.
         labels: class names of the decision's output, if the checkpoint has them.
         companions: contents of files that are published with the artifact, by name, such as a
             tokenizer's.
@@ -93,3 +94,4 @@ class Source:
     companions: Mapping[str, bytes] = field(default_factory=dict)
     weights: WeightPrecision = WeightPrecision()
     diagnostics: Diagnostics | None = None
+    notices: tuple[str, ...] = ()

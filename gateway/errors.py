@@ -24,6 +24,7 @@ server. Foreign exceptions are translated once, where they are caught, with ``ra
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from enum import Enum
 
@@ -175,3 +176,23 @@ def closest(wrong: str, known: Iterable[str]) -> str:
 def install_extra(extra: str) -> str:
     """The instruction that installs an extra: from the sources, since no package index has them."""
     return f"pip install '.[{extra}]' in modelport's checkout"
+
+
+#: First lines of TensorFlow and TorchScript that only announce the reason.
+_ANNOUNCEMENTS = ("Graph execution error:", "The following operation failed in the TorchScript")
+#: The place of a failure, around the reason.
+_PLACES = re.compile(r"\s|Detected at node |<stack traces|Traceback|\[\[|File ")
+#: "builtins.RuntimeError: " before the message of a TorchScript operator.
+_CLASS = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception): ")
+
+
+def reason_of(error: BaseException) -> str:
+    """The line of a library's message that has the reason; empty if none has."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    if not lines or not lines[0].startswith(_ANNOUNCEMENTS):
+        return lines[0].strip() if lines else ""
+    told = [line for line in lines[1:] if not _PLACES.match(line)]
+    if not told:
+        return ""
+    # TensorFlow gives the reason first, TorchScript last, behind the code that failed.
+    return _CLASS.sub("", told[0 if lines[0].startswith(_ANNOUNCEMENTS[0]) else -1])

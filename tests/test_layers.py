@@ -51,6 +51,7 @@ EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.repository",
     "modelport.gateway.runtime.child_process",
     "modelport.gateway.runtime.openvino_import",
+    "modelport.gateway.server.trial_request",
     "modelport.gateway.cli.errors",
     "modelport.gateway.cli.tables",
 )

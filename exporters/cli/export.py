@@ -308,6 +308,7 @@ def _document(result: ExportResult) -> dict[str, Any]:
         else dataclasses.asdict(result.proof.optimization),
         "seconds": round(result.seconds, 3),
         "peak_memory_bytes": usage.peak_memory_bytes,
+        "notices": list(result.notices),
     }
 
 
@@ -346,6 +347,8 @@ def _print(results: Sequence[ExportResult]) -> None:
             f"{result.seconds:.1f} (conversion {usage.seconds:.1f}, peak memory "
             f"{usage.peak_memory_bytes / 1e9:.1f} GB)"
         )
+        if result.notices:
+            rows["note"] = "; ".join(result.notices)
         for label, value in rows.items():
             click.echo(f"{label:<10} {value}")
 

@@ -1,4 +1,4 @@
-"""Estimates of how long a conversion takes, for the progress of a command."""
+"""The usual time of a conversion, for the progress of a command."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SECONDS: Mapping[str, tuple[float, float]] = {
 
 
 def stage(format_name: str, source: Source) -> str:
-    """The name of the stage, with the seconds it takes where that is known."""
+    """The name of the stage, with the seconds that it usually takes where they are known."""
     if format_name not in SECONDS:
         return "converting"
     whole, each = SECONDS[format_name]
-    return f"converting, about {whole + each * source.parameter_count / 1e6:.0f} s"
+    return f"converting, usually {whole + each * source.parameter_count / 1e6:.0f} s"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import onnxruntime
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
@@ -26,14 +28,16 @@ from modelport.exporters.formats import (
 )
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
+from modelport.exporters.requests.random_inputs import model_dims
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.errors import Unsupported
-from modelport.gateway.types import Array
+from modelport.gateway.types import Array, ModelSignature
 
 #: The version of files with the oldest operator set.
 OLDEST_IR = 10
 CPU = "CPUExecutionProvider"
+RECURRENT = ("LSTM", "GRU", "RNN")
 
 #: Larger weights go to ``<file>.data`` beside the model, as a protobuf message ends at 2 GiB.
 EXTERNAL_DATA_BYTES = 1 << 30
@@ -84,13 +88,61 @@ def _convert(source: Source, module: nn.Module, target: ExportTarget) -> ONNXPro
             tracing.example_inputs(signature, source.spec.masks),
             dynamo=True,
             dynamic_shapes=tracing.dynamic_shapes(signature, module),
-            input_names=[spec.name for spec in signature.inputs],
-            output_names=[spec.name for spec in signature.outputs],
             opset_version=target.opset,
             verbose=False,
         )
     assert program is not None  # the other exporter returns None
+    _declare(program.model, signature)
     return program
+
+
+def _declare(model: onnx_ir.Model, signature: ModelSignature) -> None:
+    """Give inputs and outputs the names of ``signature``, and outputs its sizes.
+
+    torch.onnx would leave values inside the graph the names that outputs get, such as ``mean``.
+    """
+    _forget_lengths(model.graph)
+    ends = {
+        id(value): (value, spec)
+        for values, specs in (
+            (model.graph.inputs, signature.inputs),
+            (model.graph.outputs, signature.outputs),
+        )
+        for value, spec in zip(values, specs, strict=True)
+    }
+    wanted = {spec.name for _, spec in ends.values()}
+    inside = [value for value in _values(model.graph) if id(value) not in ends]
+    taken = wanted | {str(value.name) for value in inside}
+    for value in inside:
+        if value.name in wanted:
+            names = (f"{value.name}_{number}" for number in itertools.count(1))
+            value.name = next(name for name in names if name not in taken)
+            taken.add(value.name)
+    for value, spec in ends.values():
+        value.name = spec.name
+    for value, spec in zip(model.graph.outputs, signature.outputs, strict=True):
+        batch = list(value.shape or ())[: int(signature.max_batch_size > 0)]
+        value.shape = onnx_ir.Shape([*batch, *(None if d == -1 else d for d in model_dims(spec))])
+
+
+def _forget_lengths(graph: onnx_ir.Graph) -> None:
+    """Remove the sizes of what is computed from a recurrent layer, which are the example's."""
+    for each in (graph, *graph.subgraphs()):
+        for node in each:
+            unknown = node.op_type in RECURRENT or any(
+                x is not None and x.producer() is not None and x.shape is None for x in node.inputs
+            )
+            for value in node.outputs if unknown else ():
+                value.shape = None
+
+
+def _values(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
+    """The values of ``graph``, and of the graphs of its branches and loops."""
+    for each in (graph, *graph.subgraphs()):
+        yield from each.inputs
+        yield from each.initializers.values()
+        for node in each:
+            yield from node.outputs
 
 
 @contextlib.contextmanager

@@ -24,6 +24,11 @@ SIGNATURE = "serving_default"
 
 #: The converter's message about an operator without a built-in kernel.
 REFUSED = re.compile(r"'(tf\.\w+)' op is neither a custom op nor a flex op")
+#: The types of such operators, and the names of those that few kernels have.
+TYPES = re.compile(r"^\ttf\.\w+\((.*)$", re.MULTILINE)
+DATATYPES = {"f64": "float64", "complex<f32>": "complex64", "complex<f64>": "complex128"}
+#: Another message of the converter, whose rest is its internal form of the model.
+FAILED = re.compile(r"'(tfl?\.\w+)' op ((?:(?!loc\(|tensor<)[^\n]){1,200})")
 
 
 def export(source: Source, path: Path, target: ExportTarget) -> None:
@@ -70,14 +75,21 @@ def _convert(savedmodel: Path, precision: str) -> bytes:
 
 
 def _refusal(error: Exception) -> Unsupported:
-    refused = sorted(set(REFUSED.findall(str(error))))
-    if refused:
+    text = str(error)
+    elsewhere = "use --format savedmodel"
+    if refused := sorted(set(REFUSED.findall(text))):
+        used = {d for line in TYPES.findall(text) for d in DATATYPES if f"{d}>" in line}
+        kinds = " and ".join(sorted(DATATYPES[each] for each in used))
         return Unsupported(
-            f"TensorFlow Lite has no built-in kernel for {', '.join(refused)}; "
-            "rewrite the model without it"
+            f"TensorFlow Lite has no built-in kernel for {', '.join(refused)}"
+            f"{f' of {kinds}' if kinds else ''}; "
+            f"{'compute in float32' if kinds else 'rewrite the model without it'}, or {elsewhere}"
         )
-    reason = first_line(error, 300)
-    return Unsupported(f"the TensorFlow Lite converter cannot convert this model ({reason})")
+    found = FAILED.search(text)
+    reason = f"'{found[1]}' {found[2].strip(' :')}" if found else "it gives no reason"
+    return Unsupported(
+        f"the TensorFlow Lite converter cannot convert this model ({reason}); {elsewhere}"
+    )
 
 
 class TfliteParitySession:

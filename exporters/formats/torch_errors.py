@@ -33,6 +33,7 @@ _ADVICE = re.compile(
 _AXES = re.compile(
     r"(?:Constraints violated|Specializations unexpectedly required) \(([^()]{0,1000})\)"
 )
+_HIGHER_ORDER = re.compile(r"could not find kernel for HigherOrderOperator (\w+)")
 _OPERATOR = re.compile(r"op='([\w.]+)'")
 MOST_CHARACTERS, MOST_CODE = 200, 80
 #: The place of what belongs to no submodule.
@@ -164,9 +165,14 @@ def _explained(errors: Sequence[BaseException]) -> tuple[str, str]:
             case "DispatchError":
                 found = _OPERATOR.search(str(error))
                 return f"operator '{found[1] if found else ''}' does not exist in ONNX", REWRITE
+        if found := _HIGHER_ORDER.search(str(error)):
+            return (
+                f"the tracer has no branches and loops of torch ({found[1]})",
+                "use --format onnx, pt2 or savedmodel",
+            )
         if axes := _AXES.search(str(error)):
             return (
-                f"it accepts only some of the sizes declared for {axes[1]}",
+                f"it accepts only some of the sizes of {axes[1]}",
                 "take sizes from x.shape in forward(), or declare those that it accepts with "
                 "--input and --max-batch-size",
             )

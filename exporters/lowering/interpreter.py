@@ -13,6 +13,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from modelport.exporters.formats.torch_errors import origin
 from modelport.exporters.lowering import weights
 from modelport.exporters.lowering.datatypes import tf_dtype
+from modelport.exporters.lowering.program import elsewhere
 from modelport.exporters.lowering.registry import apply, name_of
 from modelport.exporters.lowering.sizes import rank, static_shape
 from modelport.exporters.runtime.tensorflow_runtime import tf
@@ -124,7 +125,7 @@ def _compute(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     except Exception as error:
         raise Unsupported(
             f"operator '{name}' of {origin(node)} cannot be lowered to TensorFlow "
-            f"({type(error).__name__}: {first_line(error)}); use --format onnx or torchscript"
+            f"({type(error).__name__}: {first_line(error)}); {elsewhere([node.target])}"
         ) from error
 
 

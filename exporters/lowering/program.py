@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from modelport.exporters.formats import pt2, torch_errors
 from modelport.exporters.formats.base import ExportTarget
@@ -103,5 +104,12 @@ def check_operators(program: ExportedProgram) -> None:
         others = f" (and {', '.join(list(missing)[1:])})" if len(missing) > 1 else ""
         raise Unsupported(
             f"operator '{name}'{others} of {torch_errors.origin(node)} has no equivalent in "
-            "TensorFlow; use --format onnx or torchscript"
+            f"TensorFlow; {elsewhere(node.target for node in missing.values())}"
         )
+
+
+def elsewhere(operators: Iterable[Any]) -> str:
+    """The formats that have all ``operators``, as a remedy."""
+    registry = ONNXRegistry.from_torchlib()
+    in_onnx = all(registry.is_registered(each) for each in operators)
+    return f"use --format torchscript{', pt2 or onnx' if in_onnx else ' or pt2'}"

@@ -222,8 +222,8 @@ def _reference(source: Source, case: ParityCase) -> dict[str, Array]:
         raise
     except Exception as error:
         raise ParityError(
-            f"the model itself fails at {case}: {type(error).__name__}: {error}; its signature "
-            "must declare only what forward() accepts"
+            f"the model itself fails at {case}: {type(error).__name__}: {first_line(error)}; "
+            "declare only sizes and values that it accepts, with --input or in its ModelSpec"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Time and peak memory of a block of code."""
+"""Time and peak memory of an export."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ _RESET_PEAK = "5"  # proc(5)
 
 @dataclass(slots=True)
 class Usage:
-    """Time and peak memory, filled in when the block ends."""
+    """The time of a conversion, filled in when its block ends, and the peak memory of the process
+    that reads, converts and proves the model."""
 
     seconds: float = 0.0
     peak_memory_bytes: int = 0
 
 
-@contextlib.contextmanager
-def measured() -> Iterator[Usage]:
-    """Measure the block.
-
-    On Linux the peak is the block's own; elsewhere it is the peak since the process started.
-    """
+def forget_peak() -> None:
+    """Begin to measure the peak memory, which is the process' since its start except on Linux."""
     with contextlib.suppress(OSError):
         _CLEAR.write_text(_RESET_PEAK)
+
+
+@contextlib.contextmanager
+def measured() -> Iterator[Usage]:
+    """Measure the time of the block."""
     usage, started = Usage(), time.perf_counter()
     try:
         yield usage
     finally:
         usage.seconds = time.perf_counter() - started
-        usage.peak_memory_bytes = _peak()
 
 
-def _peak() -> int:
+def peak_memory_bytes() -> int:
+    """The peak since ``forget_peak``."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = _STATUS.read_text().splitlines()
         peak = next(line for line in lines if line.startswith("VmHWM:"))

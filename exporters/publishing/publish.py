@@ -31,7 +31,6 @@ from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.scan import VERSION_NAME
 from modelport.gateway.repository.storage.location import Location
 
-_STAGED_MODEL = "model"
 _STAGED_VERSION = "1"
 
 #: Errors of rename(2) if the target exists: a folder with content, or a file.
@@ -39,14 +38,15 @@ _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 
 
 @contextlib.contextmanager
-def staging(repository: Path | Location) -> Iterator[Path]:
+def staging(repository: Path | Location, model: str = "model") -> Iterator[Path]:
     """Yield an empty folder for a new version, on the repository's file system if it has one.
 
-    The folder is removed afterwards, and so is a repository that was created for it and not used.
+    It lies in a folder named ``model``, which is alone in a folder of its own. That is removed
+    afterwards, and so is a repository that was created for it and not used.
     """
     if isinstance(repository, Location):
         with temporary_folder() as folder:
-            version = folder / _STAGED_MODEL / _STAGED_VERSION
+            version = folder / model / _STAGED_VERSION
             version.mkdir(parents=True)
             yield version
         return
@@ -58,7 +58,7 @@ def staging(repository: Path | Location) -> Iterator[Path]:
                 path.rmdir()
 
     with finally_call(remove_created), temporary_folder(repository) as folder:
-        version = folder / _STAGED_MODEL / _STAGED_VERSION
+        version = folder / model / _STAGED_VERSION
         version.mkdir(parents=True)
         yield version
 

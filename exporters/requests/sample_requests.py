@@ -193,15 +193,23 @@ def _entries(
 ) -> list[dict[str, Any]]:
     """One entry per row of ``tensors`` in the wire's shapes; one in all if the model does not
     batch."""
-    wire = {spec.name: tensors[spec.name] for spec in specs}
-    for spec in specs:
-        if spec.reshape is not None:
-            array = wire[spec.name]
-            wire[spec.name] = array.reshape(len(array), *spec.wire_dims)
+    wire = on_the_wire(specs, tensors, batched)
     if not batched:
         return [{name: _tensor(array) for name, array in wire.items()}]
     rows = range(len(next(iter(wire.values()))))
     return [{name: _tensor(array[row]) for name, array in wire.items()} for row in rows]
+
+
+def on_the_wire(
+    specs: Sequence[TensorSpec], tensors: Mapping[str, Array], batched: bool
+) -> dict[str, Array]:
+    """``tensors`` in the wire's shapes."""
+    wire = {spec.name: tensors[spec.name] for spec in specs}
+    for spec in specs:
+        if spec.reshape is not None:
+            array = wire[spec.name]
+            wire[spec.name] = array.reshape(*array.shape[: int(batched)], *spec.wire_dims)
+    return wire
 
 
 def _tensor(given: Array) -> dict[str, Any]:

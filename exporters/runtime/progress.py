@@ -15,8 +15,12 @@ import click
 
 #: Interval between lines in a log; many CI systems end a job that is silent for minutes.
 LINE_SECONDS = 10.0
-#: Interval between updates on a terminal, the width of the bar, and what empties the line.
-FRAME_SECONDS, BAR_WIDTH, CLEAR = 0.1, 20, "\r\x1b[K"
+#: A stage of unknown length says how long it has lasted from this time on.
+TOLD_SECONDS = 10.0
+#: Intervals between updates on a terminal, of progress and of time alone.
+FRAME_SECONDS, SECOND = 0.1, 1.0
+#: The width of the bar, and what empties the line.
+BAR_WIDTH, CLEAR = 20, "\r\x1b[K"
 #: Called with the stage's name, the amount done and the total; 0 of 0 means unknown.
 Show = Callable[[str, int, int], None]
 
@@ -117,10 +121,18 @@ class Estimate:
             self._began = self._told
         self._stage, self._done, self._total = stage, done, total
 
+    @property
+    def share(self) -> float:
+        """The share that is done; 0 if it is unknown."""
+        return self._done / self._total if self._total else 0.0
+
     def __str__(self) -> str:
         if not self._total:
-            return self._stage
-        shown = f"{self._stage}, {self._done / self._total:.0%}"
+            lasted = self._clock() - self._began
+            return (
+                f"{self._stage}, {lasted:.0f} s so far" if lasted >= TOLD_SECONDS else self._stage
+            )
+        shown = f"{self._stage}, {self.share:.0%}"
         if not 0 < self._done < self._total or self._told == self._began:
             return shown
         whole = (self._told - self._began) * self._total / self._done
@@ -134,18 +146,21 @@ def _status_line() -> Iterator[Show]:
     began, latest, estimate = time.monotonic(), ("", 0.0), Estimate()
     with _stderr() as write:
 
+        def draw(_: str = "") -> None:
+            bar = "━" * int(BAR_WIDTH * estimate.share)
+            text = f"{bar:<{BAR_WIDTH}} {time.monotonic() - began:3.0f} s  {estimate}"
+            write(f"{CLEAR}{text[: shutil.get_terminal_size().columns - 1]}")
+
         def show(stage: str, done: int, total: int) -> None:
             nonlocal latest
             estimate.tell(stage, done, total)
             now = time.monotonic()
-            if stage == latest[0] and now - latest[1] < FRAME_SECONDS:
-                return
-            latest = (stage, now)
-            bar = "━" * (BAR_WIDTH * done // total) if total else ""
-            text = f"{bar:<{BAR_WIDTH}} {now - began:3.0f} s  {estimate}"
-            write(f"{CLEAR}{text[: shutil.get_terminal_size().columns - 1]}")
+            if stage != latest[0] or now - latest[1] >= FRAME_SECONDS:
+                latest = (stage, now)
+                draw()
 
         try:
-            yield show
+            with Heartbeat(draw, SECOND):  # a conversion tells nothing for minutes
+                yield show
         finally:
             write(CLEAR)

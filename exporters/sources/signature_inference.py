@@ -27,7 +27,11 @@ from modelport.exporters.model_spec import AttentionMask, ModelSpec
 from modelport.exporters.requests import attention_masks
 from modelport.exporters.requests.random_inputs import counts_positions, draw, sizes_of
 from modelport.exporters.sources import SourceRequest
-from modelport.exporters.sources.tensor_flags import DEFAULT_LONGEST, parse_tensors
+from modelport.exporters.sources.tensor_flags import (
+    DEFAULT_LONGEST,
+    lengths_chosen,
+    parse_tensors,
+)
 from modelport.exporters.sources.torch_eager import (
     call,
     datatype_of,
@@ -58,7 +62,7 @@ def spec(module: nn.Module, request: SourceRequest, declared: ModelSpec | None) 
 
     def signature(module: Any, max_batch_size: int) -> ModelSignature:
         taken = ModelSignature(tuple(inputs), (), max_batch_size, axes)
-        outputs = _outputs(module, taken, masks, request.output_names)
+        outputs = _outputs(module, taken, masks, request)
         return ModelSignature(tuple(inputs), outputs, max_batch_size, axes)
 
     if declared is not None:
@@ -156,16 +160,17 @@ def _outputs(
     module: nn.Module,
     taken: ModelSignature,
     masks: Sequence[AttentionMask],
-    names: tuple[str, ...],
+    request: SourceRequest,
 ) -> tuple[TensorSpec, ...]:
     """The module's outputs, with dimensions named after the axes that they follow."""
     base = {name: sizes_of(axis)[0] for name, axis in taken.axes.items()}
     batch = 2 if taken.max_batch_size else 0
-    first = _run(module, taken, masks, batch, base, names)
+    names = request.output_names
+    first = _run(module, taken, masks, batch, base, request)
     varied = {}
     for name, axis in taken.axes.items():
         other = {**base, name: sizes_of(axis)[-1]}
-        varied[name] = _run(module, taken, masks, batch, other, names) if other != base else first
+        varied[name] = _run(module, taken, masks, batch, other, request) if other != base else first
     specs = []
     for name, key in _named(names, list(first)).items():
         value, datatype = first[key], datatype_of(name, first[key])
@@ -234,7 +239,7 @@ def _run(
     masks: Sequence[AttentionMask],
     batch: int,
     sizes: Mapping[str, int],
-    names: Sequence[str],
+    request: SourceRequest,
 ) -> dict[str, Tensor]:
     inputs = draw(taken, batch, sizes, np.random.default_rng(0), masks=masks)
     shapes = ", ".join(f"{spec.name} {list(inputs[spec.name].shape)}" for spec in taken.inputs)
@@ -245,7 +250,28 @@ def _run(
     except Exception as error:
         reason = first_line(error)
         raise UsageError(
-            f"the model does not run on the inputs taken for it ({shapes}): {reason}; declare each "
-            "with --input, or all with 'modelport_spec' on the factory"
+            f"the model does not run on {shapes}: {reason}; "
+            + _remedy(module, taken, request.inputs, error)
         ) from error
-    return named_tensors(result, names)
+    return named_tensors(result, request.output_names)
+
+
+def _remedy(
+    module: nn.Module, taken: ModelSignature, declared: Sequence[str], error: Exception
+) -> str:
+    """What helps a module that failed on inputs of ``taken``, which are ``declared`` or guessed."""
+    arguments = _arguments(module)
+    alone = len(arguments) == 1 and arguments[0].name not in {spec.name for spec in taken.inputs}
+    if declared and alone and not isinstance(error, RuntimeError):  # torch's own, about sizes
+        return (
+            f"if '{arguments[0].name}', the only argument of forward(), is a dict or a list, let "
+            "--model name a factory whose module takes each tensor as an argument"
+        )
+    if chosen := lengths_chosen(taken, declared):
+        return chosen
+    if len(arguments) > len(taken.inputs):
+        names = ", ".join(argument.name for argument in arguments)
+        return f"declare each with --input: {names}"
+    if declared:
+        return "declare what forward() accepts with --input"
+    return "declare each input with --input, or all with 'modelport_spec' on the factory"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from modelport.gateway.cli.errors import UsageError, suggestion
-from modelport.gateway.types import NUMPY_DTYPES, Axis, Datatype, TensorSpec
+from modelport.gateway.types import NUMPY_DTYPES, Axis, Datatype, ModelSignature, TensorSpec
 
 #: Longest size of a dynamic axis without declared bounds.
 DEFAULT_LONGEST = 128
@@ -87,6 +87,23 @@ class _Axes:
         """Every axis by name; axes without declared bounds get the default."""
         written = self.written.items()
         return {name: axis or Axis(name, 1, DEFAULT_LONGEST) for name, (_, axis) in written}
+
+
+def lengths_chosen(signature: ModelSignature, inputs: Sequence[str]) -> str:
+    """How to declare lengths that ``inputs``, values of ``--input``, leave open; empty if none."""
+    written = " ".join(inputs)
+    chosen = {name: axis for name, axis in signature.axes.items() if f"{name}=" not in written}
+    holders = [spec for spec in signature.inputs if not chosen.keys().isdisjoint(spec.dims)]
+    if not holders:
+        return ""
+    name = next(dim for dim in holders[0].dims if dim in chosen)
+    dims = [f"{d}=LOW..HIGH" if d in chosen else str(d) for d in holders[0].dims]
+    tried = chosen[str(name)]
+    return (
+        f"nothing declares the lengths of '{name}', so that {tried.minimum} to {tried.maximum} are "
+        "tried; declare those that the model accepts, such as --input "
+        f"'{holders[0].name}:{holders[0].datatype}[{','.join(dims)}]'"
+    )
 
 
 def _tensor(value: _Value, axes: _Axes) -> TensorSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,8 +17,8 @@ from modelport.exporters.requests import attention_masks
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.exporters.sources import SourceRequest, input_bounds, keras_guard
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.artifact_checks import saved_model_guard
 from modelport.gateway.repository.manifest import sha256_of
@@ -63,11 +64,14 @@ class _Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _LoadedModule:
+    """A model that was read; ``others`` are the signatures of a SavedModel that are left out."""
+
     model: TensorFlowModule
     inputs: Sequence[_Tensor]
     outputs: Sequence[_Tensor]
     parameter_count: int
     rtol: float = FP32.rtol
+    others: Sequence[str] = ()
 
 
 def load(request: SourceRequest) -> Source:
@@ -102,6 +106,10 @@ def load(request: SourceRequest) -> Source:
         reference=reference,
         parameter_count=loaded.parameter_count,
         origins=(Origin(path.name, _digest(path)),),
+        notices=tuple(
+            f"signature '{name}' of the SavedModel is not exported, only '{SIGNATURE}' is"
+            for name in sorted(loaded.others)
+        ),
     )
 
 
@@ -249,7 +257,7 @@ def _load_saved_model(path: Path) -> _LoadedModule:
         inputs = function.structured_input_signature[1]
         outputs = function.structured_outputs
     except Exception as error:
-        raise keras_guard.damaged(path, error) from error
+        raise _unreadable(path, error) from error
     for name, spec in [*inputs.items(), *outputs.items()]:
         if spec.shape.rank is None:
             raise Unsupported(
@@ -260,7 +268,21 @@ def _load_saved_model(path: Path) -> _LoadedModule:
         [_declared(name, spec) for name, spec in sorted(inputs.items())],
         [_declared(name, spec) for name, spec in sorted(outputs.items())],
         sum(variable.shape.num_elements() or 0 for variable in function.variables),
+        others=[name for name in loaded.signatures if name != SIGNATURE],
     )
+
+
+def _unreadable(path: Path, error: Exception) -> ModelportError:
+    """The error about a SavedModel that TensorFlow 2 does not load as a function; a session, which
+    the gateway runs it in, may load it all the same."""
+    v1 = tf.compat.v1
+    with contextlib.suppress(Exception), tf.Graph().as_default(), v1.Session() as session:
+        v1.saved_model.load(session, [v1.saved_model.tag_constants.SERVING], str(path))
+        return Unsupported(
+            f"TensorFlow 2 cannot call '{path.name}' as a function ({first_line(error)}); serve it "
+            f"without an export: modelport serve {path.name}"
+        )
+    return keras_guard.damaged(path, error)
 
 
 def _declared(name: str, spec: Any) -> _Tensor:

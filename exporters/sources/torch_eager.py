@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import utils as higher_order
 from torch.masked import is_masked_tensor
 
 from modelport.exporters.runtime.output_capture import quiet
@@ -52,12 +53,29 @@ def inference_mode(module: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
-def _uncompiled() -> contextlib.AbstractContextManager[object]:
-    """Run what ``torch.compile`` decorates as it was; all of that has imported torch._dynamo."""
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run what ``torch.compile`` decorates as it was; all of that has imported torch._dynamo.
+
+    Exports compile branches and loops of torch (``torch.cond``) all the same: that is how their
+    functions become graphs.
+    """
     if "torch._dynamo" not in sys.modules:
-        return contextlib.nullcontext()
-    stance: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-    return stance
+        yield
+        return
+    compiled = higher_order._hop_compile_and_call
+
+    def call(*args: Any) -> Any:
+        stance = "default" if torch.compiler.is_exporting() else "force_eager"
+        with torch.compiler.set_stance(stance):
+            return compiled(*args)
+
+    higher_order._hop_compile_and_call = call
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        higher_order._hop_compile_and_call = compiled
 
 
 class TorchEager:

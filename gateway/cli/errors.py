@@ -34,6 +34,7 @@ from modelport.gateway.errors import (
     Unsupported,
     closest,
     install_extra,
+    reason_of,
 )
 
 #: Longest message; the longest of modelport's own, a list of names, has about 1,000.
@@ -157,16 +158,16 @@ _ONNX_RUNTIME = re.compile(
 
 
 def first_line(error: Exception, most: int = 200) -> str:
-    """The first line of a library's message; without a message, the error's type.
+    """The line of a library's message with the reason; without a message, the error's type.
 
     ONNX Runtime's prefix and source files are left out, and its indices, which follow on lines of
     their own, are kept.
     """
-    lines = (str(error).strip() or type(error).__name__).splitlines()
-    if lines[0].startswith("[ONNXRuntimeError]"):
+    lines = str(error).strip().splitlines()
+    if lines and lines[0].startswith("[ONNXRuntimeError]"):
         said = " ".join(line.strip() for line in lines if "Please fix either" not in line)
         return _ONNX_RUNTIME.sub("", said[:SEARCHED_CHARACTERS])[:most]
-    return lines[0][:most]
+    return (reason_of(error) or type(error).__name__)[:most]
 
 
 def one_line(text: str) -> str:

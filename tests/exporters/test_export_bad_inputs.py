@@ -234,7 +234,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a model that raises": (
         ("--model", "bad_inputs_net:Raises"),
         2,
-        "the model does not run on the inputs taken for it (x [2, 3]): two",
+        "the model does not run on x [2, 3]: two; declare what forward() accepts",
     ),
     "a model that branches": (
         ("--model", "bad_inputs_net:Branches"),
@@ -310,12 +310,12 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "a size that the model lacks": (
         ("--input", "x:FP32[4]"),
         2,
-        "(2x4 and 3x2); declare each with --input",
+        "(2x4 and 3x2); declare what forward() accepts with --input",
     ),
     "a datatype that the model lacks": (
         ("--input", "x:INT64[3]=0..1"),
         2,
-        "but got Long and Float; declare each with --input",
+        "but got Long and Float; declare what forward() accepts with --input",
     ),
     "an input in two lines": (("--input", "x\ny:FP32[3]"), 2, "is not printable; write NAME"),
     "a huge batch": (

@@ -116,7 +116,7 @@ def test_the_part_its_line_and_the_reason_are_named(
 def test_sizes_that_do_not_pass_are_named_with_their_axis(tmp_path: Path) -> None:
     said = refused(Fixed(), "pt2", SERIES, tmp_path)
     assert said == (
-        "torch.export cannot export this model: it accepts only some of the sizes declared for n; "
+        "torch.export cannot export this model: it accepts only some of the sizes of n; "
         "take sizes from x.shape in forward(), or declare those that it accepts with --input and "
         "--max-batch-size"
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests import verb
 from tests.sweep import attempts, page
 from tests.sweep.attempts import FORMATS, ExportVerdict
-from tests.sweep.catalogue import TENTH, catalogue
+from tests.sweep.catalogue import SAMPLE, catalogue
 
 MARKS = {
     ExportVerdict.PUBLISHED: ".",
@@ -33,7 +33,9 @@ def main() -> int:
     parser.add_argument("patterns", nargs="*", default=["*"], metavar="PATTERN")
     parser.add_argument("--format", dest="formats", action="append", choices=FORMATS)
     parser.add_argument("--shard", default="1/1", metavar="I/N", help="the I-th of N parts")
-    parser.add_argument("--tenth", action="store_true", help="a tenth of them, to one format each")
+    parser.add_argument(
+        "--sample", action="store_true", help="one of every kind, to one format each"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--results", type=Path, default=Path("build/sweep.jsonl"))
     parser.add_argument("--again", action="store_true", help="run what has a result, too")
@@ -41,12 +43,12 @@ def main() -> int:
     options = parser.parse_args()
     shard, of = (int(part) for part in options.shard.split("/"))
     every = catalogue()
-    known = TENTH if options.tenth else every
+    known = SAMPLE if options.sample else every
     chosen = [n for n in known if any(fnmatch.fnmatch(n, p) for p in options.patterns)]
     if not chosen:
         parser.error(f"no architecture matches {' '.join(options.patterns)}")
     formats = tuple(options.formats or FORMATS)
-    wanted = {n: (TENTH[n],) if options.tenth else formats for n in chosen}
+    wanted = {n: (SAMPLE[n],) if options.sample else formats for n in chosen}
     options.results.parent.mkdir(parents=True, exist_ok=True)
     done = {} if options.again else attempts.read(options.results)
     left = {n: [f for f in wanted[n] if (n, f) not in done] for n in chosen[shard - 1 :: of]}

@@ -52,7 +52,6 @@ class ExportOutcome:
     """
 
     architecture: str
-    group: str
     format: str
     verdict: ExportVerdict
     detail: str = ""
@@ -125,7 +124,7 @@ def _cpu_seconds(pid: int | None) -> float:
 def _outcome(
     architecture: Architecture, format_name: str, verdict: ExportVerdict, detail: str
 ) -> ExportOutcome:
-    return ExportOutcome(architecture.name, architecture.group, format_name, verdict, detail)
+    return ExportOutcome(architecture.name, format_name, verdict, detail)
 
 
 def _work(architecture: Architecture, formats: Sequence[str], pipe: Connection) -> None:
@@ -151,7 +150,6 @@ def _work(architecture: Architecture, formats: Sequence[str], pipe: Connection) 
                     verdict = ExportVerdict.WRONG if found.wrong else ExportVerdict.PUBLISHED
                     outcome = ExportOutcome(
                         architecture.name,
-                        architecture.group,
                         name,
                         verdict,
                         found.wrong,

@@ -418,8 +418,9 @@ class ScalarPerRow(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class WrittenModule:
-    """A module of this file and the arguments of its export."""
+    """A module of this file, what an exporter meets in it, and the arguments of its export."""
 
+    kind: str
     factory: type[nn.Module]
     arguments: tuple[str, ...]
 
@@ -451,50 +452,53 @@ class WrittenModule:
         return run
 
 
-def _row(factory: type[nn.Module], *inputs: str, more: tuple[str, ...] = ()) -> WrittenModule:
+def _row(
+    kind: str, factory: type[nn.Module], *inputs: str, more: tuple[str, ...] = ()
+) -> WrittenModule:
     flags = tuple(part for text in inputs for part in ("--input", text))
-    return WrittenModule(factory, (*flags, *more))
+    return WrittenModule(kind, factory, (*flags, *more))
 
 
 MODELS: tuple[WrittenModule, ...] = (
-    _row(Perceptron, ROW),
-    _row(DictOutput, ROW),
-    _row(DataclassOutput, ROW),
-    _row(NestedOutput, ROW),
-    _row(KeywordOnly, ROW, "scale:FP32[1]"),
-    _row(LongShortTerm, SERIES),
-    _row(BothDirections, SERIES),
-    _row(Gated, SERIES),
-    _row(TransformerClassifier, TOKENS, "attention_mask:INT64[sequence]=0..1"),
-    _row(TransposedConvolutions, IMAGE),
-    _row(DilatedConvolutions, SERIES),
-    _row(Volumes, "x:FP32[1,8,8,8]"),
-    _row(SmallUNet, ANY_IMAGE),
-    _row(AnySizeClassifier, ANY_IMAGE),
-    _row(SqueezeExcite, IMAGE),
-    _row(SubPixels, IMAGE),
-    _row(SpatialTransformer, IMAGE),
-    _row(Recommender, ROW, "categories:INT64[3]=0..49"),
-    _row(CrossNetwork, ROW),
-    _row(FactorizationMachine, ROW),
-    _row(TopExperts, ROW),
-    _row(Ranking, ROW),
+    _row("layers", Perceptron, ROW),
+    _row("outputs", DictOutput, ROW),
+    _row("outputs", DataclassOutput, ROW),
+    _row("outputs", NestedOutput, ROW),
+    _row("outputs", KeywordOnly, ROW, "scale:FP32[1]"),
+    _row("recurrent", LongShortTerm, SERIES),
+    _row("recurrent", BothDirections, SERIES),
+    _row("recurrent", Gated, SERIES),
+    _row("attention", TransformerClassifier, TOKENS, "attention_mask:INT64[sequence]=0..1"),
+    _row("convolutions", TransposedConvolutions, IMAGE),
+    _row("convolutions", DilatedConvolutions, SERIES),
+    _row("convolutions", Volumes, "x:FP32[1,8,8,8]"),
+    _row("open images", SmallUNet, ANY_IMAGE),
+    _row("open images", AnySizeClassifier, ANY_IMAGE),
+    _row("convolutions", SqueezeExcite, IMAGE),
+    _row("resampling", SubPixels, IMAGE),
+    _row("resampling", SpatialTransformer, IMAGE),
+    _row("tables", Recommender, ROW, "categories:INT64[3]=0..49"),
+    _row("tables", CrossNetwork, ROW),
+    _row("tables", FactorizationMachine, ROW),
+    _row("order", TopExperts, ROW),
+    _row("order", Ranking, ROW),
     _row(
+        "graph",
         GraphConvolution,
         "nodes:FP32[12,8]",
         "source:INT64[edges=1..40]=0..11",
         "target:INT64[edges]=0..11",
         more=("--max-batch-size", "0"),
     ),
-    _row(Branches, ROW),
-    _row(SelectiveScan, SERIES),
-    _row(Rotary, SERIES),
-    _row(Spectrum, ROW),
-    _row(MixtureDensity, ROW),
-    _row(TiedAutoencoder, ROW),
-    _row(WeightNormed, SERIES),
-    _row(BrainFloat, ROW),
-    _row(Quantiles, ROW),
-    _row(SiameseDistance, "left:FP32[16]", "right:FP32[16]"),
-    _row(ScalarPerRow, ROW),
+    _row("branches", Branches, ROW),
+    _row("cumulative", SelectiveScan, SERIES),
+    _row("attention", Rotary, SERIES),
+    _row("spectral", Spectrum, ROW),
+    _row("distribution", MixtureDensity, ROW),
+    _row("shared weights", TiedAutoencoder, ROW),
+    _row("parametrized weights", WeightNormed, SERIES),
+    _row("half precision", BrainFloat, ROW),
+    _row("order", Quantiles, ROW),
+    _row("several inputs", SiameseDistance, "left:FP32[16]", "right:FP32[16]"),
+    _row("outputs", ScalarPerRow, ROW),
 )

@@ -45,6 +45,24 @@ TASKS: Mapping[str, str] = {
     "CTC": "automatic-speech-recognition",
 }
 
+#: What an exporter meets in the models of a task.
+KINDS: Mapping[str, str] = {
+    "feature-extraction": "hidden states",
+    "text-classification": "encoder of text",
+    "token-classification": "encoder of text",
+    "fill-mask": "encoder of text",
+    "question-answering": "encoder of text",
+    "text-generation": "decoder",
+    "text2text-generation": "encoder and decoder",
+    "image-classification": "image",
+    "image-segmentation": "places in an image",
+    "object-detection": "places in an image",
+    "depth-estimation": "places in an image",
+    "zero-shot-image-classification": "image and text",
+    "audio-classification": "sound",
+    "automatic-speech-recognition": "sound",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class TransformersModel:
@@ -65,8 +83,8 @@ class TransformersModel:
         return f"{self.model_type}:{TASKS[self.head]}"
 
     @property
-    def group(self) -> str:
-        return "transformers"
+    def kind(self) -> str:
+        return KINDS[TASKS[self.head]]
 
     def write(self, folder: Path) -> list[str]:
         """Write ``config.json`` and the weights; the folder alone is the argument."""

@@ -21,7 +21,13 @@ from modelport.gateway.backends.base import Artifact, Execution
 from modelport.gateway.backends.capabilities import BackgroundWork
 from modelport.gateway.backends.embedded import independence, warmup
 from modelport.gateway.backends.embedded.instances import Instances
-from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.errors import (
+    Internal,
+    InvalidArgument,
+    ModelportError,
+    Unsupported,
+    reason_of,
+)
 from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.autocomplete import ArtifactTensor
@@ -45,10 +51,6 @@ log = structlog.get_logger("modelport.backends")
 _PREFIX = re.compile(r"^\[\w+\] : \d+ : \w+ : ")
 _QUOTED_FOLDERS = re.compile(r'"[^"]*/([^"/]*)"')
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"':]*/)*")
-#: "builtins.RuntimeError: " before the message of a TorchScript operator.
-_CLASS = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception): ")
-#: First lines that only announce the message, of TorchScript and TensorFlow → its line.
-_ANNOUNCES = {"The following operation failed in the TorchScript": -1, "Graph execution error:": 1}
 _MAX_REASON = 500
 
 Compute = Callable[[Sequence[str], dict[str, Array]], Sequence[Array]]
@@ -363,8 +365,6 @@ def opening(artifact: Artifact, text_of: Callable[[Exception], str] = str) -> It
 
 def public_reason(error: Exception) -> str:
     """The informative line of a runtime's message, without class names and folders."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or ["no reason given"]
-    index = next((i for words, i in _ANNOUNCES.items() if lines[0].startswith(words)), 0)
-    text = _CLASS.sub("", lines[index]) if index and len(lines) > 1 else lines[0].strip()
-    line = _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r'"\1"', _PREFIX.sub("", text)))
+    text = _PREFIX.sub("", reason_of(error) or "no reason given")
+    line = _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r'"\1"', text))
     return line if len(line) <= _MAX_REASON else line[:_MAX_REASON] + "..."

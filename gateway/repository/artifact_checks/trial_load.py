@@ -51,6 +51,8 @@ MAX_REPORT_BYTES = 64 * 1024
 _PASSED = b"passed"
 #: The classes and reasons of failures, oldest first. Each is the content's own fault.
 _failures: dict[str, tuple[type[ModelportError], str]] = {}
+#: Folders with files that this process has made and run.
+_made_here: set[Path] = set()
 #: Signals that do not come from the file.
 _FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
 #: Not ``-m``, which would look for the package in the current folder first.
@@ -60,6 +62,16 @@ sys.path.append(sys.argv.pop(1))
 from {__name__} import main
 main()
 """
+
+
+@contextlib.contextmanager
+def omitted_in(folder: Path) -> Iterator[None]:
+    """Load the files in ``folder``, which this process has made and run, without a trial."""
+    _made_here.add(folder)
+    try:
+        yield
+    finally:
+        _made_here.discard(folder)
 
 
 def run(function: str, file: Path, **arguments: Any) -> None:
@@ -73,6 +85,8 @@ def run(function: str, file: Path, **arguments: Any) -> None:
         IntegrityError: the process did not come to an end by itself.
         ModelportError: the error of the function, or of an earlier call for the same content.
     """
+    if not _made_here.isdisjoint(file.parents):
+        return
     request = {
         "function": function,
         "arguments": arguments,

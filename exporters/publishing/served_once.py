@@ -1,0 +1,70 @@
+"""The last step before publishing: the gateway loads the version and answers a request."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from modelport.exporters.loaded_model import Source
+from modelport.exporters.proof.parity_report import ParityReport
+from modelport.exporters.proof.tolerance import Tolerance
+from modelport.exporters.requests import sample_requests
+from modelport.exporters.requests.random_inputs import unpadded_sampler
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.gateway.cli.errors import ParityError
+from modelport.gateway.errors import ModelportError, Unsupported
+from modelport.gateway.repository import config
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.server import trial_request
+
+
+def check(
+    staged: Path, wanted: ModelConfig, source: Source, report: ParityReport, native: bool
+) -> None:
+    """Serve the version in ``staged``, and compare one answer with the model's.
+
+    Args:
+        wanted: the configuration that it is published with, without warm-up requests.
+        native: it needs ``--allow-native-code`` or a signature to be served, or is signed.
+
+    Raises:
+        Unsupported: the gateway refuses the model or the request.
+        ParityError: the gateway does not answer as the model does.
+    """
+    signature = source.signature
+    batched = signature.max_batch_size > 0
+    (staged.parent / config.FILENAME).write_text(config.to_text(wanted))
+    sample = unpadded_sampler(source.spec)
+    (inputs,) = sample_requests.requests(signature, sample, 1, 1, report.seed)
+    asked = sample_requests.on_the_wire(signature.inputs, inputs, batched)
+    try:
+        with quiet(), _threads_kept():
+            found = trial_request.answer(staged.parent.parent, wanted.name, asked, native)
+    except ModelportError as error:
+        raise Unsupported(f"the gateway does not serve this artifact: {error}") from error
+    if report.bounds is not None or report.branched_samples or report.conditioning:
+        return  # single answers may differ
+    tolerance = Tolerance(report.atol, report.rtol)
+    answers = sample_requests.on_the_wire(signature.outputs, source.reference(inputs), batched)
+    for name, answer in answers.items():
+        if (tolerance.outside(answer, found[name]) & np.isfinite(answer)).any():
+            raise ParityError(
+                f"the gateway's output '{name}' differs from the checkpoint's, although the "
+                "artifact's does not; please report this with the model"
+            )
+
+
+@contextlib.contextmanager
+def _threads_kept() -> Iterator[None]:
+    """Undo what the gateway does to the threads of this process."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else 0
+    try:
+        yield
+    finally:
+        if torch is not None:
+            torch.set_num_threads(before)

@@ -1,0 +1,49 @@
+"""One request to a model, by the gateway's loader and service, without listeners."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.repository.artifact_checks import trial_load
+from modelport.gateway.settings import ModelControlMode, Settings
+from modelport.gateway.types import NO_DEADLINE, Array, InferRequest, Tensor
+
+
+def answer(
+    repository: Path, name: str, inputs: Mapping[str, Array], native: bool
+) -> dict[str, Array]:
+    """Load the model ``name``, which this process has made, and answer one request.
+
+    Args:
+        inputs: by name, in the wire's shapes.
+        native: the artifact may run native code, as with a signature or ``--allow-native-code``.
+
+    Raises:
+        ModelportError: the gateway refuses the model or the request; the message has the reason.
+    """
+
+    async def asked() -> dict[str, Array]:
+        settings = Settings(
+            (repository,), ModelControlMode.EXPLICIT, allow_native_code=native, cache_bytes=0
+        )
+        manager = ModelManager(settings)
+        try:
+            await manager.start()
+            await manager.load(name)
+            specs = {spec.name: spec for spec in manager.get(name).signature.inputs}
+            tensors = [Tensor(n, specs[n].datatype, array) for n, array in inputs.items()]
+            response = await InferenceService(manager).infer(
+                InferRequest(name, tensors), NO_DEADLINE
+            )
+            return {tensor.name: tensor.data for tensor in response.outputs}
+        finally:
+            await manager.stop()
+
+    # the caller's thread may have a loop that runs, such as a notebook's
+    with trial_load.omitted_in(repository), ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, asked()).result()
