@@ -32,18 +32,19 @@ def save(folder: Path) -> None:
         )
         session.run(v1.global_variables_initializer())
         signatures = {
-            "serving_default": _signature({"x": x}, {"y": y}, "predict"),
-            "classify_x_to_y": _signature({"inputs": examples}, {"scores": y}, "classify"),
-            "regress_x_to_y": _signature({"inputs": examples}, {"outputs": y}, "regress"),
-            "regress_x_to_y2": _signature({"inputs": examples}, {"outputs": y2}, "regress"),
-            "regress_x2_to_y3": _signature({"inputs": x2}, {"outputs": y3}, "regress"),
+            "serving_default": signature({"x": x}, {"y": y}, "predict"),
+            "classify_x_to_y": signature({"inputs": examples}, {"scores": y}, "classify"),
+            "regress_x_to_y": signature({"inputs": examples}, {"outputs": y}, "regress"),
+            "regress_x_to_y2": signature({"inputs": examples}, {"outputs": y2}, "regress"),
+            "regress_x2_to_y3": signature({"inputs": x2}, {"outputs": y3}, "regress"),
         }
         builder = v1.saved_model.Builder(str(folder))
         builder.add_meta_graph_and_variables(session, ["serve"], signatures)
         builder.save()
 
 
-def _signature(inputs: dict[str, object], outputs: dict[str, object], method: str) -> object:
+def signature(inputs: dict[str, object], outputs: dict[str, object], method: str) -> object:
+    """The description of a signature for a method of TensorFlow Serving."""
     infos = [
         {name: v1.saved_model.build_tensor_info(tensor) for name, tensor in side.items()}
         for side in (inputs, outputs)

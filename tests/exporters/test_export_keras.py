@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.types import Axis, Datatype
+from tests import half_plus_two
 from tests.keras_models import functional, layers, ops, read, saved, saved_graph, scorer
 
 
@@ -246,3 +248,29 @@ def test_a_converted_port_is_a_model_like_any_other(tmp_path: Path) -> None:
     assert (tokens.minimum, tokens.maximum) == (0, 31)
     assert list(found.axes.values()) == [Axis("tokens_0", 1, 12)]
     assert found.outputs[0].name == "probability"
+
+
+def test_signatures_that_are_left_out_are_named(tmp_path: Path) -> None:
+    half_plus_two.save(tmp_path / "half")
+    left_out = ["classify_x_to_y", "regress_x2_to_y3", "regress_x_to_y", "regress_x_to_y2"]
+    notices = read(tmp_path / "half").notices
+    assert [re.findall("'(.+?)'", each)[0] for each in notices] == left_out
+
+
+def test_a_saved_model_that_the_gateway_serves_is_not_called_damaged(tmp_path: Path) -> None:
+    v1 = tf.compat.v1
+    graph = tf.Graph()
+    with graph.as_default(), v1.Session(graph=graph) as session:
+        x = v1.placeholder(tf.float32, [None, 4], "x")
+        signature = half_plus_two.signature({"a": x, "b": x}, {"y": x * 2.0}, "predict")
+        builder = v1.saved_model.Builder(str(tmp_path / "twice"))
+        builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature})
+        builder.save()
+    words = (
+        "cannot call 'twice' as a function .*; serve it without an export: modelport serve twice"
+    )
+    with pytest.raises(Unsupported, match=words):
+        read(tmp_path / "twice")
+    (tmp_path / "twice" / "saved_model.pb").write_bytes(b"x")
+    with pytest.raises(IntegrityError):
+        read(tmp_path / "twice")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters import api
+from modelport.exporters import api, artifact_conversion
 from modelport.exporters.formats import onnx as onnx_format
 from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.publishing import served_once
@@ -140,3 +142,21 @@ def test_a_version_is_served_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(served_once, "check", lambda staged, *_: checked.append(staged))
     publish("scalars", "torchscript", tmp_path)
     assert [path.parent.name for path in checked] == ["scalars"]
+
+
+def test_the_certificate_has_the_memory_of_the_proof_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    taken = 300_000_000
+
+    def prove(*given: Any) -> Any:
+        held = b"x" * taken
+        return report(*given) if held else None
+
+    report = artifact_conversion.prove
+    monkeypatch.setattr(artifact_conversion, "prove", prove)
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    publish("scalars", "torchscript", tmp_path)
+    file = tmp_path / "repository" / "scalars" / "1" / "certificate.json"
+    peak = json.loads(file.read_text())["resources"]["peak_memory_bytes"]
+    assert peak > before + 0.9 * taken

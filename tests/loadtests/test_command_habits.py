@@ -152,6 +152,21 @@ def test_progress_estimates_the_rest_of_a_stage_from_its_share_that_is_done() ->
     assert str(estimate) == "proving, 100%"
     estimate.tell("publishing", 0, 0)
     assert str(estimate) == "publishing"
+    now = 1205.0
+    assert str(estimate) == "publishing, 1080 s so far"
+
+
+def test_a_terminal_shows_that_a_stage_goes_on_which_tells_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SECOND", 0.001)
+    monkeypatch.setattr(progress, "TOLD_SECONDS", 0.0)
+    told = ""
+    with progress._status_line() as show:
+        show("converting, usually 55 s", 0, 0)
+        while told.count("converting, usually 55 s, 0 s so far") < 3:
+            told += capfd.readouterr().err
+    assert capfd.readouterr().err.endswith(progress.CLEAR)
 
 
 def test_nothing_is_said_of_the_progress_of_a_quiet_command(

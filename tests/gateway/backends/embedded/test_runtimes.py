@@ -25,7 +25,8 @@ from modelport.gateway.backends.embedded.embedded_backend import (
     public_reason,
 )
 from modelport.gateway.backends.registry import BACKENDS, find_loader
-from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.cli.errors import first_line
+from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported, reason_of
 from modelport.gateway.repository import config
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype
@@ -286,6 +287,35 @@ def test_a_reason_holds_no_folder() -> None:
     assert len(public_reason(RuntimeError("x" * 10_000))) < 600
     text = "Graph execution error:\n\nRead less bytes than requested\n\t [[{{node RestoreV2}}]]"
     assert public_reason(RuntimeError(text)) == "Read less bytes than requested"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "Graph execution error:\n\nDetected at node G defined at (most recent call last):\n"
+            '  File "a.py", line 17\n\nindices = 101 is not in [0, 4)\n\t [[{{node G}}]]',
+            "indices = 101 is not in [0, 4)",
+        ),
+        (
+            "Graph execution error:\n\nDetected at node x defined at (most recent call last):\n"
+            "<stack traces unavailable>\nMatrix size-incompatible\n\t [[{{node x}}]] [Op:f]",
+            "Matrix size-incompatible",
+        ),
+        ("Graph execution error:", ""),
+        (
+            "The following operation failed in the TorchScript interpreter.\n"
+            "Traceback of TorchScript, serialized code (most recent call last):\n"
+            '  File "code/__torch__/m.py", line 9, in forward\n    return torch.add(x, y)\n'
+            "           ~~~~~~~~~ <--- HERE\nRuntimeError: The size of tensor a (3) must match b\n",
+            "The size of tensor a (3) must match b",
+        ),
+        ("", ""),
+    ],
+)
+def test_the_reason_is_found_behind_what_only_announces_it(text: str, reason: str) -> None:
+    assert reason_of(RuntimeError(text)) == reason
+    assert first_line(RuntimeError(text)) == (reason or "RuntimeError")
 
 
 def test_a_path_is_never_joined_to_more_than_a_name(tmp_path: Path) -> None:
