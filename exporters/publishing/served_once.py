@@ -33,7 +33,7 @@ def check(
 
     Raises:
         Unsupported: the gateway refuses the model or the request.
-        ParityError: the gateway does not answer as the model does.
+        ParityError: the gateway has another answer than the model.
     """
     signature = source.signature
     batched = signature.max_batch_size > 0

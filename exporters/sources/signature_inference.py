@@ -259,7 +259,7 @@ def _run(
 def _remedy(
     module: nn.Module, taken: ModelSignature, declared: Sequence[str], error: Exception
 ) -> str:
-    """What helps a module that failed on inputs of ``taken``, which are ``declared`` or guessed."""
+    """The remedy for a module that fails on inputs of ``taken``, ``declared`` or guessed."""
     arguments = _arguments(module)
     alone = len(arguments) == 1 and arguments[0].name not in {spec.name for spec in taken.inputs}
     if declared and alone and not isinstance(error, RuntimeError):  # torch's own, about sizes

@@ -90,7 +90,7 @@ class _Axes:
 
 
 def lengths_chosen(signature: ModelSignature, inputs: Sequence[str]) -> str:
-    """How to declare lengths that ``inputs``, values of ``--input``, leave open; empty if none."""
+    """The remedy for lengths that ``inputs``, values of ``--input``, leave open; empty if none."""
     written = " ".join(inputs)
     chosen = {name: axis for name, axis in signature.axes.items() if f"{name}=" not in written}
     holders = [spec for spec in signature.inputs if not chosen.keys().isdisjoint(spec.dims)]

@@ -72,7 +72,7 @@ MODULES: Mapping[str, Callable[[], nn.Module]] = {
 }
 
 
-class Refusal(NamedTuple):
+class RemediedRefusal(NamedTuple):
     """A refusal, the words of its message that are the remedy, and the same as arguments.
 
     Attributes:
@@ -89,37 +89,37 @@ class Refusal(NamedTuple):
 
 
 REFUSALS = {
-    "too short a length": Refusal(
+    "too short a length": RemediedRefusal(
         "long", "pt2", r"does not run on x \[2, 4, 1\]: .*nothing declares the lengths of 'n'",
         "such as --input 'x:FP32[4,n=LOW..HIGH]'", {"inputs": ["x:FP32[4,n=5..32]"]},
         "x:FP32[4,n]",
     ),
-    "a dict of tensors": Refusal(
+    "a dict of tensors": RemediedRefusal(
         "dict", "pt2", r"if 'batch', the only argument of forward\(\), is a dict",
         "let --model name a factory whose module takes each tensor",
         {"model_kwargs": {"name": "tensors"}},
     ),
-    "another size than declared": Refusal(
+    "another size than declared": RemediedRefusal(
         "tensors", "pt2", r"does not run on x \[2, 5\]",
         "declare what forward() accepts with --input",
         {"inputs": ["x:FP32[4]"]}, "x:FP32[5]",
     ),
-    "no branches in TorchScript": Refusal(
+    "no branches in TorchScript": RemediedRefusal(
         "branch", "torchscript", r"no branches and loops of torch \(cond\)",
         "use --format onnx, pt2 or savedmodel", {"formats": "pt2"},
     ),
 }  # fmt: skip
 #: Those that need TensorFlow.
 SLOW = {
-    "no operator in TensorFlow or ONNX": Refusal(
+    "no operator in TensorFlow or ONNX": RemediedRefusal(
         "bessel", "savedmodel", r"special_bessel_j0.* no equivalent in TensorFlow",
         "use --format torchscript or pt2", {"formats": "pt2"},
     ),
-    "an operator of ONNX": Refusal(
+    "an operator of ONNX": RemediedRefusal(
         "determinant", "savedmodel", r"no equivalent in TensorFlow",
         "use --format torchscript, pt2 or onnx", {"formats": "onnx"},
     ),
-    "float64 in TensorFlow Lite": Refusal(
+    "float64 in TensorFlow Lite": RemediedRefusal(
         "double", "tflite", r"no built-in kernel for tf\.Mul of float64; compute in float32",
         "use --format savedmodel", {"formats": "savedmodel"},
     ),
@@ -131,7 +131,7 @@ def build(name: str) -> nn.Module:
     return MODULES[name]()
 
 
-def check(case: Refusal, folder: Path) -> None:
+def check(case: RemediedRefusal, folder: Path) -> None:
     torch.save(build(case.module).state_dict(), folder / "m.pt")
     given: dict[str, Any] = {
         "model": FACTORY,

@@ -25,7 +25,7 @@ from modelport.gateway.server import trial_request
 FACTORY = "tests.exporters.test_export_served_once:build"
 
 
-class Recurrent(nn.Module):
+class RecurrentSeries(nn.Module):
     """A recurrent layer whose results keep the length of the series."""
 
     def __init__(self, kind: type[nn.RNNBase]) -> None:
@@ -61,9 +61,9 @@ class Scalars(nn.Module):
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
-    "lstm": (lambda: Recurrent(nn.LSTM), "x:FP32[time=1..8,4]", 4),
-    "gru": (lambda: Recurrent(nn.GRU), "x:FP32[time=1..8,4]", 4),
-    "rnn": (lambda: Recurrent(nn.RNN), "x:FP32[time=1..8,4]", 4),
+    "lstm": (lambda: RecurrentSeries(nn.LSTM), "x:FP32[time=1..8,4]", 4),
+    "gru": (lambda: RecurrentSeries(nn.GRU), "x:FP32[time=1..8,4]", 4),
+    "rnn": (lambda: RecurrentSeries(nn.RNN), "x:FP32[time=1..8,4]", 4),
     "names": (NamedAsOperators, "x:FP32[4]", 4),
     "scalars": (Scalars, "x:FP32[3,4]", 0),
 }
