@@ -63,7 +63,7 @@ def _uncompiled() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:
         yield
         return
-    compiled = higher_order._hop_compile_and_call
+    compiled: Any = higher_order._hop_compile_and_call
 
     def call(*args: Any) -> Any:
         stance = "default" if torch.compiler.is_exporting() else "force_eager"
