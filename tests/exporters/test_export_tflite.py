@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +254,29 @@ def test_a_damaged_file_is_one_line(fraud_files: Exported, tmp_path: Path) -> No
 def test_half_precision_arithmetic_is_refused(fraud_files: Exported) -> None:
     with pytest.raises(Unsupported, match="cannot be converted to tflite in bf16"):
         check_route(fraud_files.source, FORMATS.builtin["tflite"], ExportTarget("bf16"))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            '<unknown>:0: error: loc(fused[callsite(fused["Transpose:", "transpose_3@f_18115"] at '
+            "fused[x])]): 'tfl.transpose' op failed to verify that operand 0 is tensor<f32>\n",
+            r"\('tfl\.transpose' failed to verify that operand 0 is\)",
+        ),
+        (
+            '<unknown>:0: error: loc(fused["a"]): see current operation: %0',
+            r"\(it gives no reason\)",
+        ),
+        (
+            "a.py:1: error: 'tf.Mul' op is neither a custom op nor a flex op\nDetails:\n"
+            '\ttf.Mul(tensor<?x4xcomplex<f32>>) -> (tensor<?x4xcomplex<f32>>) : {device = ""}\n',
+            r"no built-in kernel for tf\.Mul of complex64; compute in float32",
+        ),
+    ],
+)
+def test_a_refusal_shows_nothing_of_the_converters_inside(text: str, reason: str) -> None:
+    said = str(tflite._refusal(RuntimeError(text)))
+    assert re.search(reason, said), said
+    assert not re.search(r"loc\(|fused|<unknown>|tensor<|%0", said), said
+    assert "use --format savedmodel" in said
