@@ -267,11 +267,11 @@ def _remedy(
             f"if '{arguments[0].name}', the only argument of forward(), is a dict or a list, let "
             "--model name a factory whose module takes each tensor as an argument"
         )
-    if chosen := lengths_chosen(taken, declared):
-        return chosen
     if len(arguments) > len(taken.inputs):
         names = ", ".join(argument.name for argument in arguments)
         return f"declare each with --input: {names}"
+    if chosen := lengths_chosen(taken, declared):
+        return chosen
     if declared:
         return "declare what forward() accepts with --input"
     return "declare each input with --input, or all with 'modelport_spec' on the factory"
