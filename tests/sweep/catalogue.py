@@ -16,7 +16,7 @@ SAMPLE = {
     "gemma3_text:text-generation": "torchscript",
     "whisper:audio-classification": "pt2",
     "clip:zero-shot-image-classification": "torchscript",
-    "glpn:depth-estimation": "torchscript",
+    "yolos:object-detection": "torchscript",
     "data2vec-vision:image-classification": "tflite",
     "distilbert:text-classification": "pt2",
     "Perceptron": "savedmodel",
