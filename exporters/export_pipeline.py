@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +34,6 @@ from modelport.gateway.repository import config, signed_config, signing, signing
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.manifest import files_of
 from modelport.gateway.repository.storage.location import Location
-from modelport.gateway.types import Array
 
 DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("int8", "int8-weight-only", "int4")
@@ -237,12 +235,13 @@ def _make(
         text = json.dumps(content, indent=2) + "\n"
         (artifact.staged / certificate.FILENAME).write_text(text)
         if request.destination.output is None:
+            _write_labels(source, artifact.staged.parent)
             told("loading it into the gateway", 0, 0)
             native = request.sign_key is not None or row.name in NATIVE
             served_once.check(
                 artifact.staged, artifact.config, source, artifact.proof.report, native
             )
-            _furnish(source, artifact, requests)
+            triton_warmup.add(artifact.config, artifact.staged.parent, requests)
     gc.collect()
     artifact.seconds = time.perf_counter() - started
 
@@ -271,14 +270,12 @@ def _record(
     )
 
 
-def _furnish(source: Source, artifact: _Artifact, requests: Sequence[Mapping[str, Array]]) -> None:
-    """Write the files beside a new model's ``config.pbtxt``: labels and warm-up samples."""
-    model = artifact.staged.parent
+def _write_labels(source: Source, model: Path) -> None:
+    """Write the names of the classes beside a new model's ``config.pbtxt``."""
     if source.labels:
         text = "\n".join(source.labels) + "\n"
         # JSON's escapes can make half of a character, which no file holds
         (model / LABELS_FILE).write_bytes(text.encode(errors="replace"))
-    triton_warmup.add(artifact.config, model, requests)
 
 
 def _deliver(request: ExportRequest, source: Source, artifact: _Artifact) -> ExportResult:

@@ -45,7 +45,8 @@ def check(
         with quiet(), _threads_kept():
             found = trial_request.answer(staged.parent.parent, wanted.name, asked, native)
     except ModelportError as error:
-        raise Unsupported(f"the gateway does not serve this artifact: {error}") from error
+        reason = str(error).rpartition(" is at UNAVAILABLE state: ")[2]
+        raise Unsupported(f"the gateway does not serve this artifact: {reason}") from error
     if report.bounds is not None or report.branched_samples or report.conditioning:
         return  # single answers may differ
     tolerance = Tolerance(report.atol, report.rtol)
