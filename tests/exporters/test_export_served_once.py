@@ -20,6 +20,7 @@ from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.publishing import served_once
 from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.errors import Unsupported
+from modelport.gateway.repository.artifact_checks import trial_load
 from modelport.gateway.server import trial_request
 
 FACTORY = "tests.exporters.test_export_served_once:build"
@@ -106,8 +107,12 @@ def test_every_format_that_is_published_is_served(name: str, row: str, tmp_path:
 
 
 @pytest.mark.parametrize("row", ["torchscript", "pt2"])
-def test_a_result_without_dimensions_is_published(row: str, tmp_path: Path) -> None:
-    publish("scalars", row, tmp_path)
+def test_a_result_without_dimensions_is_published_without_a_process_of_its_own(
+    row: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(trial_load, "_run", lambda *given: pytest.fail("a file made here is tried"))
+    monkeypatch.chdir(tmp_path)
+    publish("scalars", row, Path())
 
 
 @pytest.mark.thorough
