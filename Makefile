@@ -110,7 +110,7 @@ bench-startup: $(READY) ## Measure the time to READY, beside loading by hand and
 
 compare: $(READY) ## Compare every format and backend on the demo's fraud model; under 10 minutes, needs Java 17
 	@test -f checkpoints/fraud.pt || $(BIN)/modelport demo
-	$(BIN)/modelport compare checkpoints/fraud.pt --output comparison.html --json comparison.json
+	$(BIN)/modelport compare checkpoints/fraud.pt --html comparison.html --json-report comparison.json
 
 compare-faults: $(READY) ## Compare backends, one of them slow and one wrong, which must be detected
 	$(BIN)/python -m tests.loadtests.comparing

@@ -6,11 +6,12 @@ PyTorch, TensorFlow and the runtimes are imported when a function is called.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from modelport.exporters.arguments import check_bounds, path_of, place_of
 from modelport.gateway.cli.errors import UsageError, naming_extras
@@ -23,6 +24,25 @@ if TYPE_CHECKING:
 
 #: Called with the stage's name, the work done and the whole work; 0 of 0 is unknown.
 Progress = Callable[[str, int, int], None]
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Refuse arguments that have other names now: those of the command's options."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            for old in names.keys() & kwargs:
+                raise UsageError(f"the argument '{old}' is '{names[old]}' now, as the option")
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +66,30 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'modelport.exporters.api' has no attribute '{name}'")
 
 
+@_renamed(
+    formats="format",
+    inputs="input",
+    output_names="output_name",
+    masks="mask",
+    version="model_version",
+)
 @naming_extras()
 def export(
     checkpoint: Path | str,
     *,
-    formats: str | Sequence[str] = "onnx",
+    format: str | Sequence[str] = "onnx",
     model: str | None = None,
     task: str | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
     lora: Path | str | None = None,
-    inputs: Sequence[str] = (),
-    output_names: Sequence[str] = (),
-    masks: Sequence[str] = (),
+    input: Sequence[str] = (),
+    output_name: Sequence[str] = (),
+    mask: Sequence[str] = (),
     max_batch_size: int = 8,
     repository: Path | Location | str = "model_repository",
     name: str | None = None,
     name_template: str | None = None,
-    version: int | str = "auto",
+    model_version: int | str = "auto",
     dtype: str = "fp32",
     quantize: str | None = None,
     opset: int | None = None,
@@ -94,7 +121,7 @@ def export(
     Args:
         checkpoint: a ``.pt``, ``.pth`` or ``.safetensors`` file, a Hugging Face folder, a Keras
             file, a SavedModel, or a file of XGBoost, LightGBM or skops.
-        formats: ``onnx``, ``torchscript``, ``savedmodel``, ``tflite``, ``openvino``, ``pt2``,
+        format: ``onnx``, ``torchscript``, ``savedmodel``, ``tflite``, ``openvino``, ``pt2``,
             ``aoti``, ``executorch``, or ``all`` for the first four; one or several.
         model: a registered name or ``package.module:factory``; Hugging Face folders, Keras files
             and SavedModels need none.
@@ -102,15 +129,15 @@ def export(
             architecture's.
         model_kwargs: hyper-parameters; they take precedence over the checkpoint's.
         lora: a folder of PEFT adapters to merge into a Hugging Face checkpoint.
-        inputs: ``NAME:DATATYPE[DIMS]`` of each input of a model that declares no signature.
-        output_names: names of its outputs, in order, or some of its own names.
-        masks: ``NAME[:right|left|any][=OUTPUT,...]`` of each input that says which positions hold
+        input: ``NAME:DATATYPE[DIMS]`` of each input of a model that declares no signature.
+        output_name: names of its outputs, in order, or some of its own names.
+        mask: ``NAME[:right|left|any][=OUTPUT,...]`` of each input that says which positions hold
             data, and the outputs that are undefined elsewhere.
         max_batch_size: rows of the largest batch; 0: shapes have no batch dimension.
         repository: a folder, or ``s3://``, ``gs://`` or ``az://BUCKET/PREFIX``.
         name: the model's name there; None takes the one that the model declares.
         name_template: of ``{name}``, ``{format}`` and ``{precision}``, for several formats.
-        version: a positive number, or ``auto`` for the next free one.
+        model_version: a positive number, or ``auto`` for the next free one.
         dtype: precision inside the artifact: ``fp32``, ``fp16`` or ``bf16``.
         quantize: ``int8`` quantises weights and activations, ``int8-weight-only`` and ``int4``
             weights alone, in blocks.
@@ -149,7 +176,7 @@ def export(
     from modelport.exporters.formats.base import ExportTarget
 
     source = export_request.source(checkpoint, model, task, model_kwargs, lora, max_batch_size)
-    source = source.declaring(inputs, output_names, masks)
+    source = source.declaring(input, output_name, mask)
     checks = export_request.checks(
         samples, seed, atol, rtol, max_drop, min_agreement, max_relative_error
     )
@@ -158,10 +185,12 @@ def export(
     )
     request = export_request.ExportRequest(
         source=source,
-        formats=(formats,) if isinstance(formats, str) else tuple(formats),
+        formats=(format,) if isinstance(format, str) else tuple(format),
         target=ExportTarget(dtype, quantize, opset),
         checks=checks,
-        destination=export_request.destination(repository, name, name_template, version, output),
+        destination=export_request.destination(
+            repository, name, name_template, model_version, output
+        ),
         optimization=optimization,
         data=path_of(data),
         image=dict(image or {}),
@@ -201,17 +230,18 @@ def certify(artifact: Path | str, against: Path | str, **options: Any) -> list[E
     found = inspection.inspect(artifact)
     options.setdefault("name", None)
     options["name"] = options["name"] or re.sub(r"[^A-Za-z0-9._-]", "_", artifact.stem)
-    if against.suffix.lower() == ".npz" and not options.get("output_names"):
-        options["output_names"] = [output.name for output in found.outputs]
+    if against.suffix.lower() == ".npz" and not options.get("output_name"):
+        options["output_name"] = [output.name for output in found.outputs]
     return export(against, opset=found.opset, artifact=artifact, **options)
 
 
+@_renamed(public_keys="public_key")
 @naming_extras()
 def verify(
     path: Path | Location | str,
     *,
     integrity: bool = False,
-    public_keys: Sequence[Path | str] = (),
+    public_key: Sequence[Path | str] = (),
     checkpoint: Path | str | None = None,
     lora: Path | str | None = None,
     data: Path | str | None = None,
@@ -225,7 +255,7 @@ def verify(
         path: the folder of a version, or of a model for its newest version; or a URL of object
             storage.
         integrity: check the files alone and run nothing.
-        public_keys: files of Ed25519 keys; one of the keys must have signed the version.
+        public_key: files of Ed25519 keys; one of the keys must have signed the version.
         checkpoint: the file that was exported; None looks for the certificate's here and in
             ``checkpoints/``.
         lora: the adapters that were merged.
@@ -254,7 +284,7 @@ def verify(
     from modelport.exporters.publishing import download
     from modelport.gateway.repository import signing_keys
 
-    keys = [signing_keys.load_public_key(Path(key)) for key in public_keys]
+    keys = [signing_keys.load_public_key(Path(key)) for key in public_key]
     place = place_of(path)
     with contextlib.ExitStack() as stack:
         if isinstance(place, Location):
@@ -305,9 +335,9 @@ def convert(
         IntegrityError: a file is damaged or wants to run code.
     """
     check_bounds(samples=samples, seed=seed)
-    from modelport.exporters.keras_conversion import convert as conversion
+    from modelport.exporters.keras_conversion.convert_request import ConvertRequest
 
-    request = conversion.ConvertRequest(
+    request = ConvertRequest(
         Path(source),
         Path(target),
         model,
@@ -316,6 +346,9 @@ def convert(
         seed=seed,
         check=check,
     )
+    request.check_arguments()
+    from modelport.exporters.keras_conversion import convert as conversion
+
     return conversion.convert(request, progress or _silent)
 
 

@@ -196,3 +196,18 @@ def reason_of(error: BaseException) -> str:
         return ""
     # TensorFlow gives the reason first, TorchScript last, behind the code that failed.
     return _CLASS.sub("", told[0 if lines[0].startswith(_ANNOUNCEMENTS[0]) else -1])
+
+
+def plain_reason(error: BaseException) -> str:
+    """The reason in an error of the system or of a library, without numbers, sources and classes.
+
+    ``[Errno 28] No space left on device: '/x'`` becomes ``No space left on device``.
+    """
+    if isinstance(error, OSError):
+        # OpenSSL's: "[X509] PEM lib (_ssl.c:4149)", with the reason as PEM_LIB
+        named = getattr(error, "reason", None)
+        if isinstance(named, str):
+            return named.replace("_", " ").lower()
+        if error.strerror:
+            return error.strerror
+    return " ".join(str(error).split()) or type(error).__name__

@@ -26,6 +26,7 @@ import gevent  # noqa: E402
 from locust import events  # noqa: E402
 from locust.env import Environment  # noqa: E402
 
+from modelport.gateway.errors import plain_reason  # noqa: E402
 from modelport.loadtests.load import locust_arguments as plans  # noqa: E402
 from modelport.loadtests.load.sample_recording import EXIT_UNWRITTEN  # noqa: E402
 from modelport.loadtests.load.target import LoadTestTarget  # noqa: E402
@@ -84,7 +85,7 @@ def prepare(environment: Environment, **_: Any) -> None:
         Sockets.lone = bool(options.headless) and plan.load.has_single_user
         driver = LoadDriver(plan, lambda: _end(environment), _reporter(environment, plan))
     except (ValueError, OSError) as error:
-        _give_up(environment, str(error))
+        _give_up(environment, plain_reason(error))
         return
     LOADS.driver, LOADS.plan = driver, plan
     try:

@@ -11,6 +11,7 @@ import click
 
 from modelport.gateway.cli.admin_client import DEFAULT_URL, AdminClient
 from modelport.gateway.cli.errors import OneLineCommand, UsageError
+from modelport.gateway.cli.paths import WRITTEN
 from modelport.gateway.cli.server_credentials import credential_options
 from modelport.gateway.errors import ModelportError, install_extra
 
@@ -20,13 +21,13 @@ _MODEL = re.compile(r"[\w.-]+\Z")
 @click.command(cls=OneLineCommand)
 @click.argument("model")
 @click.option(
-    "--url", default=DEFAULT_URL, show_default=True, help="URL of the gateway's metrics port."
+    "--url", "-u", default=DEFAULT_URL, show_default=True, help="URL of the gateway's metrics port."
 )
 @credential_options
 @click.option(
     "--output",
     "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=WRITTEN,
     default=Path("report.html"),
     show_default=True,
     help="The file to write.",

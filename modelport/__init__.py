@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from modelport import testing as testing
     from modelport.client import AsyncClient as AsyncClient
     from modelport.client import Client as Client
+    from modelport.client_models import DurationStatistics as DurationStatistics
     from modelport.client_models import ModelDescription as ModelDescription
+    from modelport.client_models import ModelStatistics as ModelStatistics
     from modelport.client_models import ModelStatus as ModelStatus
     from modelport.client_models import TensorDescription as TensorDescription
     from modelport.exporters.api import ExportResult as ExportResult
@@ -45,7 +47,11 @@ __version__ = "0.1.0"
 _MODULES = {
     **dict.fromkeys(("AsyncClient", "Client"), "modelport.client"),
     **dict.fromkeys(
-        ("ModelDescription", "ModelStatus", "TensorDescription"), "modelport.client_models"
+        (
+            *("DurationStatistics", "ModelDescription", "ModelStatistics", "ModelStatus"),
+            "TensorDescription",
+        ),
+        "modelport.client_models",
     ),
     **dict.fromkeys(
         ("ExportResult", "Verification", "convert", "export", "verify"), "modelport.exporters.api"
@@ -64,10 +70,12 @@ __all__ = [
     "AlreadyExists",
     "AsyncClient",
     "Client",
+    "DurationStatistics",
     "ExportResult",
     "IntegrityError",
     "InvalidArgument",
     "ModelDescription",
+    "ModelStatistics",
     "ModelStatus",
     "ModelportError",
     "NotFound",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
 from pathlib import Path
 
 import click
 from click.exceptions import NoSuchCommand
+from click.shell_completion import CompletionItem
 
 from modelport import __version__
 from modelport.gateway.cli import option_sources
 from modelport.gateway.cli.errors import OneLineCommand
-from modelport.gateway.runtime import collector
+from modelport.gateway.runtime import collector, terminal
 
 #: name → where the command is, and the line that ``modelport --help`` shows.
 COMMANDS = {
@@ -107,6 +109,18 @@ COMMANDS = {
     ),
 }
 
+#: Commands by task, in the order of ``modelport --help``.
+TASKS = {
+    "Start": ("demo", "doctor"),
+    "Export and prove": (
+        *("export", "certify", "verify", "inspect", "sample", "convert"),
+        *("publish", "keygen", "package", "migrate"),
+    ),
+    "Serve": ("serve", "key", "access"),
+    "Use a running gateway": ("models", "infer", "load", "unload"),
+    "Choose versions": ("label", "rollback", "rollout"),
+    "Measure and compare": ("loadtest", "compare", "gate"),
+}
 #: Subcommands from a higher layer than their command's.
 SUBCOMMANDS = {"rollout": {"report": "modelport.loadtests.rollout_report:report"}}
 #: Start of the places of the exporters' commands.
@@ -118,7 +132,7 @@ class LazyGroup(OneLineCommand, click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of the commands, in the order of ``--help``."""
-        return list(COMMANDS)
+        return list(itertools.chain.from_iterable(TASKS.values()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command and apply its defaults; None if there is none of this name."""
@@ -148,9 +162,17 @@ class LazyGroup(OneLineCommand, click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        """Write the commands by task, without importing them."""
+        width = max(map(len, COMMANDS))
+        for task, names in TASKS.items():
+            with formatter.section(task):
+                formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command without importing any."""
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=COMMANDS[name][1]) for name in names]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 def _imported(place: str) -> click.Command:
@@ -177,12 +199,17 @@ def _read_config(ctx: click.Context, param: click.Parameter, file: Path | None) 
     expose_value=False,
     help="Options in TOML, with a table for each command.  [env: MODELPORT_CONFIG]",
 )
-def modelport() -> None:
+@click.pass_context
+def modelport(context: click.Context) -> None:
     """Export a trained model, prove that it computes what its checkpoint does, and serve it.
 
     Every option can also be set in the environment, as MODELPORT_SERVE_HTTP_PORT=9000 for
     --http-port of serve, or in the --config file, as http-port = 9000 under [serve].
+
+    Tab completion in bash: eval "$(_MODELPORT_COMPLETE=bash_source modelport)"; zsh and fish alike.
     """
+    if terminal.is_plain():
+        context.color = False  # of every command
 
 
 def main() -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-import threading
-import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -18,17 +17,22 @@ from urllib.parse import urlsplit
 import aiohttp
 from numpy.typing import ArrayLike
 
-from modelport.client_models import ModelDescription, ModelStatus, described, encoded, plain
-from modelport.client_protocol import (
+from modelport.client_loop import LoopThread
+from modelport.client_models import (
     ClientRequest,
-    GrpcTransport,
-    HttpTransport,
+    ModelDescription,
+    ModelStatistics,
+    ModelStatus,
     Parameter,
-    valid_answer,
+    counted,
+    described,
+    encoded,
+    plain,
 )
+from modelport.client_protocol import GrpcTransport, HttpTransport, valid_answer
 from modelport.gateway.errors import InvalidArgument, ModelportError, TimedOut, Unavailable
-from modelport.gateway.types import Array
-from modelport.gateway.upstream import tls_errors
+from modelport.gateway.types import Array, Tensor
+from modelport.gateway.upstream import connection_errors, tls_errors
 from modelport.gateway.upstream.outlier_detection import EndpointFailed
 
 T = TypeVar("T")
@@ -149,20 +153,61 @@ class AsyncClient:
         request_id: str = "",
     ) -> dict[str, Array]:
         """Send one request, and return the outputs by name; see ``Client.infer``."""
-        key = (model, str(version))
+        known, tensors = await self._encoded(model, str(version), inputs)
+        if class_count and not outputs:
+            outputs = [tensor.name for tensor in known.outputs]
+        request = ClientRequest(
+            *(model, str(version), tensors), outputs, class_count, parameters, request_id
+        )
+        with self._forgetting(request):
+            found = await self._answer(self._transport.infer(request))
+        return {name: plain(*answer) for name, answer in found.items()}
+
+    async def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        version: str | int = "",
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, Parameter] | None = None,
+        request_id: str = "",
+    ) -> AsyncGenerator[dict[str, Array], None]:
+        """Send one request, and yield its responses as they arrive; see ``Client.stream``."""
+        known, tensors = await self._encoded(model, str(version), inputs)
+        request = ClientRequest(*(model, str(version), tensors), outputs, 0, parameters, request_id)
+        async with aclosing(self._transport.stream(request, known)) as responses:
+            while True:
+                with self._forgetting(request):
+                    found = await self._answer(anext(responses, None))
+                if found is None:
+                    return
+                yield {name: plain(*answer) for name, answer in found.items()}
+
+    async def statistics(self, model: str = "", version: str | int = "") -> list[ModelStatistics]:
+        """Return the counts and times of requests by model version; see ``Client.statistics``."""
+        rows = await self._answer(self._transport.statistics(model, str(version)))
+        with valid_answer():
+            return [counted(row) for row in rows]
+
+    async def _encoded(
+        self, model: str, version: str, inputs: Mapping[str, ArrayLike]
+    ) -> tuple[ModelDescription, list[Tensor]]:
+        """The model's description, asked for once, and ``inputs`` as it declares them."""
+        key = (model, version)
         if key not in self._known:
             self._known[key] = await self.metadata(*key)
         known = self._known[key]
-        tensors = [encoded(known, name, value) for name, value in inputs.items()]
-        if class_count and not outputs:
-            outputs = [tensor.name for tensor in known.outputs]
-        request = ClientRequest(*key, tensors, outputs, class_count, parameters, request_id)
+        return known, [encoded(known, name, value) for name, value in inputs.items()]
+
+    @contextmanager
+    def _forgetting(self, request: ClientRequest) -> Iterator[None]:
+        """Ask for the model's description again after an error: it may have been replaced."""
         try:
-            found = await self._answer(self._transport.infer(request))
+            yield
         except ModelportError:
-            self._known.pop(key, None)  # the model may have been replaced by another one
+            self._known.pop((request.model, request.version), None)
             raise
-        return {name: plain(*answer) for name, answer in found.items()}
 
     async def close(self) -> None:
         """Close the connections."""
@@ -189,7 +234,7 @@ class AsyncClient:
             self._connected = kind(self._target, encrypted, *options)
         return self._connected
 
-    async def _answer(self, answer: Coroutine[Any, Any, T]) -> T:
+    async def _answer(self, answer: Awaitable[T]) -> T:
         """Await ``answer``, and translate the errors of connections."""
         try:
             async with asyncio.timeout(self._seconds):
@@ -198,7 +243,9 @@ class AsyncClient:
             said = f"{self._url} did not respond within {self._seconds:g} s"
             raise TimedOut(said) from error
         except (aiohttp.ClientError, EndpointFailed, OSError) as error:
-            reason = str(error) or type(error).__name__
+            reason = connection_errors.reason(error)
+            if isinstance(error, EndpointFailed):
+                reason = error.args[0]
             raise Unavailable(
                 tls_errors.explain(error, self._url)
                 or f"no server responds at {self._url} ({reason}); start one with "
@@ -242,7 +289,7 @@ class Client:
         self._client = AsyncClient(
             url, headers=headers, timeout_seconds=timeout_seconds, token=token, tls=tls
         )
-        self._loop = _LoopThread(self._client)
+        self._loop = LoopThread(self._client)
 
     def live(self) -> bool:
         """Whether the server runs."""
@@ -335,6 +382,58 @@ class Client:
         )
         return self._loop.run(request)
 
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        version: str | int = "",
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, Parameter] | None = None,
+        request_id: str = "",
+    ) -> Generator[dict[str, Array], None, None]:
+        """Send one request, and yield each response of the model as it arrives.
+
+        A decoupled model gives any number of responses. ``timeout_seconds`` limits the wait for
+        each. Leaving the loop, or closing the generator, cancels the request.
+
+        Over gRPC this is ``ModelStreamInfer``. Over HTTP it is the generate extension
+        (``generate_stream``), whose tensors have no shapes: the last dimension that the model
+        leaves open takes all elements, the others are 1; FP16 and BF16 need gRPC.
+
+        Args:
+            model, inputs, version, outputs, parameters, request_id: as of ``infer``.
+
+        Raises:
+            InvalidArgument: an input does not fit the model.
+            NotFound: the server has no such model or version.
+        """
+        responses = self._client.stream(
+            *(model, inputs),
+            version=version,
+            outputs=outputs,
+            parameters=parameters,
+            request_id=request_id,
+        )
+        try:
+            while (found := self._loop.run(_next(responses))) is not None:
+                yield found
+        finally:
+            with suppress(InvalidArgument):  # the client is closed, and the connection with it
+                self._loop.run(responses.aclose())
+
+    def statistics(self, model: str = "", version: str | int = "") -> list[ModelStatistics]:
+        """Return the counts and times of the requests to each model version since it was loaded.
+
+        Args:
+            model: its name; empty: all models.
+            version: the number; empty: all versions.
+
+        Raises:
+            NotFound: the server has no such model or version.
+        """
+        return self._loop.run(self._client.statistics(model, version))
+
     def close(self) -> None:
         """Close the connections."""
         self._loop.close()
@@ -351,54 +450,5 @@ class Client:
         self.close()
 
 
-class _LoopThread:
-    """An event loop on a thread of its own, so that callers need none and may have one."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._loop = loop = asyncio.new_event_loop()
-        #: Starts with the first call.
-        self._thread = threading.Thread(
-            target=_run_loop, args=(loop,), name="modelport-client", daemon=True
-        )
-        #: Runs once: for a client that is forgotten, and at the end of the process, too.
-        self._finish = weakref.finalize(self, _finish, loop, self._thread, client)
-        self._starting = threading.Lock()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work``, and return its result."""
-        with self._starting:
-            if not self._finish.alive:
-                work.close()
-                raise InvalidArgument("the client is closed")
-            if not self._thread.is_alive():
-                self._thread.start()
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        """Close the client and end the thread."""
-        self._finish()
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    loop.run_forever()
-    loop.close()
-
-
-def _finish(loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: AsyncClient) -> None:
-    if not thread.is_alive():
-        loop.close()
-        return
-    asyncio.run_coroutine_threadsafe(_end(client), loop)
-    if thread is not threading.current_thread():  # where the garbage collector may run
-        thread.join()
-
-
-async def _end(client: AsyncClient) -> None:
-    await client.close()
-    loop = asyncio.get_running_loop()
-    loop.call_soon(loop.stop)  # after the callbacks of connections that were closed
+async def _next(responses: AsyncGenerator[T, None]) -> T | None:
+    return await anext(responses, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +11,21 @@ from numpy.typing import ArrayLike
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
+
+#: The value of a request parameter.
+Parameter = bool | int | str
+
+
+class ClientRequest(NamedTuple):
+    """An inference request; an empty ``version`` is the default one, no ``outputs`` are all."""
+
+    model: str
+    version: str
+    inputs: Sequence[Tensor]
+    outputs: Sequence[str] = ()
+    class_count: int = 0
+    parameters: Mapping[str, Parameter] | None = None
+    id: str = ""
 
 
 class TensorDescription(NamedTuple):
@@ -39,6 +56,59 @@ class ModelStatus(NamedTuple):
     version: str
     state: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DurationStatistics:
+    """How often something happened, and its time in all, in nanoseconds."""
+
+    count: int = 0
+    ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatistics:
+    """The requests to a version of a model since it was loaded, as Triton counts them.
+
+    Attributes:
+        last_inference: milliseconds since the epoch; 0: none.
+        inference_count: rows of the requests that succeeded; a batch of eight counts as eight.
+        execution_count: executions of the model, each of one or several requests.
+        inference_stats: by ``success``, ``fail``, ``queue``, ``compute_input``, ``compute_infer``,
+            ``compute_output``, ``cache_hit`` and ``cache_miss``.
+        batch_stats: by batch size, the durations of its executions.
+    """
+
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: Mapping[str, DurationStatistics]
+    batch_stats: Mapping[int, Mapping[str, DurationStatistics]]
+
+
+def counted(row: dict[str, Any]) -> ModelStatistics:
+    """The statistics in one row that a server sent."""
+
+    def durations(document: Mapping[str, Any]) -> dict[str, DurationStatistics]:
+        return {
+            name: DurationStatistics(int(each.get("count", 0)), int(each.get("ns", 0)))
+            for name, each in document.items()
+            if isinstance(each, dict)
+        }
+
+    return ModelStatistics(
+        name=str(row["name"]),
+        version=str(row["version"]),
+        last_inference=int(row.get("last_inference", 0)),
+        inference_count=int(row.get("inference_count", 0)),
+        execution_count=int(row.get("execution_count", 0)),
+        inference_stats=durations(row.get("inference_stats") or {}),
+        batch_stats={
+            int(each["batch_size"]): durations(each) for each in row.get("batch_stats") or ()
+        },
+    )
 
 
 def described(document: dict[str, Any]) -> ModelDescription:

@@ -9,9 +9,9 @@ method raises ``ModelportError`` with the server's message, and ``EndpointFailed
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
@@ -19,6 +19,8 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 from yarl import URL
 
+from modelport import client_streams
+from modelport.client_models import ClientRequest, ModelDescription
 from modelport.gateway.errors import (
     Cancelled,
     Internal,
@@ -32,13 +34,13 @@ from modelport.gateway.errors import (
     Unsupported,
 )
 from modelport.gateway.repository.routes_file import ModelRoute
-from modelport.gateway.types import Array, Datatype, Deadline, Tensor
+from modelport.gateway.types import NO_DEADLINE, Array, Datatype, Deadline
 from modelport.gateway.upstream import grpc
 from modelport.gateway.wire import json_tensors, json_text, raw_tensors, tensor_contents
+from modelport.gateway.wire.http2.settings import STREAM_WINDOW_BYTES
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from modelport.gateway.wire.raw_tensors import Buffer
 
-Parameter = bool | int | str
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _SERVICE = "/inference.GRPCInferenceService/"
 #: A server may describe any number of models, each with a few keys.
@@ -63,18 +65,6 @@ _ERRORS: Mapping[int | str, type[ModelportError]] = {
     "DEADLINE_EXCEEDED": TimedOut,
     "CANCELLED": Cancelled,
 }
-
-
-class ClientRequest(NamedTuple):
-    """An inference request; an empty ``version`` is the default one, no ``outputs`` are all."""
-
-    model: str
-    version: str
-    inputs: Sequence[Tensor]
-    outputs: Sequence[str] = ()
-    class_count: int = 0
-    parameters: Mapping[str, Parameter] | None = None
-    id: str = ""
 
 
 def error_of(status: int | str, message: str) -> ModelportError:
@@ -166,6 +156,37 @@ class HttpTransport:
         document = {"parameters": {"unload_dependents": dependents}}
         await self._document("POST", f"/repository{_path(model)}/unload", document)
 
+    async def statistics(self, model: str, version: str) -> list[dict[str, Any]]:
+        """Get the statistics of a model; without a model, of all."""
+        path = f"{_path(model, version)}/stats" if model else "/models/stats"
+        document: dict[str, Any] = await self._document("GET", path)
+        with valid_answer():
+            return list(document["model_stats"])
+
+    async def stream(
+        self, request: ClientRequest, known: ModelDescription
+    ) -> AsyncGenerator[dict[str, tuple[Datatype, Array]], None]:
+        """Send a request of the generate extension, and yield the outputs of each response."""
+        url = URL(
+            f"{self._url}{_path(request.model, request.version)}/generate_stream", encoded=True
+        )
+        open_ended = aiohttp.ClientTimeout(total=None)  # the caller limits the wait for each
+        async with self._session.post(
+            url,
+            data=json_text.dumps(client_streams.document(request)),
+            headers={"Content-Type": "application/json"},
+            allow_redirects=False,
+            timeout=open_ended,
+        ) as response:
+            if response.status != 200 and "event-stream" not in response.content_type:
+                _parsed(response.status, await response.read())
+            async for event in client_streams.events(response.content):
+                answer = _parsed(200, event)
+                with valid_answer():
+                    if set(answer) == {"error"}:
+                        raise error_of(max(response.status, 500), str(answer["error"]))
+                    yield client_streams.outputs(answer, request, known)
+
     async def infer(self, request: ClientRequest) -> dict[str, tuple[Datatype, Array]]:
         """Send an inference request, and return the outputs by name."""
         head, blobs = _json_request(request)
@@ -199,6 +220,12 @@ def _parsed(status: int, answer: bytes) -> Any:
         message = str(json_text.loads(answer, _MAX_KEYS)["error"])
     except (InvalidArgument, KeyError, TypeError):
         message = answer.decode("utf-8", "replace").strip()
+    unnamed = status == 404 and (message.lower() in ("", "not found") or message.startswith("{"))
+    if unnamed or message.startswith("<"):  # a page
+        message = (
+            "the server does not have this operation of the Open Inference Protocol; give the URL "
+            "of a server's HTTP port, such as http://127.0.0.1:8000 of 'modelport serve'"
+        )
     raise error_of(status, message or f"HTTP status {status}")
 
 
@@ -262,7 +289,9 @@ class GrpcTransport:
             connect_timeout_seconds=seconds,
             max_reply_bytes=grpc.MAX_MESSAGE_BYTES,
         )
-        self._channel = grpc.GrpcChannel(target, route, tls)
+        self._channel_of = target, route, tls
+        self._channel = grpc.GrpcChannel(*self._channel_of)
+        self._streams: grpc.GrpcChannel | None = None
         self._metadata = {name.lower(): value for name, value in headers.items()}
         self._seconds = seconds
 
@@ -313,6 +342,31 @@ class GrpcTransport:
         request.parameters["unload_dependents"].bool_param = dependents
         await self._ask("RepositoryModelUnload", request)
 
+    async def statistics(self, model: str, version: str) -> list[dict[str, Any]]:
+        """Get the statistics of a model; without a model, of all."""
+        reply = await self._ask(
+            "ModelStatistics", pb.ModelStatisticsRequest(name=model, version=version)
+        )
+        return [_document(row) for row in reply.model_stats]
+
+    async def stream(
+        self, request: ClientRequest, known: ModelDescription
+    ) -> AsyncGenerator[dict[str, tuple[Datatype, Array]], None]:
+        """Send a request as a stream of one, and yield the outputs of each response."""
+        if self._streams is None:
+            # A window of its own size, so that a slow reader holds up the server.
+            self._streams = grpc.GrpcChannel(*self._channel_of, window=STREAM_WINDOW_BYTES)
+        call = self._streams.method(_SERVICE + "ModelStreamInfer", self._metadata)
+        content = _message(request).SerializeToString()
+        parse = pb.ModelStreamInferResponse.FromString
+        replies = grpc.replies(call, content, parse, NO_DEADLINE, error_of, onward=False)
+        async with aclosing(replies) as responses:
+            async for reply in responses:
+                if reply.error_message:
+                    raise error_of("INVALID_ARGUMENT", reply.error_message)
+                with valid_answer():
+                    yield _message_outputs(reply.infer_response)
+
     async def infer(self, request: ClientRequest) -> dict[str, tuple[Datatype, Array]]:
         """Send an inference request, and return the outputs by name."""
         reply = await self._ask("ModelInfer", _message(request))
@@ -322,6 +376,8 @@ class GrpcTransport:
     async def close(self) -> None:
         """Close the connections."""
         await self._channel.close()
+        if self._streams is not None:
+            await self._streams.close()
 
 
 def _message_outputs(reply: Any) -> dict[str, tuple[Datatype, Array]]:

@@ -96,7 +96,7 @@ def test_infer_takes_numpy_files_and_adds_a_missing_batch_dimension(
     assert outputs("x2", str(tmp_path / "x.npy"), *target) == {"y": [[0.0, 2.0, 4.0, 6.0]]}
     one = np.ones((1, 2), np.float32)
     np.savez(tmp_path / "ab.npz", a=one, b=2 * one)
-    chosen = outputs("sums", str(tmp_path / "ab.npz"), *target, "--output", "total")
+    chosen = outputs("sums", str(tmp_path / "ab.npz"), *target, "--output-name", "total")
     assert chosen == {"total": [[3.0, 3.0]]}
 
 
@@ -147,7 +147,7 @@ def test_infer_sends_and_prints_strings(target: list[str], tmp_path: Path) -> No
         (["sums", "x.npy"], "the model takes the inputs a, b"),
         (["x2", "pickled.npy"], "cannot be read"),
         (["x2", "a.json", "--model-version", "9"], "version 9 is not found"),
-        (["x2", "a.json", "--output", "w"], "unexpected inference output 'w'"),
+        (["x2", "a.json", "--output-name", "w"], "unexpected inference output 'w'"),
         (["broken", "a.json"], "has no available versions"),
     ],
 )

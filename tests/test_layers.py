@@ -18,6 +18,7 @@ LAYERS = {
     "modelport.gateway.types": 0,
     "modelport.gateway.errors": 0,
     "modelport.gateway.cli.errors": 1,
+    "modelport.gateway.cli.paths": 1,
     "modelport.gateway.cli.tables": 1,
     "modelport.gateway.extensions": 0,
     "modelport.gateway.repository": 1,
@@ -53,7 +54,9 @@ EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.runtime.openvino_import",
     "modelport.gateway.server.trial_request",
     "modelport.gateway.cli.errors",
+    "modelport.gateway.cli.paths",
     "modelport.gateway.cli.tables",
+    "modelport.gateway.upstream.connection_errors",
 )
 #: Clients of other servers, and what they may know of the web besides the rest of the core.
 CLIENTS = (
@@ -204,18 +207,20 @@ def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
             # How a command says what is wrong and what it is doing; the descriptors of backends;
             # the addresses of repositories; the reader of untrusted files; child processes; the
             # limits that a rollout shares; the client of a gateway's API of rollouts; the messages
-            # for failures of TLS.
+            # for failures of connections.
             and not target.startswith(
                 (
                     "modelport.gateway.cli.admin_client",
                     "modelport.gateway.cli.server_credentials",
                     "modelport.gateway.cli.errors",
+                    "modelport.gateway.cli.paths",
                     "modelport.gateway.errors",
                     "modelport.gateway.backends.registry",
                     "modelport.gateway.repository.storage.location",
                     "modelport.gateway.repository.untrusted_files",
                     "modelport.gateway.runtime.child_process",
                     "modelport.gateway.slo",
+                    "modelport.gateway.upstream.connection_errors",
                     "modelport.gateway.upstream.tls_errors",
                     "modelport.exporters.runtime.progress",
                 )

@@ -15,21 +15,22 @@ from modelport.exporters import api
 from modelport.exporters.cli import export as export_command
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
+from modelport.gateway.cli.paths import EXISTING
 
 #: Options of ``export`` that choose a conversion.
 _OF_CONVERSION = frozenset(
     {
-        *("checkpoint", "formats", "opset", "name_template", "optimize", "calibrate"),
+        *("checkpoint", "format", "opset", "name_template", "optimize", "calibrate"),
         *("calibration_method", "per_channel", "block_size"),
     }
 )
 
 
 @click.command(cls=InterruptibleCommand)
-@click.argument("artifact", type=click.Path(path_type=Path))
+@click.argument("artifact", type=EXISTING)
 @click.option(
     "--against",
-    type=click.Path(path_type=Path),
+    type=EXISTING,
     required=True,
     metavar="CHECKPOINT|FILE.npz",
     help="The checkpoint that the file was exported from, as for 'export' (with --model, --input "

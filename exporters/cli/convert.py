@@ -15,6 +15,7 @@ from modelport.exporters.cli.export import parse_kwargs
 from modelport.exporters.cli.options import seed_option
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
+from modelport.gateway.cli.paths import WRITTEN
 from modelport.gateway.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -22,12 +23,10 @@ if TYPE_CHECKING:
 
 ROWS_SHOWN = 40  # rows printed; the report has every tensor
 
-_FILE = click.Path(path_type=Path)
-
 
 @click.command(cls=InterruptibleCommand)
-@click.argument("source", type=_FILE)
-@click.argument("target", type=_FILE)
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("target", type=WRITTEN)
 @click.option("--model", required=True, metavar="fraud|vit", help="Model that has a Keras port.")
 @click.option("--model-kwargs", metavar="JSON", help="Hyper-parameters; they override the files'.")
 @click.option(

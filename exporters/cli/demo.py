@@ -16,7 +16,8 @@ import numpy as np
 import modelport
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.local_gateway import serving
-from modelport.gateway.cli.errors import missing_extra
+from modelport.gateway.cli.errors import UsageError, missing_extra
+from modelport.gateway.cli.paths import unwritable
 from modelport.gateway.errors import Internal, Unavailable
 from modelport.gateway.types import Array
 
@@ -62,6 +63,9 @@ def demo(retrain: bool, seed: int) -> None:
     digits. Writes checkpoints/ (with digit.png, one of the digits, to send to the model) and
     model_repository/ in the current folder; safe to repeat.
     """
+    for folder in (CHECKPOINTS, REPOSITORY):
+        if reason := unwritable(folder):
+            raise UsageError(f"{reason}; run the demo in a folder of your own")
     try:
         tasks = [_fraud(seed), _digits()]
         from rich.console import Console

@@ -19,7 +19,7 @@ from modelport.exporters.models.registry import MODELS
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.repository.storage.location import Repository
+from modelport.gateway.cli.paths import EXISTING, WrittenPath, WrittenRepository
 
 if TYPE_CHECKING:
     from modelport.exporters.export_pipeline import ExportResult
@@ -49,7 +49,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command(cls=InterruptibleCommand)
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=EXISTING)
 @click.option(
     "--model",
     metavar="NAME|package.module:factory",
@@ -68,28 +68,26 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option(
     "--lora",
-    type=click.Path(path_type=Path),
+    type=EXISTING,
     metavar="DIR",
     help="PEFT adapters to merge into a Hugging Face checkpoint.",
 )
 @click.option(
     "--input",
-    "inputs",
     multiple=True,
     metavar="NAME:DATATYPE[DIMS]",
-    help="Declare an input of a model that declares no signature: 'image:FP32[3,224,224]', "
-    "'tokens:INT64[sequence=1..64]=0..511'. Repeatable.",
+    help="Declare an input of a model that declares no signature, or sizes that a Keras model or "
+    "SavedModel leaves open: 'image:FP32[3,224,224]', 'tokens:INT64[sequence=1..64]=0..511'. "
+    "Repeatable.",
 )
 @click.option(
     "--output-name",
-    "output_names",
     multiple=True,
     help="Name the model's outputs, in order, or choose some of its own names.  [default: its own, "
     "such as logits; output, or output_0, ...]",
 )
 @click.option(
     "--mask",
-    "masks",
     multiple=True,
     metavar="NAME[:right|left|any][=OUTPUT,...]",
     help="An input that is 1 where there is data and 0 at padding, or the number of positions with "
@@ -107,7 +105,6 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option(
     "--format",
-    "formats",
     required=True,
     multiple=True,
     metavar=FORMAT_NAMES,
@@ -122,7 +119,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option(
     "--repository",
-    type=Repository(),
+    type=WrittenRepository(),
     default=Path("model_repository"),
     show_default=True,
     help="The model repository to publish into: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
@@ -145,7 +142,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--calibrate",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=EXISTING,
     metavar="FILE.npz|.jsonl",
     help="Quantise activations of --quantize int8 statically, by their ranges on these inputs: an "
     ".npz of rows by input name, requests as .json or .jsonl, or a file of 'modelport sample'. "
@@ -195,7 +192,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
 @seed_option
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
+    type=EXISTING,
     metavar="FILE.npz",
     help="Held-out inputs by name, and 'labels'; below fp32 these replace the random inputs.",
 )
@@ -221,20 +218,20 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
 @_image_flags
 @click.option(
     "--labels",
-    type=click.Path(path_type=Path),
+    type=EXISTING,
     metavar="FILE",
     help="Class names, one per line.  [default: a Hugging Face folder's]",
 )
 @click.option(
     "--sign-key",
-    type=click.Path(path_type=Path),
+    type=EXISTING,
     metavar="FILE",
     help="Sign the certificate with this Ed25519 key ('modelport keygen' makes one).",
 )
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=WrittenPath(),
     help="Write the artifact and its certificate here instead of publishing.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -260,7 +257,6 @@ def arguments(options: dict[str, Any]) -> tuple[dict[str, Any], bool, bool]:
     """The arguments of ``api.export`` for these options, and ``--json`` and ``--quiet``."""
     given = dict(options)
     given["model_kwargs"] = parse_kwargs(given["model_kwargs"])
-    given["version"] = given.pop("model_version")
     as_json, quiet = given.pop("as_json"), given.pop("quiet")
     images = {name: given.pop(f"image_{name}") for name in IMAGE_FLAGS}
     given["image"] = {name: value for name, value in images.items() if value is not None}

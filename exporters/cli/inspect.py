@@ -13,15 +13,16 @@ import click
 
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
+from modelport.gateway.cli.paths import ExistingRepository
 from modelport.gateway.cli.tables import print_table, printable
-from modelport.gateway.repository.storage.location import Location, Repository
+from modelport.gateway.repository.storage.location import Location
 
 if TYPE_CHECKING:
     from modelport.exporters.inspection import Inspection, TensorInfo
 
 
 @click.command(cls=InterruptibleCommand)
-@click.argument("artifact", type=Repository())
+@click.argument("artifact", type=ExistingRepository())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(artifact: Path | Location, as_json: bool) -> None:
     """Show what ARTIFACT holds, without running it.

@@ -16,6 +16,7 @@ from modelport.gateway.repository.signing_keys import PrivateKey
 @click.command(cls=InterruptibleCommand)
 @click.option(
     "--output",
+    "-o",
     metavar="PREFIX",
     default="modelport",
     show_default=True,

@@ -20,9 +20,10 @@ from modelport.gateway.cli.errors import (
     ParityError,
     UsageError,
     missing_extra,
+    renamed_option,
 )
+from modelport.gateway.cli.paths import EXISTING, WRITTEN, WrittenRepository
 from modelport.gateway.cli.tables import print_table, printable
-from modelport.gateway.repository.storage.location import Repository
 
 if TYPE_CHECKING:
     from modelport.exporters.migration.report import MigrationReport
@@ -34,20 +35,20 @@ def migrate() -> None:
 
 
 @migrate.command("torchserve", cls=InterruptibleCommand)
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=EXISTING)
 @click.option(
     "--model-repository",
     "--repository",
     "repository",
-    type=Repository(),
+    type=WrittenRepository(),
     default=Path("model_repository"),
     show_default=True,
     help="The model repository to publish into: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
 )
 @click.option(
-    "--config",
+    "--config-properties",
     "config_file",
-    type=click.Path(path_type=Path),
+    type=EXISTING,
     metavar="FILE",
     help="The old server's config.properties, for names, batching and workers of its models.",
 )
@@ -67,12 +68,14 @@ def migrate() -> None:
     "modelport did not write stores neither datatypes nor sizes. Repeatable.",
 )
 @click.option(
-    "--output",
+    "--output-tensor",
     "outputs",
     multiple=True,
     metavar="NAME:DATATYPE[DIMS]",
     help="Declare an output in the same way, in the model's order. Repeatable.",
 )
+@renamed_option("--config", "--config-properties")
+@renamed_option("--output", "--output-tensor")
 @click.option(
     "--max-batch-size",
     type=click.IntRange(0, 2**31 - 1),
@@ -81,7 +84,7 @@ def migrate() -> None:
 @click.option(
     "--report",
     "report_file",
-    type=click.Path(path_type=Path),
+    type=WRITTEN,
     metavar="FILE",
     help="Write the report: Markdown if FILE ends in .md, else JSON.",
 )
@@ -100,7 +103,7 @@ def migrate() -> None:
 )
 @click.option(
     "--requests",
-    type=click.Path(path_type=Path),
+    type=EXISTING,
     metavar="FILE|FOLDER",
     help="Recorded request bodies, one per file, or folders of them named like models.",
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
+
+from modelport.gateway.cli.paths import EXISTING
 
 seed_option = click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the inputs."
@@ -18,8 +18,7 @@ model_version_option = click.option(
 )
 public_key_option = click.option(
     "--public-key",
-    "public_keys",
-    type=click.Path(path_type=Path),
+    type=EXISTING,
     metavar="PUBKEY",
     multiple=True,
     help="Require a signature by this Ed25519 key. Repeatable: any one of the keys.",

@@ -13,11 +13,12 @@ from modelport.exporters.packaging import SERVERS
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import UsageError, missing_extra
-from modelport.gateway.repository.storage.location import Location, Repository
+from modelport.gateway.cli.paths import ExistingRepository, WrittenPath
+from modelport.gateway.repository.storage.location import Location
 
 
 @click.command("package", cls=InterruptibleCommand)
-@click.argument("path", type=Repository())
+@click.argument("path", type=ExistingRepository())
 @click.option(
     "--for", "server", required=True, type=click.Choice(list(SERVERS)), help="The server."
 )
@@ -25,7 +26,7 @@ from modelport.gateway.repository.storage.location import Location, Repository
     "-o",
     "--output",
     required=True,
-    type=click.Path(path_type=Path),
+    type=WrittenPath(),
     help="The package: a .mar file for torchserve, else a folder. Never overwritten.",
 )
 @click.option(

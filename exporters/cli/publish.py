@@ -12,14 +12,15 @@ from modelport.exporters.cli.options import model_version_option, public_key_opt
 from modelport.exporters.publishing import contract
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.repository.storage.location import Location, Repository
+from modelport.gateway.cli.paths import ExistingRepository, WrittenRepository
+from modelport.gateway.repository.storage.location import Location
 
 
 @click.command(cls=InterruptibleCommand)
-@click.argument("path", type=Repository())
+@click.argument("path", type=ExistingRepository())
 @click.option(
     "--repository",
-    type=Repository(),
+    type=WrittenRepository(),
     required=True,
     help="The model repository to publish into: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
 )
@@ -29,7 +30,7 @@ def publish_command(
     path: Path | Location,
     repository: Path | Location,
     model_version: str,
-    public_keys: tuple[Path, ...],
+    public_key: tuple[Path, ...],
 ) -> None:
     """Copy a published version, or the newest version of a model, to another repository.
 
@@ -46,7 +47,7 @@ def publish_command(
     from modelport.exporters.publishing.file_errors import writing_to
     from modelport.gateway.repository import config, manifest, signing_keys, untrusted_files
 
-    keys = [signing_keys.load_public_key(key) for key in public_keys]
+    keys = [signing_keys.load_public_key(key) for key in public_key]
     with contextlib.ExitStack() as stack:
         version = verify.find_version(stack.enter_context(download.local(path)))
         checked = verify.check(version, keys)

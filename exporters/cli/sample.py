@@ -16,7 +16,8 @@ from modelport.exporters.publishing.file_errors import writing_to
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import UsageError, missing_extra
-from modelport.gateway.repository.storage.location import Location, Repository
+from modelport.gateway.cli.paths import EXISTING, WRITTEN, ExistingRepository
+from modelport.gateway.repository.storage.location import Location
 
 if TYPE_CHECKING:
     from modelport.exporters.loaded_model import Reference
@@ -26,11 +27,9 @@ if TYPE_CHECKING:
 #: A model's signature, its generator of requests, its answers, ``atol`` and ``rtol``.
 _Subject = tuple["ModelSignature", "Sampler", "Reference", float, float]
 
-_FILE = click.Path(path_type=Path)
-
 
 @click.command(cls=InterruptibleCommand)
-@click.argument("path", type=Repository())
+@click.argument("path", type=ExistingRepository())
 @click.option(
     "--model",
     metavar="NAME|package.module:factory",
@@ -56,13 +55,13 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "-o",
     "--output",
-    type=_FILE,
+    type=WRITTEN,
     metavar="FILE.json",
     help="File to write.  [default: samples.json in the published version and its certificate]",
 )
 @click.option(
     "--sign-key",
-    type=_FILE,
+    type=EXISTING,
     metavar="FILE",
     help="Sign the published version's certificate again with this Ed25519 key.",
 )

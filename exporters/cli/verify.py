@@ -17,27 +17,26 @@ from modelport.exporters.cli.export import optimization_rows
 from modelport.exporters.cli.options import public_key_option
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
-from modelport.gateway.repository.storage.location import Location, Repository
+from modelport.gateway.cli.paths import EXISTING, ExistingRepository
+from modelport.gateway.repository.storage.location import Location
 
 if TYPE_CHECKING:
     from modelport.exporters.proof.verify import Checked, Proven
 
-_FILE = click.Path(path_type=Path)
-
 
 @click.command(cls=InterruptibleCommand)
-@click.argument("path", type=Repository())
+@click.argument("path", type=ExistingRepository())
 @click.option("--integrity", is_flag=True, help="Check the files only, without running the model.")
 @public_key_option
 @click.option(
     "--checkpoint",
-    type=_FILE,
+    type=EXISTING,
     help="The checkpoint that was exported.  [default: the certificate's, here or in checkpoints/]",
 )
-@click.option("--lora", type=_FILE, metavar="DIR", help="The adapters that the export merged.")
+@click.option("--lora", type=EXISTING, metavar="DIR", help="The adapters that the export merged.")
 @click.option(
     "--data",
-    type=_FILE,
+    type=EXISTING,
     metavar="FILE.npz",
     help="The held-out inputs of its evaluation.",
 )
@@ -57,7 +56,7 @@ _FILE = click.Path(path_type=Path)
 def verify(
     path: Path | Location,
     integrity: bool,
-    public_keys: tuple[Path, ...],
+    public_key: tuple[Path, ...],
     as_json: bool,
     quiet: bool,
     **given: Any,
@@ -78,7 +77,7 @@ def verify(
     with progress_bar(quiet) as progress:
         progress("checking", 0, 0)
         found = api.verify(
-            path, integrity=integrity, public_keys=public_keys, progress=progress, **given
+            path, integrity=integrity, public_key=public_key, progress=progress, **given
         )
     checked, proven = found.checked, found.proven
     if as_json:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import h5py
 import safetensors.torch
@@ -20,8 +18,9 @@ import torch
 
 from modelport.exporters import model_spec
 from modelport.exporters.keras_conversion import output_comparison, report, weight_comparison
+from modelport.exporters.keras_conversion.convert_request import ConvertRequest, framework_of
 from modelport.exporters.keras_conversion.keras_weights import MODEL_KWARGS_KEY, STATED
-from modelport.exporters.keras_conversion.model_files import Pair, Side, framework_of, open_side
+from modelport.exporters.keras_conversion.model_files import Pair, Side, open_side
 from modelport.exporters.keras_conversion.report import ConversionReport
 from modelport.exporters.keras_ports import KerasPort, find_port
 from modelport.exporters.keras_ports.weights import extract, port
@@ -30,33 +29,12 @@ from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.publishing.file_errors import writing_to
 from modelport.exporters.publishing.temporary_folder import temporary_folder
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.exporters.sources import checkpoint
-from modelport.gateway.cli.errors import ParityError, UsageError
+from modelport.exporters.sources import SAFETENSORS, checkpoint
+from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.errors import AlreadyExists, Unsupported
-
-DEFAULT_SAMPLES = 1000
 
 #: Called with the stage's name, the amount done and the total; 0 of 0 means unknown.
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertRequest:
-    """The options of one conversion; file names determine the frameworks.
-
-    Attributes:
-        model: a registered name.
-        model_kwargs: hyper-parameters; they override those in the files.
-        check: compare the two files, write no model.
-    """
-
-    source: Path
-    target: Path
-    model: str
-    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    samples: int = DEFAULT_SAMPLES
-    seed: int = 0
-    check: bool = False
 
 
 def convert(
@@ -73,7 +51,7 @@ def convert(
         Unsupported: the model has no Keras port.
         IntegrityError: a file is damaged or wants to run code.
     """
-    _check_paths(request)
+    request.check_arguments()
     declared, keras_port = _find_port(request.model)
     progress("reading", 0, 0)
     source = open_side(request.source, request.model)
@@ -101,25 +79,6 @@ def _write_proven(
             _publish(written, request.target)
         _conclude(result, request)
     return result
-
-
-def _check_paths(request: ConvertRequest) -> None:
-    frameworks = [framework_of(path) for path in (request.source, request.target)]
-    if frameworks[0] is frameworks[1]:
-        raise UsageError(
-            f"SOURCE and TARGET are both {frameworks[0]} files; give one of each framework"
-        )
-    if not request.source.is_file():
-        raise UsageError(f"SOURCE '{request.source}' is not a file; give a trained model")
-    if request.check and not request.target.is_file():
-        raise UsageError(f"TARGET '{request.target}' is not a file; omit --check to write it")
-    if not request.check and os.path.lexists(request.target):
-        raise AlreadyExists(
-            f"TARGET '{request.target}' exists and is never overwritten; choose another name, or "
-            "add --check to compare the two"
-        )
-    if not request.target.parent.is_dir():
-        raise UsageError(f"'{request.target.parent}' is not a folder; make it, or choose another")
 
 
 def _find_port(model: str) -> tuple[ModelSpec, KerasPort]:
@@ -169,7 +128,7 @@ def _write(pair: Pair, path: Path) -> None:
             return
     arrays = extract(pair.keras_model, pair.links)
     state = {key: torch.from_numpy(value) for key, value in arrays.items()}
-    if path.suffix in checkpoint.SAFETENSORS:
+    if path.suffix in SAFETENSORS:
         metadata = {"format": "pt", checkpoint.MODEL_KWARGS_KEY: json.dumps(kwargs)}
         safetensors.torch.save_file(state, path, metadata)
     else:

@@ -13,19 +13,17 @@ import numpy as np
 from torch import nn
 
 from modelport.exporters.keras_conversion import keras_weights, weight_comparison
+from modelport.exporters.keras_conversion.convert_request import framework_of
 from modelport.exporters.keras_conversion.keras_weights import KerasWeights
 from modelport.exporters.keras_conversion.report import End
 from modelport.exporters.keras_ports import KerasPort, Link
 from modelport.exporters.loaded_model import Framework
 from modelport.exporters.model_spec import ModelSpec
-from modelport.exporters.sources import checkpoint, keras_guard
+from modelport.exporters.sources import checkpoint
 from modelport.exporters.sources.checkpoint import Checkpoint
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.types import Array
-
-KERAS_SUFFIX = ".keras"
-TORCH_SUFFIXES = checkpoint.PICKLED | checkpoint.SAFETENSORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +140,6 @@ class KerasSide(Side):
                     f"'{self.end.file}': '{path}' contains NaN; use an earlier one"
                 )
         keras_weights.fill(pair.keras_model, values)
-
-
-def framework_of(path: Path) -> Framework:
-    """The framework of a file, by its name.
-
-    Raises:
-        UsageError: files of this kind are not converted.
-    """
-    if path.name.endswith((KERAS_SUFFIX, keras_guard.WEIGHTS_SUFFIX)):
-        return Framework.TENSORFLOW
-    if path.suffix in TORCH_SUFFIXES:
-        return Framework.PYTORCH
-    if path.suffix.lower() in keras_guard.LEGACY_SUFFIXES:
-        raise keras_guard.hdf5_refusal(path)
-    remedy = ""
-    if ".ckpt" in path.name or path.suffix == ".index":
-        remedy = "; restore a TensorFlow checkpoint in Keras and call save_weights('m.weights.h5')"
-    known = (*sorted(TORCH_SUFFIXES), KERAS_SUFFIX, keras_guard.WEIGHTS_SUFFIX)
-    raise UsageError(f"'{path.name}' has no known extension: use {', '.join(known)}{remedy}")
 
 
 def open_side(path: Path, model: str) -> Side:

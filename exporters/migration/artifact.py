@@ -18,7 +18,7 @@ from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 TORCH = (".pt", ".pth", ".pt2")
 EXPORT_IT = "export it with 'modelport export {file} --model package.module:factory --format onnx'"
-DECLARE = "declare every tensor, such as --input 'x:FP32[16]' --output 'y:FP32[2]'"
+DECLARE = "declare every tensor, such as --input 'x:FP32[16]' --output-tensor 'y:FP32[2]'"
 
 #: A dict of outputs; any of its keys may be declared.
 NAMED = "Dict[str, Tensor]"
@@ -28,7 +28,7 @@ IMAGE_DIMS = (3, 224, 224)
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """``--input``, ``--output`` and ``--max-batch-size``; None: the old server's batch size."""
+    """The declarations of tensors, and the batch size; None: the old server's."""
 
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
@@ -156,7 +156,7 @@ def _declared(
         count = _results(forward.result)
         if len(outputs) != count and forward.result != NAMED:
             raise UsageError(
-                f"--output is given {len(outputs)} times, but forward() returns {count}"
+                f"--output-tensor is given {len(outputs)} times, but forward() returns {count}"
             )
     return ModelSignature(tuple(inputs), tuple(outputs), max_batch_size, axes)
 

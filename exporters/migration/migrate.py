@@ -217,7 +217,8 @@ class _StagedArchive:
     def _refuse_flags(self, what: str) -> None:
         if self.wanted.flags:
             raise UsageError(
-                f"'{what}' declares its own tensors; omit --input, --output and --max-batch-size"
+                f"'{what}' declares its own tensors; omit --input, "
+                "--output-tensor and --max-batch-size"
             )
 
     def _deliver_artifact(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from modelport.exporters.migration.report import ReplayComparison
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.repository import untrusted_files
+from modelport.gateway.upstream import connection_errors
 
 MAX_BODY_BYTES = 64 << 20
 TIMEOUT_SECONDS = 60.0
@@ -183,9 +184,7 @@ def _ask(server: ReplayServer, model: str, body: bytes, content_type: str) -> Re
         with error:
             return _read(error)
     except (OSError, http.client.HTTPException) as error:
-        return ReplayAnswer(
-            0, (str(getattr(error, "reason", "") or error) or type(error).__name__).encode()
-        )
+        return ReplayAnswer(0, connection_errors.reason(error).encode())
 
 
 def _read(answer: Any) -> ReplayAnswer:

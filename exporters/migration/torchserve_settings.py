@@ -83,7 +83,7 @@ class Properties:
 
 
 def read_properties(path: Path) -> Properties:
-    """Read the file of ``--config``.
+    """Read the file of ``--config-properties``.
 
     Raises:
         UsageError: it cannot be read, or a value in it is of another form than TorchServe's.
@@ -92,11 +92,11 @@ def read_properties(path: Path) -> Properties:
         values = dict(_lines(untrusted_files.read_text(path, MAX_DOCUMENT_BYTES)))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"--config '{path}' cannot be read: {reason}") from error
+        raise UsageError(f"--config-properties '{path}' cannot be read: {reason}") from error
     models = _models(values.get("models", "{}"))
     workers = values.get("default_workers_per_model")
     if workers is not None and not workers.isdecimal():
-        raise UsageError("--config: 'default_workers_per_model' is not a number")
+        raise UsageError("--config-properties: 'default_workers_per_model' is not a number")
     listed = [part.strip() for part in values.get("load_models", "").split(",") if part.strip()]
     loaded = None
     if listed and "all" not in map(str.lower, listed):
@@ -113,7 +113,9 @@ def serving(archive: TorchServeArchive, name: str, properties: Properties) -> Se
         IntegrityError: a number in ``model-config.yaml`` is invalid, or it is not YAML.
     """
     versions = properties.models.get(name, {})
-    declared = _numbers(versions.get(archive.manifest.model_version, {}), "--config", UsageError)
+    declared = _numbers(
+        versions.get(archive.manifest.model_version, {}), "--config-properties", UsageError
+    )
     where = f"'{archive.manifest.config_file}' in '{archive.name}'"
     own = _numbers(_yaml(archive, where), where, IntegrityError)
     values = {}
@@ -160,10 +162,10 @@ def _models(text: str) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
         )
     except (ValueError, AttributeError, RecursionError) as error:
         raise UsageError(
-            "--config: 'models' is not JSON of models, versions and settings"
+            "--config-properties: 'models' is not JSON of models, versions and settings"
         ) from error
     if not shaped:
-        raise UsageError("--config: 'models' does not map each version to its settings")
+        raise UsageError("--config-properties: 'models' does not map each version to its settings")
     known: Mapping[str, Mapping[str, Mapping[str, Any]]] = models
     return known
 

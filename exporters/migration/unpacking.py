@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from modelport.gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError, plain_reason
 from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.repository.artifact_checks.torch_archive import DAMAGE
 
@@ -69,7 +69,7 @@ def unpack(path: Path, space: Path) -> None:
         # Damaged gzip raises an OSError without a number; a zip may claim to begin before itself.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = plain_reason(error)
         raise IntegrityError(f"'{path.name}' is damaged ({reason}); copy it again") from error
 
 

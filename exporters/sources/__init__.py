@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 DEFAULT_MAX_BATCH_SIZE = 8
+#: Extensions of PyTorch checkpoints.
+PICKLED = frozenset({".pt", ".pth", ".bin"})
+SAFETENSORS = frozenset({".safetensors"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import safetensors
 import safetensors.torch
@@ -22,18 +22,21 @@ from torch.nn.parameter import is_lazy
 
 from modelport.exporters.arguments import check_plain
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.exporters.sources import safetensors_header
+from modelport.exporters.sources import PICKLED, SAFETENSORS, safetensors_header
 from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.repository.artifact_checks.load_guard import no_code
 from modelport.gateway.repository.manifest import sha256_of
 
-PICKLED = frozenset({".pt", ".pth", ".bin"})
-SAFETENSORS = frozenset({".safetensors"})
-
-#: The keys under which training scripts save the state dict; the first one present is used.
-STATE_DICT_KEYS = ("model_state_dict", "state_dict")
+#: The keys under which training scripts save the state dict; the first one present is used. There
+#: may be a dict of the same kind under it, as in ``{"model": {"state_dict": ...}}``.
+STATE_DICT_KEYS = (
+    *("model_state_dict", "state_dict", "model_state", "model", "module", "network", "net"),
+    *("weights", "params"),
+)
+#: Dicts within dicts that are looked into.
+MOST_NESTED = 4
 MODEL_KWARGS_KEY = "model_kwargs"
 
 #: Prefixes that DataParallel and torch.compile add to every key.
@@ -150,12 +153,14 @@ def _read_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"checkpoint '{path}' holds a {type(content).__name__}, not a state dict; "
             "save model.state_dict()"
         )
-    nested = next((key for key in STATE_DICT_KEYS if key in content), None)
-    state = content if nested is None else content[nested]
+    keys = _keys_to_state(content, path)
+    state, holder = content, content
+    for key in keys:
+        state, holder = state[key], state
     if not _is_dict(state) or not state:
+        under = " under " + ", ".join(map(repr, keys)) if keys else ""
         raise IntegrityError(
-            f"checkpoint '{path}' holds no state dict{f' under {nested!r}' if nested else ''}; "
-            "save model.state_dict()"
+            f"checkpoint '{path}' holds no state dict{under}; save model.state_dict()"
         )
     wrong = [key for key, value in state.items() if not isinstance(value, Tensor)]
     if wrong:
@@ -163,10 +168,43 @@ def _read_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"checkpoint '{path}' holds no state dict: not tensors: {_some(wrong)}; save "
             f"model.state_dict() by itself or under '{STATE_DICT_KEYS[0]}'"
         )
-    return dict(state), {} if nested is None else _kwargs_of(content, path)
+    outer = holder if MODEL_KWARGS_KEY in holder else content
+    return dict(state), _kwargs_of(outer, path) if keys else {}
 
 
-def _is_dict(value: object) -> bool:
+def _keys_to_state(content: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """The keys that lead to the state dict: names of scripts, else the only one that there is."""
+    found = list(_paths(content, MOST_NESTED))
+    if len(found) > 1:
+        raise IntegrityError(
+            f"checkpoint '{path}' holds several state dicts: "
+            f"{_some(['.'.join(keys) for keys in found])}; save the model's under "
+            f"'{STATE_DICT_KEYS[0]}'"
+        )
+    named = (key for key in STATE_DICT_KEYS if key in content)
+    return found[0] if found else tuple(named)[:1]
+
+
+def _paths(content: object, depth: int) -> Iterator[tuple[str, ...]]:
+    """The keys of every state dict in ``content``; below a key of a script, no others count."""
+    if _is_state(content):
+        yield ()
+    elif depth and _is_dict(content):
+        inner = {key: value for key, value in content.items() if isinstance(value, Mapping)}
+        names = [key for key in STATE_DICT_KEYS if key in inner][:1] or list(inner)
+        for key in names:
+            yield from ((key, *keys) for keys in _paths(inner[key], depth - 1))
+
+
+def _is_state(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
+    )
+
+
+def _is_dict(value: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
 
 

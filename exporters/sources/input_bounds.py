@@ -13,7 +13,15 @@ import numpy as np
 
 from modelport.exporters.loaded_model import Reference
 from modelport.exporters.model_spec import AttentionMask
-from modelport.exporters.requests.random_inputs import DEFAULT_LONGEST, Fill, draw, model_dims
+from modelport.exporters.requests.random_inputs import (
+    DEFAULT_LONGEST,
+    Fill,
+    draw,
+    model_dims,
+    sizes_of,
+)
+from modelport.exporters.sources.tensor_flags import parse_tensors
+from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, ModelSignature, TensorSpec
 
@@ -26,6 +34,39 @@ LARGEST_ID = 1 << 24
 BATCH = 2
 
 Sizes = Mapping[str, int]
+
+
+def declared(signature: ModelSignature, flags: Sequence[str]) -> ModelSignature:
+    """``signature`` with the sizes and ranges that ``--input`` declares for open dimensions.
+
+    Raises:
+        UsageError: a declaration is malformed, or contradicts the model.
+    """
+    specs, _, axes = parse_tensors(flags)
+    inputs = {spec.name: spec for spec in signature.inputs}
+    for spec in specs:
+        own = inputs.get(spec.name)
+        if own is None:
+            raise UsageError(
+                f"--input '{spec.name}' is not an input of the model; its inputs are "
+                f"{', '.join(inputs)}"
+            )
+        fits = len(own.dims) == len(spec.dims) and all(
+            known in (-1, given) for known, given in zip(own.dims, spec.dims, strict=True)
+        )
+        if own.datatype is not spec.datatype or not fits:
+            raise UsageError(
+                f"--input '{spec.name}' contradicts the model, which declares {written(own)}; "
+                "give sizes or axes for its open dimensions, written as -1 here"
+            )
+        inputs[spec.name] = replace(own, dims=spec.dims, minimum=spec.minimum, maximum=spec.maximum)
+    return replace(signature, inputs=tuple(inputs.values()), axes=axes)
+
+
+def written(spec: TensorSpec, size: str = "-1") -> str:
+    """``spec`` as ``--input`` takes it, with ``size`` for open dimensions."""
+    dims = (size if dim == -1 or isinstance(dim, str) else str(dim) for dim in spec.dims)
+    return f"{spec.name}:{spec.datatype}[{','.join(dims)}]"
 
 
 def settle(
@@ -42,11 +83,17 @@ def settle(
     reasons: list[Exception] = []
     for shared in (False, True):
         named = _named(signature, shared)
-        names = list(dict.fromkeys(d for s in named.inputs for d in s.dims if isinstance(d, str)))
+        given = {name: sizes_of(axis)[0] for name, axis in signature.axes.items()}
+        dims = dict.fromkeys(d for s in named.inputs for d in s.dims if isinstance(d, str))
+        names = [name for name in dims if name not in given]
         trial = _Trial(named, reference, masks, reasons)
-        sizes = next((sizes for sizes in _candidates(names, shared) if trial.runs(sizes)), None)
+        tried = ({**given, **sizes} for sizes in _candidates(names, shared))
+        sizes = next((sizes for sizes in tried if trial.runs(sizes)), None)
         if sizes is not None:
             axes = {name: _axis(name, sizes, trial) for name in names}
+            for name, axis in signature.axes.items():
+                _check_longest(axis, sizes, trial, reasons)
+                axes[name] = axis
             flags = {mask.input for mask in masks}
             inputs = tuple(
                 replace(spec, minimum=0, maximum=1)
@@ -55,11 +102,26 @@ def settle(
                 for spec in named.inputs
             )
             return replace(named, axes=axes, inputs=inputs)
-    account = " ".join(str(reasons[-1]).split())[:200]
+    open_ones = [spec for spec in signature.inputs if -1 in spec.dims]
+    asked = " ".join(f"--input '{written(spec, '512')}'" for spec in open_ones or signature.inputs)
     raise Unsupported(
-        f"the model does not run at any size of its inputs that was tried ({account}); save it "
-        "with the sizes that it needs"
+        f"the model does not run at any size of its inputs that was tried ({_said(reasons)}); "
+        f"declare sizes that it runs at, such as {asked}, or an axis with bounds, as rows=100..600"
     )
+
+
+def _check_longest(axis: Axis, sizes: Sizes, trial: _Trial, reasons: list[Exception]) -> None:
+    longest = sizes_of(axis)[-1]
+    if not trial.runs({**sizes, axis.name: longest}):
+        raise UsageError(
+            f"the model does not run with '{axis.name}' of {longest}, to which --input declares "
+            f"it ({_said(reasons)}); give it other bounds"
+        )
+
+
+def _said(reasons: Sequence[Exception]) -> str:
+    """The last reason, without TensorFlow's names of its own functions before it."""
+    return " ".join(str(reasons[-1]).split()).rpartition("}} ")[2][:200]
 
 
 class _Trial:
@@ -144,7 +206,7 @@ def _axis(name: str, sizes: Sizes, trial: _Trial) -> Axis:
 
 
 def _ranged(spec: TensorSpec, sizes: Sizes, trial: _Trial) -> TensorSpec:
-    if not _is_integer(spec):
+    if not _is_integer(spec) or spec.maximum is not None:
         return spec
 
     def works(value: int) -> bool:

@@ -44,8 +44,10 @@ def load(request: SourceRequest) -> Source:
         raise UsageError(f"--lora needs a Hugging Face folder as checkpoint, not '{path}'")
     if request.task is not None and reader != "huggingface":
         raise UsageError(f"--task needs a Hugging Face folder as checkpoint, not '{path}'")
-    if reader in ("tensorflow", "trees") and (request.inputs or request.output_names):
-        raise UsageError(f"'{path}' declares its own signature; omit --input and --output-name")
+    if reader in ("tensorflow", "trees") and request.output_names:
+        raise UsageError(f"'{path}' declares its own outputs; omit --output-name")
+    if reader == "trees" and request.inputs:
+        raise UsageError(f"'{path}' declares its own inputs; omit --input")
     try:
         module = importlib.import_module(f"modelport.exporters.sources.{reader}")
     except ImportError as error:

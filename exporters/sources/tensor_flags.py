@@ -26,7 +26,7 @@ _AXIS = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:=(?P<low>\d+)\.\.(?P<high>\d+))?")
 def parse_tensors(
     inputs: Sequence[str], outputs: Sequence[str] = ()
 ) -> tuple[list[TensorSpec], list[TensorSpec], dict[str, Axis]]:
-    """Parse the values of ``--input`` and ``--output``, and the axes of all of them.
+    """Parse the values of ``--input`` and ``--output-tensor``, and the axes of all of them.
 
     A value is ``NAME:DATATYPE[DIM,...]``, and ``=LOW..HIGH`` for the range of its values. Dims
     exclude the batch dimension. A dim is a size or the name of a dynamic axis, which may have
@@ -40,9 +40,9 @@ def parse_tensors(
     axes = _Axes()
     sides = [
         [_tensor(_Value(flag, text), axes) for text in texts]
-        for flag, texts in (("--input", inputs), ("--output", outputs))
+        for flag, texts in (("--input", inputs), ("--output-tensor", outputs))
     ]
-    for flag, specs in zip(("--input", "--output"), sides, strict=True):
+    for flag, specs in zip(("--input", "--output-tensor"), sides, strict=True):
         names = [spec.name for spec in specs]
         if twice := [name for name in names if names.count(name) > 1]:
             raise UsageError(f"{flag} declares '{twice[0]}' twice; declare each tensor once")

@@ -78,7 +78,7 @@ def load(request: SourceRequest) -> Source:
     """Load the model in a ``.keras`` file or in the folder of a SavedModel.
 
     The first dimension is the batch if every input and output leaves it open. Other open axes are
-    named, and their bounds are found by trial.
+    named, and their bounds are those of ``--input``, or found by trial.
 
     Raises:
         UsageError: the file is of an older kind, or lacks a signature to serve.
@@ -91,6 +91,7 @@ def load(request: SourceRequest) -> Source:
     with quiet():
         loaded = _widened(_load_saved_model(path) if path.is_dir() else _load_keras(path))
     signature = _signature(loaded, request.max_batch_size)
+    signature = input_bounds.declared(signature, request.inputs)
     reference = TensorFlowEager(loaded.model)
     masks = attention_masks.parse(request.masks) or attention_masks.infer(signature.inputs)
     attention_masks.check(signature, masks)

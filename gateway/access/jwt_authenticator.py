@@ -27,7 +27,7 @@ from modelport.gateway.access.jwks import ALGORITHMS, JwksFile, JwksUrl, KeySet
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.principal import Principal
 from modelport.gateway.cli.errors import missing_extra
-from modelport.gateway.errors import Unauthenticated, Unavailable
+from modelport.gateway.errors import Unauthenticated, Unavailable, plain_reason
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.gateway_files import Contents, at_path
 from modelport.gateway.toml_tables import InvalidValue, number, read_by, text
@@ -248,7 +248,7 @@ def _trusting(table: TomlTable, authorities: Contents) -> ssl.SSLContext:
     except (OSError, ValueError) as error:
         name = table.values["jwks_ca"]
         raise table.error(
-            f"jwks_ca '{name}' has no certificates in PEM: {error}", "jwks_ca"
+            f"jwks_ca '{name}' has no certificates in PEM: {plain_reason(error)}", "jwks_ca"
         ) from error
 
 

@@ -12,6 +12,8 @@ from modelport.gateway.access.api_key_authenticator import keys_of
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.principal import ANONYMOUS, ANONYMOUS_NAME, Principal
 from modelport.gateway.access.rules_file import read_access_file
+from modelport.gateway.cli.errors import renamed_option
+from modelport.gateway.cli.paths import EXISTING
 from modelport.gateway.cli.tables import print_table, printable
 
 EXIT_DENIED = 1
@@ -35,12 +37,13 @@ def access() -> None:
 @click.option(
     "--access",
     "file",
-    type=click.Path(path_type=Path),
+    type=EXISTING,
     default=Path("access.toml"),
     show_default=True,
     help="The rules file.",
 )
-@click.option("--version", default="", metavar="N", help="A version number or a label.")
+@click.option("--model-version", default="", metavar="N", help="A version number or a label.")
+@renamed_option("--version", "--model-version")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument(
     "operation", type=click.Choice([each.value for each in Operation]), metavar="OPERATION"

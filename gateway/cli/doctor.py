@@ -24,6 +24,7 @@ import click
 from modelport.gateway import extensions
 from modelport.gateway.backends.registry import BACKENDS, Library, find_versions
 from modelport.gateway.cli.errors import OneLineCommand
+from modelport.gateway.cli.paths import EXISTING
 from modelport.gateway.cli.tables import print_table
 from modelport.gateway.errors import ModelportError, install_extra
 from modelport.gateway.repository.routes_file import ModelRoute
@@ -62,15 +63,11 @@ print(json.dumps(said))
 """
 #: It comes with the base installation, and is tried, not only looked for.
 DEFAULT_BACKEND = "onnxruntime"
-#: Extra → the distribution that it is for, besides the backends'.
-EXTRAS = {
-    "images": "pillow",
-    "jwt": "pyjwt",
-    "load": "locust",
-    "s3": "s3fs",
-    "gcs": "gcsfs",
-    "azure": "adlfs",
-}
+#: Extras for work on modelport itself.
+CONTRIBUTORS = frozenset({"dev", "docs"})
+_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[([\w,.-]+)\])?[^;]*;?(.*)")
+_EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
+_BEFORE = re.compile(r"python_version < ['\"](\d+)\.(\d+)['\"]")
 TOOLS = {"java": "-version", "perf_analyzer": "--version"}
 
 
@@ -86,7 +83,7 @@ class Finding:
 
 
 @click.command(cls=OneLineCommand)
-@click.option("--routes", "file", metavar="FILE", type=click.Path(path_type=Path),
+@click.option("--routes", "file", metavar="FILE", type=EXISTING,
               help="Also check the servers in this routes file.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(file: Path | None, as_json: bool) -> None:
@@ -159,19 +156,60 @@ async def _libraries(gpu: bool) -> list[Finding]:
 
 
 async def _extras() -> list[Finding]:
-    return [
-        _library(extra, Library(distribution, install_extra(extra)), "extra")
-        for extra, distribution in EXTRAS.items()
-    ]
+    """Every extra of the installed package, and what it lacks here."""
+    found = []
+    for extra, distributions in extras().items():
+        versions = {name: _version_of(name) for name in distributions}
+        missing = [name for name, version in versions.items() if not version]
+        detail = f"lacks {', '.join(missing)}: {install_extra(extra)}"
+        state, detail = ("missing", detail) if missing else ("ok", ", ".join(distributions[:3]))
+        only = versions[distributions[0]] if len(distributions) == 1 else ""
+        found.append(Finding("extra", extra, state, only, detail))
+    return found
 
 
-def _library(name: str, library: Library, kind: str = "embedded") -> Finding:
-    name = f"{name} ({library.distribution})"
+def extras() -> dict[str, list[str]]:
+    """Extra → the distributions that it installs, those of the extras in it included."""
     try:
-        version = importlib.metadata.version(library.distribution)
+        package = importlib.metadata.distribution("modelport")
+    except importlib.metadata.PackageNotFoundError:  # run from its source
+        return {}
+    direct: dict[str, list[str]] = {}
+    within: dict[str, list[str]] = {}
+    for text in package.requires or ():
+        requirement = _REQUIREMENT.match(text)
+        extra = _EXTRA.search(text)
+        before = _BEFORE.search(text)
+        if requirement is None or extra is None:
+            continue
+        if before is not None and sys.version_info[:2] >= tuple(map(int, before.groups())):
+            continue
+        if requirement[1] == "modelport":
+            within.setdefault(extra[1], []).extend(requirement[2].split(","))
+        else:
+            direct.setdefault(extra[1], []).append(requirement[1])
+
+    def all_of(name: str) -> list[str]:
+        inner = [each for other in within.get(name, ()) for each in all_of(other)]
+        return list(dict.fromkeys([*direct.get(name, ()), *inner]))
+
+    names = package.metadata.get_all("Provides-Extra") or ()
+    return {name: all_of(name) for name in names if name not in CONTRIBUTORS}
+
+
+def _library(name: str, library: Library) -> Finding:
+    name, version = f"{name} ({library.distribution})", _version_of(library.distribution)
+    if not version:
+        return Finding("embedded", name, "missing", "", library.install)
+    return Finding("embedded", name, "ok", version, "installed")
+
+
+def _version_of(distribution: str) -> str:
+    """The installed version; empty if there is none."""
+    try:
+        return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(kind, name, "missing", "", library.install)
-    return Finding(kind, name, "ok", version, "installed")
+        return ""
 
 
 # -- extensions -----------------------------------------------------------------------------------

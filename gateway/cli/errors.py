@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import IO, Any, NoReturn, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -187,11 +188,17 @@ class Failure(click.ClickException):
     def __init__(self, error: BaseException, code: int | None = None) -> None:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
         super().__init__(one_line(text + _origin(error)) or type(error).__name__)
+        context = getattr(error, "ctx", None) or click.get_current_context(silent=True)
+        #: With ``--log-format json``, the error is an object, too.
+        self._as_json = context is not None and context.params.get("log_format") == "json"
         # click: per class or instance
         self.exit_code = exit_code(error) if code is None else code  # type: ignore[misc]
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"modelport: error: {self.message}", file=file, err=True)
+        text = f"modelport: error: {self.message}"
+        if self._as_json:
+            text = json.dumps({"event": text, "level": "error"})
+        click.echo(text, file=file, err=True)
         annotate(self.message)
 
 
@@ -251,6 +258,20 @@ class OneLineGroup(OneLineCommand, click.Group):
     """A command group that reports errors in one line."""
 
     command_class = OneLineCommand
+
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+def renamed_option(old: str, new: str) -> Callable[[CommandT], CommandT]:
+    """Refuse an option that has another name now, with that name."""
+
+    def refuse(context: click.Context, _: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            raise click.UsageError(f"{old} is {new} now", context)
+
+    name = f"renamed_{old.strip('-')}"
+    return click.option(old, name, hidden=True, expose_value=False, callback=refuse)
 
 
 def _is_library(error: ImportError) -> bool:

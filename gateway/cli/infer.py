@@ -15,7 +15,7 @@ import numpy as np
 from modelport.client import Client
 from modelport.client_models import ModelDescription, TensorDescription, as_datatype
 from modelport.gateway.cli import server_credentials
-from modelport.gateway.cli.errors import suggestion
+from modelport.gateway.cli.errors import renamed_option, suggestion
 from modelport.gateway.cli.server_credentials import CommandT, credential_options
 from modelport.gateway.cli.tables import print_table
 from modelport.gateway.errors import InvalidArgument, NotFound
@@ -125,15 +125,17 @@ def _signature(tensors: list[dict[str, Any]]) -> str:
 
 @click.command()
 @click.argument("model")
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("file", type=click.Path(exists=True, allow_dash=True, path_type=Path))
 @url_option
 @protocol_option
 @click.option(
     "--model-version", default="", help="Version of the model.  [default: the newest that is ready]"
 )
 @click.option(
-    "--output", "-o", "outputs", multiple=True, help="Return only this output. Repeatable."
+    "--output-name", "outputs", multiple=True, help="Return only this output. Repeatable."
 )
+@renamed_option("-o", "--output-name")
+@renamed_option("--output", "--output-name")
 @click.option(
     "--class-count",
     type=click.IntRange(min=0),

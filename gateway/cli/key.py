@@ -15,6 +15,7 @@ from modelport.gateway.access import api_key_file
 from modelport.gateway.access.api_key_file import ApiKey, Entries
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.cli.errors import OneLineGroup, UsageError
+from modelport.gateway.cli.paths import WRITTEN
 from modelport.gateway.cli.tables import print_table
 
 DEFAULT_FILE = "keys.toml"
@@ -27,7 +28,7 @@ _NEVER = "never"
 _LONGEST = timedelta(days=100_000)
 
 _file_option = click.option(
-    "--file", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    "--file", "file", type=WRITTEN, metavar="FILE",
     default=DEFAULT_FILE, show_default=True, help="The key file that access.toml names.",
 )  # fmt: skip
 _expires_option = click.option(

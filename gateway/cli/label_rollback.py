@@ -8,16 +8,17 @@ from pathlib import Path
 import click
 
 from modelport.gateway.cli.errors import suggestion
+from modelport.gateway.cli.paths import ExistingRepository
 from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.repository.scan import is_model_name
-from modelport.gateway.repository.storage.location import Location, Repository
+from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.version_choice import VersionChoice
 
 _repository = click.option(
     "--model-repository",
     "--repository",
     "repository",
-    type=Repository(),
+    type=ExistingRepository(),
     default=Path("model_repository"),
     show_default=True,
     help="The model repository: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",

@@ -9,6 +9,7 @@ import click
 
 from modelport.client import Client
 from modelport.gateway.cli.infer import connect, protocol_option, url_option
+from modelport.gateway.cli.paths import EXISTING
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import untrusted_files
@@ -20,7 +21,7 @@ from modelport.gateway.repository import untrusted_files
 @protocol_option
 @click.option(
     "--model-config",
-    type=click.Path(path_type=Path),
+    type=EXISTING,
     metavar="FILE",
     help="Configuration in place of the repository's: config.pbtxt or JSON.",
 )

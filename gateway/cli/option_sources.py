@@ -31,7 +31,7 @@ EPILOG = (
 )
 
 
-def flag_of(option: click.Option) -> str:
+def flag_of(option: click.Parameter) -> str:
     """The option's first long flag without dashes: ``http-port``."""
     return next((f for f in option.opts if f.startswith("--")), option.opts[0]).lstrip("-")
 
@@ -39,7 +39,7 @@ def flag_of(option: click.Option) -> str:
 def name_variables(command: click.Command, prefix: str) -> None:
     """Set every option of ``command`` and its subcommands from a variable ``PREFIX_FLAG``."""
     for option in _options(command):
-        if option.envvar is None and option.expose_value:
+        if option.envvar is None and (option.expose_value or option.hidden):
             option.envvar = f"{prefix}_{_constant(flag_of(option))}"
     if isinstance(command, click.Group):
         for name, subcommand in command.commands.items():

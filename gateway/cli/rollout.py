@@ -16,6 +16,7 @@ from modelport.gateway import slo
 from modelport.gateway.cli import rollout_display
 from modelport.gateway.cli.admin_client import DEFAULT_URL, AdminClient
 from modelport.gateway.cli.errors import Failure, OneLineGroup, UsageError
+from modelport.gateway.cli.paths import EXISTING, WRITTEN
 from modelport.gateway.cli.rollout_options import read_share, read_shares, request_of, user_name
 from modelport.gateway.cli.server_credentials import CommandT, credential_options
 from modelport.gateway.cli.tables import printable
@@ -91,13 +92,13 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="Reason, for
 @click.option(
     "--slo",
     "slo_file",
-    type=click.Path(path_type=Path),
+    type=EXISTING,
     metavar="FILE",
     help="File with the limits (slo.toml).",
 )
 @click.option(
     "--gate-report",
-    type=click.Path(path_type=Path),
+    type=EXISTING,
     help="JSON report of 'modelport gate', for the share of decisions that a retrained candidate "
     "may change.",
 )
@@ -297,7 +298,7 @@ def history(model: str, url: str, as_json: bool) -> None:
 @click.option(
     "--output",
     "-o",
-    type=click.Path(path_type=Path),
+    type=WRITTEN,
     help="File to write.  [default: standard output]",
 )
 def examples(model: str, url: str, output: Path | None) -> None:
@@ -314,7 +315,7 @@ def examples(model: str, url: str, output: Path | None) -> None:
 
 @rollout.command()
 @click.argument("model")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=EXISTING)
 @_url
 def feedback(model: str, file: Path, url: str) -> None:
     """Send true labels that became known later: a JSON list of {"id": ..., "label": ...}."""

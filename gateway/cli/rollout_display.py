@@ -13,6 +13,7 @@ import click
 from modelport.gateway.cli.tables import print_table, printable
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
 from modelport.gateway.rollout.shared_state.state import RolloutPhase
+from modelport.gateway.runtime import terminal
 
 State = Mapping[str, Any]
 
@@ -23,7 +24,7 @@ _COLOURS = {"broken": "red", "suspect": "yellow", "kept": "green"}
 
 
 def is_terminal() -> bool:
-    return sys.stdout.isatty()
+    return sys.stdout.isatty() and not terminal.is_dumb()
 
 
 def event_line(state: State, event: Mapping[str, Any]) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 import click
 
 from modelport.gateway.cli import option_sources
+from modelport.gateway.cli.errors import OneLineCommand
+from modelport.gateway.cli.paths import WrittenPath
 from modelport.gateway.cli.serve_settings import (
     FiniteSeconds,
     ServedPath,
@@ -47,14 +49,22 @@ def _setting(*names: str, **attributes: Any) -> Callable[[CommandT], CommandT]:
     return click.option(*names, **{"type": kind, "default": default, **attributes})
 
 
-class Serve(click.Command):
+class Serve(OneLineCommand):
     """The command; it keeps its arguments for worker processes, which parse them again."""
 
     ARGUMENTS = "modelport.serve.arguments"
+    make_context = click.Command.make_context  # ``settings_of`` lets its callers handle errors
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = tuple(args)
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.UsageError as error:
+            # No option has been read yet if the parser fails, and its errors have a format, too.
+            if not ctx.params and {"json", "--log-format=json"} & set(given):
+                ctx.params["log_format"] = "json"
+            error.ctx = ctx
+            raise
         ctx.meta[self.ARGUMENTS] = (*option_sources.as_arguments(ctx), *given)
         return rest
 
@@ -73,7 +83,7 @@ class Serve(click.Command):
 @click.option(
     "--repository-cache",
     metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=WrittenPath(),
     help="Folder for copies of models in object storage.  [default: the user's cache folder]",
 )
 @_file(
@@ -304,7 +314,8 @@ class Serve(click.Command):
     type=FiniteSeconds(min=0),
     help="Seconds for requests in flight to finish after SIGTERM.",
 )
-@_setting("--log-format", help="Format of the log on standard error.")
+# Eager, so that an error of another option has the format.
+@_setting("--log-format", is_eager=True, help="Format of the log on standard error.")
 @_setting("--log-verbose", type=click.IntRange(min=0), help="1: log every request with its id.")
 @click.pass_context
 def serve(context: click.Context, /, **options: Any) -> None:

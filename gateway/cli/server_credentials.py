@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
+from modelport.gateway.cli.paths import EXISTING
 from modelport.gateway.runtime import gateway_files
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -85,7 +86,7 @@ def credential_options(command: CommandT) -> CommandT:
         command = click.option(
             f"--{name.replace('_', '-')}",
             metavar="FILE",
-            type=click.Path(path_type=Path),
+            type=EXISTING,
             envvar=f"MODELPORT_{name.upper()}",
             expose_value=False,
             callback=_keep,

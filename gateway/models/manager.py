@@ -615,8 +615,9 @@ class ModelManager:
     def require_explicit(self, *names: str) -> None:
         """Raises ``Unavailable``: no changes on request, or not of these models: a rollout runs."""
         if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
+            mode = self._settings.model_control_mode
             raise Unavailable(
-                "explicit model load / unload is not allowed if polling is enabled; start the "
-                "server with --model-control-mode=explicit"
+                f"explicit model load / unload is not allowed with --model-control-mode={mode}; "
+                "start the server with --model-control-mode=explicit"
             )
         self.held.free(names)

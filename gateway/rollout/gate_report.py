@@ -19,7 +19,7 @@ LARGEST = 0.999
 
 
 def max_disagreement(file: Path) -> float | None:
-    """The share of decisions that may differ, from a report of ``modelport gate --json``.
+    """The share of decisions that may differ, from a report of ``modelport gate --json-report``.
 
     None if both sides had the same checkpoint, so that a rollout compares their values.
 
@@ -38,7 +38,7 @@ def max_disagreement(file: Path) -> float | None:
         raise InvalidArgument(f"'{file}' cannot be read: {error.strerror}") from error
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise InvalidArgument(
-            f"'{file}' is not a report of 'modelport gate --json' with the decisions of a "
+            f"'{file}' is not a report of 'modelport gate --json-report' with the decisions of a "
             "retrained candidate; give the limit as answers.max_disagreement in --slo"
         ) from error
     interval = confidence_sequence([TrialCounts(0.5, changed, decisions)], ALPHA)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -47,7 +46,8 @@ from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.server.tls import certificate
 from modelport.gateway.settings import ModelControlMode, Settings, request_memory_bytes
-from modelport.gateway.telemetry import configure_logging
+from modelport.gateway.telemetry import native_lines
+from modelport.gateway.telemetry.logs import gateway_log
 from modelport.gateway.telemetry.metrics import registry
 from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.types import Deadline
@@ -307,7 +307,6 @@ def run(settings: Settings) -> None:
     Raises:
         Unavailable: The gateway cannot start.
     """
-    configure_logging(settings.log_format, settings.log_verbose)
 
     async def main() -> None:
         stopping = asyncio.Event()
@@ -321,8 +320,8 @@ def run(settings: Settings) -> None:
             asyncio.get_running_loop().add_signal_handler(number, stop)
         await serve(settings, stopping)
         # Not ``sys.exit``: a run or a load that cannot be interrupted may still hold a thread.
-        with contextlib.suppress(OSError):
-            sys.stderr.flush()
+        native_lines.end()
         os._exit(0)
 
-    uvloop.run(main())
+    with gateway_log(settings.log_format, settings.log_verbose):
+        uvloop.run(main())

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from enum import Enum, auto
 from typing import Any
 
-from modelport.gateway.errors import Unavailable
+from modelport.gateway.errors import Unavailable, plain_reason
 from modelport.gateway.types import Deadline
 
 #: While draining: time during which requests that are on their way still get an error response.
@@ -218,7 +218,7 @@ def _naming(address: str, port: int, flag: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = plain_reason(error).lower()
         raise Unavailable(
             f"cannot listen on {address}:{port}: {reason}; choose another with {flag} or "
             f"{flag.replace('port', 'address')}"

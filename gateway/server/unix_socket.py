@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from modelport.gateway.errors import Unavailable
+from modelport.gateway.errors import Unavailable, plain_reason
 from modelport.gateway.runtime import file_lock
 from modelport.gateway.server.listening_socket import BACKLOG
 from modelport.gateway.settings import Settings
@@ -61,7 +61,7 @@ def listen(place: Path | int | None, flag: str, mode: int) -> UnixSocket | None:
         return UnixSocket(bound, partial(_remove, place, _inode(place)))
     except OSError as error:
         bound.close()
-        reason = (error.strerror or str(error)).lower()
+        reason = plain_reason(error).lower()
         raise Unavailable(f"cannot listen on {place}: {reason}; choose another {flag}") from error
 
 

@@ -6,28 +6,35 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import MutableMapping
-from typing import Any
+from collections.abc import Iterator, MutableMapping
+from typing import Any, TextIO
 
 import structlog
 
+from modelport.gateway.runtime import terminal
 from modelport.gateway.settings import LogFormat
+from modelport.gateway.telemetry import native_lines
 
 
 class _StandardError:
     """Standard error; if its reader goes away, the log is lost and nothing else fails.
 
+    ``stream`` is standard error as it was before native lines were diverted from it.
+
     A line is written with its end by one call: with ``PYTHONUNBUFFERED`` every call is a system
     call, and the lines of several workers would mix.
     """
 
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
     def write(self, text: str) -> None:
         with contextlib.suppress(OSError):
-            sys.stderr.write(text)
+            (self._stream or sys.stderr).write(text)
 
     def flush(self) -> None:
         with contextlib.suppress(OSError):
-            sys.stderr.flush()
+            (self._stream or sys.stderr).flush()
 
 
 def _without_control_characters(_: Any, __: str, event: MutableMapping[str, Any]) -> Any:
@@ -44,16 +51,34 @@ def _without_control_characters(_: Any, __: str, event: MutableMapping[str, Any]
     return event
 
 
-def configure_logging(log_format: LogFormat, verbose: int, worker: int | None = None) -> None:
+@contextlib.contextmanager
+def gateway_log(log_format: LogFormat, verbose: int) -> Iterator[None]:
+    """Configure the log of a whole gateway: in JSON, native libraries write objects, too."""
+    diverted = native_lines.divert() if log_format is LogFormat.JSON else None
+    configure_logging(log_format, verbose, stream=diverted)
+    try:
+        yield
+    finally:
+        native_lines.end()
+
+
+def configure_logging(
+    log_format: LogFormat,
+    verbose: int,
+    worker: int | None = None,
+    stream: TextIO | None = None,
+) -> None:
     """Send the records of structlog and of libraries to stderr, one line each.
 
     The records of a ``worker`` have its number. Only the first worker logs what all have in common;
     the others log warnings and errors, unless ``verbose``.
     """
-    output: Any = _StandardError()
+    output: Any = _StandardError(stream)
     renderer: Any = structlog.processors.JSONRenderer()
     if log_format is not LogFormat.JSON:
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty() and not terminal.is_plain()
+        )
     stamp = "iso" if log_format is not LogFormat.DEFAULT else "%H:%M:%S.%f"
     shared: list[Any] = [
         structlog.stdlib.add_log_level,

@@ -254,20 +254,23 @@ async def replies(
     message: bytes | Sequence[Buffer],
     reply: Callable[[memoryview], T],
     limit: Deadline,
+    failure: Callable[[str, str], Exception] = meant,
+    onward: bool = True,
 ) -> AsyncGenerator[T, None]:
     """The replies to ``message``, the only one sent, each parsed by ``reply``.
 
-    They are read as the caller asks for them. Closing the generator resets the stream.
+    They are read as the caller asks for them. Closing the generator resets the stream. ``failure``
+    makes the error of a status; ``onward``: the request is another client's.
 
     Raises:
         EndpointFailed, ModelportError: as ``unary``.
     """
-    via = literal(_VIA, via_header.onward("2").encode("latin-1"))
+    via = literal(_VIA, via_header.onward("2").encode("latin-1")) if onward else b""
     got = await exchange(call, message, limit, via, GrpcReplies)
     assert isinstance(got, GrpcReplies)
     try:
         while content := await got.take():
-            _check_head(got, meant)
+            _check_head(got, failure)
             yield reply(_unframed(memoryview(content)))
     except DecodeError as error:
         raise EndpointFailed(FailureKind.DAMAGED, "it is not a valid message") from error
@@ -275,11 +278,11 @@ async def replies(
         if error.failure is FailureKind.DROPPED and limit.expired:  # servers reset it then
             raise TimedOut from error
         if got.headers is not None:
-            _check_head(got, meant)
+            _check_head(got, failure)
         raise
     finally:
         got.connection.cancel_stream(got, ErrorCode.CANCEL)
-    _check_status(got, meant)
+    _check_status(got, failure)
 
 
 async def exchange(

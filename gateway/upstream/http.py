@@ -17,7 +17,7 @@ from yarl import URL
 from modelport.gateway.errors import InvalidArgument, ModelportError, TimedOut
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
-from modelport.gateway.upstream import grpc_status
+from modelport.gateway.upstream import connection_errors, grpc_status
 from modelport.gateway.upstream.credentials import RouteAuthentication
 from modelport.gateway.upstream.http2 import PONG_SECONDS
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
@@ -243,7 +243,7 @@ def _translating() -> Iterator[None]:
     except aiohttp.ConnectionTimeoutError as error:
         raise EndpointFailed(FailureKind.SILENT) from error
     except aiohttp.ClientConnectorError as error:
-        raise EndpointFailed(FailureKind.REFUSED, _reason(error)) from error
+        raise EndpointFailed(FailureKind.REFUSED, connection_errors.reason(error)) from error
     except TimeoutError as error:
         raise TimedOut from error
     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
@@ -282,13 +282,3 @@ def read_json(
     if reply.status != 200:
         raise failure(reply.status, document if type(document) is dict else {})
     return document
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "its name cannot be resolved"
-    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(
-        error.os_error, ConnectionRefusedError
-    ):
-        return "connection refused"
-    return "no connection can be made"

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from modelport.gateway.errors import TimedOut, Unavailable
+from modelport.gateway.upstream import connection_errors
 
 
 async def call_webhook(url: str, body: bytes, signature: Mapping[str, str], seconds: float) -> int:
@@ -71,4 +72,4 @@ async def _request(
     except TimeoutError as error:
         raise TimedOut(f"no {missing} within {seconds:g} s") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise Unavailable(str(error) or type(error).__name__) from error
+        raise Unavailable(connection_errors.reason(error)) from error

@@ -19,9 +19,11 @@ from modelport.gateway.cli.errors import (
     Failure,
     OneLineCommand,
     UsageError,
+    renamed_option,
     require_extra,
 )
-from modelport.gateway.repository.storage.location import Repository
+from modelport.gateway.cli.paths import EXISTING, WRITTEN, ExistingRepository, WrittenPath
+from modelport.gateway.errors import plain_reason
 from modelport.loadtests.cli_options import (
     DurationParam,
     PositiveParam,
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from modelport.loadtests.compare.result import Comparison
     from modelport.loadtests.compare.rounds import RoundSettings
 
-_FILE = click.Path(path_type=Path)
 #: Ten minutes in all, with time left for exporting and writing.
 TIME_LIMIT_SECONDS = 570.0
 #: Number of requests with known answers; a load repeats them in turn.
@@ -70,13 +71,14 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
 )
 @click.option(
     "--data",
-    type=_FILE,
+    type=EXISTING,
     metavar="FILE.npz",
     help="Held-out rows, on which int8 artifacts are verified; with 'labels', accuracy (or AUC) is "
     "measured.  [default: CHECKPOINT-held-out.npz beside the checkpoint, if it exists]",
 )
 @click.option(
-    "--formats",
+    "--format",
+    "formats",
     multiple=True,
     callback=_words,
     metavar="FORMAT[:PRECISION][:LEVEL],...",
@@ -84,7 +86,8 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     "savedmodel, tflite, tflite:int8, openvino, pt2]",
 )
 @click.option(
-    "--backends",
+    "--backend",
+    "backends",
     multiple=True,
     callback=_words,
     metavar="BACKEND,...",
@@ -143,26 +146,29 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--currency", default="USD", show_default=True, help="Currency of the price.")
 @click.option(
     "--repository",
-    type=Repository(),
+    type=ExistingRepository(),
     default=Path("model_repository"),
     show_default=True,
     help="Repository of the published models: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
 )
 @click.option(
     "--cache",
-    type=_FILE,
+    type=WrittenPath(),
     help="Cache of exported artifacts, by the checkpoint's SHA-256.  [default: "
     "modelport/compare in XDG_CACHE_HOME or ~/.cache]",
 )
 @click.option(
-    "--output",
-    type=_FILE,
+    "--html",
+    "output",
+    type=WRITTEN,
     metavar="FILE.html",
     default=Path("comparison.html"),
     show_default=True,
     help="File for the report, one self-contained HTML page.",
 )
-@click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write all figures as JSON.")
+@click.option(
+    "--json-report", "json_file", type=WRITTEN, metavar="FILE", help="Write all figures as JSON."
+)
 @click.option(
     "--time-limit",
     "time_limit_seconds",
@@ -178,6 +184,10 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
 )
 @seed_option
 @click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
+@renamed_option("--formats", "--format")
+@renamed_option("--backends", "--backend")
+@renamed_option("--output", "--html")
+@renamed_option("--json", "--json-report")
 @click.pass_context
 def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any) -> None:
     """Compare formats and backends on this machine, and show the best one by each criterion.
@@ -201,7 +211,9 @@ def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any
         try:
             result, stopped = _measure(subjects, options, started)
         except OSError as error:  # this machine's own, such as a full disk
-            raise Failure(RuntimeError(f"cannot prepare the comparison: {error}")) from error
+            raise Failure(
+                RuntimeError(f"cannot prepare the comparison: {plain_reason(error)}")
+            ) from error
     unwritten = print_and_write(result, options["output"], options["json_file"])
     if stopped:
         click.echo(f"modelport: error: {stopped}; the report has the results so far", err=True)
@@ -241,7 +253,7 @@ def _run(shootout: ComparisonRun, tell: _Progress) -> str:
     except KeyboardInterrupt:
         return "interrupted"
     except OSError as error:  # this machine's own, such as a full disk
-        return str(error)
+        return plain_reason(error)
     return ""
 
 

@@ -33,7 +33,7 @@ def from_dict(document: Mapping[str, Any]) -> Comparison:
         BadDocument: a key is missing, unknown, or of another type.
     """
     if not isinstance(document, Mapping) or document.get("format") != FORMAT:
-        raise BadDocument(f"'format' is not {FORMAT}; 'modelport compare --json' writes it")
+        raise BadDocument(f"'format' is not {FORMAT}; 'modelport compare --json-report' writes it")
     content = {key: value for key, value in document.items() if key != "format"}
     comparison: Comparison = _read(Comparison, content, "comparison")
     return comparison

@@ -155,9 +155,9 @@ def from_published(
     allowed = wanted.backends or tuple(EMBEDDED.values())
     for name in allowed:
         if name not in plan.BACKENDS:
-            raise UsageError(f"--backends '{name}' is unknown; use {', '.join(plan.BACKENDS)}")
+            raise UsageError(f"--backend '{name}' is unknown; use {', '.join(plan.BACKENDS)}")
     if wanted.formats:
-        raise UsageError("--formats is for checkpoints, not for published models; omit --formats")
+        raise UsageError("--format is for checkpoints, not for published models; omit --format")
     chosen = [
         (Entry(artifact.variant, name), artifact)
         for artifact in found

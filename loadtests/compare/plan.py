@@ -102,7 +102,7 @@ def entries(formats: Sequence[str] = (), backends: Sequence[str] = ()) -> list[E
     wanted = list(backends) or list(BACKENDS)
     for name in wanted:
         if name not in BACKENDS:
-            raise UsageError(f"--backends '{name}' is unknown; use {', '.join(BACKENDS)}")
+            raise UsageError(f"--backend '{name}' is unknown; use {', '.join(BACKENDS)}")
     found = [
         Entry(variant, EMBEDDED[variant.format])
         for variant in variants
@@ -117,7 +117,7 @@ def entries(formats: Sequence[str] = (), backends: Sequence[str] = ()) -> list[E
     if not found:
         raise UsageError(
             f"no backend of {', '.join(wanted)} runs {', '.join(map(str, variants))}; widen "
-            "--formats or --backends"
+            "--format or --backend"
         )
     return list(dict.fromkeys(found))
 
@@ -133,7 +133,7 @@ def parse(text: str) -> Variant:
     precision = rest.pop() if rest else "fp32"
     if rest or name not in FORMATS or precision not in PRECISIONS:
         raise UsageError(
-            f"--formats '{text}' is not FORMAT[:PRECISION][:LEVEL]; formats are "
+            f"--format '{text}' is not FORMAT[:PRECISION][:LEVEL]; formats are "
             f"{', '.join(FORMATS)}, precisions {', '.join(PRECISIONS)}, levels of --optimize "
             f"{', '.join(LEVELS)}"
         )

@@ -1,4 +1,4 @@
-"""Results of `modelport compare` as plain data, for ``--json``, report and matrix.
+"""Results of `modelport compare` as plain data, for ``--json-report``, report and matrix.
 
 Every noisy figure is a tuple with one value per interleaved round.
 """

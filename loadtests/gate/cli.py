@@ -17,8 +17,10 @@ from modelport.gateway.cli.errors import (
     OneLineCommand,
     UsageError,
     annotate,
+    renamed_option,
     require_extra,
 )
+from modelport.gateway.cli.paths import EXISTING, WRITTEN
 from modelport.gateway.cli.server_credentials import credential_options
 from modelport.loadtests.cli_options import (
     DurationParam,
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
     from modelport.loadtests.gate.decision import GateDecision
     from modelport.loadtests.gate.gate import GateRequest
 
-_FILE = click.Path(path_type=Path)
+#: Options that name a file to write.
+REPORTS = ("json-report", "junit", "markdown", "html")
 EXIT = {"pass": 0, "fail": 1, "inconclusive": 3}
 
 
@@ -56,11 +59,11 @@ class GateCommand(OneLineCommand):
 @click.argument("baseline")
 @click.argument("candidate")
 @click.option(
-    "--slo", "slo_file", type=_FILE, required=True, help="File with limits and load; see above."
+    "--slo", "slo_file", type=EXISTING, required=True, help="File with limits and load; see above."
 )
 @click.option(
     "--data",
-    type=_FILE,
+    type=EXISTING,
     metavar="FILE",
     help="Recorded requests: perf_analyzer's JSON, or .npz rows by input name; its outputs are "
     "the expected answers, its 'labels' the true labels.  [default: seeded inputs]",
@@ -90,17 +93,18 @@ class GateCommand(OneLineCommand):
 @click.option(
     "--public-key",
     "public_keys",
-    type=_FILE,
+    type=EXISTING,
     metavar="PUBKEY",
     multiple=True,
     help="Require the candidate's signature by this key. Repeatable: any one of the keys.",
 )
 @seed_option
-@click.option("--json", "json_file", type=_FILE, help="Write the decision as JSON.")
-@click.option("--junit", "junit_file", type=_FILE, help="Write the decision as JUnit XML.")
-@click.option("--markdown", "markdown_file", type=_FILE, help="Write the decision as Markdown.")
+@click.option("--json-report", "json_file", type=WRITTEN, help="Write the decision as JSON.")
+@renamed_option("--json", "--json-report")
+@click.option("--junit", "junit_file", type=WRITTEN, help="Write the decision as JUnit XML.")
+@click.option("--markdown", "markdown_file", type=WRITTEN, help="Write the decision as Markdown.")
 @click.option(
-    "--html", "html_file", type=_FILE, help="Write the decision as one HTML page with plots."
+    "--html", "html_file", type=WRITTEN, help="Write the decision as one HTML page with plots."
 )
 @click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
 @credential_options
@@ -139,7 +143,7 @@ def gate(baseline: str, candidate: str, slo_file: Path, quiet: bool, **options: 
       130  interrupted
     """
     require_extra("load")
-    files = {kind: options[f"{kind}_file"] for kind in ("json", "junit", "markdown", "html")}
+    files = {kind: options[f"{kind.partition('-')[0]}_file"] for kind in REPORTS}
     _check(files)
     asked = _asked(baseline, candidate, slo_file, **options)
     with interruptible():
@@ -257,7 +261,7 @@ def _report(decision: GateDecision, files: Mapping[str, Path | None]) -> list[st
             annotate(f"{check.name}: {check.status}: {detail}", "modelport gate")
     told = {"verdict": str(decision.status), "baseline": decision.baseline}
     writers: dict[str, Callable[[Path], None]] = {
-        "json": lambda path: marked_block.write(
+        "json-report": lambda path: marked_block.write(
             path, json.dumps(document(decision), indent=2) + "\n"
         ),
         "junit": lambda path: junit.write(

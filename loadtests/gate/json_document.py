@@ -1,4 +1,4 @@
-"""The JSON document of a decision, for ``--json``."""
+"""The JSON document of a decision, for ``--json-report``."""
 
 from __future__ import annotations
 

@@ -335,7 +335,7 @@ def _read_npz(path: Path, signature: RequestSignature | None, batch_size: int) -
         file = np.load(opened, allow_pickle=False)
         arrays = {name: file[name] for name in file.files}
     if signature is None:
-        raise BadPayload("needs the model's signature; give --config with its config.pbtxt")
+        raise BadPayload("needs the model's signature; give --model-config with its config.pbtxt")
     wanted = [spec.name for spec in signature.inputs]
     if missing := [name for name in wanted if name not in arrays]:
         raise BadPayload(f"has no '{missing[0]}', an input of the model; it has {sorted(arrays)}")

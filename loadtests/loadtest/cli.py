@@ -15,8 +15,10 @@ from modelport.gateway.cli.errors import (
     OneLineCommand,
     UsageError,
     annotate,
+    renamed_option,
     require_extra,
 )
+from modelport.gateway.cli.paths import EXISTING, WRITTEN
 from modelport.gateway.cli.server_credentials import credential_options
 from modelport.loadtests.cli_options import (
     DurationParam,
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EXIT_MISSED, EXIT_INTERRUPTED = 1, 130
-#: Output files: --json, ...
+#: Output files: --json-report, ...
 FILES = ("json", "html", "junit", "samples")
 #: Default durations: of a soak, and of other shapes.
 SOAK_SECONDS, DEFAULT_SECONDS = 3600.0, 10.0
@@ -67,10 +69,6 @@ class SloParam(click.ParamType[Objective]):
             self.fail(str(error), param, ctx)
 
 
-EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
-WRITTEN = click.Path(dir_okay=False, path_type=Path)
-
-
 @click.command(cls=OneLineCommand)
 @click.argument("target_url")
 @click.option("--model", "-m", help="Name of the model, unless TARGET_URL contains it.")
@@ -84,7 +82,6 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--users",
     "--concurrency",
-    "-u",
     type=click.IntRange(min=1),
     default=None,
     help="Requests in flight; with --rate, the maximum.  [default: 1; 64 with --rate]",
@@ -127,14 +124,17 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
     "model's declared ranges]",
 )
 @click.option(
-    "--config", type=EXISTING, help="The model's config.pbtxt, if the server has no metadata."
+    "--model-config",
+    "config",
+    type=EXISTING,
+    help="The model's config.pbtxt, if the server has no metadata.",
 )
 @seed_option
 @click.option(
     "--timeout", type=DurationParam(), default=30.0, help="Time limit of a request.  [default: 30s]"
 )
 @click.option(
-    "--slo",
+    "--objective",
     "slos",
     type=SloParam(),
     multiple=True,
@@ -149,13 +149,18 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="Processes of the load generator.",
 )
-@click.option("--json", "json_file", type=WRITTEN, help="Write the results as JSON.")
+@click.option("--json-report", "json_file", type=WRITTEN, help="Write the results as JSON.")
 @click.option("--html", "html_file", type=WRITTEN, help="Write a report with plots.")
 @click.option("--junit", "junit_file", type=WRITTEN, help="Write the objectives as JUnit XML.")
 @click.option(
-    "--samples", "samples_file", type=WRITTEN, help="Write every request's times as .npy."
+    "--samples-file", "samples_file", type=WRITTEN, help="Write every request's times as .npy."
 )
 @click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
+@renamed_option("-u", "--users")
+@renamed_option("--config", "--model-config")
+@renamed_option("--slo", "--objective")
+@renamed_option("--json", "--json-report")
+@renamed_option("--samples", "--samples-file")
 @credential_options
 def loadtest(target_url: str, **options: Any) -> None:
     """Put a load on a model server and measure its latencies.
@@ -166,7 +171,7 @@ def loadtest(target_url: str, **options: Any) -> None:
 
     \b
     modelport loadtest localhost:8000 --model fraud --users 8
-    modelport loadtest localhost:8001 -m fraud --protocol oip-grpc --rate 200 --slo p99=25ms
+    modelport loadtest localhost:8001 -m fraud --protocol oip-grpc --rate 200 --objective p99=25ms
     modelport loadtest localhost:8000 -m vit --shape ramp --rate 500 --duration 1m --html run.html
 
     Every answer is compared with --data's, or with the server's own first ones; a wrong one is
@@ -276,7 +281,7 @@ def _check_readable(data: Path | None, config: Path | None) -> None:
     try:
         told = None if config is None else signature.read_file(config)
     except signature.SignatureUnknown as error:
-        raise UsageError(f"--config: {error}") from error
+        raise UsageError(f"--model-config: {error}") from error
     try:
         if data is not None and (told is not None or not payloads.needs_signature(data)):
             payloads.read(data, told)

@@ -1,4 +1,4 @@
-"""Service level objectives of one run: ``--slo p99=25ms``, and their checks."""
+"""Service level objectives of one run: ``--objective p99=25ms``, and their checks."""
 
 from __future__ import annotations
 

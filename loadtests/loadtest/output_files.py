@@ -27,7 +27,7 @@ def document(
     command: str,
     machine: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The document of ``--json``: latencies in milliseconds, curves as [quantile, milliseconds]."""
+    """The document of ``--json-report``: curves are [quantile, milliseconds]."""
     return {
         "format": FORMAT,
         "command": command,

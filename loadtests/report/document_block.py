@@ -1,6 +1,6 @@
 """Comparisons in Markdown: `python -m modelport.loadtests.report.document_block`.
 
-What `modelport compare --json` wrote becomes a block between `<!-- compare: begin -->` and
+What `modelport compare --json-report` wrote becomes a block between `<!-- compare: begin -->` and
 `<!-- compare: end -->`, with the hardware beside the figures, and SVG files beside the page.
 """
 
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs="+",
         type=Path,
         metavar="COMPARISON.json",
-        help="as 'modelport compare --json' wrote it; one for each model",
+        help="as 'modelport compare --json-report' wrote it; one for each model",
     )
     parser.add_argument("--readme", type=Path, default=PAGE, metavar="FILE")
     parser.add_argument(

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from modelport.gateway.runtime.child_process import ChildProcess
+from modelport.gateway.upstream import connection_errors
 from modelport.loadtests.system import process_tree
 
 HOST = "127.0.0.1"
@@ -67,7 +68,7 @@ def wait_ready(
             if _answers(ready) if isinstance(ready, str) else ready():
                 return
         except (OSError, http.client.HTTPException, ValueError) as error:
-            last = f": {error}"
+            last = f": {connection_errors.reason(error)}"
         time.sleep(POLL_SECONDS)
     where = f"{ready} " if isinstance(ready, str) else ""
     raise ServerFailed(f"{where}not ready after {seconds:.0f} s{last}\n{tail(log)}")

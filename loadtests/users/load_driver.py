@@ -11,6 +11,7 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
+from modelport.gateway.errors import plain_reason
 from modelport.loadtests.load import load_shapes, random_requests, sample_recording
 from modelport.loadtests.load import payloads as files
 from modelport.loadtests.load.locust_arguments import Plan
@@ -289,7 +290,7 @@ class LoadDriver:
                 self._recorder.flush()
             except OSError as error:
                 self.unwritten = True
-                self.fail(f"{sample_recording.UNWRITTEN}: {error}")
+                self.fail(f"{sample_recording.UNWRITTEN}: {plain_reason(error)}")
                 return
 
     def _end(self) -> None:
@@ -316,7 +317,7 @@ class LoadDriver:
             self._recorder.flush()
         except OSError as error:
             self.unwritten = True
-            self._recorder.state.failure = f"{sample_recording.UNWRITTEN}: {error}"
+            self._recorder.state.failure = f"{sample_recording.UNWRITTEN}: {plain_reason(error)}"
 
 
 def in_turn(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -16,11 +18,14 @@ import grpc
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+from modelport.gateway.errors import plain_reason
 from modelport.gateway.repository import untrusted_files
-from modelport.gateway.upstream import tls_errors
+from modelport.gateway.upstream import connection_errors, tls_errors
 from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.users import authentication
 
+#: Longest part of an error response that is read.
+MOST_SAID = 4096
 METADATA_SECONDS = 10.0
 MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"
 #: Prefixes of the exports' entries in ``parameters``.
@@ -96,7 +101,9 @@ def read_file(path: Path) -> RequestSignature:
             allow_unknown_field=True,
         )
     except (OSError, ValueError, text_format.ParseError) as error:
-        raise SignatureUnknown(f"{path}: {error}; give a model's config.pbtxt") from error
+        raise SignatureUnknown(
+            f"{path}: {plain_reason(error)}; give a model's config.pbtxt"
+        ) from error
     return of_config(config)
 
 
@@ -124,22 +131,39 @@ def ask(target: LoadTestTarget) -> RequestSignature:
             with urllib.request.urlopen(request, timeout=METADATA_SECONDS, context=tls) as reply:
                 return read(json.load(reply))
         except urllib.error.HTTPError as error:
-            said = error.read()[:200].decode(errors="replace")
+            said = error.read(MOST_SAID).decode(errors="replace")
             if error.code == HTTPStatus.UNAUTHORIZED:
-                raise SignatureUnknown(_refused(target, said)) from error
-            tried.append(f"{path}: HTTP {error.code} {said}")
+                raise SignatureUnknown(_refused(target, _message(said))) from error
+            tried.append(f"{path}: status {error.code}, {_message(said)}")
         except (ValueError, KeyError, TypeError, json_format.ParseError) as error:
             tried.append(f"{path}: {error}")
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             known = tls_errors.explain(reason, base) if isinstance(reason, OSError) else None
-            raise SignatureUnknown(known or unreachable(target, error)) from error
+            said = known or unreachable(target, connection_errors.reason(error))
+            raise SignatureUnknown(said) from error
     raise SignatureUnknown(_untold(target, tried[0]))
 
 
-def unreachable(target: LoadTestTarget, error: object) -> str:
+def _message(said: str) -> str:
+    """The error in the JSON that a server sent; else its first line, unless it is a page."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(said)["error"])
+    line = said.strip().partition("\n")[0][:200]
+    return "no message" if line.startswith(("<", "{")) else line or "no message"
+
+
+def _of_status(error: grpc.RpcError) -> str:
+    """Why gRPC made no connection; its own words list addresses and its files."""
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "it does not respond in time"
+    refused = "connection refused" in str(error.details()).lower()
+    return "connection refused" if refused else "no connection can be made"
+
+
+def unreachable(target: LoadTestTarget, reason: str) -> str:
     return (
-        f"{target.address} cannot describe model '{target.model}' ({error}); "
+        f"{target.address} cannot describe model '{target.model}' ({reason}); "
         "is the server running there, and is this the right port?"
     )
 
@@ -154,7 +178,7 @@ def _refused(target: LoadTestTarget, said: str) -> str:
 def _untold(target: LoadTestTarget, said: str) -> str:
     return (
         f"{target.address} has no metadata for model '{target.model}' ({said}); "
-        "give --config with the model's config.pbtxt, or --data with requests"
+        "give --model-config with the model's config.pbtxt, or --data with requests"
     )
 
 
@@ -170,9 +194,9 @@ def _ask_grpc(target: LoadTestTarget) -> RequestSignature:
             metadata = tuple(authentication.headers(target).items())
             return of_config(call(request, timeout=METADATA_SECONDS, metadata=metadata).config)
         except grpc.RpcError as error:
-            said = f"{error.code().name}: {error.details()}"
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise SignatureUnknown(unreachable(target, said)) from error
+                raise SignatureUnknown(unreachable(target, _of_status(error))) from error
+            said = str(error.details())
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise SignatureUnknown(_refused(target, said)) from error
             raise SignatureUnknown(_untold(target, said)) from error

@@ -14,6 +14,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from modelport.gateway.upstream import connection_errors
 from modelport.loadtests.load.payloads import Payloads
 from modelport.loadtests.load.samples import Outcome
 from modelport.loadtests.load.target import LoadTestTarget
@@ -61,7 +62,9 @@ class _TritonClient:
         except InferenceServerException as error:
             raise Unanswered(Outcome.FAILED, f"cannot connect: {error.message()}") from error
         except OSError as error:
-            raise Unanswered(Outcome.FAILED, f"cannot connect: {error}") from error
+            raise Unanswered(
+                Outcome.FAILED, f"cannot connect: {connection_errors.reason(error)}"
+            ) from error
 
     def ask(self, request: PreparedRequest) -> tuple[bytes, int | None]:
         self.sent = perf_counter()

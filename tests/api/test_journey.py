@@ -26,8 +26,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Linear]:
     [result] = modelport.export(
         folder / "net.pt",
         model="tests.api.linear:Linear",
-        inputs=["x:FP32[4]"],
-        output_names=["y"],
+        input=["x:FP32[4]"],
+        output_name=["y"],
         name="linear",
         repository=str(folder / "models"),
         samples=20,
@@ -79,8 +79,9 @@ def test_a_wrong_argument_is_an_error_that_names_it(exported: tuple[Path, Linear
     for wrong, words in (
         ({"atol": float("nan")}, "--atol must be a finite number"),
         ({"samples": 0}, "--samples must be at least 1, not 0"),
-        ({"version": "01"}, "--model-version '01' is not a version"),
-        ({"formats": "coreml"}, "--format 'coreml' is not supported"),
+        ({"model_version": "01"}, "--model-version '01' is not a version"),
+        ({"formats": "onnx"}, "the argument 'formats' is 'format' now"),
+        ({"format": "coreml"}, "--format 'coreml' is not supported"),
         ({"repository": "ftp://host/models"}, "'ftp://' is not supported"),
     ):
         with pytest.raises(modelport.ModelportError, match=words):

@@ -14,16 +14,16 @@ from modelport.pytest_plugin import ServeFixture
 
 
 def export(folder: Path) -> list[modelport.ExportResult]:
-    results = modelport.export("net.pt", formats=["onnx"], repository=folder, version=2)
+    results = modelport.export("net.pt", format=["onnx"], repository=folder, model_version=2)
     name: str = results[0].name
     number: int = results[0].version  # type: ignore[assignment]
-    modelport.export("net.pt", format="onnx")  # type: ignore[call-arg]
+    modelport.export("net.pt", formats="onnx")  # type: ignore[call-arg]
     print(name, number)
     return results
 
 
 def verify(folder: Path) -> modelport.Verification:
-    found = modelport.verify(folder, public_keys=["key.pub"])
+    found = modelport.verify(folder, public_key=["key.pub"])
     print(found.checked.model, found.proved)  # type: ignore[attr-defined]
     return found
 

@@ -42,6 +42,43 @@ def test_a_training_checkpoint_gives_its_weights_and_hyperparameters(
     assert torch.equal(read.state["head.weight"], fraud.state_dict()["head.weight"])
 
 
+#: Keys around the state dict, as training scripts and their frameworks write them.
+NESTINGS = [
+    *([key] for key in checkpoint.STATE_DICT_KEYS),
+    *(["model", key] for key in checkpoint.STATE_DICT_KEYS),
+    *([key, "state_dict"] for key in checkpoint.STATE_DICT_KEYS),
+    ["checkpoint", "model", "state_dict"],
+    ["anything"],
+    ["some", "thing"],
+]
+
+
+@pytest.mark.parametrize("keys", NESTINGS, ids="/".join)
+def test_a_state_dict_is_found_under_the_keys_of_training_scripts(
+    keys: list[str], tmp_path: Path
+) -> None:
+    weights = {"layer.weight": torch.arange(4.0), "layer.bias": torch.zeros(1)}
+    content: dict[str, Any] = weights
+    for key in reversed(keys):
+        content = {key: content, "epoch": 3, "optimizer": {"state": {0: {"step": torch.ones(1)}}}}
+    content["model_kwargs"] = {"nhead": 2}
+    read = checkpoint.read(saved(content, tmp_path / "a.pt"))
+    assert read.state.keys() == weights.keys()
+    assert read.model_kwargs == {"nhead": 2}
+
+
+def test_of_several_state_dicts_none_is_guessed(tmp_path: Path) -> None:
+    one = {"weight": torch.zeros(1)}
+    path = saved({"generator": one, "discriminator": one}, tmp_path / "a.pt")
+    with pytest.raises(IntegrityError, match="several state dicts: generator, discriminator; save"):
+        checkpoint.read(path)
+    deep: dict[str, Any] = one
+    for _ in range(9):
+        deep = {"model": deep}
+    with pytest.raises(IntegrityError, match="holds no state dict"):
+        checkpoint.read(saved(deep, tmp_path / "deep.pt"))
+
+
 def test_safetensors_give_weights_and_the_hyperparameters_in_their_metadata(
     fraud: nn.Module, tmp_path: Path
 ) -> None:

@@ -121,10 +121,10 @@ def check(name: str, inside: bool, row: str, folder: Path) -> None:
     def export() -> None:
         api.export(
             folder / "m.pt",
-            formats=row,
+            format=row,
             model=FACTORY,
             model_kwargs=kwargs,
-            inputs=["x:FP32[4]"],
+            input=["x:FP32[4]"],
             output=folder / f"{name}-{inside}.{row}",
             samples=16,
         )

@@ -226,10 +226,10 @@ def export(kind: type[nn.Module], folder: Path) -> None:
     torch.save(build(kind.__name__).state_dict(), folder / "m.pt")
     api.export(
         folder / "m.pt",
-        formats="torchscript",
+        format="torchscript",
         model=FACTORY,
         model_kwargs={"name": kind.__name__},
-        inputs=["x:FP32[4]"],
+        input=["x:FP32[4]"],
         repository=folder / "repository",
         name="m",
         samples=16,

@@ -20,8 +20,9 @@ from modelport.exporters.keras_ports import find_port
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.requests.random_inputs import draw
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
+from modelport.exporters.sources import SourceRequest, tensorflow
 from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
 from modelport.gateway.types import Axis, Datatype
 from tests import half_plus_two
 from tests.keras_models import functional, layers, ops, read, saved, saved_graph, scorer
@@ -108,7 +109,7 @@ def test_int8_weights_of_a_keras_model_are_int8_in_onnx(tmp_path: Path) -> None:
     model = functional(x, layers.Dense(4, name="y")(layers.Dense(32, activation="relu")(x)))
     path = saved(model, tmp_path / "net.keras")
     (tmp_path / "out").mkdir()
-    api.export(path, formats="onnx", quantize="int8", samples=8, output=tmp_path / "out")
+    api.export(path, format="onnx", quantize="int8", samples=8, output=tmp_path / "out")
     graph = onnx.load(tmp_path / "out" / "model.onnx").graph
     assert {t.data_type for t in graph.initializer if len(t.dims) == 2} == {onnx.TensorProto.INT8}
 
@@ -274,3 +275,30 @@ def test_a_saved_model_that_the_gateway_serves_is_not_called_damaged(tmp_path: P
     (tmp_path / "twice" / "saved_model.pb").write_bytes(b"x")
     with pytest.raises(IntegrityError):
         read(tmp_path / "twice")
+
+
+def test_a_model_that_needs_larger_sizes_than_are_tried_takes_them_from_input(
+    tmp_path: Path,
+) -> None:
+    x = keras.Input((None, 3), name="x")
+    y = keras.layers.Conv1D(2, 100)(x)
+    path = tmp_path / "long.keras"
+    keras.Model(x, keras.layers.GlobalAveragePooling1D(name="y")(y)).save(path)
+    with pytest.raises(Unsupported) as refused:
+        tensorflow.load(SourceRequest(path))
+    remedy = re.search(r"--input '([^']+)'", str(refused.value))
+    assert remedy is not None
+    assert "\x1b" not in str(refused.value)
+    [fixed] = tensorflow.load(SourceRequest(path, inputs=(remedy[1],))).signature.inputs
+    assert fixed.dims == (512, 3)
+    signature = tensorflow.load(SourceRequest(path, inputs=("x:FP32[rows=100..130,3]",))).signature
+    assert signature.inputs[0].dims == ("rows", 3)
+    assert (signature.axes["rows"].minimum, signature.axes["rows"].maximum) == (100, 130)
+    for wrong, said in (
+        ("x:FP32[rows=99..130,3]", "does not run at any size"),
+        ("x:FP32[512,4]", r"which declares x:FP32\[-1,3\]"),
+        ("x:INT64[512,3]", r"which declares x:FP32\[-1,3\]"),
+        ("z:FP32[512,3]", "'z' is not an input of the model; its inputs are x"),
+    ):
+        with pytest.raises(ModelportError, match=said):
+            tensorflow.load(SourceRequest(path, inputs=(wrong,)))

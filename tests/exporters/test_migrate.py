@@ -57,7 +57,7 @@ class Mine(BaseHandler):
     def postprocess(self, data):
         return data.tolist()
 """
-LINEAR = ("--input", "x:FP32[4]", "--output", "y:FP32[2]")
+LINEAR = ("--input", "x:FP32[4]", "--output-tensor", "y:FP32[2]")
 
 
 @pytest.fixture
@@ -158,17 +158,36 @@ def test_without_flags_the_error_names_the_arguments_and_the_flags(
     tmp_path: Path, repository: Path, linear: bytes
 ) -> None:
     archive = mar(tmp_path / "linear.mar", "linear", {"model.pt": linear})
-    refused(migrate(archive, repository), 2, "forward(x: Tensor) -> Tensor", "--input", "--output")
+    refused(
+        migrate(archive, repository),
+        2,
+        "forward(x: Tensor) -> Tensor",
+        "--input",
+        "--output-tensor",
+    )
     assert not repository.exists()
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--input", "a:FP32[4]", "--input", "b:FP32[4]", "--output", "y:FP32[2]"), "2 times"),
-        (("--input", "x:FP32[4]", "--output", "y:FP32[2]", "--output", "z:FP32[2]"), "returns 1"),
-        (("--input", "x:FLOAT[4]", "--output", "y:FP32[2]"), "--input 'x:FLOAT[4]'"),
-        (("--input", "x:FP32[4]", "--output", "y"), "--output 'y'"),
+        (
+            ("--input", "a:FP32[4]", "--input", "b:FP32[4]", "--output-tensor", "y:FP32[2]"),
+            "2 times",
+        ),
+        (
+            (
+                "--input",
+                "x:FP32[4]",
+                "--output-tensor",
+                "y:FP32[2]",
+                "--output-tensor",
+                "z:FP32[2]",
+            ),
+            "returns 1",
+        ),
+        (("--input", "x:FLOAT[4]", "--output-tensor", "y:FP32[2]"), "--input 'x:FLOAT[4]'"),
+        (("--input", "x:FP32[4]", "--output-tensor", "y"), "--output-tensor 'y'"),
         ((*LINEAR, "--name", "../x"), "--name '../x'"),
         ((*LINEAR, "--model-version", "0"), "--model-version '0'"),
         ((*LINEAR, "--compare", "http://127.0.0.1:1"), "--requests"),
@@ -194,7 +213,7 @@ def test_settings_become_batching_and_instances(
         '  "maxWorkers": 5, "batchSize": 16, "maxBatchDelay": 20, "responseTimeout": 60}}}\n'
     )
     report = tmp_path / "report.json"
-    settings = ("--config", str(tmp_path / "config.properties"), "--report", str(report))
+    settings = ("--config-properties", str(tmp_path / "config.properties"), "--report", str(report))
     result = migrate(archive, repository, *LINEAR, *settings)
     assert result.exit_code == 0, result.output
     told = items(result, report)
@@ -214,7 +233,13 @@ def test_the_archives_own_settings_win(tmp_path: Path, repository: Path, linear:
     (tmp_path / "c").write_text('models={"linear":{"1.0":{"batchSize":16,"maxBatchDelay":7}}}')
     report = tmp_path / "report.json"
     result = migrate(
-        archive, repository, *LINEAR, "--config", str(tmp_path / "c"), "--report", str(report)
+        archive,
+        repository,
+        *LINEAR,
+        "--config-properties",
+        str(tmp_path / "c"),
+        "--report",
+        str(report),
     )
     found = read(repository, "linear")
     assert list(found.dynamic_batching.preferred_batch_size) == [4]
@@ -383,7 +408,7 @@ def test_a_store_is_migrated_and_a_bad_archive_costs_only_itself(
         'load_models=a.mar\nmodels={"c":{"1.0":{"marName":"a.mar","defaultVersion":true}}}'
     )
     report = tmp_path / "report.json"
-    more = ("--config", str(tmp_path / "c"), "--report", str(report))
+    more = ("--config-properties", str(tmp_path / "c"), "--report", str(report))
     result = migrate(store, repository, *more)
     assert result.exit_code == 5, result.output
     assert result.stderr == ""
@@ -425,7 +450,7 @@ def test_the_name_the_old_server_used_is_the_models_name(
 ) -> None:
     archive = mar(tmp_path / "file.mar", "inside", {"model.pt": linear})
     (tmp_path / "c").write_text("load_models=outside=file.mar\n")
-    migrate(archive, repository, *LINEAR, "--config", str(tmp_path / "c"))
+    migrate(archive, repository, *LINEAR, "--config-properties", str(tmp_path / "c"))
     assert (repository / "outside" / "1" / "model.pt").is_file()
 
 
@@ -445,7 +470,11 @@ def test_settings_of_another_form_are_refused(
 ) -> None:
     archive = mar(tmp_path / "m.mar", "m", {"model.pt": linear})
     (tmp_path / "c").write_text(text)
-    refused(migrate(archive, repository, *LINEAR, "--config", str(tmp_path / "c")), 2, "--config")
+    refused(
+        migrate(archive, repository, *LINEAR, "--config-properties", str(tmp_path / "c")),
+        2,
+        "--config-properties",
+    )
 
 
 def test_only_a_regular_file_of_a_bounded_size_is_read_as_settings(
@@ -457,8 +486,8 @@ def test_only_a_regular_file_of_a_bounded_size_is_read_as_settings(
     with large.open("wb") as stream:
         stream.truncate(MAX_DOCUMENT_BYTES + 1)
     for file, words in ((pipe, "it is not a regular file"), (large, "it is larger than")):
-        said = f"--config '{file}' cannot be read: {words}"
-        refused(migrate(archive, repository, *LINEAR, "--config", str(file)), 2, said)
+        said = f"--config-properties '{file}' cannot be read: {words}"
+        refused(migrate(archive, repository, *LINEAR, "--config-properties", str(file)), 2, said)
 
 
 def test_the_report_in_markdown_holds_no_markup_of_an_archives(

@@ -273,7 +273,7 @@ def test_the_error_for_an_entry_that_does_not_load_gives_the_reason(
     tmp_path: Path, requests: Path, model: bytes
 ) -> None:
     archive = mar(tmp_path / "m.mar", "m", {"model.pt": model})
-    wrong = ("--input", "picture:FP32[3,8,8]", "--output", "y:INT64[6]")
+    wrong = ("--input", "picture:FP32[3,8,8]", "--output-tensor", "y:INT64[6]")
     with answering(says([1])) as url:
         flags = (*wrong, "--compare", url, "--requests", str(requests))
         result = migrate(archive, tmp_path / "repository", *flags)

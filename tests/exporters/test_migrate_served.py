@@ -35,8 +35,8 @@ def test_requests_wait_until_there_is_a_batch_and_run_as_one(tmp_path: Path) -> 
     archive = mar(tmp_path / "linear.mar", "linear", {"model.pt": torchscript(DoublingModel())})
     settings = tmp_path / "config.properties"
     settings.write_text(CONFIG)
-    tensors = ("--input", "x:FP32[1]", "--output", "y:FP32[1]", "--max-batch-size", "16")
-    result = migrate(archive, tmp_path / "models", *tensors, "--config", str(settings))
+    tensors = ("--input", "x:FP32[1]", "--output-tensor", "y:FP32[1]", "--max-batch-size", "16")
+    result = migrate(archive, tmp_path / "models", *tensors, "--config-properties", str(settings))
     assert result.exit_code == 0, result.output
     with (
         serving(tmp_path / "models") as gateway,

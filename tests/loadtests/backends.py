@@ -86,7 +86,15 @@ def loadtest(target: LoadTestTarget, data: Path, work: Path) -> tuple[int, dict[
     done = subprocess.run(
         [
             *(*MODELPORT, "loadtest", target.url, "--data", str(data), "--users", str(USERS)),
-            *("--duration", f"{SECONDS}s", "--warmup", "300ms", "--json", str(report), "--quiet"),
+            *(
+                "--duration",
+                f"{SECONDS}s",
+                "--warmup",
+                "300ms",
+                "--json-report",
+                str(report),
+                "--quiet",
+            ),
         ],
         capture_output=True,
         text=True,

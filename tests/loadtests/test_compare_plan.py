@@ -67,10 +67,10 @@ def test_a_variant_names_its_precision_and_its_optimisation() -> None:
 @pytest.mark.parametrize(
     ("formats", "backends", "named"),
     [
-        (["h5"], [], "--formats 'h5'"),
-        (["onnx:int2"], [], "--formats 'onnx:int2'"),
-        (["onnx:O2:int8"], [], "--formats 'onnx:O2:int8'"),
-        ([], ["tensorrt"], "--backends 'tensorrt'"),
+        (["h5"], [], "--format 'h5'"),
+        (["onnx:int2"], [], "--format 'onnx:int2'"),
+        (["onnx:O2:int8"], [], "--format 'onnx:O2:int8'"),
+        ([], ["tensorrt"], "--backend 'tensorrt'"),
         (["onnx"], ["tflite"], "no backend of tflite runs onnx fp32"),
     ],
 )

@@ -223,8 +223,8 @@ def test_an_end_by_a_signal_while_it_prepares_is_one_line_too(tmp_path: Path) ->
     """SIGTERM, as a pipeline sends it; the export that was under way ends with it."""
     weights = tmp_path / "fraud.pt"
     weights.write_bytes(b"0" * 1000)
-    command = [sys.executable, "-m", "modelport", "compare", str(weights), "--formats", "onnx"]
-    command += ["--cache", str(tmp_path / "cache"), "--output", str(tmp_path / "c.html")]
+    command = [sys.executable, "-m", "modelport", "compare", str(weights), "--format", "onnx"]
+    command += ["--cache", str(tmp_path / "cache"), "--html", str(tmp_path / "c.html")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         while "exporting" not in process.stderr.readline():

@@ -65,7 +65,7 @@ def gate(*arguments: object, tmp_path: Path, slo: str = SLO) -> tuple[Result, st
     """Run a gate; return its decision, and its questions' texts."""
     path, report = tmp_path / "slo.toml", tmp_path / "gate.json"
     path.write_text(slo)
-    told = [*map(str, arguments), "--slo", str(path), "--json", str(report)]
+    told = [*map(str, arguments), "--slo", str(path), "--json-report", str(report)]
     found = CliRunner().invoke(cli.gate, told)
     details = ""
     if report.exists():

@@ -149,9 +149,9 @@ def test_what_no_gate_can_do_is_refused_on_the_command_line_too(
 
 def test_two_reports_in_one_file_are_refused(model: Path, tmp_path: Path) -> None:
     report = tmp_path / "gate.txt"
-    found = gate(model, model, "--json", report, "--junit", report, tmp_path=tmp_path)
+    found = gate(model, model, "--json-report", report, "--junit", report, tmp_path=tmp_path)
     assert found.status == 2
-    assert f"--json and --junit name the same file '{report}'" in found.stderr
+    assert f"--json-report and --junit name the same file '{report}'" in found.stderr
 
 
 def test_a_report_on_a_full_disk_leaves_the_verdict(copy: Path, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_report_on_a_full_disk_leaves_the_verdict(copy: Path, tmp_path: Path) 
     found = subprocess.run(
         [
             *(*MODELPORT, "gate", str(copy / "1"), str(copy / "2")),
-            *("--slo", str(tmp_path / "slo.toml"), "--json", str(tmp_path / "gate.json")),
+            *("--slo", str(tmp_path / "slo.toml"), "--json-report", str(tmp_path / "gate.json")),
         ],
         capture_output=True,
         text=True,
@@ -170,7 +170,7 @@ def test_a_report_on_a_full_disk_leaves_the_verdict(copy: Path, tmp_path: Path) 
     )
     assert found.returncode == 1
     assert "certificate.jsonismissing" in "".join(found.stdout.split())  # the table breaks lines
-    assert f"--json '{tmp_path / 'gate.json'}' cannot be written" in found.stderr
+    assert f"--json-report '{tmp_path / 'gate.json'}' cannot be written" in found.stderr
     assert "the verdict is fail" in found.stderr
     assert not (tmp_path / "gate.json").exists()
 
@@ -193,7 +193,7 @@ def test_a_candidate_that_is_not_what_was_published_fails_unmeasured(
         report = tmp_path / "gate.json"
         junit, markdown = tmp_path / "gate.xml", tmp_path / "gate.md"
         found = gate(
-            *(model / "1", copy / "2", "--json", report),
+            *(model / "1", copy / "2", "--json-report", report),
             *("--junit", junit, "--markdown", markdown, "--html", tmp_path / "gate.html"),
             tmp_path=tmp_path,
         )
@@ -242,7 +242,9 @@ def test_a_candidate_that_takes_something_else_fails(
 def test_one_wrong_answer_in_a_hundred_of_a_real_server_fails(tmp_path: Path, model: Path) -> None:
     report = tmp_path / "gate.json"
     with proxies((), ("--wrong", "0.01"), model=model) as (right, wrong):
-        found = gate(right, wrong, "--max-duration", "30s", "--json", report, tmp_path=tmp_path)
+        found = gate(
+            right, wrong, "--max-duration", "30s", "--json-report", report, tmp_path=tmp_path
+        )
     assert found.status == 1, found
     document = json.loads(report.read_text())
     failed = [one["name"] for one in document["questions"] if one["status"] == "fail"]

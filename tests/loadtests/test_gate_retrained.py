@@ -71,7 +71,7 @@ def gate(*arguments: object, tmp_path: Path, slo: str = SLO) -> GateResult:
     path, report = tmp_path / "slo.toml", tmp_path / "gate.json"
     path.write_text(slo)
     report.unlink(missing_ok=True)
-    told = [*map(str, arguments), "--slo", str(path), "--json", str(report)]
+    told = [*map(str, arguments), "--slo", str(path), "--json-report", str(report)]
     found = CliRunner().invoke(cli.gate, told)
     document = json.loads(report.read_text()) if report.exists() else {}
     return GateResult(found.exit_code, document, found.output)

@@ -49,7 +49,9 @@ def refused(signed: Signed, key: Path) -> str:
     slo.write_text("[certificate]\npublic_keys = ['right.pub']" if key == signed.right else "")
     given = [] if key == signed.right else ["--public-key", str(key)]
     sides_ = [str(signed.model / number) for number in ("1", "2")]
-    told = CliRunner().invoke(cli.gate, [*sides_, "--slo", str(slo), "--json", str(report), *given])
+    told = CliRunner().invoke(
+        cli.gate, [*sides_, "--slo", str(slo), "--json-report", str(report), *given]
+    )
     assert told.exit_code == 1, told.output
     document = json.loads(report.read_text())
     assert (document["status"], document["rounds"]) == ("fail", 0)

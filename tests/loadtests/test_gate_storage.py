@@ -35,7 +35,7 @@ def gate(baseline: str, candidate: str, tmp_path: Path) -> tuple[int, str, str]:
     """Exit code, what it said of its questions, and standard error."""
     (tmp_path / "slo.toml").write_text(SLO)
     report = tmp_path / "gate.json"
-    told = [baseline, candidate, "--slo", str(tmp_path / "slo.toml"), "--json", str(report)]
+    told = [baseline, candidate, "--slo", str(tmp_path / "slo.toml"), "--json-report", str(report)]
     found = CliRunner().invoke(cli.gate, [*told, "--max-duration", "30s"])
     details = ""
     if report.exists():

@@ -36,7 +36,15 @@ def test_a_missed_objective_exits_1_and_every_file_says_so(tmp_path: Path) -> No
     with serving() as server:
         done = call(
             *(server.address, "-m", "double", "--rate", "50", "--duration", "1s"),
-            *("--warmup", "200ms", "--slo", "p50=1us", "--slo", "throughput=40", *flags),
+            *(
+                "--warmup",
+                "200ms",
+                "--objective",
+                "p50=1us",
+                "--objective",
+                "throughput=40",
+                *flags,
+            ),
         )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
@@ -68,7 +76,7 @@ def test_a_server_that_dies_and_then_ctrl_c_keep_what_was_measured(tmp_path: Pat
         process = subprocess.Popen(
             [
                 *(*COMMAND, server.address, "-m", "double", "--duration", "60s"),
-                *("--warmup", "0s", "--json", str(report)),
+                *("--warmup", "0s", "--json-report", str(report)),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -106,7 +114,7 @@ def test_a_full_disk_ends_the_run_and_is_named() -> None:
 
 
 def test_where_nothing_can_be_asked_there_is_one_line_and_no_report(tmp_path: Path) -> None:
-    done = call("127.0.0.1:1", "-m", "x", "--json", str(tmp_path / "run.json"))
+    done = call("127.0.0.1:1", "-m", "x", "--json-report", str(tmp_path / "run.json"))
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("modelport: error: 127.0.0.1:1 cannot describe model 'x'")
@@ -123,7 +131,7 @@ def test_where_nothing_can_be_asked_there_is_one_line_and_no_report(tmp_path: Pa
             ["httpss://localhost:1", "-m", "x"],
             "give HOST:PORT, http://HOST:PORT or https://HOST:PORT",
         ),
-        (["localhost:1", "-m", "x", "--slo", "p42=1ms"], "'p42=1ms' is not an objective"),
+        (["localhost:1", "-m", "x", "--objective", "p42=1ms"], "'p42=1ms' is not an objective"),
         (["localhost:1", "-m", "x", "--duration", "soon"], "'soon' is not a duration"),
         (["localhost:1", "-m", "x", "--duration", "0s"], "duration: 0.0 is not above 0"),
         (["oip-grpc://localhost:1/m", "-m", "x"], "--model x contradicts"),
@@ -133,8 +141,14 @@ def test_where_nothing_can_be_asked_there_is_one_line_and_no_report(tmp_path: Pa
         (["localhost:1", "-m", "x", "--users", "99999"], "number of users: 99999 is above 10,000"),
         (["localhost:1", "-m", "x", "--timeout", "999h"], "time-out of a request"),
         (["localhost:1", "-m", "x", "--rate", "1e9"], "more than 100,000,000 requests; lower it"),
-        (["localhost:1", "-m", "x", "--json", "a", "--html", "a"], "two reports would be written"),
-        (["localhost:1", "-m", "x", "--json", "/proc/nothing/run.json"], "cannot be written"),
+        (
+            ["localhost:1", "-m", "x", "--json-report", "a", "--html", "a"],
+            "two reports would be written",
+        ),
+        (
+            ["localhost:1", "-m", "x", "--json-report", "/proc/nothing/run.json"],
+            "cannot be written",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(

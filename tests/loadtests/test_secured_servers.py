@@ -138,7 +138,7 @@ def test_a_gate_of_two_secured_servers(server: SecuredServer, tmp_path: Path) ->
     url = f"grpcs://{server.gateway.grpc}/x2"
     done = modelport(
         *("gate", url, url, "--slo", str(tmp_path / "slo.toml"), "--max-duration", "10s", "-q"),
-        *("--json", str(tmp_path / "gate.json"), *map(str, server.flags)),
+        *("--json-report", str(tmp_path / "gate.json"), *map(str, server.flags)),
     )
     assert done.returncode in (0, 3), done.stderr
     document = (tmp_path / "gate.json").read_text()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from modelport.gateway.errors import InvalidArgument, ModelportError
 
@@ -120,3 +121,6 @@ class Repository(click.ParamType):  # type: ignore[type-arg]  # of newer release
             return parse(value) if is_url(value) else Path(value)
         except ModelportError as error:
             self.fail(str(error), param, ctx)
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]

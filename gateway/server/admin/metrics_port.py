@@ -19,7 +19,13 @@ from modelport.gateway.access.access_metrics import AccessCollector
 from modelport.gateway.access.context import CURRENT, enter
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import AllowedVersions
-from modelport.gateway.errors import Code, InvalidArgument, MemoryExhausted, ModelportError
+from modelport.gateway.errors import (
+    Code,
+    InvalidArgument,
+    MemoryExhausted,
+    ModelportError,
+    plain_reason,
+)
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send, turn
 from modelport.gateway.protocols.authenticated_application import (
     answering_refusals,
@@ -175,7 +181,7 @@ def prometheus_path(file: Path) -> str:
         text_format.Parse(FILES.keep("monitoring", file).read().decode(), config)
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise InvalidArgument(
-            f"'{file}' is not a tensorflow.serving.MonitoringConfig: {str(error).strip()}"
+            f"'{file}' is not a tensorflow.serving.MonitoringConfig: {plain_reason(error)}"
         ) from error
     if not config.prometheus_config.enable:
         return ""

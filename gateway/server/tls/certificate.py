@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from modelport.gateway.errors import Unavailable
+from modelport.gateway.errors import Unavailable, plain_reason
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.gateway_files import Contents, FileContent, at_path
 from modelport.gateway.settings import Settings, TlsFiles
@@ -208,7 +208,8 @@ def _context(
             with at_path(each.content) as path:
                 context.load_verify_locations(path)
         except (ssl.SSLError, OSError) as error:
-            raise Unavailable(f"--tls-client-ca {each.path} cannot be used: {error}") from error
+            reason = plain_reason(error)
+            raise Unavailable(f"--tls-client-ca {each.path} cannot be used: {reason}") from error
     return context
 
 
@@ -224,4 +225,4 @@ def _reason(certificate: Path, key: Path, error: OSError) -> str:
             f"--tls-cert {certificate} is too weak ({reason}); use ECDSA P-256 or RSA with "
             "2048 bits, signed with SHA-256"
         )
-    return f"--tls-key {key} or --tls-cert {certificate} cannot be used: {error}"
+    return f"--tls-key {key} or --tls-cert {certificate} cannot be used: {plain_reason(error)}"

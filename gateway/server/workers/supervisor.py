@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from modelport.gateway.access.access import access_of, warn_if_exposed
 from modelport.gateway.access.quota_ledger import QuotaLedger
-from modelport.gateway.errors import ModelportError, Unavailable
+from modelport.gateway.errors import ModelportError, Unavailable, plain_reason
 from modelport.gateway.runtime import signals
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.server import unix_socket
@@ -36,7 +36,7 @@ from modelport.gateway.server.workers.coordinator import (
 from modelport.gateway.server.workers.process import Assignment, WorkerProcess
 from modelport.gateway.server.workers.worker_members import WorkerMembers
 from modelport.gateway.settings import ModelControlMode, Settings
-from modelport.gateway.telemetry import configure_logging
+from modelport.gateway.telemetry.logs import gateway_log
 from modelport.gateway.telemetry.metrics import FamiliesCollector
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream import credentials
@@ -65,7 +65,11 @@ def run(settings: Settings, arguments: Sequence[str], entry_point: str) -> None:
     Raises:
         Unavailable: A port is taken, or the workers do not start.
     """
-    configure_logging(settings.log_format, settings.log_verbose)
+    with gateway_log(settings.log_format, settings.log_verbose):
+        _run(settings, arguments, entry_point)
+
+
+def _run(settings: Settings, arguments: Sequence[str], entry_point: str) -> None:
     watcher = FileWatcher()
     tls = certificate.of_settings(settings, watcher)
     credentials.follow(settings.routes.values(), watcher)
@@ -271,7 +275,7 @@ class WorkerSupervisor:
                 used = (each["backends"] for each in self._started.values())
                 self._spare.spawn(spare=True, backends=sorted({*chain.from_iterable(used)}))
             except OSError as error:
-                log.warning("no spare worker can be started", error=str(error))
+                log.warning("no spare worker can be started", error=plain_reason(error))
                 self._keep_spare_later()
 
     def _keep_spare_later(self) -> None:
@@ -315,7 +319,7 @@ class WorkerSupervisor:
                 worker.adopt(self._spare)
         except OSError as error:
             worker.failures += 1
-            self._replace(worker, "not started", str(error))
+            self._replace(worker, "not started", plain_reason(error))
             return
         self._in_background(self._serve_channel(worker))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -55,11 +57,24 @@ def test_a_machine_with_onnxruntime_is_well() -> None:
     assert "onnxruntime" in table.stdout
 
 
-def test_every_extra_in_the_report_is_one_of_the_package() -> None:
+def test_every_extra_of_the_package_is_in_the_report_with_what_it_lacks() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    for extra, distribution in doctor.EXTRAS.items():
-        assert any(each.startswith(distribution) for each in extras.get(extra, ())), extra
+    declared = project["optional-dependencies"]
+    found = doctor.extras()
+    assert found.keys() == declared.keys() - doctor.CONTRIBUTORS
+    for extra, distributions in found.items():
+        for text in declared[extra]:
+            name = re.split(r"[^\w.-]", text)[0]
+            inner = re.findall(r"modelport\[([\w,]+)\]", text)
+            within = [
+                each for names in inner for other in names.split(",") for each in found[other]
+            ]
+            assert set(within or [name]) <= set(distributions), extra
+    shown = {row.name: row for row in asyncio.run(doctor._extras())}
+    assert shown.keys() == found.keys()
+    missing = {name for name in found["ray"] if not doctor._version_of(name)}
+    assert (shown["ray"].state == "missing") == bool(missing)
+    assert all(name in shown["ray"].detail for name in missing)
 
 
 def test_a_broken_library_costs_its_row_and_the_exit_status(tmp_path: Path) -> None:

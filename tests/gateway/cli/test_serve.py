@@ -7,11 +7,13 @@ import re
 import socket
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from click.shell_completion import BashComplete
 
 from modelport import __version__, cli
 from modelport.gateway.cli import serve
@@ -266,7 +268,7 @@ def test_help_lists_every_command_with_a_line(flag: str) -> None:
 def test_without_arguments_the_help_is_shown_as_help() -> None:
     run = program()
     text = run.stdout + run.stderr
-    assert re.search(r"^Commands:$", text, re.MULTILINE), text
+    assert re.search(r"^Export and prove:$", text, re.MULTILINE), text
     assert "modelport: error" not in text
 
 
@@ -295,3 +297,33 @@ def test_the_version_is_printed() -> None:
 
 def test_every_command_that_is_listed_exists() -> None:
     assert list(cli.COMMANDS) == COMMANDS
+
+
+def test_every_command_belongs_to_one_task_of_the_help() -> None:
+    assert sorted(chain(*cli.TASKS.values())) == sorted(COMMANDS)
+    text = modelport("--help").stdout
+    places = [text.index(f"\n{task}:\n") for task in cli.TASKS]
+    assert places == sorted(places)
+
+
+def test_tab_completion_imports_only_the_command_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    completion = BashComplete(cli.modelport, {}, "modelport", "_MODELPORT_COMPLETE")
+    imported: list[str] = []
+    real = cli._imported
+
+    def note(place: str) -> click.Command:
+        imported.append(place)
+        return real(place)
+
+    monkeypatch.setattr(cli, "_imported", note)
+
+    def completed(*words: str) -> list[str]:
+        return [item.value for item in completion.get_completions([*words[:-1]], words[-1])]
+
+    assert completed("ro") == ["rollback", "rollout"]
+    assert imported == []
+    assert completed("serve", "--log-f") == ["--log-format"]
+    assert completed("serve", "--log-format", "") == ["default", "ISO8601", "json"]
+    [found] = completion.get_completions(["serve", "--model-repository"], "mod")
+    assert found.type == "file"
+    assert set(imported) == {cli.COMMANDS["serve"][0]}

@@ -307,7 +307,7 @@ def test_a_gate_report_gives_the_limit_of_changed_decisions(tmp_path: Path) -> N
     assert gate_report.max_disagreement(report) is None
     for wrong in ("{}", '{"agreement": null}', "[]", '{"agreement": {"decisions": 0}}', "x"):
         report.write_text(wrong)
-        with pytest.raises(InvalidArgument, match="is not a report of 'modelport gate --json'"):
+        with pytest.raises(InvalidArgument, match="is not a report of 'modelport gate"):
             gate_report.max_disagreement(report)
     with pytest.raises(InvalidArgument, match="cannot be read"):
         gate_report.max_disagreement(tmp_path / "missing.json")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
 
 import pytest
 import structlog
+import uvloop
 
 from modelport.gateway.runtime import watchdog
 from modelport.gateway.runtime.watchdog import LoopHeartbeat, Watchdog
+
+Log = MutableMapping[str, Any]
 
 
 @pytest.fixture(autouse=True)
@@ -80,14 +86,43 @@ async def test_a_blocked_loop_is_logged_once_with_its_cause_and_its_end() -> Non
     assert len(blocked) == 1
     assert any("wait_for" in frame for frame in blocked[0]["blocked_in"])
     assert any("test_a_blocked_loop" in frame for frame in blocked[0]["blocked_in"])
+    assert blocked[0]["thread"] == "the event loop's"
+    named = r"wait \(threading\.py:\d+\), in wait_for \(gateway/runtime/test_watchdog\.py:\d+\)"
+    assert re.fullmatch(named, blocked[0]["culprit"]), blocked
 
 
-async def test_a_loop_that_turns_is_worth_no_word() -> None:
-    heard = Heard()
-    with structlog.testing.capture_logs() as logs:
+def logged(run: Callable[[Heard], Awaitable[object]], logs: Sequence[Log]) -> None:
+    """Let a loop of its own run ``run``, and wait until ``logs`` says that it continues."""
+
+    async def main() -> None:
+        heard = Heard()
         watching = Watchdog(heard)
-        while len(heard.heartbeats) < 5:
-            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.1)
+        await run(heard)
+        while not any(entry["event"] == "the event loop continues" for entry in logs):
+            await asyncio.sleep(0.01)
         watching.close()
-    assert logs == []
-    assert LoopHeartbeat.unpacked(heard.heartbeats[-1].packed()) == heard.heartbeats[-1]
+
+    uvloop.run(main())
+
+
+def test_a_thread_that_keeps_the_interpreter_lock_is_the_culprit() -> None:
+    """The loop waits for the lock in native code, and runs no callback: its stack is innocent."""
+    found = threading.Event()
+
+    def hold_the_lock() -> None:
+        while not found.is_set():
+            re.match("(a+)+$", "a" * 22 + "b")
+
+    async def beside_the_loop(heard: Heard) -> None:
+        threading.Thread(target=hold_the_lock, name="guilty").start()
+        deadline = time.monotonic() + 60
+        while not any(entry.get("thread") == "guilty" for entry in logs):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        found.set()
+
+    with structlog.testing.capture_logs() as logs:
+        logged(beside_the_loop, logs)
+    entry = next(entry for entry in logs if entry.get("thread") == "guilty")
+    assert "in hold_the_lock (gateway/runtime/test_watchdog.py:" in entry["culprit"]
