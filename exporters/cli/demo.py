@@ -63,8 +63,8 @@ def demo(retrain: bool, seed: int) -> None:
     digits. Writes checkpoints/ (with digit.png, one of the digits, to send to the model) and
     model_repository/ in the current folder; safe to repeat.
     """
-    for folder in (CHECKPOINTS, REPOSITORY):
-        if reason := unwritable(folder):
+    for path in (PICTURE, REPOSITORY / "fraud"):
+        if reason := unwritable(path):
             raise UsageError(f"{reason}; run the demo in a folder of your own")
     try:
         tasks = [_fraud(seed), _digits()]

@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.commands import modelport
+
 #: Imports of these take from half a second to many.
 SLOW = (
     *("torch", "tensorflow", "keras", "onnx", "onnxruntime", "onnxscript", "transformers", "jax"),
@@ -103,6 +107,24 @@ def test_a_wrong_path_is_refused_by_name_before_slow_imports(tmp_path: Path) -> 
         assert said.count("\n") == 1, (arguments, said)
         assert wrong in said, (arguments, said)
         assert not imported, (arguments, imported)
+
+
+def test_the_demo_needs_a_folder_that_it_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model_repository").touch()
+    done = modelport("demo")
+    assert done.returncode == 2
+    assert "'model_repository' is not a folder; run the demo in" in done.stderr.replace(
+        f"{tmp_path}/", ""
+    )
+    (tmp_path / "model_repository").unlink()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    done = modelport("demo")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"you may not write to '{tmp_path}'" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_enumeration_finds_paths_that_are_not_checked(tmp_path: Path) -> None:
