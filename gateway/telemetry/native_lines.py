@@ -33,24 +33,35 @@ _program: subprocess.Popen[bytes] | None = None
 _kept: TextIO | None = None
 
 
-def divert() -> TextIO:
+def divert() -> TextIO | None:
     """Send descriptor 2 through the program; return standard error as it was, for own records.
 
-    Processes that this one starts inherit the diversion.
+    Processes that this one starts inherit the diversion. None: no process can be started, and
+    native lines stay as they are.
     """
     global _program, _kept
     sys.stderr.flush()
-    _kept = os.fdopen(os.dup(2), "w", 1, "utf-8", "backslashreplace")
+    kept = os.fdopen(os.dup(2), "w", 1, "utf-8", "backslashreplace")
     read, write = os.pipe()
-    command = [sys.executable, "-I", "-S", __file__]
-    # Its own session: a terminal's Ctrl-C is for the gateway, which may have more to say.
-    _program = subprocess.Popen(
-        command, stdin=read, stdout=_kept.fileno(), stderr=_kept.fileno(), start_new_session=True
-    )
-    os.close(read)
-    os.dup2(write, 2)
-    os.close(write)
-    return _kept
+    try:
+        # Its own session: a terminal's Ctrl-C is for the gateway, which may have more to say.
+        _program = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__],
+            stdin=read,
+            stdout=kept.fileno(),
+            stderr=kept.fileno(),
+            start_new_session=True,
+        )
+    except OSError:
+        kept.close()
+        return None
+    else:
+        os.dup2(write, 2)
+        _kept = kept
+        return kept
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 def end() -> None:
