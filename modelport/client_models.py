@@ -60,7 +60,7 @@ class ModelStatus(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DurationStatistics:
-    """How often something happened, and its time in all, in nanoseconds."""
+    """A count of events, and the sum of their durations in nanoseconds."""
 
     count: int = 0
     ns: int = 0
@@ -91,24 +91,25 @@ class ModelStatistics:
 def counted(row: dict[str, Any]) -> ModelStatistics:
     """The statistics in one row that a server sent."""
 
-    def durations(document: Mapping[str, Any]) -> dict[str, DurationStatistics]:
-        return {
-            name: DurationStatistics(int(each.get("count", 0)), int(each.get("ns", 0)))
-            for name, each in document.items()
-            if isinstance(each, dict)
-        }
-
     return ModelStatistics(
         name=str(row["name"]),
         version=str(row["version"]),
         last_inference=int(row.get("last_inference", 0)),
         inference_count=int(row.get("inference_count", 0)),
         execution_count=int(row.get("execution_count", 0)),
-        inference_stats=durations(row.get("inference_stats") or {}),
+        inference_stats=_durations(row.get("inference_stats") or {}),
         batch_stats={
-            int(each["batch_size"]): durations(each) for each in row.get("batch_stats") or ()
+            int(each["batch_size"]): _durations(each) for each in row.get("batch_stats") or ()
         },
     )
+
+
+def _durations(document: Mapping[str, Any]) -> dict[str, DurationStatistics]:
+    return {
+        name: DurationStatistics(int(each.get("count", 0)), int(each.get("ns", 0)))
+        for name, each in document.items()
+        if isinstance(each, dict)
+    }
 
 
 def described(document: dict[str, Any]) -> ModelDescription:

@@ -220,8 +220,10 @@ def _parsed(status: int, answer: bytes) -> Any:
         message = str(json_text.loads(answer, _MAX_KEYS)["error"])
     except (InvalidArgument, KeyError, TypeError):
         message = answer.decode("utf-8", "replace").strip()
-    unnamed = status == 404 and (message.lower() in ("", "not found") or message.startswith("{"))
-    if unnamed or message.startswith("<"):  # a page
+    is_page = message.startswith("<")
+    if status >= 500 and is_page:
+        message = f"status {status} with a page, as of a proxy before the server"
+    elif is_page or (status == 404 and (message.lower() in ("", "not found") or message[0] == "{")):
         message = (
             "the server does not have this operation of the Open Inference Protocol; give the URL "
             "of a server's HTTP port, such as http://127.0.0.1:8000 of 'modelport serve'"

@@ -33,7 +33,7 @@ def commands(
 
 
 def meaning(option: click.Option) -> str:
-    """What the value of an option is: a flag, a file, a number, or a word."""
+    """The kind of an option's value: a flag, a file, a number, or a word."""
     if option.is_flag:
         return "flag"
     kind = option.type

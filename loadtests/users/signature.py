@@ -154,7 +154,7 @@ def _message(said: str) -> str:
 
 
 def _of_status(error: grpc.RpcError) -> str:
-    """Why gRPC made no connection; its own words list addresses and its files."""
+    """Return why gRPC made no connection; its own words list addresses and its files."""
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "it does not respond in time"
     refused = "connection refused" in str(error.details()).lower()

@@ -220,10 +220,10 @@ def test_statuses_become_errors_of_their_kind() -> None:
     }
     expected = {
         400: (modelport.InvalidArgument, "bad"),
-        404: (modelport.NotFound, "{}"),
+        404: (modelport.NotFound, "does not have this operation"),
         503: (modelport.TimedOut, "timeout expired"),
         501: (modelport.Unsupported, "no"),
-        500: (modelport.ModelportError, "<html>"),
+        500: (modelport.ModelportError, "status 500 with a page"),
         504: (modelport.TimedOut, "HTTP status 504"),
     }
     with ThreadingHTTPServer(("127.0.0.1", 0), Misbehaving) as fake:

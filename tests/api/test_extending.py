@@ -339,7 +339,7 @@ def test_the_extras_that_descriptors_name_bring_their_libraries() -> None:
         (library.distribution, extra[1])
         for backend in BACKENDS.builtin.values()
         for library in backend.libraries
-        if (extra := re.search(r"modelport\[(\w+)\]", library.install))
+        if (extra := re.search(r"\[(\w+)\]", library.install))
     ]
     assert [extra for _, extra in named] == [
         *("torch", "tensorflow", "litert", "openvino", "executorch")

@@ -277,6 +277,7 @@ def test_a_saved_model_that_the_gateway_serves_is_not_called_damaged(tmp_path: P
         read(tmp_path / "twice")
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
 def test_a_model_that_needs_larger_sizes_than_are_tried_takes_them_from_input(
     tmp_path: Path,
 ) -> None:

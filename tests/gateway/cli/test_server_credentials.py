@@ -85,16 +85,21 @@ def test_a_certificate_that_is_not_trusted_is_named_with_the_remedy(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--client-cert", "none.crt"), "--client-cert and --client-key belong together"),
-        (
-            ("--client-cert", "none.crt", "--client-key", "k"),
-            "none.crt and the key k cannot be used",
-        ),
-        (("--ca-file", "none.crt"), "none.crt cannot be used as authorities (PEM): no such file"),
-        (("--token-file", "none"), "the token file none cannot be read: No such file"),
+        (("--client-cert", "empty"), "--client-cert and --client-key belong together"),
+        (("--client-cert", "empty", "--client-key", "empty"), "empty and the key empty cannot be"),
+        (("--ca-file", "empty"), "empty cannot be used as authorities (PEM): "),
+        (("--token-file", "."), "the token file . cannot be read: "),
+        (("--client-cert", "none.crt"), "'--client-cert': Path 'none.crt' does not exist"),
+        (("--client-key", "none.key"), "'--client-key': Path 'none.key' does not exist"),
+        (("--ca-file", "none.crt"), "'--ca-file': Path 'none.crt' does not exist"),
+        (("--token-file", "none"), "'--token-file': Path 'none' does not exist"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(flags: tuple[str, ...], message: str) -> None:
+def test_a_file_that_cannot_be_used_is_named(
+    flags: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").touch()
     for command in ("models",), ("rollout", "status"):
         done = modelport(*command, "-u", "https://localhost:1", *flags)
         assert done.returncode == 2

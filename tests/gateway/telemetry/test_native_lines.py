@@ -1,4 +1,4 @@
-"""What native libraries write to standard error, with ``--log-format json``."""
+"""Lines of native libraries on standard error, with ``--log-format json``."""
 
 from __future__ import annotations
 
