@@ -120,8 +120,9 @@ def _check_longest(axis: Axis, sizes: Sizes, trial: _Trial, reasons: list[Except
 
 
 def _said(reasons: Sequence[Exception]) -> str:
-    """The last reason, without TensorFlow's names of its own functions before it."""
-    return " ".join(str(reasons[-1]).split()).rpartition("}} ")[2][:200]
+    """The last reason, without what TensorFlow puts around it: names of its functions and calls."""
+    text = " ".join(str(reasons[-1]).split())
+    return text.rpartition("}} ")[2].partition(" [Op:")[0][:200]
 
 
 class _Trial:

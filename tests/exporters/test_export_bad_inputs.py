@@ -121,11 +121,11 @@ def _pipe(folder: Path) -> Path:
 WEIGHT, BIAS = torch.ones(2, 3), torch.ones(2)
 #: Checkpoints → exit codes, and the words of the error.
 CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], int, str]] = {
-    "absent": (lambda folder: folder / "net.pt", 2, "net.pt' does not exist; give the path"),
+    "absent": (lambda folder: folder / "net.pt", 2, "net.pt' does not exist"),
     "a broken name": (
         lambda folder: folder / "a\nb.pt",
         2,
-        "a b.pt' does not exist; give the path",
+        "b.pt' does not exist",
     ),
     "empty": (
         _written(b"", "net.pt"),
@@ -351,7 +351,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "absent data": (
         ("--data", "{}/absent.npz"),
         2,
-        "absent.npz' is not a readable .npz file: No such file",
+        "absent.npz' does not exist",
     ),
     "data that is none": (
         ("--data", "{}/text.txt"),
@@ -362,18 +362,18 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "data of other shapes": (("--data", "{}/shapes.npz"), 2, "'x' is [4, 5], the signature says"),
     "data with too few labels": (("--data", "{}/labels.npz"), 2, "{'x': 4, 'labels': 3}"),
     "pickled data": (("--data", "{}/pickled.npz"), 2, "pickled.npz' is not a readable .npz file"),
-    "absent labels": (("--labels", "{}/absent.txt"), 2, "absent.txt' cannot be read: No such file"),
+    "absent labels": (("--labels", "{}/absent.txt"), 2, "absent.txt' does not exist"),
     "labels that are no text": (
         ("--labels", "{}/latin.txt"),
         2,
         "latin.txt' cannot be read: it is not UTF-8",
     ),
-    "an absent adapter": (("--lora", "{}/absent"), 2, "--lora needs a Hugging Face folder"),
+    "an absent adapter": (("--lora", "{}/absent"), 2, "absent' does not exist"),
     "an adapter that is none": (("--lora", "{}"), 2, "--lora needs a Hugging Face folder"),
     "an absent key": (
         ("--sign-key", "{}/absent.pem"),
         2,
-        "absent.pem' cannot be read: No such file",
+        "absent.pem' does not exist",
     ),
     "a key that is none": (
         ("--sign-key", "{}/text.txt"),
@@ -410,7 +410,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "an output in no folder": (
         ("--output", "{}/text.txt/net.onnx"),
         2,
-        "choose another --repository or --output",
+        "text.txt' is not a folder",
     ),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from modelport.exporters.keras_ports import find_port
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.requests.random_inputs import draw
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
-from modelport.exporters.sources import SourceRequest, tensorflow
+from modelport.exporters.sources import SourceRequest, input_bounds, tensorflow
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
-from modelport.gateway.types import Axis, Datatype
+from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 from tests import half_plus_two
 from tests.keras_models import functional, layers, ops, read, saved, saved_graph, scorer
 
@@ -277,22 +277,28 @@ def test_a_saved_model_that_the_gateway_serves_is_not_called_damaged(tmp_path: P
         read(tmp_path / "twice")
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
-def test_a_model_that_needs_larger_sizes_than_are_tried_takes_them_from_input(
-    tmp_path: Path,
-) -> None:
-    x = keras.Input((None, 3), name="x")
-    y = keras.layers.Conv1D(2, 100)(x)
-    path = tmp_path / "long.keras"
-    keras.Model(x, keras.layers.GlobalAveragePooling1D(name="y")(y)).save(path)
-    with pytest.raises(Unsupported) as refused:
-        tensorflow.load(SourceRequest(path))
+def long_reference(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """A model that needs 100 rows at least, as one with a long kernel."""
+    if inputs["x"].shape[1] < 100:
+        raise ValueError(
+            "{{function_node __f}} size would be negative: -98 [Op:Conv2D] name: \x1b[0m"
+        )
+    return {"y": inputs["x"].mean(axis=1)}
+
+
+def settled(*flags: str) -> ModelSignature:
+    x, y = TensorSpec("x", Datatype.FP32, (-1, 3)), TensorSpec("y", Datatype.FP32, (3,))
+    signature = input_bounds.declared(ModelSignature((x,), (y,), 8), flags)
+    return input_bounds.settle(signature, long_reference)
+
+
+def test_a_model_that_needs_larger_sizes_than_are_tried_takes_them_from_input() -> None:
+    with pytest.raises(Unsupported, match=r"size would be negative: -98\); declare") as refused:
+        settled()
     remedy = re.search(r"--input '([^']+)'", str(refused.value))
     assert remedy is not None
-    assert "\x1b" not in str(refused.value)
-    [fixed] = tensorflow.load(SourceRequest(path, inputs=(remedy[1],))).signature.inputs
-    assert fixed.dims == (512, 3)
-    signature = tensorflow.load(SourceRequest(path, inputs=("x:FP32[rows=100..130,3]",))).signature
+    assert settled(remedy[1]).inputs[0].dims == (512, 3)
+    signature = settled("x:FP32[rows=100..130,3]")
     assert signature.inputs[0].dims == ("rows", 3)
     assert (signature.axes["rows"].minimum, signature.axes["rows"].maximum) == (100, 130)
     for wrong, said in (
@@ -302,4 +308,20 @@ def test_a_model_that_needs_larger_sizes_than_are_tried_takes_them_from_input(
         ("z:FP32[512,3]", "'z' is not an input of the model; its inputs are x"),
     ):
         with pytest.raises(ModelportError, match=said):
-            tensorflow.load(SourceRequest(path, inputs=(wrong,)))
+            settled(wrong)
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' own
+def test_a_keras_model_with_a_long_kernel_is_exported_at_the_sizes_of_input(
+    tmp_path: Path,
+) -> None:
+    x = keras.Input((None, 3), name="x")
+    y = layers.GlobalAveragePooling1D(name="y")(layers.Conv1D(2, 100)(x))
+    path = saved(functional(x, y), tmp_path / "long.keras")
+    with pytest.raises(Unsupported, match="Computed output size would be negative"):
+        tensorflow.load(SourceRequest(path))
+    (tmp_path / "out").mkdir()
+    declared = ["x:FP32[rows=100..130,3]"]
+    api.export(path, format="onnx", input=declared, samples=8, output=tmp_path / "out")
+    assert (tmp_path / "out" / "model.onnx").is_file()

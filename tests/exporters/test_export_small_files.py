@@ -145,5 +145,6 @@ def test_memory_that_does_not_suffice_is_no_error_of_modelport(
         raise MemoryError
 
     monkeypatch.setattr(api, "export", exhausted)
+    (tmp_path / "m.pt").touch()
     done = CliRunner().invoke(modelport, [word.format(tmp_path) for word in EXPORT])
     assert (done.exit_code, done.stderr) == (1, f"modelport: error: {NO_MEMORY}\n")

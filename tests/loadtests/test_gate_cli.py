@@ -98,7 +98,7 @@ def test_what_cannot_be_compared_is_a_usage_error_that_names_it(
             ("nowhere", model, "'nowhere' is not a folder"),
             (tmp_path, model, "no published version"),
             (model / "7", model, "'{model}/7' is not a folder"),
-            (model, f"{url}/v2/models/tiny", "HTTP 404"),
+            (model, f"{url}/v2/models/tiny", "status 404"),
             (model, "ftp://127.0.0.1:1/v2/models/tiny", "does not begin with http://"),
             ("s3://KEY:SECRET@b/tiny/1", model, "baseline cannot be fetched: Invalid value"),
             (model, "s3://", "the s3:// URL has no bucket"),

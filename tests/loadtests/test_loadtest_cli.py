@@ -32,7 +32,10 @@ def test_a_missed_objective_exits_1_and_every_file_says_so(tmp_path: Path) -> No
     names = {
         name: tmp_path / "out" / f"run.{name}" for name in ("json", "html", "junit", "samples")
     }
-    flags = [part for name, path in names.items() for part in (f"--{name}", str(path))]
+    renamed = {"json": "--json-report", "samples": "--samples-file"}
+    flags = [
+        part for name, path in names.items() for part in (renamed.get(name, f"--{name}"), str(path))
+    ]
     with serving() as server:
         done = call(
             *(server.address, "-m", "double", "--rate", "50", "--duration", "1s"),

@@ -101,8 +101,9 @@ def test_the_token_is_in_no_report_no_output_and_no_command_line(
     server: SecuredServer, tmp_path: Path
 ) -> None:
     """The command runs in a process of its own, so that its children's arguments can be read."""
-    reports = [tmp_path / f"run.{kind}" for kind in ("json", "html", "junit")]
-    written = [part for path in reports for part in (f"--{path.suffix[1:]}", str(path))]
+    flags = ("--json-report", "--html", "--junit")
+    reports = [tmp_path / f"run.{flag[2:]}" for flag in flags]
+    written = [part for pair in zip(flags, map(str, reports), strict=True) for part in pair]
     url = f"https://{server.gateway.http}/v2/models/x2"
     process = subprocess.Popen(
         [
