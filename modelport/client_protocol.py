@@ -103,6 +103,8 @@ class HttpTransport:
             timeout=aiohttp.ClientTimeout(total=seconds),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+        #: Responses that are being read event by event.
+        self._streams: set[aiohttp.ClientResponse] = set()
 
     async def _ask(
         self, method: str, path: str, body: bytes | None = None, headers: Any = None
@@ -180,12 +182,16 @@ class HttpTransport:
         ) as response:
             if response.status != 200 and "event-stream" not in response.content_type:
                 _parsed(response.status, await response.read())
-            async for event in client_streams.events(response.content):
-                answer = _parsed(200, event)
-                with valid_answer():
-                    if set(answer) == {"error"}:
-                        raise error_of(max(response.status, 500), str(answer["error"]))
-                    yield client_streams.outputs(answer, request, known)
+            self._streams.add(response)
+            try:
+                async for event in client_streams.events(response.content):
+                    answer = _parsed(200, event)
+                    with valid_answer():
+                        if set(answer) == {"error"}:
+                            raise error_of(max(response.status, 500), str(answer["error"]))
+                        yield client_streams.outputs(answer, request, known)
+            finally:
+                self._streams.discard(response)
 
     async def infer(self, request: ClientRequest) -> dict[str, tuple[Datatype, Array]]:
         """Send an inference request, and return the outputs by name."""
@@ -200,7 +206,9 @@ class HttpTransport:
             return _json_outputs(document["outputs"], memoryview(answer)[length:])
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, those of streams that nobody reads any more, too."""
+        for response in tuple(self._streams):
+            response.close()
         await self._session.close()
 
 
