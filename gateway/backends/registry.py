@@ -203,6 +203,7 @@ _BUILTIN = (
     BackendDescriptor("torchserve", f"{_PACKAGE}.remote.torchserve", "TorchServe"),
     BackendDescriptor("managed", f"{_PACKAGE}.managed.backend", "Managed server"),
     BackendDescriptor("fake", f"{_PACKAGE}.fake", "Fake"),
+    BackendDescriptor("identity", f"{_PACKAGE}.identity", "Identity"),
 )
 
 BACKENDS: ExtensionTable[BackendDescriptor] = ExtensionTable(
