@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from tests import models
 from tests.peer_suites.suite import Bench, Suite, SuiteOutcome, SuiteVerdict
 
-#: All but those of the input, which the peers read more leniently than a schema says, and of other
-#: methods: ``conformance/test_http_framing.py`` has those, as TensorFlow Serving's are 400.
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
     "content_type_conformance",
     "response_headers_conformance",
     "response_schema_conformance",
+    "negative_data_rejection",
+    "positive_data_acceptance",
+    "unsupported_method",
     "allow_header_conformance",
 )
 #: Requests of each operation in the phase that draws them.
@@ -28,6 +29,7 @@ SECONDS = 900
 CONFIG = """
 [checks]
 not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "501", "503"]
+positive_data_acceptance.expected-statuses = ["2xx", "400", "401", "403", "404", "501", "503"]
 """
 #: The names of models: those that are generated, or one that is served.
 RUNS = {
@@ -77,4 +79,5 @@ SUITE = Suite(
     requirements=("schemathesis==4.32.5",),
     run=run,
     declared=declared,
+    ours=True,
 )

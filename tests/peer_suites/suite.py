@@ -6,6 +6,7 @@ import ast
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -26,6 +27,7 @@ DETAIL_CHARACTERS = 2000
 
 class SuiteVerdict(StrEnum):
     PASS = "pass"
+    CHANGED = "changed set-up"
     FAIL = "fail"
     NOT_SUPPORTED = "not supported"
     NOT_APPLICABLE = "not applicable"
@@ -49,8 +51,11 @@ class Suite(NamedTuple):
         requirements: packages of the environment that its tests run in.
         not_applicable: reasons, by a test's id or the beginning of it.
         not_supported: what the gateway lacks, likewise; such a test may run, and then fails.
+        changed_setup: what differs from the peer's own set-up, likewise; such a test never passes.
         expected_failures: reasons of tests that fail and are known to; likewise. A failure that is
             not listed, and a listed one that passes, make the run fail.
+        ours: the tests are this project's own, with a peer's client or document; the sums leave
+            them out.
         declared: every test that the suite has, where its files tell. One that did not run and has
             no reason makes the run fail, too.
     """
@@ -62,8 +67,10 @@ class Suite(NamedTuple):
     run: Callable[[Bench], Iterator[SuiteOutcome]]
     not_applicable: Mapping[str, str] = {}
     not_supported: Mapping[str, str] = {}
+    changed_setup: Mapping[str, str] = {}
     expected_failures: Mapping[str, str] = {}
     declared: Callable[[Bench], Iterator[str]] | None = None
+    ours: bool = False
 
 
 def reason_of(test: str, reasons: Mapping[str, str]) -> str:
@@ -228,6 +235,17 @@ def declared_tests(file: Path, prefix: str) -> Iterator[str]:
                     yield f"{prefix}::{node.name}::{member.name}"
         elif isinstance(node, _FUNCTIONS) and node.name.startswith("test_"):
             yield f"{prefix}::{node.name}"
+
+
+def mentions(file: Path, test: str, words: set[str]) -> set[str]:
+    """The ``words`` in the code of ``Class::test`` of ``file``, or in its code beside tests."""
+    text = file.read_text()
+    seen = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, _FUNCTIONS):
+            other = node.name.startswith("test") and node.name != test.rpartition("::")[2]
+            seen += [] if other else [ast.get_source_segment(text, node) or ""]
+    return {word for word in words if re.search(rf"\b{re.escape(word)}\b", "\n".join(seen))}
 
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
