@@ -20,7 +20,8 @@ from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, TensorSpec
 
 INPUT, OUTPUT = "INPUT", "OUTPUT"
-CREATION_DELAY, MAX_CREATION_SECONDS = "creation_delay_sec", 600
+EXECUTE_DELAY, CREATION_DELAY = "execute_delay_ms", "creation_delay_sec"
+MAX_SECONDS = 600
 
 
 def load(artifact: Artifact) -> EmbeddedBackend:
@@ -31,10 +32,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
             invalid.
     """
     session = IdentitySession(artifact)
-    seconds = parameters.integer(artifact.config, CREATION_DELAY, 0)
-    if seconds > MAX_CREATION_SECONDS:
-        raise InvalidArgument(f"parameter '{CREATION_DELAY}' is at most {MAX_CREATION_SECONDS}")
-    time.sleep(seconds)
+    time.sleep(_delay_seconds(artifact, CREATION_DELAY, 1))
     # Not warmed: there is nothing to warm, and each run takes as long as its delay.
     return EmbeddedBackend(artifact, session, artifact.config)
 
@@ -47,7 +45,7 @@ class IdentitySession:
     def __init__(self, artifact: Artifact) -> None:
         signature = configuration.signature(artifact.config)
         self._batched = signature.max_batch_size > 0
-        self._delay_seconds = parameters.integer(artifact.config, "execute_delay_ms", 0) / 1000
+        self._delay_seconds = _delay_seconds(artifact, EXECUTE_DELAY, 1000)
         self._outputs = {spec.name: spec for spec in signature.outputs}
         inputs = {spec.name: spec for spec in signature.inputs}
         for name, spec in self._outputs.items():
@@ -78,6 +76,14 @@ class IdentitySession:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def _delay_seconds(artifact: Artifact, key: str, units: int) -> float:
+    """The delay that the parameter ``key`` has in ``units`` of a second."""
+    delay = parameters.integer(artifact.config, key, 0)
+    if delay > MAX_SECONDS * units:
+        raise InvalidArgument(f"parameter '{key}' is at most {MAX_SECONDS * units}")
+    return delay / units
 
 
 def _input_of(output: str) -> str:

@@ -68,6 +68,7 @@ def test_a_load_takes_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         (*PAIR, "execute_delay_ms", "-1", "parameter 'execute_delay_ms' must be a whole"),
         (*PAIR, "execute_delay_ms", "soon", "parameter 'execute_delay_ms' must be a whole"),
         (*PAIR, "creation_delay_sec", "601", "parameter 'creation_delay_sec' is at most 600"),
+        (*PAIR, "execute_delay_ms", "600001", "parameter 'execute_delay_ms' is at most 600000"),
         (["INPUT0 FP32 1"], ["OUTPUT0 INT32 1"], "a", "", "output 'OUTPUT0'.* of INT32"),
         (["INPUT0 FP32 1"], ["OUTPUT1 FP32 1"], "a", "", "output 'OUTPUT1'.*'INPUT1'"),
         (["INPUT0 FP32 1"], ["y FP32 1"], "a", "", "output 'y'.*INPUT<i>"),
