@@ -135,12 +135,14 @@ class Bench:
         select: str = "",
         test: str = "",
         environment: Mapping[str, str] | None = None,
+        seconds: float = TEST_SECONDS,
     ) -> Iterator[SuiteOutcome]:
         """Run the tests of ``file`` in its own folder; ids are ``prefix::Class::test [label]``.
 
         Args:
             select: pytest's ``-k``.
             test: ``Class::test``, to run this one alone.
+            seconds: the limit of each test.
         """
         suffix = f" [{label}]" if label else ""
         skip = {
@@ -155,7 +157,7 @@ class Bench:
         command = [
             *(str(self.python), "-m", "pytest", "-q", "-p", "report_tests", "-c", os.devnull),
             *("--rootdir", str(file.parent), "-p", "no:cacheprovider", "--tb", "short"),
-            *("--timeout", str(TEST_SECONDS), *(("-k", select) if select else ())),
+            *("--timeout", str(seconds), *(("-k", select) if select else ())),
             f"{file.name}::{test}" if test else file.name,
         ]
         asked = {"PEER_SUITES_PIPE": str(write), "PEER_SUITES_SKIP": json.dumps(skip)}

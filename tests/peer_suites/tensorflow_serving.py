@@ -27,6 +27,8 @@ _MODELS = (
     "saved_model_half_plus_two_tflite_with_sigdef",
     "saved_model_half_plus_three",
 )
+#: Each test starts a server, and some train a model first.
+_TEST_SECONDS = 300
 _PROGRAM = """#!/bin/sh
 exec env -u PYTHONPATH PYTHONPATH="{root}" "{python}" "{script}" "$@"
 """
@@ -71,7 +73,7 @@ def run(bench: Bench) -> Iterator[SuiteOutcome]:
         "TF_USE_LEGACY_KERAS": "1",  # the file names inputs as Keras 2 does
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-    yield from bench.pytest(servers / _FILE, _FILE, environment=environment)
+    yield from bench.pytest(servers / _FILE, _FILE, environment=environment, seconds=_TEST_SECONDS)
 
 
 def declared(bench: Bench) -> Iterator[str]:

@@ -217,11 +217,6 @@ def io_names(bench: Bench, root: Path) -> None:
     shutil.rmtree(root / name)
 
 
-def bfloats(bench: Bench, root: Path) -> None:
-    onnx = triton_models.generated(bench, "gen_qa_models", "--onnx")
-    triton_models.copy(onnx, root, "onnx_bf16_bf16_bf16")
-
-
 def shared_weights(bench: Bench, root: Path) -> None:
     made = triton_models.generated(bench, "gen_qa_identity_models", "--libtorch")
     triton_models.copy(made, root, "libtorch_nobatch_zero_1_float32")

@@ -122,8 +122,6 @@ STAGES = (
     Stage("L0_output_name/output_name_test.py", models.output_names, changed=_PLANS),
     Stage("L0_libtorch_io_names/io_names_client.py", models.io_names),
     Stage("L0_libtorch_shared_weights/libtorch_shared_weights_test.py", models.shared_weights),
-    Stage("L0_backend_onnxruntime/test.py", models.bfloats, (), "", "http", _TYPE_HTTP),
-    Stage("L0_backend_onnxruntime/test.py", models.bfloats, (), "", "grpc", _TYPE_GRPC),
     Stage("L0_client_nobatch/client_test.py", models.status),
     Stage(
         *(_SHM, models.simple, _SHARED, f"{_NOT} and not large_shm", "http", _TYPE_HTTP),

@@ -77,6 +77,7 @@ NOT_APPLICABLE = {
         *("L0_infer_reshape/infer_reshape_test.py::InferReshapeTest::", "test_ff2", "test_ff4"),
     ),
     "L0_trt": _TENSORRT,
+    "L0_backend_onnxruntime/test.py": f"{_GPU}: ONNX Runtime adds no BF16 on a CPU",
     **_each("measures, and tests nothing", "L0_", "perf", "long"),
     **_each("other languages", "L0_", "java", "simple_go", "simple_nodejs"),
     "L2_build_presets": "Triton's own build",
@@ -156,6 +157,11 @@ NOT_SUPPORTED = {
     **_each(_FORWARDED, f"{_PARAMETERS}::test_", "headers", "grpc_header"),
     "L0_batch_input": _RAGGED,
     "L0_rate_limiter": "the rate limiter (--rate-limit)",
+    **_each(
+        "models of sequences do not load, so the server is not ready (sequence batching)",
+        *("L0_", "http/python_http_aio_test.py::TestHttpAioClient::test_is_server_ready"),
+        "grpc/python_grpc_aio_test.py::TestGrpcAioClient::test_is_server_ready",
+    ),
     "L0_torch_aoti": "unsigned archives of AOTInductor, native code (--allow-native-code loads it)",
     "L0_large_payload/large_payload_test.py": "tensors of 1.9 GB",
     f"{_BATCHER}::test_multi_batch_different_shape_allow": _RAGGED,
@@ -188,6 +194,12 @@ _STRINGS = "TorchScript has no strings"
 _ENDED = "requests on their way when the signal comes are answered, or refused with a message"
 _WAITING = "also counts the requests that are executing"
 EXPECTED_FAILURES = {
+    "L0_output_name/output_name_test.py": "names a wrong input before a wrong output",
+    **_each(
+        "version 1 is served although version 3 has no file: each version loads by itself, as in "
+        "TensorFlow Serving",
+        *(f"{_LIFE}::test_parse_error_", "modelfail"),
+    ),
     f"{_LIFE}::test_dynamic_model_load_unload": _UNKNOWN,
     f"{_LIFE}::test_dynamic_version_load_unload": _UNKNOWN,
     f"{_LIFE}::test_multiple_model_repository_polling": "what serves stays when another repository "
