@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
+from tests import server
 from tests.peer_suites.sources import PinnedSource
-from tests.server import Gateway, serving
+from tests.server import Gateway
 
 INSIDE = Path(__file__).parent / "inside"
-#: Of one test, and of a file of them.
-TEST_SECONDS, FILE_SECONDS = 60, 900
+#: Of one test, of a file of them, and of the start of a gateway, which may load a hundred models.
+TEST_SECONDS, FILE_SECONDS, START_SECONDS = 60, 900, 600
 #: Of what a test said, the end that is kept.
 DETAIL_CHARACTERS = 2000
 
@@ -116,7 +118,10 @@ class Bench:
     ) -> Iterator[Gateway]:
         """A gateway on the ports that Triton's clients and tests take for granted."""
         ports = ("--http-port", "8000", "--grpc-port", "8001", "--metrics-port", "8002")
-        with serving(repository, *ports, *flags, wait_for=wait_for) as gateway:
+        with (
+            mock.patch.object(server, "START_SECONDS", START_SECONDS),
+            server.serving(repository, *ports, *flags, wait_for=wait_for) as gateway,
+        ):
             yield gateway
 
     def copy(self, source: PinnedSource, *folders: str) -> Path:
