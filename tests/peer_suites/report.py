@@ -26,9 +26,9 @@ with the output of each failing test.
 - **not applicable**: it needs a GPU, TensorRT, a peer's own name, log, build or private setting,
   Python or native code as a model, or files that are not public.
 
-Triton's models are made by its own generators (`qa/common`). Its tests run with the models of ONNX
-Runtime, TorchScript and OpenVINO, as far as they let one choose. Flags of logs and of the time to
-exit are left out.
+Triton's models are made by its own generators (`qa/common`). Where its tests let one choose the
+backends, they run with ONNX Runtime; one runs with TorchScript and OpenVINO, too. Flags of logs and
+of the time to exit are left out.
 
 """
 

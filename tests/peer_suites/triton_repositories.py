@@ -83,12 +83,9 @@ def _kinds(root: Path) -> None:
 
 
 def infer(bench: Bench, root: Path) -> None:
+    triton_models.copy(triton_models.generated(bench, "gen_qa_models", "--onnx"), root, "onnx_*")
     ensembles = triton_models.generated(bench, "gen_qa_models", "--ensemble")
-    triton_models.copy(ensembles, root, "nop_*")
-    for platform in ("onnx", "libtorch", "openvino"):
-        made = triton_models.generated(bench, "gen_qa_models", f"--{platform}")
-        triton_models.copy(made, root, f"{platform}_*")
-        triton_models.copy(ensembles, root, f"*_{platform}_*")
+    triton_models.copy(ensembles, root, "*_onnx_*", "nop_*")
     triton_models.copy(
         *(bench.source(SERVER) / "qa" / "ensemble_models", root),
         *("wrong_label_*", "label_override_*", "mix_type_*", "batch_to_*", "nobatch_to_*"),
