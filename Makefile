@@ -4,8 +4,9 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install --constraint constraints.txt
+# uv installs, which links packages from its cache; `make PIP=1 ...` has pip do it.
+INSTALL := $(BIN)/python $(if $(filter 1,$(PIP)),-m pip --disable-pip-version-check install,.ci/install.py) \
+	--constraint constraints.txt
 # One environment, filled in two steps: what the demo needs, and what the other targets need.
 DEMO := $(VENV)/.demo
 READY := $(VENV)/.dev
@@ -16,7 +17,7 @@ PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 .PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
-	managed matrix mutations package peer-suites real-models runtimes storage swagger-ui tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
+	matrix mutations package peer-suites real-models runtimes storage swagger-ui tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
 
 help: ## List the targets
@@ -92,16 +93,16 @@ sbom: ## Write build/sbom.cdx.json, CycloneDX's list of everything in the packag
 	$(VENV)/sbom/bin/python .ci/sbom.py build/sbom.cdx.json
 
 perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analyzer
-	$(BIN)/python -m modelport.loadtests.benchmarks.perf_analyzer --window-ms $(or $(WINDOW_MS),1000)
+	$(BIN)/python -m benchmarks.perf_analyzer --window-ms $(or $(WINDOW_MS),1000)
 
 bench: $(READY) ## Measure beside every peer, and write its page of the documentation; 25 minutes
-	$(BIN)/python -m modelport.loadtests.peers --page docs/benchmarks/servers.md
+	$(BIN)/python -m benchmarks.peers --page docs/benchmarks/servers.md
 
 bench-access: $(READY) ## Measure what TLS costs, beside clear text and nginx
-	$(BIN)/python -m modelport.loadtests.benchmarks.access
+	$(BIN)/python -m benchmarks.access
 
 bench-startup: $(READY) ## Measure the time to READY, beside loading by hand and Triton, and each batch size's first request
-	$(BIN)/python -m modelport.loadtests.benchmarks.startup
+	$(BIN)/python -m benchmarks.startup
 
 compare: $(READY) ## Compare every format and backend on the demo's fraud model; under 10 minutes, needs Java 17
 	@test -f checkpoints/fraud.pt || $(BIN)/modelport demo
@@ -111,16 +112,16 @@ compare-faults: $(READY) ## Compare backends, one of them slow and one wrong, wh
 	$(BIN)/python -m tests.loadtests.comparing
 
 bench-quick: $(READY) ## The 4-float model on modelport, a bare handler, Triton and MLServer
-	$(BIN)/python -m modelport.loadtests.peers --models x2 --protocols json grpc --servers \
+	$(BIN)/python -m benchmarks.peers --models x2 --protocols json grpc --servers \
 		modelport bare triton mlserver
 
 loadtest-agreement: $(READY) ## Compare the load test's percentiles with those of wrk, h2load and perf_analyzer
-	$(BIN)/python -m modelport.loadtests.benchmarks.client_agreement
+	$(BIN)/python -m benchmarks.client_agreement
 
 bench-hop: $(READY) ## Measure what the gateway adds in front of a real Triton and a TensorFlow Serving server
-	$(BIN)/python -m modelport.loadtests.benchmarks.hop
+	$(BIN)/python -m benchmarks.hop
 
-loadtest-backends: $(READY) ## Load-test the gateway, TorchServe, Triton and managed servers in every protocol; needs Java 17
+loadtest-backends: $(READY) ## Load-test the gateway, TorchServe and Triton in every protocol; needs Java 17
 	$(BIN)/python -m tests.loadtests.backends
 
 report-browser: $(READY) ## Open the reports, and /docs of a gateway, in headless Chromium: light, dark, narrow, hostile names
@@ -131,11 +132,11 @@ swagger-ui: ## Fetch the pinned files of /docs from npm again
 	$(PYTHON) .ci/swagger_ui.py
 
 bench-overload: $(READY) ## Send ten times what the gateway can serve; check goodput, latency and recovery
-	$(BIN)/python -m modelport.loadtests.benchmarks.overload
+	$(BIN)/python -m benchmarks.overload
 
 bench-shadow: $(READY) ## Measure the demo's fraud model while a rollout copies 10 % of its requests
 	@test -d model_repository/fraud || $(BIN)/modelport demo
-	$(BIN)/python -m modelport.loadtests.benchmarks.shadow
+	$(BIN)/python -m benchmarks.shadow
 
 rollout-faults: $(READY) ## Kill workers, gateways and candidates during 50 rollouts under load; 15 minutes
 	$(BIN)/python -m tests.rollout_faults
@@ -144,7 +145,7 @@ chaos: $(READY) ## Break one of two endpoints in every way, for every kind of ro
 	$(BIN)/python -m tests.faults.chaos
 
 profile: $(READY) ## Measure what a request costs on fraud 128, layer by layer, beside ONNX Runtime by hand (perf, py-spy)
-	$(BIN)/python -m modelport.loadtests.benchmarks.profile
+	$(BIN)/python -m benchmarks.profile
 
 gate-statistics: $(READY) ## Measure how often the gate is wrong, on thousands of simulated releases
 	$(BIN)/python -m tests.loadtests.gating
@@ -156,17 +157,17 @@ rollout-statistics: $(READY) ## Measure how often rollouts are wrong, and what h
 gate-real: $(READY) ## Gate the demo's fraud model against itself, a slower, a wrong and a retrained one
 	@test -d model_repository/fraud || $(BIN)/modelport demo
 	$(BIN)/python -m tests.loadtests.gating.real
-	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest tests/loadtests/test_gate_attacks.py \
+	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest -m "" tests/loadtests/test_gate_attacks.py \
 		tests/loadtests/test_gate_storage.py tests/loadtests/test_gate_cli.py \
 		tests/loadtests/test_gate_retrained.py
 	MODELPORT_DEPLOY_TESTS=1 $(BIN)/python -m pytest tests/deploy/test_pipelines.py -k trained_again
 
 bench-memory: $(READY) ## Send 10^6 requests of every kind; a gateway that leaks must be detected
-	$(BIN)/python -m modelport.loadtests.benchmarks.memory
-	$(BIN)/python -m modelport.loadtests.benchmarks.memory --control --requests 100000 --rounds 10
+	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.memory --control --requests 100000 --rounds 10
 
 scaling: $(READY) ## Measure what a second worker brings
-	$(BIN)/python -m modelport.loadtests.benchmarks.scaling
+	$(BIN)/python -m benchmarks.scaling
 
 workers: $(READY) ## Run the conformance and shutdown suites with two workers
 	MODELPORT_WORKERS=2 $(BIN)/python -m pytest tests/conformance tests/faults/test_shutdown.py
@@ -191,8 +192,8 @@ package: $(READY) ## Build the wheel, install it without extras into an empty en
 gpu-wheels: $(READY) ## Collect what `make gpu-check` needs on a machine without a network; GPU="--onnxruntime-gpu" too
 	$(BIN)/python .ci/gpu_wheels.py $(GPU)
 
-gpu-check: ## Serve models on an NVIDIA GPU, beside the CPU and a loop by hand; needs PyTorch with CUDA; 6 minutes
-	$(PYTHON) -m tests.gpu_check
+gpu-check: ## Serve models on an NVIDIA GPU, beside the CPU and a loop by hand; needs PyTorch with CUDA; 6 minutes; ARGS="--device cpu …"
+	$(PYTHON) -m tests.gpu_check $(ARGS)
 
 runtimes: $(READY) ## Serve compiled archives; measure what 50 reloads leave in every runtime
 	$(BIN)/python -m tests.runtimes
@@ -209,9 +210,6 @@ tfserving-clients: $(READY) ## Call a gateway with the official tensorflow-servi
 
 ray: $(READY) ## Ray Serve on a real cluster of three nodes: scale up and down, kill -9 a node under load
 	$(BIN)/python -m tests.ray
-
-managed: $(READY) ## Kill -9 managed TorchServe and Triton, the real ones, under load; needs Java 17
-	$(BIN)/python -m tests.managed
 
 storage: $(READY) ## Kill publishers to S3, race and cut off gateways; Azure's and Google's emulators (needs Node)
 	$(INSTALL) --no-build-isolation --editable ".[azure,gcs]" gcp-storage-emulator

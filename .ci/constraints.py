@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 OLDEST = "3.11"
 #: What builds and installs the project itself.
-TOOLS = ("pip", "setuptools")
+TOOLS = ("pip", "setuptools", "uv")
 #: Extras without wheels for a Python. ``all`` leaves TensorFlow out by a marker, but pip evaluates
 #: markers for the Python that runs it; the other extras are all of ``all``.
 UNAVAILABLE = {"3.14": {"tensorflow", "all"}}

@@ -1,12 +1,17 @@
-"""MkDocs hook: pages made from the code, and documents from outside ``docs/``.
+"""Pages made from the code, and the MkDocs hook that adopts documents from outside ``docs/``.
 
-The command-line reference comes from the click commands, the HTTP reference from the OpenAPI
-document of a running gateway, the configuration reference from the classes that hold it.
+    python -m docs.generate
+
+writes the pages, which are part of the repository, so that links to them work without the site. A
+test says when they are older than the code. The command-line reference comes from the click
+commands, the HTTP reference from the OpenAPI document of a running gateway, the configuration
+reference from the classes that hold it.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import http.client
 import inspect
 import json
@@ -22,6 +27,7 @@ from typing import Any
 import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from modelport import cli
 from modelport.gateway.repository import config_schema, routes_file
@@ -45,22 +51,29 @@ ERRORS = frozenset(
     }
 )
 #: Folders whose errors nobody but a developer sees.
-_NOT_RAISED = frozenset({"proto", "benchmarks", "peers", "demo_models"})
+_NOT_RAISED = frozenset({"proto", "demo_models"})
 CODE = re.compile(r"(`[^`]*`)")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages and the adopted documents."""
-    pages = made_pages() | {page: adopted(source) for source, page in ADOPTED.items()}
-    for page, text in pages.items():
-        files.append(File.generated(config, page, content=text))
+    """Add the adopted documents."""
+    for source, page in ADOPTED.items():
+        text = (ROOT / source).read_text()
+        files.append(File.generated(config, page, content=turned(text, source, page)))
     return files
 
 
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Turn links to documents outside ``docs/`` to their pages."""
+    path = page.file.src_uri
+    return markdown if path in ADOPTED.values() else turned(markdown, f"docs/{path}", path)
+
+
+@functools.cache
 def made_pages() -> dict[str, str]:
-    """The pages made from the code."""
+    """The pages made from the code, by their paths in ``docs/``."""
     return {
         "reference/cli.md": cli_page(),
         "reference/http.md": http_page(openapi()),
@@ -70,9 +83,9 @@ def made_pages() -> dict[str, str]:
     }
 
 
-def adopted(source: str) -> str:
-    """The text of a document outside ``docs/``, its links turned to the site's pages."""
-    folder, page = PurePosixPath(source).parent, ADOPTED[source]
+def turned(text: str, source: str, page: str) -> str:
+    """The text of a document of the repository, its links turned to the site's pages."""
+    folder = PurePosixPath(source).parent
 
     def link(match: re.Match[str]) -> str:
         image, text, target = match.groups()
@@ -80,13 +93,15 @@ def adopted(source: str) -> str:
         if "://" in target or not path:
             return match[0]
         found = os.path.normpath(folder / path)
+        if source.startswith("docs/") and found.startswith("docs/"):
+            return match[0]
         place = ADOPTED.get(found) or (found[5:] if found.startswith("docs/") else None)
         if place is None:  # a file of the repository, without a page
             return text if text.startswith("`") else f"{text} (`{found}`)"
         relative = os.path.relpath(place, os.path.dirname(page) or ".")
         return f"{image}[{text}]({relative}{'#' + anchor if anchor else ''})"
 
-    return _LINK.sub(link, (ROOT / source).read_text())
+    return _LINK.sub(link, text)
 
 
 def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
@@ -222,8 +237,6 @@ def configuration_page() -> str:
         _fields(routes_file.ModelRoute),
         "### `[models.<name>.outlier_detection]`",
         _fields(routes_file.OutlierDetection),
-        "### `[servers.<backend>]`",
-        _fields(routes_file.Program),
         "## Environment variables { #environment }",
         table(("variable", "option"), rows),
     ]
@@ -372,3 +385,8 @@ def _text(node: ast.expr) -> str:
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part) or "…" for part in node.values)
     return ""
+
+
+if __name__ == "__main__":
+    for name, content in made_pages().items():
+        (ROOT / "docs" / name).write_text(f"{content}\n")

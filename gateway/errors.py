@@ -170,3 +170,8 @@ def closest(wrong: str, known: Iterable[str]) -> str:
     by_folded = {name.casefold(): name for name in known}
     found = difflib.get_close_matches(wrong.casefold(), by_folded, n=1)
     return by_folded[found[0]] if found else ""
+
+
+def install_extra(extra: str) -> str:
+    """The instruction that installs an extra: from the sources, since no package index has them."""
+    return f"pip install '.[{extra}]' in modelport's checkout"

@@ -6,11 +6,13 @@ import contextlib
 import ipaddress
 import math
 import os
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from modelport.gateway.repository.routes_file import Routes
+from modelport.gateway.repository.routes_file import ModelRoute
 
 if TYPE_CHECKING:
     from modelport.gateway.repository.signing_keys import PublicKey
@@ -89,8 +91,8 @@ class Settings(NamedTuple):
     require_signature: tuple[PublicKey, ...] = ()
     #: Whether unsigned versions may use native code, and operators that access files.
     allow_native_code: bool = False
-    #: Models on upstream servers.
-    routes: Routes = Routes()
+    #: Models on upstream servers, by name.
+    routes: Mapping[str, ModelRoute] = MappingProxyType({})
     strict_readiness: bool = True
     exit_on_error: bool = False
     http_address: str = "127.0.0.1"

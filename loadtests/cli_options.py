@@ -16,8 +16,8 @@ import click
 
 from modelport.gateway.cli import server_credentials
 from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.runtime import child_process
 from modelport.loadtests.load.target import LoadTestTarget
-from modelport.loadtests.system import processes
 
 UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 TIME = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|m|h)?")
@@ -120,7 +120,7 @@ def interruptible() -> Iterator[None]:
     SIGINT is handled even if a shell started the process with SIGINT ignored.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, processes.interrupt) for number in numbers}
+    before = {number: signal.signal(number, child_process.interrupt) for number in numbers}
     try:
         yield
     finally:

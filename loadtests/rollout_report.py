@@ -12,7 +12,7 @@ import click
 from modelport.gateway.cli.admin_client import DEFAULT_URL, AdminClient
 from modelport.gateway.cli.errors import OneLineCommand, UsageError
 from modelport.gateway.cli.server_credentials import credential_options
-from modelport.gateway.errors import ModelportError
+from modelport.gateway.errors import ModelportError, install_extra
 
 _MODEL = re.compile(r"[\w.-]+\Z")
 
@@ -45,7 +45,7 @@ def report(model: str, url: str, output: Path, number: int | None) -> None:
     try:
         from modelport.loadtests.report import html
     except ModuleNotFoundError as error:
-        raise UsageError(f"the report needs {error.name}; pip install 'modelport[load]'") from error
+        raise UsageError(f"the report needs {error.name}; {install_extra('load')}") from error
     client, path = AdminClient(url), f"/v2/rollouts/{model}"
     latest = client.get(path)
     state = latest if number is None else _ended(client.get(f"{path}/history"), model, number)

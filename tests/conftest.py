@@ -59,7 +59,6 @@ LONG = [
         "docs/test_blocks",
         "faults/test_shutdown",
         "gateway/server/workers/test_processes",
-        "faults/test_managed",
         "exporters/test_export_cli",
         "gateway/rollout/test_rollout_command",
         "loadtests/test_run",

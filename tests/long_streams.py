@@ -22,7 +22,8 @@ import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2 as oip
 
-from modelport.loadtests.benchmarks import perf_analyzer, tiny_model
+from benchmarks import perf_analyzer, tiny_model
+from modelport.loadtests.system import environments
 from tests.server import serving
 
 IN_FLIGHT = 64
@@ -102,13 +103,13 @@ def analyzed(address: str, seconds: float, in_flight: int) -> None:
     assert not problems, problems
 
 
-def unary(address: str, seconds: float) -> None:
+def unary(address: str, seconds: float, h2load: str) -> None:
     """nghttp2: unary calls over one connection, as fast as they go."""
     message = request()
     with tempfile.NamedTemporaryFile() as body:
         body.write(b"\0" + len(message).to_bytes(4) + message)
         body.flush()
-        command = ["h2load", f"-D{seconds:.0f}", "-c1", "-m32", "-d", body.name]
+        command = [h2load, f"-D{seconds:.0f}", "-c1", "-m32", "-d", body.name]
         command += ["-H", "te: trailers", "-H", "content-type: application/grpc"]
         done = subprocess.run(
             [*command, f"http://{address}{UNARY}"], capture_output=True, text=True, check=True
@@ -124,13 +125,14 @@ def main() -> None:
     parser.add_argument("--unary-seconds", type=float, default=600)
     parser.add_argument("--only", nargs="+", help="names of cases")
     options = parser.parse_args()
+    h2load = environments.debian_program("h2load", "nghttp2-client")
     cases: dict[str, Callable[[str], None]] = {
         "core": lambda address: core(address, options.messages),
         "aio": lambda address: aio(address, options.messages),
         "tritonclient": lambda address: tritonclient(address, options.messages),
         "perf_analyzer-1": lambda address: analyzed(address, options.seconds, 1),
         "perf_analyzer-16": lambda address: analyzed(address, options.seconds, 16),
-        "unary": lambda address: unary(address, options.unary_seconds),
+        "unary": lambda address: unary(address, options.unary_seconds, h2load),
     }
     with serving(tiny_model.repository()) as gateway:
         for name, case in cases.items():

@@ -49,6 +49,7 @@ EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.extensions",
     "modelport.gateway.inference.image_decoding",
     "modelport.gateway.repository",
+    "modelport.gateway.runtime.child_process",
     "modelport.gateway.runtime.openvino_import",
     "modelport.gateway.cli.errors",
     "modelport.gateway.cli.tables",
@@ -57,23 +58,33 @@ EXPORTERS_MAY_IMPORT = (
 CLIENTS = (
     "modelport.gateway.upstream",
     "modelport.gateway.backends.remote",
-    "modelport.gateway.backends.managed",
 )
 CLIENT_LIBRARIES = ("aiohttp",)
 WEB = ("fastapi", "starlette", "uvicorn", "grpc", "aiohttp", "flask")
 
 
-def modules(package: str) -> dict[str, Path]:
+#: The folders at the top that are packages below ``modelport``.
+PRODUCT = ("gateway", "exporters", "loadtests")
+
+
+def modules(folder: str) -> dict[str, Path]:
+    prefix = "modelport." if folder in PRODUCT else ""
     return {
-        ".".join(("modelport", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
-            ".__init__"
-        ): path
-        for path in sorted((ROOT / package).rglob("*.py"))
+        prefix
+        + ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sorted((ROOT / folder).rglob("*.py"))
     }
 
 
+def product() -> dict[str, Path]:
+    found = {f"modelport.{path.stem}": path for path in (ROOT / "modelport").glob("*.py")}
+    for package in PRODUCT:
+        found |= modules(package)
+    return found
+
+
 def is_module(name: str) -> bool:
-    path = ROOT.joinpath(*name.split(".")[1:])
+    path = ROOT.joinpath(*name.removeprefix("modelport.").split("."))
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
@@ -132,8 +143,7 @@ def test_an_arrow_that_points_up_is_seen() -> None:
 
 
 def test_there_is_no_cycle_between_modules() -> None:
-    known = modules("gateway") | modules("exporters") | modules("loadtests")
-    known |= {f"modelport.{path.stem}": path for path in (ROOT / "modelport").glob("*.py")}
+    known = product() | modules("benchmarks")
     graph = {
         name: {target for target in imports(path) if target in known} - {name}
         for name, path in known.items()
@@ -185,15 +195,15 @@ def test_the_exporters_and_the_core_import_no_web_framework() -> None:
 
 
 def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
-    for name, path in modules("loadtests").items():
+    for name, path in (modules("loadtests") | modules("benchmarks")).items():
         inside = [
             target
             for target in imports(path)
             if target.startswith(("modelport.gateway", "modelport.exporters"))
             # How a command says what is wrong and what it is doing; the descriptors of backends;
-            # the addresses of repositories; the reader of untrusted files; the limits that a
-            # rollout shares; the client of a gateway's API of rollouts; the messages for failures
-            # of TLS.
+            # the addresses of repositories; the reader of untrusted files; child processes; the
+            # limits that a rollout shares; the client of a gateway's API of rollouts; the messages
+            # for failures of TLS.
             and not target.startswith(
                 (
                     "modelport.gateway.cli.admin_client",
@@ -203,6 +213,7 @@ def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
                     "modelport.gateway.backends.registry",
                     "modelport.gateway.repository.storage.location",
                     "modelport.gateway.repository.untrusted_files",
+                    "modelport.gateway.runtime.child_process",
                     "modelport.gateway.slo",
                     "modelport.gateway.upstream.tls_errors",
                     "modelport.exporters.runtime.progress",
@@ -212,17 +223,13 @@ def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
         assert inside == [], f"{name} imports {inside}"
 
 
-def test_only_benchmarks_and_peers_import_what_the_wheel_leaves_out() -> None:
+def test_the_product_imports_no_benchmark() -> None:
     """Imports inside functions count too: an installed ``modelport compare`` would miss them."""
-    left_out = ("modelport.loadtests.benchmarks", "modelport.loadtests.peers")
-    packaged = modules("gateway") | modules("exporters") | modules("loadtests")
-    packaged |= {f"modelport.{path.stem}": path for path in (ROOT / "modelport").glob("*.py")}
     wrong = [
         f"{name} imports {target}"
-        for name, path in packaged.items()
-        if not name.startswith(left_out)
+        for name, path in product().items()
         for target in imports(path)
-        if target.startswith(left_out)
+        if target.split(".")[0] == "benchmarks"
     ]
     assert wrong == []
 
@@ -265,9 +272,8 @@ def test_help_is_as_cheap_as_starting_python_and_click() -> None:
 
 def test_every_name_that_a_test_imports_from_this_project_exists() -> None:
     """Also in programs that only the slower verbs of the Makefile run; mypy checks the packages."""
-    found = modules("tests")
-    paths = {name.removeprefix("modelport."): path for name, path in found.items()}
-    for package in ("gateway", "exporters", "loadtests"):
+    paths = modules("tests") | modules("benchmarks")
+    for package in PRODUCT:
         paths |= modules(package)
     assert [
         f"{module}:{node.lineno}: {node.module} has no {alias.name}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("modelport", "gateway", "exporters", "loadtests")
+PACKAGES = ("modelport", "gateway", "exporters", "loadtests", "benchmarks")
 #: First words that make a docstring a riddle: it says what the thing is or does, subject first.
 BANNED_OPENINGS = frozenset(
     [

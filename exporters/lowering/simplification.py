@@ -46,7 +46,7 @@ def simplify(graph: fx.Graph) -> None:
         if found is not None:
             views[node] = found
             if found.is_permutation:
-                _replace(graph, node, found)
+                _replace(node, found)
         elif name_of(node.target) == "select.int":
             _select_first(graph, node, views)
     graph.eliminate_dead_code()
@@ -101,7 +101,7 @@ def _listed(dims: object) -> Sequence[object]:
     return dims if isinstance(dims, tuple | list) else (dims,)
 
 
-def _replace(graph: fx.Graph, node: fx.Node, view: View) -> None:
+def _replace(node: fx.Node, view: View) -> None:
     """Compute ``node`` from the root of its view."""
     if view.dims == tuple(range(len(view.dims))):
         node.replace_all_uses_with(view.root)

@@ -54,7 +54,7 @@ def package(path: Path, server: str, output: Path, base_path: str | None = None)
     fitting, left_out = [], {}
     for model in models:
         try:
-            check_format(model, server, row)
+            _check_format(model, server, row)
             model.verify()
             packager.check(model)
             fitting.append(model)
@@ -89,7 +89,7 @@ def _check_output(output: Path, row: PackageTarget, root: Path) -> None:
         raise UsageError(f"--output '{output}' is inside the packaged folder; use another place")
 
 
-def check_format(model: SelectedModel, server: str, row: PackageTarget) -> None:
+def _check_format(model: SelectedModel, server: str, row: PackageTarget) -> None:
     """Raise ``Unsupported`` with the remedy unless ``server`` loads the model's format."""
     if model.format not in row.formats:
         reason = row.reasons.get(model.format)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from modelport.gateway.errors import Internal, Unavailable
 from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.runtime.child_process import ChildProcess
 
 STOP_SECONDS = 120.0
 
@@ -29,7 +30,7 @@ def serving(repository: Path | Location, *flags: str) -> Iterator[dict[str, int]
     command = [sys.executable, "-m", "modelport", "serve"]
     command += ["--model-repository", str(repository), "--log-format", "json"]
     command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *flags]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = ChildProcess(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     rest: list[str] = []
     reader = threading.Thread(target=lambda: rest.extend(process.stderr or ()), daemon=True)
@@ -38,12 +39,7 @@ def serving(repository: Path | Location, *flags: str) -> Iterator[dict[str, int]
         reader.start()  # a full pipe would block the gateway
         yield ports
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.stop(STOP_SECONDS)
         if reader.ident is not None:
             reader.join()
         process.stderr.close()
@@ -51,7 +47,7 @@ def serving(repository: Path | Location, *flags: str) -> Iterator[dict[str, int]
         raise Internal(f"the gateway exited with status {process.returncode}: {rest[-1:]}")
 
 
-def _wait_until_ready(process: subprocess.Popen[str]) -> dict[str, int]:
+def _wait_until_ready(process: ChildProcess) -> dict[str, int]:
     ports: dict[str, int] = {}
     said = ""
     assert process.stderr is not None

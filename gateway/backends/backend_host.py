@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes_file import Program
 from modelport.gateway.types import Infer, InferStream
 
 
@@ -22,12 +21,10 @@ class Host(NamedTuple):
             raises ``NotFound`` or ``Unavailable``.
         labels_of: the class labels of a READY model's output, by model, version and output; raises
             the same errors.
-        program: the settings for starting the named server.
     """
 
     loop: asyncio.AbstractEventLoop
     infer: Infer
     config_of: Callable[[str, int], ModelConfig]
-    program: Callable[[str], Program]
     stream: InferStream
     labels_of: Callable[[str, int, str], tuple[str, ...]]

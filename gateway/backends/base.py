@@ -76,7 +76,7 @@ class Backend(Protocol):
 
     @property
     def problem(self) -> str:
-        """The public reason why the backend cannot answer now, such as a server being restarted.
+        """The public reason why the backend cannot answer now, such as no endpoint being reachable.
 
         Empty while it can. Only the event loop changes it. Meanwhile the backend answers requests
         with ``Unavailable``.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.errors import Unsupported, install_extra
 from modelport.gateway.extensions import ExtensionTable
 from modelport.gateway.runtime import collector
 
@@ -123,7 +123,7 @@ _BUILTIN = (
         (
             Library(
                 "torch",
-                "pip install 'modelport[torch]'",
+                install_extra("torch"),
                 ("libtorch_cpu.so*", "libc10.so*", "libtorch.so*", "libgomp*.so*"),
                 "https://docs.pytorch.org/cppdocs/installing.html",
             ),
@@ -142,7 +142,7 @@ _BUILTIN = (
         (
             Library(
                 "tensorflow",
-                "pip install 'modelport[tensorflow]'",
+                install_extra("tensorflow"),
                 ("libtensorflow_cc.so*", "libtensorflow_framework.so*"),
                 "https://www.tensorflow.org/install/lang_c",
             ),
@@ -156,7 +156,7 @@ _BUILTIN = (
         (
             Library(
                 "ai-edge-litert",
-                "pip install 'modelport[litert]'",
+                install_extra("litert"),
                 ("libLiteRt.so*",),
                 "https://ai.google.dev/edge/litert/inference",
             ),
@@ -171,7 +171,7 @@ _BUILTIN = (
         (
             Library(
                 "openvino",
-                "pip install 'modelport[openvino]'",
+                install_extra("openvino"),
                 (
                     *("libopenvino.so*", "libopenvino_ir_frontend.so*"),
                     *("libopenvino_intel_cpu_plugin.so*", "libtbb.so*", "libhwloc.so*"),
@@ -188,7 +188,7 @@ _BUILTIN = (
         (
             Library(
                 "executorch",
-                "pip install 'modelport[executorch]'",
+                install_extra("executorch"),
                 (
                     *("libexecutorch.so*", "libexecutorch_backend_xnnpack.so*"),
                     "libexecutorch_kernels_optimized.so*",
@@ -201,7 +201,6 @@ _BUILTIN = (
     BackendDescriptor("triton", f"{_PACKAGE}.remote.triton", "Triton"),
     BackendDescriptor("tfserving", f"{_PACKAGE}.remote.tfserving", "TensorFlow Serving"),
     BackendDescriptor("torchserve", f"{_PACKAGE}.remote.torchserve", "TorchServe"),
-    BackendDescriptor("managed", f"{_PACKAGE}.managed.backend", "Managed server"),
     BackendDescriptor("fake", f"{_PACKAGE}.fake", "Fake"),
     BackendDescriptor("identity", f"{_PACKAGE}.identity", "Identity"),
 )
@@ -251,8 +250,8 @@ def find_versions(backend: str) -> Versions:
 def _module(backend: str) -> ModuleType:
     if backend == "python":
         raise Unsupported(
-            "backend 'python' runs Python code, as only Triton does; give the model a route to a "
-            "Triton server, or 'managed = true' to start one here"
+            "backend 'python' runs Python code, as only Triton does; start a Triton server with "
+            "the model and give the model a route to it"
         )
     descriptor = BACKENDS.get(backend)
     if descriptor is None:

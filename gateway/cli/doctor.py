@@ -17,18 +17,16 @@ import sys
 from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import click
 
 from modelport.gateway import extensions
-from modelport.gateway.backends.managed.servers import SERVERS
 from modelport.gateway.backends.registry import BACKENDS, Library, find_versions
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.cli.tables import print_table
-from modelport.gateway.errors import ModelportError
-from modelport.gateway.repository.routes_file import ModelRoute, Program, Routes
+from modelport.gateway.errors import ModelportError, install_extra
+from modelport.gateway.repository.routes_file import ModelRoute
 
 #: A program or a library that takes longer to respond is reported as broken.
 ASK_SECONDS = 60.0
@@ -62,8 +60,6 @@ said = {"device": torch.cuda.get_device_name(0) if found else ""}
 if found: said["sum"] = float(torch.ones(8, device="cuda").sum())
 print(json.dumps(said))
 """
-#: Server → the flag that prints its version; Triton has none.
-VERSION_FLAGS = {"torchserve": "--version", "tfserving": "--version", "triton": "--help"}
 #: It comes with the base installation, and is tried, not only looked for.
 DEFAULT_BACKEND = "onnxruntime"
 #: Extra → the distribution that it is for, besides the backends'.
@@ -100,7 +96,7 @@ def doctor(file: Path | None, as_json: bool) -> None:
     """
     from modelport.gateway.repository import routes_file as routes
 
-    findings = asyncio.run(examine(routes.load(file) if file is not None else Routes()))
+    findings = asyncio.run(examine(routes.load(file) if file is not None else {}))
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -109,7 +105,7 @@ def doctor(file: Path | None, as_json: bool) -> None:
         sys.exit(1)
 
 
-async def examine(routes: Routes) -> list[Finding]:
+async def examine(routes: Mapping[str, ModelRoute]) -> list[Finding]:
     """All rows in the order of the report."""
     gpu = any(Path(device).exists() for device in GPU_DEVICES)
     looks: list[Awaitable[list[Finding]]] = [
@@ -117,9 +113,8 @@ async def examine(routes: Routes) -> list[Finding]:
         _libraries(gpu),
         _extras(),
         *(_extension(entry) for entry in _extensions()),
-        *(_program(name, routes.servers.get(name, Program())) for name in SERVERS),
         *(_tool(name, flag) for name, flag in TOOLS.items()),
-        *(_endpoint(name, each) for name, route in routes.models.items() for each in _each(route)),
+        *(_endpoint(name, each) for name, route in routes.items() for each in _each(route)),
     ]
     return [finding for found in await asyncio.gather(*looks) for finding in found]
 
@@ -165,7 +160,7 @@ async def _libraries(gpu: bool) -> list[Finding]:
 
 async def _extras() -> list[Finding]:
     return [
-        _library(extra, Library(distribution, f"pip install 'modelport[{extra}]'"), "extra")
+        _library(extra, Library(distribution, install_extra(extra)), "extra")
         for extra, distribution in EXTRAS.items()
     ]
 
@@ -204,20 +199,7 @@ async def _extension(entry: importlib.metadata.EntryPoint) -> list[Finding]:
     return [found, *(_library(entry.name, library) for library in libraries)]
 
 
-# -- programs -------------------------------------------------------------------------------------
-
-
-async def _program(name: str, program: Program) -> list[Finding]:
-    server = SERVERS[name]
-    try:
-        command = server.find(program)
-    except ModelportError as error:
-        return [Finding("managed", name, "missing", detail=str(error))]
-    status, text = await _ask(*command, VERSION_FLAGS[name], environment=program.environment)
-    if status not in (0, 1) or "error while loading shared libraries" in text:
-        return [Finding("managed", name, "broken", detail=_last(text))]
-    version = _triton_version(Path(command[0])) if name == "triton" else _version(text)
-    return [Finding("managed", name, "ok", version, command[0])]
+# -- tools ----------------------------------------------------------------------------------------
 
 
 async def _tool(name: str, flag: str) -> list[Finding]:
@@ -227,14 +209,6 @@ async def _tool(name: str, flag: str) -> list[Finding]:
     status, text = await _ask(path, flag)
     state = "ok" if status == 0 else "broken"
     return [Finding("tool", name, state, _version(text), path if status == 0 else _last(text))]
-
-
-def _triton_version(program: Path) -> str:
-    """The version from a file in NVIDIA's images; the program does not print it."""
-    try:
-        return (program.resolve().parent.parent / "TRITON_VERSION").read_text().strip()
-    except OSError:
-        return ""
 
 
 # -- remote servers -------------------------------------------------------------------------------
@@ -263,9 +237,7 @@ async def _endpoint(model: str, route: ModelRoute) -> list[Finding]:
 # -- processes ------------------------------------------------------------------------------------
 
 
-async def _ask(
-    *command: str, environment: Mapping[str, str] = MappingProxyType({})
-) -> tuple[int, str]:
+async def _ask(*command: str) -> tuple[int, str]:
     """Run a command; its exit status (-1: not run, or timed out) and its output."""
     try:
         process = await asyncio.create_subprocess_exec(
@@ -273,7 +245,6 @@ async def _ask(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **environment},
             start_new_session=True,
         )
     except OSError as error:

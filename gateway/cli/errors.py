@@ -33,6 +33,7 @@ from modelport.gateway.errors import (
     NotFound,
     Unsupported,
     closest,
+    install_extra,
 )
 
 #: Longest message; the longest of modelport's own, a list of names, has about 1,000.
@@ -118,7 +119,7 @@ def missing_extra(error: ImportError) -> Unsupported:
     package = (error.name or "").partition(".")[0]
     return Unsupported(
         f"'{package}' is not installed; this needs it: "
-        f"pip install 'modelport[{_EXTRAS.get(package, 'torch')}]'"
+        f"{install_extra(_EXTRAS.get(package, 'torch'))}"
     )
 
 

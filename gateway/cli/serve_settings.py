@@ -263,10 +263,10 @@ def settings_from(
         webhooks.check_secret(options["rollout_webhook_secret"])
     from modelport.gateway.repository import routes_file as routes
 
-    found = routes.load(routes_file) if routes_file is not None else routes.Routes()
+    found = routes.load(routes_file) if routes_file is not None else {}
     _check_model_config(options, model_control_mode)
     listed = options["models"] or options["model_config_file"]
-    if not (options["model_repositories"] or listed or found.models):
+    if not (options["model_repositories"] or listed or found):
         raise click.UsageError(
             "nothing to serve; pass a model's file, --model-repository, or --routes with models"
         )

@@ -32,9 +32,9 @@ MAX_REGIONS = 512
 MAX_NAME_LENGTH = 255
 #: A key as ``shm_open`` takes it: one name, with or without a leading slash.
 _KEY = re.compile(r"/?([^/\0]{1,255})")
-#: Objects of servers, not clients: of Triton's Python backend, also in servers that this gateway
-#: starts, and glibc's named semaphores, which lie in the same folder.
-RESERVED = ("triton_python_backend_shm_region_", "modelport_", "sem.")
+#: Objects of servers, not clients: of Triton's Python backend, and glibc's named semaphores, which
+#: lie in the same folder.
+RESERVED = ("triton_python_backend_shm_region_", "sem.")
 #: File offsets are signed 64-bit integers.
 _END = 2**63
 #: The maximum of C's ``size_t``, in which Triton adds offset and size.

@@ -122,7 +122,7 @@ class Discovery:
             if settings.model_config_file is not None
             else None
         )
-        self._routes = settings.routes.models
+        self._routes = settings.routes
         self._find_versions = find_versions
 
     async def scan(self) -> dict[str, ModelEntry]:
@@ -187,9 +187,7 @@ class Discovery:
 
 def _entry(name: str, route: ModelRoute) -> ModelEntry:
     problem, text = "", None
-    if route.managed:
-        problem = f"model '{name}' is managed, but no model repository holds it"
-    elif route.config is not None:
+    if route.config is not None:
         try:
             with route.config.open(encoding="utf-8") as file:
                 text = file.read(untrusted_files.MAX_CONFIG_BYTES)

@@ -68,8 +68,8 @@ class VersionLoader:
                 "an ensemble has no signature, and --require-signature is set; call the signed "
                 "models of its steps, or serve it from a gateway without --require-signature"
             )
-        route = self._settings.routes.models.get(name)
-        here = route is None or route.managed
+        route = self._settings.routes.get(name)
+        here = route is None
         before = VersionFiles(entry, version) if here and not keys and not entry.remote else None
         if entry.remote or (config.platform == ENSEMBLE and not version.fingerprint):
             keys = ()  # nothing to verify
@@ -90,10 +90,7 @@ class VersionLoader:
                 version=number,
                 reason=str(error),
             )
-        kind = config.backend
-        if route is not None:
-            kind = "managed" if route.managed else route.backend
-        load = self._find_backend(kind)
+        load = self._find_backend(config.backend if route is None else route.backend)
         with _verified(version.path, entry.repository_name, config, keys, here) as (path, config):
             native = bool(keys) or self._settings.allow_native_code
             artifact = Artifact(name, number, path, config, self._threads, route, self.host, native)
@@ -141,7 +138,7 @@ def _verified(
 
     Args:
         name: the model's name in the certificate.
-        here: this gateway loads the files, or starts the server that does.
+        here: this gateway loads the files.
     """
     if not keys and not (here and os.path.lexists(version / manifest.CERTIFICATE)):
         yield version, config

@@ -10,7 +10,7 @@ from modelport.gateway.models.model import ServedVersion
 
 
 class ModelView(Protocol):
-    """Methods are those of ``ModelRegistry``."""
+    """Methods are those of ``ModelManager``."""
 
     @property
     def draining(self) -> asyncio.Event: ...

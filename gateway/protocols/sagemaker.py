@@ -19,7 +19,7 @@ from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_operations import INFER
 from modelport.gateway.protocols.http_response import JSON, reply
-from modelport.gateway.protocols.oip.http_infer import OipErrors
+from modelport.gateway.protocols.oip.http_errors import OipErrors
 from modelport.gateway.protocols.oip.metadata import ready_models
 from modelport.gateway.protocols.oip.schema import INFER_BODY
 from modelport.gateway.protocols.openapi import BYTES

@@ -1,4 +1,4 @@
-"""``modelport.toml``: models on other servers, and how to reach or start these servers.
+"""``modelport.toml``: models on other servers, and how to reach these servers.
 
     [models.fraud]
     backend = "triton"                          # triton (any Open Inference Protocol server),
@@ -15,23 +15,14 @@
     [models.fraud.outlier_detection]            # when endpoints are ejected, in Envoy's terms
     consecutive_5xx = 5
 
-    [models.vit]
-    backend = "torchserve"
-    managed = true                              # no endpoints: the gateway starts the server
-
-    [servers.torchserve]                        # if the program is not on PATH
-    command = ["/opt/torchserve/bin/torchserve"]
-
 YAML is accepted too. Endpoints come only from this file, never from a request.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from modelport.gateway.errors import InvalidArgument
@@ -42,10 +33,10 @@ from modelport.gateway.runtime.gateway_files import FILES
 BACKENDS = ("triton", "tfserving", "torchserve")
 MAX_COUNT = 2**31 - 1
 YAML_SUFFIXES = frozenset({".yaml", ".yml"})
-#: Keys of a route that locate a server; invalid for a server that the gateway starts.
-_PLACE = (
-    *("endpoints", "tls", "ca_file", "client_cert", "client_key", "token_file", "management"),
-    *("model", "version", "label", "config"),
+#: Keys of version 0.1, whose gateway started TorchServe, Triton and TensorFlow Serving itself.
+_REMOVED = (
+    "is of an earlier version: the gateway starts no servers; run them by systemd, Compose or "
+    "Kubernetes, list their addresses in 'endpoints', and remove this key (docs/serving/routes.md)"
 )
 
 
@@ -111,7 +102,7 @@ class ModelRoute(NamedTuple):
 
     Attributes:
         backend: ``triton``, ``tfserving`` or ``torchserve``.
-        endpoints: ``host:port``, or ``[v6]:port``; empty only if ``managed``.
+        endpoints: ``host:port``, or ``[v6]:port``; at least one.
         protocol: of inference requests.
         tls: whether connections are encrypted (server certificates are verified).
         credentials: the keys ``ca_file``, ``client_cert``, ``client_key`` and ``token_file``.
@@ -124,7 +115,6 @@ class ModelRoute(NamedTuple):
         max_reply_bytes: the largest response.
         config: a ``config.pbtxt`` for a model that is not in the repository; by default, the
             server's metadata is used.
-        managed: the gateway starts the server, one process per version of the model.
         outlier_detection: when an endpoint is ejected.
     """
 
@@ -141,52 +131,27 @@ class ModelRoute(NamedTuple):
     connect_timeout_seconds: float = 5.0
     max_reply_bytes: int = 256 * 1024 * 1024
     config: Path | None = None
-    managed: bool = False
     outlier_detection: OutlierDetection = OutlierDetection()
 
 
-class Program(NamedTuple):
-    """A table ``[servers.<backend>]``: how the gateway starts a server.
+def load(path: Path) -> dict[str, ModelRoute]:
+    """Read the routes in ``path``, by model: TOML, or YAML by its suffix.
 
-    Attributes:
-        command: the program and its first arguments; empty: its usual name, found on PATH.
-        environment: variables besides the gateway's own.
-        arguments: further arguments, after those that the gateway generates.
-        start_timeout_seconds: the time limit until the server is ready.
-    """
-
-    command: tuple[str, ...] = ()
-    environment: Mapping[str, str] = MappingProxyType({})
-    arguments: tuple[str, ...] = ()
-    start_timeout_seconds: float = 120.0
-
-
-class Routes(NamedTuple):
-    """The whole file, parsed. ``models`` and ``servers`` are by name."""
-
-    models: Mapping[str, ModelRoute] = MappingProxyType({})
-    servers: Mapping[str, Program] = MappingProxyType({})
-
-
-def load(path: Path) -> Routes:
-    """Read the routes in ``path``: TOML, or YAML by its suffix. A ``config`` is relative to it.
+    Files that it names are relative to its folder.
 
     Raises:
         InvalidArgument: naming the file, the table, the key, and the valid values.
     """
     content = _read(path)
     top = RouteTable(str(path), content)
-    models, servers = top.take("models", dict, {}), top.take("servers", dict, {})
+    if "servers" in top:
+        raise top.wrong("servers", _REMOVED)
+    models = top.take("models", dict, {})
     top.finish()
-    routes = {
+    return {
         name: _route(f"{path}: [models.{name}]", name, content, path)
         for name, content in RouteTable(f"{path}: [models]", models)
     }
-    programs = {
-        name: _program(f"{path}: [servers.{name}]", name, content)
-        for name, content in RouteTable(f"{path}: [servers]", servers)
-    }
-    return Routes(routes, programs)
 
 
 def _read(path: Path) -> Any:
@@ -235,6 +200,8 @@ def _route(where: str, name: str, content: Any, file: Path) -> ModelRoute:
             "characters, not beginning with a dot, and not long"
         )
     table = RouteTable(where, content)
+    if "managed" in table:
+        raise table.wrong("managed", _REMOVED)
     if "backend" not in table:
         raise InvalidArgument(f"{where} needs 'backend', one of {', '.join(BACKENDS)}")
     default = ModelRoute(table.choice("backend", BACKENDS, ""))
@@ -278,16 +245,8 @@ def _check(table: RouteTable, route: ModelRoute) -> None:
             raise table.wrong(key, "needs 'tls = true'")
     if (route.credentials.client_cert is None) != (route.credentials.client_key is None):
         raise table.wrong("client_cert", "and 'client_key' belong together; give both")
-    if route.managed:
-        for key in _PLACE:
-            if key in table:
-                raise table.wrong(
-                    key, "contradicts 'managed': the gateway starts that server itself"
-                )
-    elif not route.endpoints:
-        raise InvalidArgument(
-            f"{table.where} needs 'endpoints', a list of 'host:port', or 'managed = true'"
-        )
+    if not route.endpoints:
+        raise InvalidArgument(f"{table.where} needs 'endpoints', a list of 'host:port'")
     if len(set(route.endpoints)) != len(route.endpoints):
         raise table.wrong("endpoints", "repeats an endpoint")
     if route.management and route.backend != "torchserve":
@@ -298,20 +257,3 @@ def _check(table: RouteTable, route: ModelRoute) -> None:
         raise table.wrong("max_reply_bytes", "must be above 0 and below 2147483648")
     if route.config is not None and FILES.is_disk and not route.config.is_file():
         raise table.wrong("config", f"is not a file: {route.config} does not exist")
-
-
-def _program(where: str, name: str, content: Any) -> Program:
-    table = RouteTable(where, content)
-    if name not in BACKENDS:
-        raise InvalidArgument(f"{where}: a server is one of {', '.join(BACKENDS)}")
-    environment = table.take("environment", dict, {})
-    if not all(type(text) is str for pair in environment.items() for text in pair):
-        raise table.wrong("environment", "must be a table of strings")
-    program = Program(
-        command=table.texts("command"),
-        environment=environment,
-        arguments=table.texts("arguments"),
-        **table.simple(Program()),
-    )
-    table.finish()
-    return program

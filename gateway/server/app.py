@@ -33,7 +33,6 @@ from modelport.gateway.protocols.authenticated_application import (
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
-from modelport.gateway.repository.routes_file import Program
 from modelport.gateway.rollout.process_group import ThisProcess
 from modelport.gateway.rollout.traffic.participant import RolloutParticipant
 from modelport.gateway.rollout.traffic.rollouts import Rollouts
@@ -144,12 +143,10 @@ class GatewayServer:
             self._background.callback(self._access.close)
 
     def _host(self, manager: ModelManager) -> Host:
-        programs = self._settings.routes.servers
         return Host(
             loop=asyncio.get_running_loop(),
             infer=partial(self._service.infer, step=True),
             config_of=lambda name, number: manager.get(name, number).config,
-            program=lambda server: programs.get(server, Program()),
             stream=partial(self._service.stream, step=True),
             labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),
         )

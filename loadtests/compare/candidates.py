@@ -38,8 +38,6 @@ def backend(entry: Entry, artifact: ComparedArtifact, work: Path) -> ServedBacke
         Missing: this machine lacks the server; the message says what to install.
         Failed: ``modelport package`` refuses the artifact.
     """
-    if entry.managed:
-        return _managed(entry.managed, artifact, work)
     if not entry.direct:
         # It was just exported from the user's own checkpoint.
         return MeasuredGateway(artifact.folder, artifact.version, ("--allow-native-code",))
@@ -64,19 +62,6 @@ def backend(entry: Entry, artifact: ComparedArtifact, work: Path) -> ServedBacke
     if entry.backend == "tfserving":
         return TensorFlowServing(package, model, program)
     return Triton(package, model, program)
-
-
-def _managed(server: str, artifact: ComparedArtifact, work: Path) -> MeasuredGateway:
-    """The gateway in front of a server that it starts."""
-    if server == "triton":
-        only = work / "published" / artifact.folder.name
-        only_version(artifact.folder, artifact.version, only)
-        return triton.managed(only, work / "triton")
-    if server == "torchserve":
-        command = str(torchserve.programs() / "torchserve")
-    else:
-        command = tfserving.program()
-    return MeasuredGateway(artifact.folder, artifact.version, managed=server, command=(command,))
 
 
 def contenders(

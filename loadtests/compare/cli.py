@@ -89,8 +89,7 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     callback=_words,
     metavar="BACKEND,...",
     help="onnxruntime, pytorch, tensorflow, tflite, openvino, executorch (in the gateway); "
-    "torchserve, triton, tfserving (at their own ports); managed-torchserve, managed-triton, "
-    "managed-tfserving (behind the gateway).  [default: all but the managed]",
+    "torchserve, triton, tfserving (at their own ports).  [default: all]",
 )
 @click.option(
     "--protocol",

@@ -128,9 +128,7 @@ class ComparisonRun:
     def result(self, *more: str) -> Comparison:
         """The results so far, with further notes."""
         candidates = tuple(c.candidate(self.subject.price_per_hour) for c in self.contenders)
-        servers = {
-            contender.entry.managed or contender.entry.backend for contender in self.contenders
-        }
+        servers = {contender.entry.backend for contender in self.contenders}
         versions = [("torchserve", torchserve.VERSION)] if "torchserve" in servers else []
         found = Comparison(
             model=self.subject.model,

@@ -42,8 +42,7 @@ def runtime_bytes(backend: str) -> int | None:
 
 def why_not_on_the_edge(format_name: str, backend: str) -> str | None:
     """The reason that such a candidate needs more than a library; None if it does not."""
-    server = backend.removeprefix("managed-")
-    return SERVERS.get(server) or NEEDS_PYTHON.get(format_name)
+    return SERVERS.get(backend) or NEEDS_PYTHON.get(format_name)
 
 
 @dataclass(frozen=True)
@@ -108,12 +107,8 @@ DEPRECATED: Mapping[str, str] = {
 
 def maturity(format_name: str, backend: str) -> tuple[int, list[str]]:
     """The number of true facts, of ``len(MATURITY) + 1``, and the missing ones."""
-    server = backend.removeprefix("managed-")
-    # A managed server is behind the gateway, so it lacks what either lacks.
-    subjects = [server if server in SERVERS else "modelport"]
-    if server != backend:
-        subjects.append("modelport")
-    missing = [f.what for f in MATURITY if not all(s in f.true_of for s in subjects)]
+    subject = backend if backend in SERVERS else "modelport"
+    missing = [fact.what for fact in MATURITY if subject not in fact.true_of]
     if format_name in DEPRECATED:
         missing.append(f"a format that upstream maintains ({DEPRECATED[format_name]})")
     return len(MATURITY) + 1 - len(missing), missing

@@ -144,12 +144,13 @@ def from_published(
     """Published models, ``NAME`` or ``NAME:VERSION``, each on the backends that run its format.
 
     Raises:
-        UsageError: a model is missing, or their signatures differ.
+        UsageError: a model is missing, two names mean one version, or the signatures differ.
         Failed: an artifact does not run.
     """
     if data is not None and not data.is_file():
         raise UsageError(f"--data '{data}' does not exist")
     found = [_published(name, repository, work) for name in names]
+    _check_different(names, found)
     candidates.check_alike(found)
     allowed = wanted.backends or tuple(EMBEDDED.values())
     for name in allowed:
@@ -187,10 +188,22 @@ def from_published(
     )
 
 
+def _check_different(names: Sequence[str], found: Sequence[ComparedArtifact]) -> None:
+    """A version would be slower or faster than itself by chance."""
+    named: dict[Path, str] = {}
+    for name, artifact in zip(names, found, strict=True):
+        version = (artifact.folder / artifact.version).resolve()
+        if version in named:
+            raise UsageError(
+                f"'{named[version]}' and '{name}' are one version, "
+                f"{artifact.folder.name}:{artifact.version}; name another as NAME:VERSION"
+            )
+        named[version] = name
+
+
 def _runs(name: str, artifact: ComparedArtifact) -> bool:
     kind = artifact.variant.format
-    others = {**plan.SERVERS, **plan.MANAGED}
-    return EMBEDDED.get(kind) == name or others.get(name) == kind
+    return EMBEDDED.get(kind) == name or plan.SERVERS.get(name) == kind
 
 
 def _holds_checkpoint(folder: Path) -> bool:

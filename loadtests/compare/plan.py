@@ -64,9 +64,7 @@ SERVERS: Mapping[str, str] = {
     "triton": "onnx",
     "tfserving": "savedmodel",
 }
-#: The same servers, started by the gateway and asked through it.
-MANAGED: Mapping[str, str] = {f"managed-{server}": kind for server, kind in SERVERS.items()}
-BACKENDS = (*dict.fromkeys(EMBEDDED.values()), *SERVERS, *MANAGED)
+BACKENDS = (*dict.fromkeys(EMBEDDED.values()), *SERVERS)
 TITLES: Mapping[str, str] = {name: each.title for name, each in DESCRIPTORS.all().items()}
 #: Protocols for servers that do not speak the requested one, by transport.
 NATIVE_HTTP = (LoadTestProtocol.TORCHSERVE_HTTP, LoadTestProtocol.TFSERVING_HTTP)
@@ -85,14 +83,8 @@ class Entry:
         return self.backend in SERVERS
 
     @property
-    def managed(self) -> str:
-        """The server that the gateway starts, or an empty string."""
-        return self.backend.removeprefix("managed-") if self.backend in MANAGED else ""
-
-    @property
     def name(self) -> str:
-        title = TITLES[self.managed or self.backend]
-        return f"{self.variant} · {title}{' behind the gateway' if self.managed else ''}"
+        return f"{self.variant} · {TITLES[self.backend]}"
 
 
 def entries(formats: Sequence[str] = (), backends: Sequence[str] = ()) -> list[Entry]:
@@ -101,13 +93,13 @@ def entries(formats: Sequence[str] = (), backends: Sequence[str] = ()) -> list[E
     Args:
         formats: ``onnx``, or with a precision or an optimisation, ``onnx:int8``, ``onnx:O2``,
             ``onnx:int8:O2``; none: ``VARIANTS``.
-        backends: of ``BACKENDS``; none: all but the managed ones.
+        backends: of ``BACKENDS``; none: all.
 
     Raises:
         UsageError: a value is unknown, or no combination is left.
     """
     variants = [parse(text) for text in formats] or list(VARIANTS)
-    wanted = list(backends) or [name for name in BACKENDS if name not in MANAGED]
+    wanted = list(backends) or list(BACKENDS)
     for name in wanted:
         if name not in BACKENDS:
             raise UsageError(f"--backends '{name}' is unknown; use {', '.join(BACKENDS)}")
@@ -118,7 +110,7 @@ def entries(formats: Sequence[str] = (), backends: Sequence[str] = ()) -> list[E
     ]
     found += [
         Entry(variant, server)
-        for server, kind in {**SERVERS, **MANAGED}.items()
+        for server, kind in SERVERS.items()
         for variant in variants
         if server in wanted and variant == Variant(kind)
     ]

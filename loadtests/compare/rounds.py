@@ -194,7 +194,7 @@ class CandidateRound:
         summary = summarise(run)
         found = measured(self.number, run, summary, server.cpu_seconds() - before)
         self.contender.runs.append(found)
-        self._judge(found, summary, how)
+        self._judge(found, how)
         if load.rate is None and load.users == max(self.settings.users) and summary.requests:
             self._count_cpu(run, found)
         return found
@@ -211,7 +211,7 @@ class CandidateRound:
                 f"{load.users} in flight; the server may be faster than measured"
             )
 
-    def _judge(self, found: Measured, summary: Summary, how: str) -> None:
+    def _judge(self, found: Measured, how: str) -> None:
         contender = self.contender
         if found.wrong:
             contender.disqualify(

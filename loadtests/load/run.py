@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from modelport.gateway.cli.server_credentials import TOKEN_VARIABLE
+from modelport.gateway.runtime.child_process import ChildProcess
 from modelport.loadtests.load import locust_arguments as plans
 from modelport.loadtests.load import sample_recording
 from modelport.loadtests.load.locust_arguments import Plan
@@ -22,7 +23,7 @@ from modelport.loadtests.load.sample_recording import RecorderState
 from modelport.loadtests.load.samples import LoadProfile, LoadRun, Samples
 from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.system import temporary_folders
-from modelport.loadtests.system.processes import die_with_parent, pinned, start
+from modelport.loadtests.system.processes import only
 
 LOCUSTFILE = Path(__file__).parents[1] / "locustfile.py"
 #: Polling interval for new samples.
@@ -158,7 +159,7 @@ def _watch(
             if not keep_partial:
                 raise
             for child in children:
-                _stop(child)  # orderly, so that its records are written
+                child.stop(STOP_SECONDS)  # orderly, so that its records are written
             return INTERRUPTED
         if said:
             return said
@@ -174,7 +175,7 @@ def _watch(
 
 def _wait(
     parts: Sequence[Plan],
-    children: Sequence[subprocess.Popen[bytes]],
+    children: Sequence[ChildProcess],
     progress: Callable[[RunProgress], None] | None,
 ) -> str:
     load = parts[0].load
@@ -246,7 +247,7 @@ def _run(
 
 
 @contextlib.contextmanager
-def _locust(part: Plan, core: int | None) -> Iterator[subprocess.Popen[bytes]]:
+def _locust(part: Plan, core: int | None) -> Iterator[ChildProcess]:
     """Run one Locust process inside the block."""
     folder = part.samples_to
     assert folder is not None
@@ -262,37 +263,18 @@ def _locust(part: Plan, core: int | None) -> Iterator[subprocess.Popen[bytes]]:
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(LOCUSTFILE.parent.parent), *filter(None, [environment.get("PYTHONPATH")])]
     )
-    with (folder / "log").open("wb") as log:
-        child = start(
-            [sys.executable, "-m", "locust", f"-f={LOCUSTFILE}", *arguments, *part.arguments()],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env=environment,
-            start_new_session=True,  # Ctrl-C reaches only the parent, which decides
-            preexec_fn=lambda: _prepared(core),
-        )
+    child = ChildProcess(
+        [sys.executable, "-m", "locust", f"-f={LOCUSTFILE}", *arguments, *part.arguments()],
+        log=folder / "log",
+        cores=only(core),
+        parent_death=signal.SIGTERM,
+        cwd=folder,
+        env=environment,
+    )
     try:
         yield child
     finally:
-        _stop(child)
-
-
-def _prepared(core: int | None) -> None:
-    """Set up the child before Locust starts."""
-    pinned(core)
-    die_with_parent()
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        child.send_signal(signal.SIGTERM)
-        try:
-            child.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-    child.wait()
+        child.stop(STOP_SECONDS)
 
 
 def _last_words(folder: Path, status: int | None) -> str:

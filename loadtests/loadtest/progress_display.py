@@ -68,7 +68,7 @@ def live(
         with _bar(target, load, console) as callback:
             yield callback
     else:
-        yield _lines(load, console)
+        yield _lines(console)
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ def _bar(
         yield progress
 
 
-def _lines(load: LoadProfile, console: Console) -> Callable[[RunProgress], None]:
+def _lines(console: Console) -> Callable[[RunProgress], None]:
     recent = Recent()
     told = time.monotonic()
 

@@ -20,7 +20,7 @@ HEIGHT = 280.0
 MOST_DOTS = 1500
 #: Most slices of time, and correct answers needed in the middle one for a meaningful p99.
 MOST_SLICES, SLICE_ANSWERS = 80, 200
-LATENCY, FIRST_BYTE, INTENDED = 1, 2, 11
+LATENCY, FIRST_BYTE = 1, 2
 BAD = colours.role("bad")
 Floats = npt.NDArray[np.float64]
 

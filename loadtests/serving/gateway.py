@@ -1,13 +1,11 @@
-"""The gateway as a measured server, with an embedded backend or before a managed server."""
+"""The gateway as a measured server, with an embedded backend."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
@@ -41,18 +39,11 @@ class MeasuredGateway:
         folder: the model's folder as published: ``config.pbtxt`` and numbered versions.
         version: the version to serve; empty: the newest.
         flags: further flags of ``modelport serve``, such as ``--workers 2``.
-        managed: ``torchserve``, ``tfserving`` or ``triton``: a server that the gateway starts.
-        command, arguments, environment: of that server: its program if it is not on PATH, arguments
-            after the gateway's, and variables in addition to the gateway's.
     """
 
     folder: Path
     version: str = ""
     flags: tuple[str, ...] = ()
-    managed: str = ""
-    command: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
 
     def launch(self, work: Path) -> MeasuredServerLaunch:
         model, version = self.folder.name, self.version or newest_version(self.folder)
@@ -63,10 +54,6 @@ class MeasuredGateway:
         flags += ["--exit-timeout-secs", "0"]  # no requests are in flight when it is stopped
         for name, port in (("http", http), ("grpc", grpc), ("metrics", metrics)):
             flags += [f"--{name}-port", str(port)]
-        if self.managed:
-            routes = work / "routes.toml"
-            routes.write_text(self._routes(model))
-            flags += ["--routes", str(routes)]
         targets = {
             protocol: LoadTestTarget(protocol, f"{HOST}:{port}", model)
             for port, protocols in ((http, HTTP), (grpc, GRPC))
@@ -77,16 +64,6 @@ class MeasuredGateway:
             targets=targets,
             ready=lambda: get(f"{HOST}:{http}", "/v2/health/ready")[0] == 200,
         )
-
-    def _routes(self, model: str) -> str:
-        # JSON strings and lists of strings are valid TOML.
-        lines = [f"[models.{json.dumps(model)}]", f"backend = {json.dumps(self.managed)}"]
-        lines += ["managed = true", "", f"[servers.{self.managed}]"]
-        for key, words in (("command", self.command), ("arguments", self.arguments)):
-            if words:
-                lines.append(f"{key} = {json.dumps(list(words))}")
-        pairs = [f"{json.dumps(k)} = {json.dumps(v)}" for k, v in self.environment.items()]
-        return "\n".join([*lines, f"environment = {{ {', '.join(pairs)} }}", ""])
 
 
 def newest_version(folder: Path) -> str:

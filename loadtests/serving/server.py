@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +12,11 @@ from pathlib import Path
 from typing import Any
 from typing import Protocol as Structural
 
+from modelport.gateway.runtime.child_process import ChildProcess
 from modelport.loadtests.load.payloads import Payloads
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
-from modelport.loadtests.serving import process_tree
 from modelport.loadtests.serving.answer_check import AnswerCheck
-from modelport.loadtests.system import processes
+from modelport.loadtests.system import process_tree, processes
 from modelport.loadtests.system.processes import ServerFailed, tail
 from modelport.loadtests.users.client import Unanswered
 
@@ -67,7 +64,7 @@ class ServedBackend(Structural):
 class ReadyServer:
     """A server that is READY."""
 
-    process: subprocess.Popen[bytes]
+    process: ChildProcess
     targets: Mapping[LoadTestProtocol, LoadTestTarget]
     log: Path
     #: ``time.perf_counter()`` when it was started.
@@ -128,14 +125,6 @@ class ReadyServer:
         """CPU time of all its processes since the start."""
         return process_tree.cpu_seconds(self.process.pid)
 
-    def stop(self) -> None:
-        """Stop the server, and kill it if it does not end. Safe to repeat."""
-        descendants = list(process_tree.processes(self.process.pid))[1:]
-        processes.stop(self.process)
-        for left in descendants:  # descendants in sessions of their own
-            with contextlib.suppress(Exception):
-                left.kill()
-
 
 @contextlib.contextmanager
 def served(
@@ -159,36 +148,17 @@ def served(
     launch = backend.launch(work)
     log = work / "server.log"
     started = time.perf_counter()
-    with log.open("wb") as out:
-        process = processes.start(
-            launch.command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **_threads(cores), **launch.env},
-            cwd=launch.cwd,
-            start_new_session=True,
-            preexec_fn=lambda: _prepare(cores),
-        )
-    server = ReadyServer(process, launch.targets, log, started, 0.0)
-    try:
-        with processes.guarded(process):
-            server.cold_start_seconds = _wait(server, launch, ready_seconds)
-            yield server
-    finally:
-        server.stop()
-
-
-def _wait(server: ReadyServer, launch: MeasuredServerLaunch, ready_seconds: float) -> float:
-    while (seconds := time.perf_counter() - server.started) < ready_seconds:
-        if not server.alive:
-            code = server.process.returncode
-            raise ServerFailed(f"exited with {code} before it was ready\n{tail(server.log)}")
-        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-            if launch.ready():
-                return time.perf_counter() - server.started
-        time.sleep(POLL_SECONDS)
-    raise ServerFailed(f"not ready after {seconds:.0f} s\n{tail(server.log)}")
+    with processes.running(
+        launch.command,
+        log=log,
+        ready=launch.ready,
+        cores=cores,
+        env={**_threads(cores), **launch.env},
+        cwd=launch.cwd,
+        ready_seconds=ready_seconds,
+        must_stop=False,
+    ) as process:
+        yield ReadyServer(process, launch.targets, log, started, time.perf_counter() - started)
 
 
 def _threads(cores: Sequence[int]) -> dict[str, str]:
@@ -197,14 +167,6 @@ def _threads(cores: Sequence[int]) -> dict[str, str]:
         return {}
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
     return dict.fromkeys(names, str(len(cores)))
-
-
-def _prepare(cores: Sequence[int]) -> None:
-    """In the child: pin its cores, reset Ctrl-C, and end it with its parent."""
-    if cores:
-        os.sched_setaffinity(0, cores)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    processes.die_with_parent()
 
 
 def get(address: str, path: str) -> tuple[int, bytes]:

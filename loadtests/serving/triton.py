@@ -12,7 +12,6 @@ from pathlib import Path
 
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving import pytriton
-from modelport.loadtests.serving.gateway import MeasuredGateway
 from modelport.loadtests.serving.server import MeasuredServerLaunch, get
 from modelport.loadtests.system import environments
 from modelport.loadtests.system.environments import Missing
@@ -45,7 +44,7 @@ class Triton:
     def launch(self, work: Path) -> MeasuredServerLaunch:
         http, grpc, metrics = free_ports(3)
         if self.program:
-            command, env = self._installed(work, http, grpc, metrics)
+            command, env = self._installed(http, grpc, metrics)
         else:
             _check_onnx(self.package / self.model)
             command, env = pytriton.command(self.package, self.model, work, http, grpc, metrics)
@@ -61,9 +60,7 @@ class Triton:
             env=env,
         )
 
-    def _installed(
-        self, work: Path, http: int, grpc: int, metrics: int
-    ) -> tuple[list[str], dict[str, str]]:
+    def _installed(self, http: int, grpc: int, metrics: int) -> tuple[list[str], dict[str, str]]:
         flags = {
             "model-repository": self.package,
             "http-address": HOST,
@@ -74,37 +71,6 @@ class Triton:
             "metrics-port": metrics,
         }
         return [self.program, *(f"--{name}={value}" for name, value in flags.items())], {}
-
-
-def managed(folder: Path, work: Path) -> MeasuredGateway:
-    """The gateway in front of a Triton that it starts.
-
-    Args:
-        folder: the published model's folder, with one version.
-        work: a folder for its files.
-
-    Raises:
-        Missing: there is no Triton for it.
-    """
-    found = program()
-    if found:
-        return MeasuredGateway(folder, managed="triton", command=(found,))
-    _check_onnx(folder)
-    work.mkdir(parents=True)
-    models = pytriton.onnx_models(folder.parent, [folder.name], work)
-    for version in (models / folder.name).glob("[0-9]*"):
-        # The manifest does not list the model's Python program, and the certificate is of ONNX.
-        for name in ("manifest.json", "certificate.json"):
-            (version / name).unlink(missing_ok=True)
-    arguments, environment = pytriton.serve(models, work, 0, 0, 0)
-    backends = next(one for one in arguments if one.startswith("--backend-directory"))
-    return MeasuredGateway(
-        models / folder.name,
-        managed="triton",
-        command=(arguments[0],),
-        arguments=(backends,),
-        environment=environment,
-    )
 
 
 def _check_onnx(folder: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Sequence
 
+from modelport.gateway.runtime.child_process import ChildProcess
 from modelport.loadtests.serving.gateway import MODELPORT
-from modelport.loadtests.system.processes import die_with_parent, start
+from modelport.loadtests.system.processes import STOP_SECONDS
 
 _PREFIX = "modelport: error: "
 #: Exit codes of ``modelport``: invalid argument, damaged checkpoint, interrupted.
@@ -29,27 +31,23 @@ def modelport(arguments: Sequence[str], within_seconds: float | None = None) -> 
     Raises:
         Failed: its exit status was not 0, or it took longer than ``within_seconds``.
     """
-    process: subprocess.Popen[str] = start(
+    with ChildProcess(
         [*MODELPORT, *arguments],
-        stdin=subprocess.DEVNULL,
+        parent_death=signal.SIGTERM,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        preexec_fn=die_with_parent,
-    )
-    try:
-        out, err = process.communicate(timeout=within_seconds)
-    except subprocess.TimeoutExpired as error:
-        process.terminate()
-        process.communicate()
-        raise Failed(f"{arguments[0]} took longer than {within_seconds:g} s", TIMED_OUT) from error
-    except BaseException:
-        process.terminate()
-        process.communicate()
-        raise
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=within_seconds)
+        except subprocess.TimeoutExpired as error:
+            told = f"{arguments[0]} took longer than {within_seconds:g} s"
+            raise Failed(told, TIMED_OUT) from error
+        finally:
+            process.stop(STOP_SECONDS)
     if process.returncode == 0:
-        return out
+        return str(out)
     lines = [line for line in err.splitlines() if line.strip()] or ["no message"]
     told = next((line for line in lines if line.startswith(_PREFIX)), lines[-1])
     raise Failed(told.removeprefix(_PREFIX), process.returncode)

@@ -1,72 +1,38 @@
-"""Servers as child processes: free ports, pinned cores, logs, readiness, orderly shutdown."""
+"""Servers as child processes: free ports, readiness, orderly shutdown."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import http.client
 import os
 import random
 import signal
 import socket
 import subprocess
-import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
+
+from modelport.gateway.runtime.child_process import ChildProcess
+from modelport.loadtests.system import process_tree
 
 HOST = "127.0.0.1"
 #: Below the ephemeral ports of Linux, and of the IANA.
 PORTS = range(20_000, 32_000)
 READY_SECONDS = 120.0
 STOP_SECONDS = 20.0
-POLL_SECONDS = 0.1
+#: Far below the start-up time of any server.
+POLL_SECONDS = 0.005
 #: Waits for the end of its input, then ends the given process group.
 GUARD = 'read _; kill -s TERM -- "-$0"; sleep 3; kill -s KILL -- "-$0"'
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ServerFailed(RuntimeError):
     """The server did not start, or did not end when asked."""
-
-
-class Interruption:
-    """State of Ctrl-C: ``held`` back, and ``waiting`` to be raised."""
-
-    held = waiting = False
-
-
-def interrupt(number: int, frame: object) -> None:
-    """Handle a signal by an exception, so that every ``finally`` runs."""
-    if Interruption.held:
-        Interruption.waiting = True
-    else:
-        raise KeyboardInterrupt
-
-
-def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """``subprocess.Popen`` with signals held back until the child is registered.
-
-    Python runs callbacks when it forks, and swallows what a handler raises inside one.
-
-    Raises:
-        KeyboardInterrupt: ``interrupt`` was called meanwhile; the child is gone.
-    """
-    Interruption.held, process = True, None
-    try:
-        process = subprocess.Popen(list(command), **options)
-        return process
-    finally:
-        Interruption.held = False
-        if Interruption.waiting:
-            Interruption.waiting = False
-            if process is not None:
-                process.kill()
-                process.wait()
-            raise KeyboardInterrupt
 
 
 def free_ports(count: int) -> list[int]:
@@ -86,55 +52,34 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def wait_ready(url: str, process: subprocess.Popen[bytes] | None, log: Path | None) -> None:
-    """Return once `url` answers 200; raise with the log's tail if it never does."""
-    give_up = time.monotonic() + READY_SECONDS
-    last = "no answer"
-    while time.monotonic() < give_up:
+def wait_ready(
+    ready: str | Callable[[], bool],
+    process: subprocess.Popen[Any] | None,
+    log: Path | None,
+    seconds: float = READY_SECONDS,
+) -> None:
+    """Return once ``ready`` holds; raise with the log's tail if it never does. As for `running`."""
+    began, last = time.monotonic(), ""
+    while time.monotonic() - began < seconds:
         if process is not None and process.poll() is not None:
             raise ServerFailed(f"exited with {process.returncode} before it was ready\n{tail(log)}")
         try:
-            with urllib.request.urlopen(url, timeout=2):
+            if _answers(ready) if isinstance(ready, str) else ready():
                 return
-        except urllib.error.HTTPError as error:
-            last = f"HTTP {error.code}"
-        except OSError as error:
-            last = str(error)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            last = f": {error}"
         time.sleep(POLL_SECONDS)
-    raise ServerFailed(f"{url} not ready after {READY_SECONDS:.0f} s: {last}\n{tail(log)}")
+    where = f"{ready} " if isinstance(ready, str) else ""
+    raise ServerFailed(f"{where}not ready after {seconds:.0f} s{last}\n{tail(log)}")
+
+
+def _answers(url: str) -> bool:
+    with urllib.request.urlopen(url, timeout=2):
+        return True
 
 
 def tail(log: Path | None, length: int = 3000) -> str:
     return "" if log is None else log.read_text(errors="replace")[-length:]
-
-
-def die_with_parent() -> None:
-    """In a child before its program begins: get SIGTERM when the starting thread ends.
-
-    This also covers ``kill -9``, and Ctrl-C before the ``try``.
-    """
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
-@contextlib.contextmanager
-def guarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Make sure that the process' group does not outlive this process, even after ``kill -9``.
-
-    The signal of ``die_with_parent`` reaches only the child; TorchServe's is a launcher, and its
-    JVM would stay. A pipe closes however its holder ends.
-    """
-    guard = start(
-        ["sh", "-c", GUARD, str(process.pid)],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield
-    finally:
-        guard.kill()
-        guard.communicate()
 
 
 def pinned(core: int | None) -> None:
@@ -143,51 +88,74 @@ def pinned(core: int | None) -> None:
         os.sched_setaffinity(0, {core})
 
 
+def only(core: int | None) -> tuple[int, ...]:
+    """The argument ``cores`` for one core; None: all."""
+    return () if core is None else (core,)
+
+
+@contextlib.contextmanager
+def _guarded(process: ChildProcess) -> Iterator[None]:
+    """Make sure that the process' group does not outlive this process, even after ``kill -9``.
+
+    The signal at this process' death reaches only the child; TorchServe's is a launcher, and its
+    JVM would stay. A pipe closes however its holder ends.
+    """
+    guard = ChildProcess(
+        ["sh", "-c", GUARD, str(process.pid)],
+        parent_death=None,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        guard.kill()
+        guard.communicate()
+
+
 @contextlib.contextmanager
 def running(
     command: Sequence[str],
     *,
     log: Path,
-    ready: str,
-    core: int | None = None,
+    ready: str | Callable[[], bool],
+    cores: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    ready_seconds: float = READY_SECONDS,
     must_stop: bool = True,
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[ChildProcess]:
     """Run a server, ready inside the block and gone after it.
 
-    A server that does not end when asked is killed, and `must_stop` makes that an error.
+    Args:
+        log: the file for its output.
+        ready: a URL that answers 200, or one check; an ``OSError`` counts as not ready.
+        cores: its cores; none: all.
+        env: variables in addition to those of this process.
+        must_stop: a server that does not end when asked is an error. It is killed in any case.
+
+    Raises:
+        ServerFailed: it ended, was not ready in time, or did not stop; with the log's tail.
     """
-    with log.open("wb") as out:
-        process = start(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **(env or {})},
-            cwd=cwd,
-            start_new_session=True,
-            preexec_fn=lambda: pinned(core),
-        )
+    process = ChildProcess(
+        command,
+        log=log,
+        cores=cores,
+        parent_death=signal.SIGTERM,
+        env={**os.environ, **(env or {})},
+        cwd=cwd,
+    )
     try:
-        wait_ready(ready, process, log)
-        yield process
+        with _guarded(process):
+            wait_ready(ready, process, log, ready_seconds)
+            yield process
     finally:
-        killed = stop(process)
+        family = list(process_tree.processes(process.pid))[1:]
+        try:
+            killed = process.stop(STOP_SECONDS)
+        finally:
+            for left in family:  # in sessions of their own
+                with contextlib.suppress(psutil.Error):
+                    left.kill()
     if killed and must_stop:
         raise ServerFailed(f"still there {STOP_SECONDS:.0f} s after SIGTERM\n{tail(log)}")
-
-
-def stop(process: subprocess.Popen[bytes]) -> bool:
-    """End the process and its group; return True if it had to be killed."""
-    killed = False
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            killed = True
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    return killed

@@ -140,7 +140,7 @@ class LoadDriver:
         except Exception as error:  # Locust would log it and continue without a load
             raise Impossible(f"unexpected {type(error).__name__}: {error}") from error
         if plan.load.rate is not None:
-            self._plan_arrivals(plan.load.rate)
+            self._plan_arrivals()
 
     def _payloads(self, number: int, target: LoadTestTarget) -> Payloads:
         plan = self.plan
@@ -154,7 +154,7 @@ class LoadDriver:
             told or signature.ask(target), plan.load.batch_size, plan.load.seed
         )
 
-    def _plan_arrivals(self, rate: float) -> None:
+    def _plan_arrivals(self) -> None:
         weights = sum(target_load.weight for target_load in self.target_loads)
         part, parts = self.plan.part
         for target_load in self.target_loads:

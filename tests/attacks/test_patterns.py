@@ -12,8 +12,6 @@ from tests.attacks import patterns
 TRUSTED = {
     "gateway/cli/errors.py _ONNX_RUNTIME": "cut to SEARCHED_CHARACTERS",
     "exporters/sources/tensor_flags.py _INPUT": "an option of the command line",
-    "loadtests/benchmarks/": "the output of a benchmark's own programs",
-    "loadtests/peers/": "the output of a benchmark's own programs",
 }
 #: Patterns that are made at run time, of what the operator writes.
 MADE_AT_RUN_TIME = {

@@ -70,7 +70,7 @@ def test_the_gateway_takes_its_command_and_has_the_time_to_drain() -> None:
 
 def test_every_route_leads_to_a_port_of_a_service_on_the_gateways_networks() -> None:
     listening = {"torchserve": {7070, 8081}, "tfserving": {8500}, "triton": {8001}}
-    for route in routes_file.load(FOLDER / "routes.toml").models.values():
+    for route in routes_file.load(FOLDER / "routes.toml").values():
         for address in (*route.endpoints, *filter(None, [route.management])):
             host, _, port = address.partition(":")
             assert int(port) in listening[host]

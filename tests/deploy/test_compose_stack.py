@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ from tests.torchserve.server import REQUIREMENTS as TORCHSERVE
 from tests.triton_package import tritonserver, use_python_backend
 
 pytestmark = thorough
+TORCHSERVE_UNIT = DEPLOY / "systemd" / "torchserve.service"
 #: Run where TensorFlow Serving's messages are installed: parses what its server would.
 PARSE = """
 import sys
@@ -92,35 +93,45 @@ def test_triton_has_the_flags_that_it_is_given() -> None:
 
 
 @contextlib.contextmanager
-def torchserve(work: Path, made: Path) -> Iterator[tuple[str, str]]:
-    """A real one with compose's command and properties; where it is asked, and managed."""
+def torchserve(work: Path, command: Sequence[str], settings: str = "") -> Iterator[tuple[str, str]]:
+    """A real one with this command and these properties, at free ports of this machine.
+
+    Yields its addresses for gRPC and for management.
+    """
     if shutil.which("java") is None:
         raise environments.Missing("java is missing: install Java 17")
     programs = environments.venv("torchserve", *TORCHSERVE)
     inference, management, metrics, grpc, grpc_management = free_ports(5)
-    moved = {
-        "0.0.0.0:8080": f"{HOST}:{inference}",
-        "0.0.0.0:8081": f"{HOST}:{management}",
-        "127.0.0.1:8082": f"{HOST}:{metrics}",
+    own = {
+        "inference_address": f"http://{HOST}:{inference}",
+        "management_address": f"http://{HOST}:{management}",
+        "metrics_address": f"http://{HOST}:{metrics}",
+        "grpc_inference_port": grpc,
+        "grpc_management_port": grpc_management,
     }
-    text = (FOLDER / "torchserve.properties").read_text()
-    for old, new in moved.items():
-        assert old in text
-        text = text.replace(old, new)
-    text += f"\ngrpc_inference_port={grpc}\ngrpc_management_port={grpc_management}\n"
     properties = work / "config.properties"
-    properties.write_text(text)
-    words = [word for word in SERVICES["torchserve"]["command"] if "/" not in word]
-    words += [f"--model-store={made / 'torchserve'}", f"--ts-config={properties}"]
+    # Of a repeated key, the last line counts.
+    properties.write_text("\n".join([settings, *(f"{key}={value}" for key, value in own.items())]))
     places = dict.fromkeys(("TMPDIR", "TEMP", "LOG_LOCATION", "METRICS_LOCATION"), str(work))
+    program, *words = command
     with running(
-        [str(programs / words[0]), *words[1:]],
+        [str(programs / Path(program).name), *words],
         log=work / "torchserve.log",
         ready=f"http://{HOST}:{inference}/ping",
-        env={**places, "PATH": f"{programs}:{os.environ['PATH']}"},
+        env={
+            **places,
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "TS_CONFIG_FILE": str(properties),
+        },
         cwd=work,
     ):
         yield f"{HOST}:{grpc}", f"{HOST}:{management}"
+
+
+def compose_command(made: Path) -> list[str]:
+    """Compose's, without the properties file, whose place is another one."""
+    words = [w for w in SERVICES["torchserve"]["command"] if not w.startswith("--ts-config")]
+    return [word.replace("/models", str(made / "torchserve")) for word in words]
 
 
 def test_the_gateway_gives_the_same_answer_from_every_server(made: Path, tmp_path: Path) -> None:
@@ -130,13 +141,15 @@ def test_the_gateway_gives_the_same_answer_from_every_server(made: Path, tmp_pat
     saved = tmp_path / "tfserving" / "fraud-savedmodel" / "1" / "model.savedmodel"
     shutil.copytree(made / "tfserving" / "fraud-savedmodel" / "1", saved)
     with (
-        torchserve(tmp_path, made) as (asked, managed),
+        torchserve(
+            tmp_path, compose_command(made), (FOLDER / "torchserve.properties").read_text()
+        ) as (asked, management),
         tritonserver(tmp_path, packaged) as ports,
         serving(tmp_path / "tfserving") as tfserving,
     ):
         places = {
             "torchserve:7070": asked,
-            "torchserve:8081": managed,
+            "torchserve:8081": management,
             "triton:8001": f"{HOST}:{ports.grpc}",
             "tfserving:8500": tfserving.grpc,
         }
@@ -151,6 +164,23 @@ def test_the_gateway_gives_the_same_answer_from_every_server(made: Path, tmp_pat
             answers = [ask(gateway.http, name) for name in names]
     for name, answer in zip(names, answers, strict=True):
         np.testing.assert_allclose(answer, answers[0], atol=1e-5, err_msg=name)
+
+
+def test_the_unit_for_torchserve_starts_one_that_a_route_reaches(
+    made: Path, tmp_path: Path
+) -> None:
+    (line,) = re.findall(r"^ExecStart=(.*)$", TORCHSERVE_UNIT.read_text(), re.MULTILINE)
+    words = line.replace("/var/lib/torchserve/models", str(made / "torchserve")).split()
+    with torchserve(tmp_path, words) as (asked, management):
+        (tmp_path / "routes.toml").write_text(
+            '[models.fraud-torchscript]\nbackend = "torchserve"\n'
+            f'endpoints = ["{asked}"]\nmanagement = "{management}"\n'
+        )
+        flags = ("--routes", str(tmp_path / "routes.toml"), "--strict-readiness", "false")
+        with serving(made / "onnx", *flags) as gateway:
+            gateway.wait_for("model version is ready", model="fraud-torchscript")
+            routed, own = (ask(gateway.http, f"fraud-{name}") for name in ("torchscript", "onnx"))
+    np.testing.assert_allclose(routed, own, atol=1e-5)
 
 
 def ask(address: str, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -114,7 +114,7 @@ def test_an_argument_that_the_gateway_does_not_have_is_found() -> None:
 def test_the_routes_are_what_the_gateway_reads(tmp_path: Path) -> None:
     file = tmp_path / "routes.yaml"
     file.write_text(only("ConfigMap", render(FULL))["data"]["routes.yaml"])
-    found = routes_file.load(file).models
+    found = routes_file.load(file)
     assert found["churn"].endpoints == ("tfserving.models.svc:8500",)
     assert found["vit"].management == "torchserve.models.svc:8081"
 

@@ -11,6 +11,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from modelport.loadtests.system.processes import free_ports, wait_ready
 from tests import models
 from tests.certificates import TestAuthority
@@ -21,6 +23,7 @@ from tests.gateway.access.gateway import write_keys
 
 UNIT = DEPLOY / "systemd" / "modelport.service"
 ACCESS = UNIT.with_name("access.conf")
+TORCHSERVE = UNIT.with_name("torchserve.service")
 PROGRAM = "/opt/modelport/bin/modelport"
 
 
@@ -111,15 +114,20 @@ def test_systemd_finds_nothing_wrong_with_the_drop_in(tmp_path: Path) -> None:
 
 
 @thorough
-def test_systemd_finds_nothing_wrong_and_little_exposed(tmp_path: Path) -> None:
-    program = tmp_path / "modelport"
+@pytest.mark.parametrize(("source", "exposure"), [(UNIT, 15), (TORCHSERVE, 40)])
+def test_systemd_finds_nothing_wrong_and_little_exposed(
+    source: Path, exposure: int, tmp_path: Path
+) -> None:
+    program = tmp_path / "program"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    unit = tmp_path / UNIT.name
-    unit.write_text(UNIT.read_text().replace(PROGRAM, str(program)))
+    unit = tmp_path / source.name
+    text = re.sub(r"^ExecStart=\S+", f"ExecStart={program}", source.read_text(), flags=re.MULTILINE)
+    unit.write_text(text)
     assert tools.check(tools.systemd_analyze(), "verify", "--man=no", unit) == ""
-    tools.check(tools.systemd_analyze(), "security", "--offline=true", "--threshold=15", unit)
-    unit.write_text(UNIT.read_text().replace("ProtectSystem", "ProtectSistem"))
+    threshold = f"--threshold={exposure}"
+    tools.check(tools.systemd_analyze(), "security", "--offline=true", threshold, unit)
+    unit.write_text(text.replace("ProtectSystem", "ProtectSistem"))
     assert "ProtectSistem" in tools.said(tools.systemd_analyze(), "verify", "--man=no", unit)[1]
 
 

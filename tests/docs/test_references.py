@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from docs import generate
 from modelport.cli import modelport
-from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.errors import InvalidArgument, install_extra
 from modelport.gateway.repository import config_schema, routes_file
 from modelport.gateway.wire.proto import model_config_pb2
 from tests.docs import pages
@@ -33,7 +34,8 @@ ELSEWHERE = frozenset(
             "--ssl",
         ),
         *("--model_config_file", "--help", "--host", "--headless", "--arrival-rate", "--mix"),
-        *("--device", "--onnxruntime", "--onnxruntime-gpu"),  # of make gpu-check and gpu-wheels
+        # of make gpu-check and gpu-wheels
+        *("--device", "--onnxruntime", "--onnxruntime-gpu", "--seconds"),
         *("--load-seconds", "--load-shape", "--block", "--readme", "--plots", "--models"),
     }
 )
@@ -78,10 +80,41 @@ def test_every_error_that_troubleshooting_explains_is_one() -> None:
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
     headings = re.findall(r"^### `(.+)`$", text, re.MULTILINE)
     assert len(headings) > 30
-    said = [text for file in source_files() for text in generate.strings(file)]
+    said = [text for texts in source_strings().values() for text in texts]
     for heading in headings:
         wanted = re.compile(".*".join(map(re.escape, heading.split("…"))), re.DOTALL)
         assert any(wanted.search(text) for text in said), heading
+
+
+def from_an_index(text: str) -> list[str]:
+    """Installations of modelport from a package index, which has none."""
+    return re.findall(r"(?:pip install [\"']?modelport\b|install modelport\[)(?!\S* @).*", text)
+
+
+def test_nothing_says_to_install_modelport_from_a_package_index() -> None:
+    """Messages are by ``errors.install_extra``; pages name the checkout."""
+    told = {str(file): file.read_text(encoding="utf-8") for file in pages.FILES}
+    told |= {file: "\n".join(texts) for file, texts in source_strings().items()}
+    told |= {str(file): file.read_text() for file in (ROOT / "deploy").rglob("*.yml")}
+    assert len(told) > 300
+    assert {name: found for name, text in told.items() if (found := from_an_index(text))} == {}
+    assert install_extra("load").startswith("pip install '.[load]'")
+
+
+def test_an_installation_from_an_index_is_found() -> None:
+    for text in (
+        "pip install 'modelport[load]'",
+        "`pip install modelport`",
+        "install modelport[x]",
+    ):
+        assert from_an_index(text), text
+    for text in ('pip install "modelport[load] @ $MODELPORT"', "pip install '.[load]'"):
+        assert not from_an_index(text), text
+
+
+@functools.cache
+def source_strings() -> dict[str, list[str]]:
+    return {str(file): list(generate.strings(file)) for file in source_files()}
 
 
 def source_files() -> Iterator[Path]:
@@ -104,10 +137,28 @@ def test_the_page_on_config_pbtxt_has_every_field_and_parameter_in_one_table() -
             assert f"`{name}` |" in page, name
 
 
-@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
-def test_links_of_documents_outside_the_site_lead_somewhere(file: str) -> None:
-    for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", (ROOT / file).read_text()):
-        assert "://" in target or (ROOT / target).exists(), target
+def dead_links(file: Path, text: str) -> list[str]:
+    """The links to files that the repository does not have."""
+    targets = re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", text)
+    return [t for t in targets if "://" not in t and not (file.parent / t).exists()]
+
+
+def test_links_of_every_page_lead_to_files_of_the_repository() -> None:
+    files = [*pages.FILES, ROOT / "CHANGELOG.md", *(ROOT / "docs/reference").glob("*.md")]
+    assert {f.name: dead for f in files if (dead := dead_links(f, f.read_text()))} == {}
+
+
+def test_a_link_to_a_page_that_only_the_site_has_is_found() -> None:
+    page = ROOT / "docs" / "access.md"
+    assert dead_links(page, "[a](deployment.md#helm), [b](../deploy/README.md#helm)") == [
+        "deployment.md"
+    ]
+
+
+def test_the_pages_made_from_the_code_are_as_old_as_the_code() -> None:
+    for name, text in generate.made_pages().items():
+        written = (ROOT / "docs" / name).read_text()
+        assert written == f"{text}\n", f"{name} is old: run `python -m docs.generate`"
 
 
 def test_the_readme_is_short() -> None:

@@ -297,7 +297,7 @@ def test_a_library_that_is_not_installed_names_the_extra(
     for name in [n for n in sys.modules if n.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    refused(tmp_path / filename, 4, f"pip install 'modelport[{extra}]'")
+    refused(tmp_path / filename, 4, f"pip install '.[{extra}]'")
 
 
 def test_names_cannot_give_orders_to_the_terminal(tmp_path: Path) -> None:

@@ -367,7 +367,7 @@ def test_a_missing_library_is_named_with_its_extra(
     refused = refusal(*llama)
     assert exit_code(refused) == 4
     assert f"'{missing}' is not installed" in str(refused)
-    assert "pip install 'modelport[huggingface]'" in str(refused)
+    assert "pip install '.[huggingface]'" in str(refused)
 
 
 def test_a_state_dict_is_not_a_language_model(fraud_checkpoint: Path) -> None:

@@ -31,7 +31,6 @@ from modelport.gateway.repository.routes_file import (
     BACKENDS,
     ModelRoute,
     OutlierDetection,
-    Program,
     UpstreamProtocol,
 )
 from modelport.gateway.types import Datatype, Deadline, InferRequest, Tensor
@@ -186,7 +185,7 @@ async def _load(
         raise AssertionError
 
     loop = asyncio.get_running_loop()
-    host = Host(loop, unused, unused, lambda name: Program(), unused, unused)
+    host = Host(loop, unused, unused, unused, unused)
     route = ModelRoute(
         backend,
         tuple(addresses),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from modelport.loadtests.benchmarks.open_loop import OpenLoopClient, Outcomes
-from modelport.loadtests.peers.clients import GRPC_PATH
+from benchmarks.open_loop import OpenLoopClient, Outcomes
+from benchmarks.peers.clients import GRPC_PATH
 from tests.faults.probes import ChangingRepository
 from tests.server import serving
 

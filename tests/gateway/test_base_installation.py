@@ -167,7 +167,7 @@ print(json.dumps(told))
     told = json.loads(done.stdout.splitlines()[-1])  # after log lines
     for (extra, statement), text in zip(NEEDS, told, strict=True):
         [line] = text.strip().splitlines()
-        assert f"pip install 'modelport[{extra}]'" in line, (statement, text)
+        assert f"pip install '.[{extra}]'" in line, (statement, text)
 
 
 def test_a_model_with_images_is_served_without_pillow_and_its_images_are_refused(
@@ -202,5 +202,5 @@ with modelport.testing.serve(sys.argv[1]) as server:
         str(tmp_path),
     )
     assert done.returncode == 0, done.stderr
-    assert "pip install 'modelport[images]'" in done.stdout
+    assert "pip install '.[images]'" in done.stdout
     assert "requests with images will be refused" in done.stderr

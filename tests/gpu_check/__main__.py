@@ -1,6 +1,6 @@
 """Serve models on a GPU, compare each answer with the CPU's, and print one table.
 
-    python3 -m tests.gpu_check [--device cpu] [--seconds 360]
+    make gpu-check ARGS="--device cpu --models fraud vit --seconds 900"
 
 It runs on a bare machine: Python 3.12, PyTorch with CUDA, NumPy, a C++ compiler and this checkout,
 without a network. Whatever else it needs comes from the wheels that ``make gpu-wheels`` collects. A
@@ -92,8 +92,11 @@ def main() -> int:
             return subprocess.run(
                 command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}
             ).returncode
-    from tests.gpu_check import checks
+    from tests.gpu_check import checks, subjects
 
+    unknown = sorted(set(options.models or ()) - set(subjects.MODELS))
+    if unknown:
+        parser.error(f"no model {unknown}; --models takes: {', '.join(subjects.MODELS)}")
     with tempfile.TemporaryDirectory(prefix="modelport-gpu-") as folder:
         models = options.models or checks.MODELS[options.device]
         end = started + options.seconds

@@ -1,4 +1,4 @@
-"""`modelport loadtest` in every dialect: at the gateway, at real servers, at those that it manages.
+"""`modelport loadtest` in every dialect: at the gateway and at real servers.
 
     python -m tests.loadtests.backends [SERVER...]        # make loadtest-backends
 
@@ -37,13 +37,10 @@ from modelport.loadtests.serving.server import served
 from modelport.loadtests.serving.tfserving import PROGRAM
 from modelport.loadtests.system.environments import Missing
 from tests import verb
-from tests.managed import STANDIN
 
 CHECKPOINT = Path("checkpoints/fraud.pt")
-SERVERS = (
-    *("onnxruntime", "torchserve", "triton", "tfserving"),
-    *("managed-torchserve", "managed-triton", "managed-tfserving"),
-)
+STANDIN = Path(__file__).with_name("tensorflow_model_server.py")
+SERVERS = ("onnxruntime", "torchserve", "triton", "tfserving")
 FORMATS = ("onnx", "torchscript", "savedmodel")
 REQUESTS, USERS = 64, 4
 SECONDS = 1.0
@@ -127,9 +124,8 @@ def stand_in(work: Path, config: Path) -> None:
     if shutil.which(PROGRAM) is not None:
         return
     (work / "bin").mkdir()
-    (work / "mode").write_text("serve")
     program = work / "bin" / PROGRAM
-    words = shlex.join([sys.executable, str(STANDIN), str(work / "mode")])
+    words = shlex.join([sys.executable, str(STANDIN)])
     program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     program.chmod(0o755)
     root = str(STANDIN.parents[2])
@@ -149,7 +145,7 @@ def run(servers: list[str], work: Path, console: Console) -> list[BackendCell]:
     wanted = ComparisonRequest(FORMATS, tuple(servers), requests=REQUESTS, seed=0)
     given = models_to_compare.checkpoint(CHECKPOINT, None, None, None)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    if any("tfserving" in name for name in servers):
+    if "tfserving" in servers:
         stand_in(work, work / "config")
     lineup = models_to_compare.from_checkpoint(
         given, wanted, cache / "modelport" / "compare", work, console.print

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from modelport.loadtests.benchmarks import tiny_model
+from benchmarks import tiny_model
 from modelport.loadtests.compare.artifacts import Certified, ComparedArtifact
 from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.plan import Entry, Variant

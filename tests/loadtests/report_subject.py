@@ -14,6 +14,7 @@ from modelport.gateway.rollout.shared_state.state import RolloutPhase
 from modelport.gateway.rollout.shared_state.transitions import Change
 from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts, latency_bucket
 from modelport.gateway.rollout.statistics.evidence import criteria_of
+from modelport.gateway.rollout.statistics.latency_ranks import RANK_SHARES, heavier
 from modelport.loadtests.compare.result import Absent, Candidate, Comparison, Measured, Percentiles
 from modelport.loadtests.compare.verdict_matrix import matrix
 from modelport.loadtests.gate.decision import GateDecision, Question
@@ -260,13 +261,13 @@ def rollout(ending: RolloutPhase, text: str = "no harm was found") -> dict[str, 
 
 
 def _stage(number: int, slower: float) -> StageCounts:
-    """Counts of 60,000 requests, of which the candidate's share grows."""
+    """Counts of 20,000 requests, of which the candidate's share grows."""
     generator, share = np.random.default_rng(number), (0.0, 0.05, 0.25, 1.0)[number]
     counts = StageCounts(sources=1)
     if not number:
         counts.compared, counts.disagreed, counts.dropped = 5_800, 151, 204
     for side, part in ((counts.baseline, 1 - share), (counts.candidate, share)):
-        side.requests = round(60_000 * part)
+        side.requests = round(20_000 * part)
         side.errors = int(generator.binomial(side.requests, 0.001))
         is_candidate = side is counts.candidate
         seconds = 2e-3 * generator.lognormal(0.0, 0.4, side.requests)
@@ -284,8 +285,10 @@ def _stage(number: int, slower: float) -> StageCounts:
     errors = counts.candidate.errors, counts.baseline.errors
     counts.errors = Attribution(errors[0], sum(errors))
     if 0 < share < 1:
-        for name, total in (("p50", 30_000), ("p99", 600)):
-            counts.slow[name] = Attribution(round(total * share * slower), total)
+        slowed = share * heavier(0.9, slower)
+        for rank, part in enumerate(slowed + (1 - share) * RANK_SHARES):
+            events = round(20_000 * slowed[rank])
+            counts.ranks[rank] = Attribution(events, max(events, round(20_000 * part)))
     return counts
 
 

@@ -69,7 +69,7 @@ def test_a_base_installation_says_in_every_verb_alike_which_extra_is_missing(
     for verb, (status, output) in json.loads(done.stdout).items():
         lines = output.strip().splitlines()
         assert (status, len(lines)) == (4, 1), (verb, output)
-        assert "' is not installed; this needs it: pip install 'modelport[" in lines[0], verb
+        assert "' is not installed; this needs it: pip install '.[" in lines[0], verb
 
 
 def test_a_command_that_imports_something_missing_later_says_so_too() -> None:
@@ -79,7 +79,7 @@ def test_a_command_that_imports_something_missing_later_says_so_too() -> None:
 
     done = CliRunner().invoke(verb, [])
     assert done.exit_code == 4
-    assert "pip install 'modelport[tensorflow]'" in done.output
+    assert "pip install '.[tensorflow]'" in done.output
 
 
 def test_a_missing_module_of_the_users_own_is_no_missing_extra() -> None:

@@ -183,9 +183,3 @@ def test_an_archived_upstream_and_a_deprecated_format_count_against_maturity() -
     assert kept > held
     assert any("archived" in fact for fact in missing)
     assert any("TorchScript" in fact for fact in missing)
-
-
-def test_behind_the_gateway_a_server_lacks_what_either_lacks() -> None:
-    _, alone = deployment_facts.maturity("savedmodel", "tfserving")
-    _, managed = deployment_facts.maturity("savedmodel", "managed-tfserving")
-    assert set(alone) < set(managed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from modelport.loadtests.compare.result import Absent, Comparison
 from modelport.loadtests.compare.rounds import highest_rate
 from modelport.loadtests.compare.verdict_matrix import matrix
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
+from tests import packages
 from tests.loadtests import oip_server
 from tests.loadtests.contenders import SLO_P99_MS, candidate, contender
 
@@ -41,12 +43,11 @@ def test_every_format_meets_the_backend_that_runs_it() -> None:
 
 
 def test_formats_and_backends_narrow_the_plan() -> None:
-    found = plan.entries(["torchscript", "tflite:fp16"], ["tflite", "managed-torchserve"])
+    found = plan.entries(["torchscript", "tflite:fp16"], ["tflite", "torchserve"])
     assert found == [
         Entry(Variant("tflite", "fp16"), "tflite"),
-        Entry(Variant("torchscript"), "managed-torchserve"),
+        Entry(Variant("torchscript"), "torchserve"),
     ]
-    assert found[1].name == "torchscript fp32 · TorchServe behind the gateway"
 
 
 def test_a_variant_names_its_precision_and_its_optimisation() -> None:
@@ -175,6 +176,39 @@ def test_a_checkpoint_is_distinguished_from_published_models(tmp_path: Path) -> 
         models_to_compare.is_checkpoint([str(tmp_path / "missing.pt")])
     with pytest.raises(UsageError, match="one checkpoint at a time"):
         models_to_compare.is_checkpoint([str(weights), "fraud"])
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        (("tiny", "tiny:2"), "'tiny' and 'tiny:2' are one version, tiny:2; name another"),
+        (("tiny:1", "tiny:2", "tiny:1"), "'tiny:1' and 'tiny:1' are one version, tiny:1"),
+        (("tiny:2", "{folder}/tiny"), "'tiny:2' and '{folder}/tiny' are one version"),
+        (("again", "tiny"), "'again' and 'tiny' are one version"),
+        (("tiny:1", "tiny:2"), ""),
+    ],
+)
+def test_a_version_is_not_compared_with_itself(
+    tmp_path: Path, names: tuple[str, ...], refused: str
+) -> None:
+    for version in ("1", "2"):
+        packages.put(tmp_path, "tiny", "onnx", version=int(version))
+        certificate = {
+            "artifact": {"format": "onnx", "dtype": "fp32", "quantize": None, "size_bytes": 1},
+            "checkpoint": {"file": "tiny.pt", "sha256": version},
+            "evaluation": None,
+            "parity": {
+                "tolerance": {"atol": 0, "rtol": 0}, "decision": None, "bounds": None,
+                "outputs": {"y": {"max_abs_error": 0, "mean_abs_error": 0}},
+            },
+        }  # fmt: skip
+        (tmp_path / "tiny" / version / "certificate.json").write_text(json.dumps(certificate))
+    (tmp_path / "again").symlink_to(tmp_path / "tiny")
+    wanted = models_to_compare.ComparisonRequest((), ("unknown",), 1, 0)
+    given = [name.format(folder=tmp_path) for name in names]
+    expected = re.escape(refused.format(folder=tmp_path)) or "'unknown' is unknown"
+    with pytest.raises(UsageError, match=expected):
+        models_to_compare.from_published(given, tmp_path, wanted, tmp_path / "work", print)
 
 
 def test_model_and_held_out_rows_are_found_by_the_checkpoints_name(tmp_path: Path) -> None:

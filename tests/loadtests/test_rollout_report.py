@@ -16,11 +16,13 @@ from matplotlib.figure import Figure
 
 from modelport.cli import modelport
 from modelport.gateway.rollout.shared_state import transitions
+from modelport.gateway.rollout.shared_state.state import RolloutPhase
 from modelport.gateway.rollout.shared_state.transitions import Change
 from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts
 from modelport.gateway.rollout.statistics.evidence import criteria_of
 from modelport.loadtests.report import rollout_plots, svg
 from tests.gateway.rollout.plans import plan
+from tests.loadtests import report_subject
 
 EVIL = "</pre><script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x00\u202e"
 
@@ -124,6 +126,13 @@ def test_the_report_shows_the_verdict_the_evidence_and_the_examples(
     for shown in ("1: shadow 10 %", "2: canary 5 %", "1,234", "40 of 800", "Disagreeing answers"):
         assert shown in text, shown
     assert "disagreement: broken" in text
+
+
+@pytest.mark.parametrize("ending", [RolloutPhase.PROMOTED, RolloutPhase.ROLLED_BACK])
+def test_the_evidence_that_browsers_are_shown_agrees_with_the_verdict(ending: RolloutPhase) -> None:
+    evidence = report_subject.rollout(ending)["evidence"]
+    broken = [row["name"] for row in evidence if row["status"] == "broken"]
+    assert broken == (["latency"] if ending is RolloutPhase.ROLLED_BACK else [])
 
 
 def test_hostile_texts_are_shown_and_not_run(gateway: RolloutApiServer, tmp_path: Path) -> None:

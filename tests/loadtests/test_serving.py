@@ -10,14 +10,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
+from modelport.gateway.runtime import child_process
+from modelport.gateway.runtime.child_process import ChildProcess
 from modelport.loadtests.load.payloads import BadPayload, Payloads
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
-from modelport.loadtests.serving import process_tree, tfserving
+from modelport.loadtests.serving import tfserving
 from modelport.loadtests.serving.answer_check import AnswerCheck
 from modelport.loadtests.serving.gateway import MeasuredGateway, newest_version, only_version
 from modelport.loadtests.serving.server import (
@@ -26,7 +29,7 @@ from modelport.loadtests.serving.server import (
     ReadyServer,
     served,
 )
-from modelport.loadtests.system import processes
+from modelport.loadtests.system import process_tree
 from modelport.loadtests.system.environments import Missing
 from modelport.loadtests.system.processes import ServerFailed
 from modelport.loadtests.users.client import Unanswered
@@ -159,6 +162,7 @@ def test_a_killed_measurer_leaves_nothing_of_a_server_that_started_others(tmp_pa
     program = f"""
 import sys
 from pathlib import Path
+from typing import Any
 from modelport.loadtests.serving.server import MeasuredServerLaunch, served
 class Launcher:
     def launch(self, work):
@@ -214,17 +218,16 @@ def test_requests_without_right_answers_are_no_examination() -> None:
 def test_a_signal_amid_a_fork_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python swallows what is raised in a callback of a fork; the child must not outlive it."""
     made: list[int] = []
+    popen = subprocess.Popen.__init__
 
-    def forked(command: list[str], **options: object) -> subprocess.Popen[bytes]:
-        processes.interrupt(signal.SIGTERM, None)
-        child = popen(command)
-        made.append(child.pid)
-        return child
+    def forked(self: ChildProcess, *arguments: Any, **options: Any) -> None:
+        child_process.interrupt(signal.SIGTERM, None)
+        popen(self, *arguments, **options)
+        made.append(self.pid)
 
-    popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", forked)
+    monkeypatch.setattr(subprocess.Popen, "__init__", forked)
     with pytest.raises(KeyboardInterrupt):
-        processes.start([sys.executable, "-c", "import time; time.sleep(60)"])
+        ChildProcess([sys.executable, "-c", "import time; time.sleep(60)"])
     assert not psutil.pid_exists(made[0])
     with pytest.raises(KeyboardInterrupt):
-        processes.interrupt(signal.SIGTERM, None)
+        child_process.interrupt(signal.SIGTERM, None)

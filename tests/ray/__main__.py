@@ -5,10 +5,10 @@
 A head and two worker nodes are started on this machine with ``deploy/ray/serve.yaml`` (its models,
 ports and delays replaced). They read the models from S3 (moto's); the plain gateway that they are
 compared with reads the folder. Then: bits and refusals as the plain gateway's, a release and a
-tampered one, scale up under load and down after it, SIGKILL of a whole node under load, its return,
-SIGTERM of the gateway. As a control the node is killed once more with the Routers' retry turned off
-and clients that ask the nodes' proxies without a gateway: both must lose requests, or the ledger
-proves nothing. Takes some three minutes; exits with 1 if anything is wrong.
+tampered one, SIGKILL of replicas under load without a gateway, scale up under load and down after
+it, SIGKILL of a whole node under load, its return, SIGTERM of the gateway. As controls replicas are
+killed once more with the Routers' retry turned off, and a node without the gateway: both must lose
+requests, or the ledger proves nothing. Takes some five minutes; exits with 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -285,10 +285,23 @@ class Trial:
         self.front.wait_for(event, seen, endpoint=back.endpoint, model="slow")
         return f"asked again after {time.monotonic() - began:.0f} s"
 
+    def straight(self) -> list[RayClient]:
+        """Clients that ask the nodes' proxies, without the gateway and its retry."""
+        return [
+            RayClient("straight", partial(over_grpc, node.endpoint, "slow", "x"))
+            for node in self.nodes
+            for _ in range(CLIENTS // WORKERS)
+        ]
+
     def crash(self, ledger: Ledger) -> int:
-        """SIGKILL every replica of a node that lives on, while everybody asks; how many it were."""
-        with load(self.through_gateway(), ledger):
+        """SIGKILL every replica of a node that lives on, while everybody asks; how many it were.
+
+        The clients ask straight: the gateway would hide whether the Routers try again, because it
+        sends a request that failed to the other node.
+        """
+        with load(self.straight(), ledger):
             self._until_slow(MOST_REPLICAS)
+            time.sleep(STEADY_SECONDS)  # new replicas have requests in flight, too
             died = self.victim().replicas("slow")
             for process in died:
                 process.kill()
@@ -305,7 +318,7 @@ class Trial:
         return f"{died} replicas: 0 of {len(ledger.entries)} requests lost"
 
     def control(self) -> None:
-        """No retry in the Routers, then clients without a gateway: either must lose some."""
+        """No retry in the Routers, and clients without a gateway: requests must be lost."""
         self.config["applications"][0]["args"]["attempts"] = 1
         self.ray.deploy(self.config)
         self.watcher.until("redeployed", lambda s: not self._complete(s), 30)
@@ -316,12 +329,7 @@ class Trial:
         seen = f"{died} replicas: {len(lost)} of {len(ledger.entries)} lost {first(lost)}"
         self.report.row("control, SIGKILL of replicas without the Routers' retry", seen, bool(lost))
         ledger = Ledger()
-        straight = [
-            RayClient("straight", partial(over_grpc, node.endpoint, "slow", "x"))
-            for node in self.nodes
-            for _ in range(CLIENTS // WORKERS)
-        ]
-        _, at, what = self.kill_under_load(straight, ledger)
+        _, at, what = self.kill_under_load(self.straight(), ledger)
         lost = [e for e in ledger.lost() if e.sent_at < at]  # in flight, not only refused since
         seen = f"{len(lost)} in flight, {len(ledger.lost())} of {len(ledger.entries)} lost"
         way = f"control, SIGKILL of a node without the gateway ({what})"

@@ -110,7 +110,7 @@ def test_every_rpc_of_the_application_is_in_the_gateways_table_and_in_the_router
 def test_the_gateway_in_front_has_a_route_for_every_model_and_an_endpoint_for_every_router(
     serve: dict[str, Any],
 ) -> None:
-    found = routes_file.load(SOURCE / "routes.toml").models
+    found = routes_file.load(SOURCE / "routes.toml")
     (application,) = serve["applications"]
     assert set(found) == set(application["args"]["models"])
     router = application["deployments"][0]

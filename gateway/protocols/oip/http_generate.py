@@ -26,7 +26,7 @@ from modelport.gateway.protocols.oip import generate_json, metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip import schema as oip_schema
 from modelport.gateway.protocols.oip.http import MODEL_PATHS, Selected
-from modelport.gateway.protocols.oip.http_infer import STATUS, OipErrors, refuse_failed
+from modelport.gateway.protocols.oip.http_errors import STATUS, OipErrors, refuse_failed
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Deadline, InferResponse
 from modelport.gateway.wire.deadline_headers import http_deadline

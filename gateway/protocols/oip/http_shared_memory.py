@@ -13,7 +13,7 @@ from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http_operations import SHARED_MEMORY
 from modelport.gateway.protocols.http_response import document
 from modelport.gateway.protocols.oip import schema as oip_schema
-from modelport.gateway.protocols.oip.http_infer import OipErrors
+from modelport.gateway.protocols.oip.http_errors import OipErrors
 from modelport.gateway.protocols.oip.shared_memory import CudaSharedMemory, SharedMemory
 from modelport.gateway.wire import json_text
 

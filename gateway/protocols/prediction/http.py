@@ -28,7 +28,7 @@ from modelport.gateway.protocols.http_response import (
     error_of,
     reply,
 )
-from modelport.gateway.protocols.oip.http_infer import STATUS
+from modelport.gateway.protocols.oip.http_errors import STATUS
 from modelport.gateway.protocols.prediction import form_body
 from modelport.gateway.protocols.prediction.predictor import (
     PredictionCall,

@@ -112,11 +112,11 @@ class Predictor:
                 yield await response_encoding.encode(work, response.outputs, deadline)
 
     def max_bytes(self, model: str, version: int) -> int | None:
-        """Return the size limit of valid requests, or None; raise as ``ModelRegistry.get``."""
+        """Return the size limit of valid requests, or None; raise as ``ModelManager.get``."""
         return self._decoders_by_version(self._manager.get(model, version)).max_bytes
 
     def is_decoupled(self, model: str, version: int) -> bool:
-        """Whether ``model`` is decoupled; raise as ``ModelRegistry.get``."""
+        """Whether ``model`` is decoupled; raise as ``ModelManager.get``."""
         return self._manager.get(model, version).decoupled
 
     async def _decode(

@@ -31,6 +31,7 @@ import modelport
 from modelport.gateway import errors
 from modelport.gateway.errors import IntegrityError, Internal, ModelportError, Unavailable
 from modelport.gateway.repository import manifest
+from modelport.gateway.runtime.child_process import ChildProcess
 
 CPU_SECONDS = 600
 WALL_SECONDS = 900.0
@@ -147,19 +148,18 @@ def _run(file: Path, request: dict[str, Any]) -> ModelportError | None:
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as report:
         try:
-            process = subprocess.Popen(
+            process = ChildProcess(
                 [sys.executable, "-P", "-c", _MAIN, root, str(writing)],
+                parent_death=None,  # the end of its input tells it
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(writing,),
-                start_new_session=True,  # the terminal's Ctrl-C is this process'
             )
         finally:
             os.close(writing)
         assert process.stdin is not None
-        # Its end tells the process that this one is gone.
         with process, process.stdin as asking:
             try:
                 asking.write(json.dumps(request).encode() + b"\n")

@@ -30,6 +30,7 @@ from modelport.gateway.errors import (
     NotFound,
     Unavailable,
     Unsupported,
+    install_extra,
 )
 from modelport.gateway.repository.storage.location import Location
 
@@ -229,8 +230,7 @@ def _connect(location: Location) -> Any:
         library = importlib.import_module(module)
     except ImportError:
         raise Unsupported(
-            f"{location.scheme}:// needs a library that is not installed: "
-            f"pip install 'modelport[{extra}]'"
+            f"{location.scheme}:// needs a library that is not installed: {install_extra(extra)}"
         ) from None
     for each in (module, "fsspec", *chatty):  # they would log headers and parameters
         logging.getLogger(each).setLevel(logging.CRITICAL)

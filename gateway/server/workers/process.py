@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import modelport
+from modelport.gateway.runtime.child_process import ChildProcess
 
 #: Environment variable with a worker's assignment, as JSON.
 VARIABLE = "MODELPORT_WORKER"
-PR_SET_PDEATHSIG = 1
 #: Bounds of the exponential backoff before a worker is started again.
 FIRST_WAIT_SECONDS = 0.1
 LAST_WAIT_SECONDS = 10.0
@@ -77,7 +74,7 @@ class WorkerProcess:
         #: The parent's ends of the two sockets, until the supervisor takes them.
         self.channel: socket.socket | None = None
         self.heartbeats: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
         self._spawned_at = 0.0
         #: Consecutive ends, each soon after the start.
         self.failures = 0
@@ -112,14 +109,10 @@ class WorkerProcess:
         self._spawned_at = time.monotonic()
         root = str(Path(modelport.__file__).parents[1])
         with channel, heartbeats:
-            self._process = subprocess.Popen(
+            self._process = ChildProcess(
                 [sys.executable, "-P", "-c", _MAIN, root, self._entry_point],
                 env={**os.environ, VARIABLE: json.dumps(fields)},
-                stdin=subprocess.DEVNULL,
                 pass_fds=(channel.fileno(), heartbeats.fileno(), *(n for n in shared if n >= 0)),
-                # Its own process group: only the parent receives the terminal's Ctrl-C.
-                process_group=0,
-                preexec_fn=_end_with(os.getpid()),
             )
 
     def spare(self, number: int) -> WorkerProcess:
@@ -150,17 +143,4 @@ class WorkerProcess:
 
     def kill(self) -> None:
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-
-def _end_with(parent: int) -> Callable[[], None]:
-    """Return code for the child that has Linux kill it when its parent ends, even if it hangs."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def end_with_parent() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return end_with_parent
+            self._process.kill()

@@ -68,7 +68,7 @@ def run(settings: Settings, arguments: Sequence[str], entry_point: str) -> None:
     configure_logging(settings.log_format, settings.log_verbose)
     watcher = FileWatcher()
     tls = certificate.of_settings(settings, watcher)
-    credentials.follow(settings.routes.models.values(), watcher)
+    credentials.follow(settings.routes.values(), watcher)
     http = reserve(settings.http_address, settings.http_port, "--http-port")
     grpc = reserve(settings.grpc_address, settings.grpc_port, "--grpc-port")
     # A metrics port that is taken is reported before any worker starts.

@@ -14,7 +14,7 @@ from modelport.gateway.access.principal import (
     Principal,
 )
 from modelport.gateway.errors import Code, PermissionDenied, QuotaExceeded, Unauthenticated
-from modelport.gateway.protocols.oip.http_infer import STATUS
+from modelport.gateway.protocols.oip.http_errors import STATUS
 from modelport.gateway.protocols.tfserving import http as tfserving_http
 from modelport.gateway.protocols.tfserving.servable_signatures import STATUSES, code
 from modelport.gateway.protocols.torchserve import errors as torchserve_errors

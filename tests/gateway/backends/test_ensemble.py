@@ -20,7 +20,6 @@ from modelport.gateway.errors import (
     Unavailable,
 )
 from modelport.gateway.repository import config
-from modelport.gateway.repository.routes_file import Program
 from modelport.gateway.types import (
     NO_DEADLINE,
     Datatype,
@@ -90,7 +89,6 @@ def host(known: Mapping[str, config.ModelConfig], answer: Answer = twice) -> Hos
         loop=asyncio.new_event_loop() if not known else None,  # type: ignore[arg-type]
         infer=answer,
         config_of=config_of,
-        program=lambda server: Program(),
         stream=streamed,
         labels_of=lambda name, version, output: (),
     )

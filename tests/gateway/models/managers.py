@@ -14,7 +14,7 @@ from modelport.gateway.backends.base import ELSEWHERE, Artifact, BackendLoader
 from modelport.gateway.backends.registry import RemoteVersions, Versions
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.models.manager import ModelManager
-from modelport.gateway.repository.routes_file import ModelRoute, Routes
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 from tests.polling import WAIT_SECONDS
@@ -117,7 +117,7 @@ class World:
             (self.root,),
             mode,
             load_models=(load,) if load and mode is ModelControlMode.EXPLICIT else (),
-            routes=Routes(models=routes or {}),
+            routes=routes or {},
             **settings,
         )
 

@@ -20,7 +20,6 @@ from modelport.gateway.models import manager, reconciler
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.repository import manifest
-from modelport.gateway.repository.routes_file import Program
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
 from tests.polling import WAIT_SECONDS, until
@@ -67,7 +66,6 @@ class EnsembleGateway:
             loop=asyncio.get_running_loop(),
             infer=partial(self.service.infer, step=self.steps_finish),
             config_of=lambda name, number: manager.get(name, number).config,
-            program=lambda server: Program(),
             stream=partial(self.service.stream, step=self.steps_finish),
             labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),
         )

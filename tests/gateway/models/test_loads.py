@@ -409,7 +409,6 @@ async def test_the_configuration_of_a_route_is_the_models(world: World, tmp_path
     routes = {
         "far": ModelRoute("obedient", ("h:1",), config=config),
         "lost": ModelRoute("obedient", ("h:1",), config=tmp_path / "nothing"),
-        "managed": ModelRoute("obedient", managed=True),
     }
     manager = await world.serve(routes=routes)
     assert manager.versions("far") == [2]
@@ -417,17 +416,15 @@ async def test_the_configuration_of_a_route_is_the_models(world: World, tmp_path
     reasons = {row["name"]: row.get("reason", "") for row in manager.index()}
     assert "cannot be read" in reasons["lost"]
     assert str(tmp_path) not in reasons["lost"]
-    assert "no model repository holds it" in reasons["managed"]
     await manager.stop()
 
 
 async def test_a_route_decides_who_runs_a_model_of_the_repository(world: World) -> None:
     world.publish(1)
     world.publish(1, model="near")
-    world.publish(1, model="own")
-    routes = {"m": ModelRoute("triton", ("h:1",)), "own": ModelRoute("torchserve", managed=True)}
+    routes = {"m": ModelRoute("triton", ("h:1",))}
     manager = await world.serve(routes=routes)
-    assert sorted(world.found) == ["managed", "obedient", "triton"]
+    assert sorted(world.found) == ["obedient", "triton"]
     assert served(manager, "m").config.backend == "obedient", "the configuration's own"
     assert served(manager, "m").artifact.route == routes["m"]
     assert world.asked == 0, "its versions are those of the repository"

@@ -11,8 +11,6 @@ from modelport.gateway.repository import routes_file
 from modelport.gateway.repository.routes_file import (
     ModelRoute,
     OutlierDetection,
-    Program,
-    Routes,
     UpstreamProtocol,
 )
 
@@ -26,11 +24,7 @@ config = "fraud.pbtxt"
 
 [models.vit]
 backend = "torchserve"
-managed = true
-
-[servers.torchserve]
-command = ["/opt/torchserve/bin/torchserve"]
-environment = { JAVA_HOME = "/opt/java" }
+endpoints = ["vit:7070"]
 """
 YAML = """
 models:
@@ -40,11 +34,7 @@ models:
     protocol: http
     timeout_seconds: 30
     config: fraud.pbtxt
-  vit: {backend: torchserve, managed: true}
-servers:
-  torchserve:
-    command: [/opt/torchserve/bin/torchserve]
-    environment: {JAVA_HOME: /opt/java}
+  vit: {backend: torchserve, endpoints: ["vit:7070"]}
 """
 
 
@@ -56,26 +46,21 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 @pytest.mark.parametrize(("name", "text"), [("r.toml", TOML), ("r.yaml", YAML), ("r.yml", YAML)])
 def test_toml_and_yaml_say_the_same(tmp_path: Path, name: str, text: str) -> None:
-    assert routes_file.load(written(tmp_path, name, text)) == Routes(
-        {
-            "fraud": ModelRoute(
-                "triton",
-                ("10.0.0.5:8001", "[::1]:8001"),
-                UpstreamProtocol.HTTP,
-                timeout_seconds=30.0,
-                config=tmp_path / "fraud.pbtxt",
-            ),
-            "vit": ModelRoute("torchserve", managed=True),
-        },
-        {
-            "torchserve": Program(("/opt/torchserve/bin/torchserve",), {"JAVA_HOME": "/opt/java"}),
-        },
-    )
+    assert routes_file.load(written(tmp_path, name, text)) == {
+        "fraud": ModelRoute(
+            "triton",
+            ("10.0.0.5:8001", "[::1]:8001"),
+            UpstreamProtocol.HTTP,
+            timeout_seconds=30.0,
+            config=tmp_path / "fraud.pbtxt",
+        ),
+        "vit": ModelRoute("torchserve", ("vit:7070",)),
+    }
 
 
 def test_outlier_detection_is_set_in_envoys_words(tmp_path: Path) -> None:
     text = OUTLIERS + "consecutive_5xx = 3\nlatency_factor = 0\nmax_ejection_time_seconds = 30\n"
-    found = routes_file.load(written(tmp_path, "r.toml", text)).models["m"].outlier_detection
+    found = routes_file.load(written(tmp_path, "r.toml", text))["m"].outlier_detection
     assert found == OutlierDetection(
         consecutive_5xx=3, latency_factor=0.0, max_ejection_time_seconds=30.0
     )
@@ -83,7 +68,7 @@ def test_outlier_detection_is_set_in_envoys_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["empty.toml", "empty.yaml"])
 def test_an_empty_file_routes_nothing(tmp_path: Path, name: str) -> None:
-    assert routes_file.load(written(tmp_path, name, "")) == Routes()
+    assert routes_file.load(written(tmp_path, name, "")) == {}
 
 
 OUTLIERS = '[models.m]\nbackend = "triton"\nendpoints = ["h:1"]\n[models.m.outlier_detection]\n'
@@ -93,7 +78,7 @@ GOOD = '[models.m]\nbackend = "triton"\nendpoints = ["h:1"]\n'
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x = 1", "r.toml 'x' is unknown; use models, servers"),
+        ("x = 1", "r.toml 'x' is unknown; use models"),
         ("models = 1", "r.toml 'models' must be a table, not 1"),
         ("[models]\nm = 1", "[models.m] must be a table"),
         ("[models.m]", "[models.m] needs 'backend', one of triton, tfserving, torchserve"),
@@ -108,7 +93,9 @@ GOOD = '[models.m]\nbackend = "triton"\nendpoints = ["h:1"]\n'
         ('[models.m]\nbackend = "triton"\nendpoints = ["::1:1"]', "IPv6 address in brackets"),
         ('[models.m]\nbackend = "triton"\nendpoints = ["h:1", "h:1"]', "repeats an endpoint"),
         ('[models."../m"]\nbackend = "triton"', "a model's name is that of a folder"),
-        (GOOD + "managed = true", "'endpoints' contradicts 'managed'"),
+        (GOOD + "managed = true", "[models.m] 'managed' is of an earlier version"),
+        ('[models.m]\nbackend = "triton"\nmanaged = true', "list their addresses in 'endpoints'"),
+        (GOOD + "[servers.triton]\ncommand = []", "r.toml 'servers' is of an earlier version"),
         (GOOD + "timeout = 3", "[models.m] 'timeout' is unknown"),
         (GOOD + "timeout_seconds = 0", "must be a number of seconds above 0, not 0"),
         (GOOD + "timeout_seconds = inf", "must be a number of seconds above 0, not inf"),
@@ -127,10 +114,6 @@ GOOD = '[models.m]\nbackend = "triton"\nendpoints = ["h:1"]\n'
         (OUTLIERS + "base_ejection_time_seconds = 0", "must be a number of seconds above 0"),
         (OUTLIERS + "latency_factor = 1", "'latency_factor' must be above 1, or 0, not 1"),
         (OUTLIERS + "latency_factor = nan", "'latency_factor' must be above 1, or 0, not nan"),
-        ("[servers.nginx]", "a server is one of triton, tfserving, torchserve"),
-        ('[servers.triton]\ncommand = "t"', "'command' must be a list of strings"),
-        ("[servers.triton]\nenvironment = {A = 1}", "'environment' must be a table of strings"),
-        ("[servers.triton]\nport = 1", "[servers.triton] 'port' is unknown"),
         ("[models.m]\nbackend=1\nbackend=2", "does not parse"),
         ("[", "does not parse"),
     ],

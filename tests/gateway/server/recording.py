@@ -18,12 +18,13 @@ from pathlib import Path
 import grpc
 from google.protobuf.wrappers_pb2 import BytesValue
 
+from benchmarks import perf_analyzer, tiny_model
 from modelport.gateway.wire.http2.frames import (
     DATA,
     FRAME_BYTES,
     PREFACE,
 )
-from modelport.loadtests.benchmarks import perf_analyzer, tiny_model
+from modelport.loadtests.system import environments
 from tests.gateway.server.grpc_peer import MAX_MESSAGE, listening, prefixed
 from tests.server import serving
 
@@ -93,7 +94,8 @@ def nghttp2_unary(port: int) -> None:
     with tempfile.NamedTemporaryFile() as body:
         body.write(prefixed(SMALL))
         body.flush()
-        command = ["h2load", f"-n{MESSAGES}", "-c1", "-m8", "-d", body.name, "-H", "te: trailers"]
+        command = [environments.debian_program("h2load", "nghttp2-client"), f"-n{MESSAGES}"]
+        command += ["-c1", "-m8", "-d", body.name, "-H", "te: trailers"]
         command += ["-H", "content-type: application/grpc"]
         done = subprocess.run(
             [*command, f"http://127.0.0.1:{port}/probe.Probe/Echo"], capture_output=True, text=True

@@ -195,7 +195,7 @@ def test_files_of_a_route_are_relative_to_the_file_of_routes(
     lines = 'ca_file = "ca.crt"\nclient_cert = "client.crt"\nclient_key = "client.key"\n'
     (tmp_path / "routes.toml").write_text(ROUTE + lines + 'token_file = "token"')
     monkeypatch.chdir(os.path.sep)
-    assert routes_file.load(tmp_path / "routes.toml").models["m"].credentials == server.credentials
+    assert routes_file.load(tmp_path / "routes.toml")["m"].credentials == server.credentials
 
 
 async def test_workers_use_the_credentials_that_their_parent_has_accepted(

@@ -31,7 +31,7 @@ from modelport.gateway.errors import (
     Unavailable,
 )
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository.routes_file import ModelRoute, Program, UpstreamProtocol
+from modelport.gateway.repository.routes_file import ModelRoute, UpstreamProtocol
 from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
 from modelport.gateway.upstream.outlier_detection import ServerError
 from modelport.gateway.wire import tensor_proto
@@ -140,7 +140,7 @@ async def loaded(
         raise AssertionError
 
     loop = asyncio.get_running_loop()
-    host = Host(loop, unused, unused, lambda name: Program(), unused, unused)
+    host = Host(loop, unused, unused, unused, unused)
     route = ModelRoute(module.__name__.rsplit(".", 1)[1], (fake.address,), **keys)
     artifact = Artifact("m", 1, Path(), config, 1, route, host)
     backend = await asyncio.to_thread(module.load, artifact)

@@ -1,1 +1,0 @@
-"""Backends with a server that the gateway starts and supervises; the clients are in ``remote``."""

@@ -1,0 +1,65 @@
+"""Child processes: what starts them, ends them, and what they leave behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from modelport.gateway.runtime.child_process import ChildProcess
+from tests.polling import eventually
+
+#: Starts a child as the argument says, prints its id, and waits.
+PARENT = """
+import signal, sys
+from modelport.gateway.runtime.child_process import ChildProcess
+child = ChildProcess(["sleep", "60"], parent_death=eval(sys.argv[1]))
+print(child.pid, flush=True)
+input()
+"""
+#: Ignores SIGTERM, and starts another that does.
+STUBBORN = "trap '' TERM; sleep 60 & echo $!; echo out >&2; wait"
+
+
+@pytest.mark.parametrize(
+    ("told", "outlives"), [("signal.SIGKILL", False), ("signal.SIGTERM", False), ("None", True)]
+)
+def test_a_child_ends_with_its_parent_unless_it_notices_by_itself(
+    told: str, outlives: bool
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, told], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    if outlives:
+        assert child.is_running()
+        child.kill()
+    eventually(
+        lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "it is gone"
+    )
+
+
+def test_a_child_that_ignores_the_request_is_killed_with_its_group(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    child = ChildProcess(["sh", "-c", STUBBORN], log=log)
+    eventually(lambda: log.read_text().endswith("out\n"), "both outputs are in the log")
+    grandchild = psutil.Process(int(log.read_text().split()[0]))
+    assert child.stop(0.05)
+    assert child.returncode == -signal.SIGKILL
+    eventually(
+        lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE,
+        "its own child is gone",
+    )
+    assert not child.stop(0.05), "it has ended before"
+
+
+def test_a_child_that_ends_when_asked_is_not_killed() -> None:
+    child = ChildProcess(["sleep", "60"])
+    assert not child.stop(30.0)
+    assert child.returncode == -signal.SIGTERM
