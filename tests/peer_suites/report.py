@@ -25,6 +25,7 @@ with the output of each failing test.
 - **not supported**: it is about a feature that the gateway lacks.
 - **not applicable**: it needs a GPU, TensorRT, a peer's own name, log, build or private setting,
   Python or native code as a model, or files that are not public.
+- **not run**: the last run ended before it.
 
 Triton's models are made by its own generators (`qa/common`). Where its tests let one choose the
 backends, they run with ONNX Runtime; one runs with TorchScript and OpenVINO, too. Flags of logs and
