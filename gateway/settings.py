@@ -148,6 +148,9 @@ class Settings(NamedTuple):
     log_verbose: int = 0
     #: Models outside of a repository: their names, and their files or folders.
     models: tuple[tuple[str, Path], ...] = ()
+    #: TensorFlow Serving's list of models, and how often it is read again; 0: never.
+    model_config_file: Path | None = None
+    model_config_poll_seconds: float = 0.0
 
 
 def verifies_clients(tls: TlsFiles | None) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from modelport.loadtests.system import environments
@@ -18,3 +20,15 @@ def run(main: Callable[[], int]) -> NoReturn:
         sys.exit(main())
     except environments.Missing as error:
         sys.exit(str(error))
+
+
+def commit() -> str:
+    """The commit of the code that runs, and whether it was changed since."""
+
+    def git(*arguments: str) -> str:
+        here = Path(__file__).parents[1]
+        command = ["git", "-C", str(here), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "gateway", "tests")
+    return f"{git('rev-parse', '--short=12', 'HEAD') or 'unknown'}{' (changed)' if changed else ''}"

@@ -1,16 +1,15 @@
 """A backend without a runtime: it answers every request with its inputs, or with zeros.
 
 Like httpx's ``MockTransport`` it ships with the product: for trying clients, for load tests of the
-gateway alone, and for tests that need a slow or failing model. ``parameters``: ``delay_seconds``,
-or Triton's ``execute_delay_ms``, delays each response; Triton's ``creation_delay_sec`` delays the
-load. ``error`` is a message to fail with. A decoupled model gives ``responses`` responses (1; a
-request's own parameter ``responses`` overrides it), then fails if there is an ``error``.
+gateway alone, and for tests that need a slow or failing model. ``parameters``: ``delay_seconds``
+delays each response, ``error`` is a message to fail with. A decoupled model gives ``responses``
+responses (1; a request's own parameter ``responses`` overrides it), then fails if there is an
+``error``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 
 import numpy as np
@@ -30,15 +29,10 @@ from modelport.gateway.types import (
 )
 
 RESPONSES = "responses"
-CREATION_DELAY, MAX_CREATION_SECONDS = "creation_delay_sec", 600
 
 
 def load(artifact: Artifact) -> FakeBackend:
     """Load the model from its configuration alone."""
-    seconds = parameters.integer(artifact.config, CREATION_DELAY, 0)
-    if seconds > MAX_CREATION_SECONDS:
-        raise InvalidArgument(f"parameter '{CREATION_DELAY}' is at most {MAX_CREATION_SECONDS}")
-    time.sleep(seconds)
     return FakeBackend(artifact)
 
 
@@ -52,8 +46,7 @@ class FakeBackend:
         self._name, self._version = artifact.model_name, artifact.version
         self._signature = configuration.signature(self.config)
         self._specs = {spec.name: (i, spec) for i, spec in enumerate(self._signature.outputs)}
-        milliseconds = parameters.integer(self.config, "execute_delay_ms", 0)
-        delay = float(parameters.text(self.config, "delay_seconds", "0")) + milliseconds / 1000
+        delay = float(parameters.text(self.config, "delay_seconds", "0"))
         self._delay_seconds = delay
         self._error = parameters.text(self.config, "error")
         self.execution = Execution(batches=False, parameters=False, inline=lambda _: not delay)

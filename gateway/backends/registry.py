@@ -202,6 +202,7 @@ _BUILTIN = (
     BackendDescriptor("tfserving", f"{_PACKAGE}.remote.tfserving", "TensorFlow Serving"),
     BackendDescriptor("torchserve", f"{_PACKAGE}.remote.torchserve", "TorchServe"),
     BackendDescriptor("fake", f"{_PACKAGE}.fake", "Fake"),
+    BackendDescriptor("identity", f"{_PACKAGE}.identity", "Identity"),
 )
 
 BACKENDS: ExtensionTable[BackendDescriptor] = ExtensionTable(

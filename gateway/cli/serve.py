@@ -107,6 +107,16 @@ class Serve(OneLineCommand):
     type=FiniteSeconds(min=0, min_open=True),
     help="Seconds between polls of the repository with poll control.",
 )
+@_file(
+    "--model-config-file",
+    help="File of models and their base paths, as in TensorFlow Serving.",
+)
+@_setting(
+    "--model-config-file-poll-wait-seconds",
+    "model_config_poll_seconds",
+    type=FiniteSeconds(min=0),
+    help="Seconds between readings of --model-config-file with poll control; 0: at start only.",
+)
 @_setting(
     "--aspired-version-policy",
     help="Load new versions before unloading old ones, or unload old ones first.",

@@ -207,6 +207,24 @@ def _check_exposure(options: Mapping[str, Any], tls: TlsFiles | None) -> None:
             )
 
 
+def _check_model_config(options: Mapping[str, Any], model_control_mode: str) -> None:
+    """Check TensorFlow Serving's file of models, and that it can be polled if it is to be."""
+    if options["model_config_file"] is not None:
+        from modelport.gateway.repository import model_server_config
+
+        model_server_config.read(options["model_config_file"])
+    if not options["model_config_poll_seconds"]:
+        return
+    if options["model_config_file"] is None:
+        raise click.UsageError(
+            "--model-config-file-poll-wait-seconds needs --model-config-file FILE"
+        )
+    if model_control_mode != ModelControlMode.POLL:
+        raise click.UsageError(
+            "--model-config-file-poll-wait-seconds needs --model-control-mode poll"
+        )
+
+
 def settings_from(
     model_control_mode: str,
     aspired_version_policy: str,
@@ -246,7 +264,9 @@ def settings_from(
     from modelport.gateway.repository import routes_file as routes
 
     found = routes.load(routes_file) if routes_file is not None else {}
-    if not (options["model_repositories"] or options["models"] or found):
+    _check_model_config(options, model_control_mode)
+    listed = options["models"] or options["model_config_file"]
+    if not (options["model_repositories"] or listed or found):
         raise click.UsageError(
             "nothing to serve; pass a model's file, --model-repository, or --routes with models"
         )

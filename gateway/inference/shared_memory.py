@@ -214,16 +214,18 @@ def _check_name(name: str) -> None:
 
 
 def _open(name: str, key: str) -> int:
+    bare = key.lstrip("/")
+    reserved = next((prefix for prefix in RESERVED if bare.startswith(prefix)), "")
+    if reserved:
+        raise InvalidArgument(
+            f"cannot register shared memory region '{name}' with key '{key}' as the key contains "
+            f"the reserved prefix '{reserved}'"
+        )
     found = _KEY.fullmatch(key)
     if found is None or found[1] in (".", ".."):
         raise InvalidArgument(
             f"cannot register shared memory region '{name}' - invalid shm key '{key}'; give one "
             "name, as for shm_open"
-        )
-    if found[1].startswith(RESERVED):
-        raise InvalidArgument(
-            f"cannot register shared memory region '{name}' with key '{key}' as the key contains "
-            "a reserved prefix"
         )
     try:
         # O_NONBLOCK: opening a FIFO or device must not block.

@@ -12,6 +12,7 @@ import structlog
 from modelport.gateway.backends.registry import Versions
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.repository import scan, standalone_model, untrusted_files
+from modelport.gateway.repository.model_server_config import ModelServerConfigFile
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import (
     MAX_VERSION,
@@ -116,6 +117,11 @@ class Discovery:
             for each in _distinct(settings.model_repositories)
         ]
         self._standalone = settings.models
+        self._config_file = (
+            ModelServerConfigFile(settings.model_config_file, settings.model_config_poll_seconds)
+            if settings.model_config_file is not None
+            else None
+        )
         self._routes = settings.routes
         self._find_versions = find_versions
 
@@ -140,6 +146,7 @@ class Discovery:
             for each in self._repositories
         ]
         alone = [standalone_model.scan(path, name) for name, path in self._standalone]
+        alone += self._config_file.scan() if self._config_file is not None else []
         found = scan.together([*repositories, *({entry.name: entry} for entry in alone)])
         for name, route in self._routes.items():
             if name not in found or not found[name].is_model:

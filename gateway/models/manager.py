@@ -260,7 +260,8 @@ class ModelManager:
         settings = self._settings
         if settings.model_control_mode is ModelControlMode.POLL:
             return False  # they may be published later
-        if settings.models or {*settings.load_models} - {"*"}:
+        named = settings.models or settings.model_config_file
+        if named or {*settings.load_models} - {"*"}:
             return True
         loads = settings.load_models or settings.model_control_mode is ModelControlMode.NONE
         return bool(settings.exit_on_error and loads)

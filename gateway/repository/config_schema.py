@@ -245,7 +245,7 @@ BACKEND_PARAMETERS: Mapping[str, ParameterTable] = {
         },
         without_effect={
             "COMPILATION_NUM_THREADS": "OpenVINO decides",
-            "ENABLE_BATCH_PADDING": "batches are not padded",
+            "ENABLE_BATCH_PADDING": "batches of a model of a fixed size are always padded",
             "RESHAPE_IO_LAYERS": "a model is served with its own shapes",
             "SKIP_OV_DYNAMIC_BATCHSIZE": "the batch dimension is the model's own",
         },
@@ -256,10 +256,14 @@ BACKEND_PARAMETERS: Mapping[str, ParameterTable] = {
     "fake": ParameterTable(
         read={
             "delay_seconds": "delay of each response",
-            "execute_delay_ms": "the same, as Triton's examples name it",
-            "creation_delay_sec": "delay of the load",
             "error": "message of the error that each request gets",
             "responses": "responses of a decoupled model",
+        }
+    ),
+    "identity": ParameterTable(
+        read={
+            "execute_delay_ms": "delay of each execution",
+            "creation_delay_sec": "delay of the load",
         }
     ),
 }

@@ -220,7 +220,7 @@ def _is_folder(path: Path) -> bool:
         return error.errno != errno.ELOOP
 
 
-def scan_model(root: Path, path: Path) -> ModelEntry:
+def scan_model(root: Path, path: Path, version_name: re.Pattern[str] = VERSION_NAME) -> ModelEntry:
     """Scan the model in the folder ``path`` of the repository ``root``, as ``scan`` does."""
     name = path.name
     try:
@@ -230,10 +230,14 @@ def scan_model(root: Path, path: Path) -> ModelEntry:
             )
         versions = {
             int(folder.name): _scan_version(root, folder)
-            for folder in _folders(path, VERSION_NAME)
+            for folder in _folders(path, version_name)
             if int(folder.name) <= MAX_VERSION
         }
-        ignored = tuple(folder.name for folder in _folders(path, LIKE_A_VERSION))
+        ignored = tuple(
+            folder.name
+            for folder in _folders(path, LIKE_A_VERSION)
+            if not version_name.match(folder.name)
+        )
         return ModelEntry(name, path, _read_config(root, path), versions, ignored=ignored)
     except (OSError, ValueError, IntegrityError) as error:
         return ModelEntry(name, path, problem=_reason(error))

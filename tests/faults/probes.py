@@ -82,6 +82,14 @@ class ChangingRepository:
         self.config(SLOW % seconds, model)
         (self.root / model / "1").mkdir()
 
+    def slow_to_load(self, seconds: int, model: str) -> None:
+        """A model of Triton's identity backend that loads for ``seconds``."""
+        value = f'value {{ string_value: "{seconds}" }}'
+        delay = f'parameters {{ key: "creation_delay_sec" {value} }}'
+        tensors = ["INPUT0 FP32 4"], ["OUTPUT0 FP32 4"]
+        self.config(models.config(model, *tensors, 8, "identity", delay), model)
+        (self.root / model / "1").mkdir()
+
     def count(self, extra: str = "", model: str = "count") -> None:
         """A model whose run takes about as many microseconds as its input says."""
         self.config(COUNT + extra, model)

@@ -182,15 +182,12 @@ def test_with_exit_on_error_the_first_answer_is_that_of_a_model(
     exits: str, workers: int, repository: ChangingRepository
 ) -> None:
     """Tests of Triton and TensorFlow Serving wait for a port, not for readiness."""
-    repository.slow(0)
-    file = repository.root / "slow" / "config.pbtxt"
-    delay = 'parameters { key: "creation_delay_sec" value { string_value: "1" } }'
-    file.write_text(file.read_text() + delay)
+    repository.slow_to_load(1, "slow")
     http, grpc = free_ports(2)
     first: dict[str, bool] = {}
-    tensor = tritonclient.grpc.InferInput("x", [1, 4], "FP32")
+    tensor = tritonclient.grpc.InferInput("INPUT0", [1, 4], "FP32")
     tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1] * 4}]}
+    body = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1] * 4}]}
 
     def ask_http() -> None:
         while "http" not in first:

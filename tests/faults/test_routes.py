@@ -87,8 +87,7 @@ def test_a_version_that_a_starting_server_loads_last_is_served_too(
     broken.parent.mkdir()
     broken.write_bytes(b"no model")
     # It is not ready before this model is loaded.
-    delay = 'parameters { key: "creation_delay_sec" value { string_value: "4" } }'
-    repository.version(1.0, model="late", backend="fake", config=delay)
+    repository.slow_to_load(4, "late")
     flags = (f"--{protocol}-port", str(port))
     retries = ("--model-load-retry-count", "1000", "--load-retry-interval-secs", "0.05")
     with (

@@ -44,7 +44,7 @@ MODULES = (
 SUITES: dict[str, Suite] = {
     suite.name: suite for suite in (*(module.SUITE for module in MODULES), triton_qa.INFER)
 }
-MARKS = dict(zip(SuiteVerdict, ".F-s?", strict=True))
+MARKS = dict(zip(SuiteVerdict, ".cF-s?", strict=True))
 
 
 def run_suite(
@@ -76,6 +76,8 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="run files whose path holds this alone")
     options = parser.parse_args()
+    if options.output and options.only:
+        parser.error("--only writes no table: it would have results of two commits")
     unknown = sorted(set(options.suites) - set(SUITES))
     if unknown:
         parser.error(f"no suite '{unknown[0]}'; there are: {', '.join(SUITES)}")
@@ -100,7 +102,7 @@ def main() -> int:
         print(f"{suite.name}: {told}")
         problems += report.unexpected(suite, outcomes, options.only)
     if options.output:
-        report.write(options.output, SUITES, results, options.only)
+        report.write(options.output, SUITES, results, verb.commit())
     for problem in problems:
         print(f"unexpected: {problem}", file=sys.stderr)
     return int(bool(problems))

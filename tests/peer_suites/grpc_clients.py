@@ -35,4 +35,5 @@ SUITE = Suite(
     requirements=("grpcio-reflection==1.81.1", "pytest", "pytest-timeout"),
     run=run,
     declared=declared,
+    ours=True,
 )

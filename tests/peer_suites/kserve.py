@@ -42,4 +42,5 @@ SUITE = Suite(
     requirements=("kserve==0.21.0", "pytest", "pytest-timeout"),
     run=run,
     declared=declared,
+    ours=True,
 )

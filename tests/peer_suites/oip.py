@@ -33,4 +33,5 @@ SUITE = Suite(
     sources=(OIP,),
     requirements=("grpcio-tools==1.76.0", "jsonschema", "pyyaml", "requests", *_PYTEST),
     run=run,
+    ours=True,
 )

@@ -15,10 +15,21 @@ HEAD = """\
 # The peers' own suites
 
 `make peer-suites` runs the test suites of the servers and clients that speak the gateway's
-protocols, nearly unmodified, against a running gateway, and writes this page. `peer-suites.json`
-has the same results with the output of each failing test. A test is not supported if it is about a
-feature that the gateway lacks, and not applicable if it is about a peer's own name, GPUs, backends
-that load native or Python code, or flags that only that server has; each one has its reason.
+protocols against a running gateway, and writes this page. `peer-suites.json` has the same results
+with the output of each failing test.
+
+- **pass**: the peer's test passes with the peer's own set-up: its models, files and settings, and
+  the gateway in place of the server.
+- **changed set-up**: it passes, but models, files or settings differ; the row says how.
+- **fail**: it fails; the row says why.
+- **not supported**: it is about a feature that the gateway lacks.
+- **not applicable**: it needs a GPU, TensorRT, a peer's own name, log, build or private setting,
+  Python or native code as a model, or files that are not public.
+- **not run**: the last run ended before it.
+
+Triton's models are made by its own generators (`qa/common`). Where its tests let one choose the
+backends, they run with ONNX Runtime; one runs with TorchScript and OpenVINO, too. Flags of logs and
+of the time to exit are left out.
 
 """
 
@@ -27,15 +38,25 @@ _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.@+-]+/)+(?=[\w.-]+\.\w+)")
 
 
 def judged(suite: Suite, outcomes: Iterable[SuiteOutcome]) -> list[SuiteOutcome]:
-    """Every test once, by its id; failures that are known have their reason first."""
+    """Every test once, by its id, with its worst verdict; failures that are known have their
+    reason first."""
     found: dict[str, SuiteOutcome] = {}
     for outcome in outcomes:
+        changed = reason_of(outcome.test, suite.changed_setup)
         if outcome.verdict is SuiteVerdict.FAIL:
             outcome = _failed(suite, outcome)
+        elif outcome.verdict is SuiteVerdict.PASS and changed:
+            outcome = outcome._replace(verdict=SuiteVerdict.CHANGED, detail=changed)
         earlier = found.get(outcome.test)
-        if earlier is None or earlier.verdict is not SuiteVerdict.FAIL:
+        if earlier is None or earlier.verdict not in _WORSE.get(outcome.verdict, ()):
             found[outcome.test] = outcome
     return sorted(found.values())
+
+
+_WORSE = {
+    SuiteVerdict.PASS: (SuiteVerdict.CHANGED, SuiteVerdict.FAIL),
+    SuiteVerdict.CHANGED: (SuiteVerdict.FAIL,),
+}
 
 
 def _failed(suite: Suite, outcome: SuiteOutcome) -> SuiteOutcome:
@@ -75,7 +96,7 @@ def unexpected(suite: Suite, outcomes: Iterable[SuiteOutcome], only: str = "") -
             last = outcome.detail.splitlines()[-1:] or [""]
             lines.append(f"{outcome.test}: {last[0]}")
         listed = outcome.test in suite.expected_failures or outcome.test in suite.not_supported
-        if outcome.verdict is SuiteVerdict.PASS and listed:
+        if outcome.verdict in (SuiteVerdict.PASS, SuiteVerdict.CHANGED) and listed:
             lines.append(f"{outcome.test} passes: take it out of the expected failures")
         if outcome.verdict is SuiteVerdict.NOT_RUN and only in _file(outcome):
             lines.append(f"{outcome.test} did not run: give it a gateway, or a reason")
@@ -88,10 +109,11 @@ def counts(outcomes: Iterable[SuiteOutcome]) -> dict[str, int]:
 
 
 def document(
-    suites: Mapping[str, Suite], results: Mapping[str, list[SuiteOutcome]]
+    suites: Mapping[str, Suite], results: Mapping[str, list[SuiteOutcome]], commit: str
 ) -> dict[str, Any]:
     return {
         name: {
+            "commit": commit,
             "source": suites[name].sources[0].link if suites[name].sources else "",
             "counts": counts(outcomes),
             "tests": [
@@ -112,39 +134,17 @@ def write(
     folder: Path,
     suites: Mapping[str, Suite],
     results: Mapping[str, list[SuiteOutcome]],
-    only: str = "",
+    commit: str,
 ) -> None:
-    """The table and the JSON; what did not run now keeps what the JSON has of it.
-
-    Args:
-        only: part of the paths of the files that ran; empty: all did.
-    """
+    """The table and the JSON; suites that did not run now keep what the JSON has of them."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "peer-suites.json"
     told = json.loads(file.read_text()) if file.is_file() else {}
     told = {name: each for name, each in told.items() if name in suites}
-    results = {
-        name: _joined(outcomes, told.get(name, {}).get("tests", []), only)
-        for name, outcomes in results.items()
-    }
-    told |= document(suites, results)
+    told |= document(suites, results, commit)
     told = {name: told[name] for name in suites if name in told}
     file.write_text(json.dumps(told, indent=1) + "\n")
     (folder / "peer-suites.md").write_text(markdown(suites, told))
-
-
-def _joined(
-    outcomes: list[SuiteOutcome], earlier: list[dict[str, str]], only: str
-) -> list[SuiteOutcome]:
-    """``outcomes`` of the files that ``only`` is part of, and what the JSON has of all others."""
-    if not only or not earlier:
-        return outcomes
-    kept = [
-        SuiteOutcome(each["test"], SuiteVerdict(each["verdict"]), each["detail"])
-        for each in earlier
-    ]
-    new = [outcome for outcome in outcomes if only in _file(outcome)]
-    return sorted([*new, *(outcome for outcome in kept if only not in _file(outcome))])
 
 
 def _file(outcome: SuiteOutcome) -> str:
@@ -156,22 +156,38 @@ def markdown(suites: Mapping[str, Suite], told: Mapping[str, Any]) -> str:
     lines = [f"| suite | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
     total: Counter[str] = Counter()
     for name, each in told.items():
-        total.update(each["counts"])
+        if not suites[name].ours:
+            total.update(each["counts"])
         cells = " | ".join(str(each["counts"][column]) for column in columns)
-        lines.append(f"| [{suites[name].title}](#{name}) | {cells} |")
-    lines.append(f"| **all** | {' | '.join(str(total[column]) for column in columns)} |")
+        mark = "*" if suites[name].ours else ""
+        lines.append(f"| [{suites[name].title}](#{name}){mark} | {cells} |")
+    lines.append(
+        f"| **all of the peers' tests** | {' | '.join(str(total[column]) for column in columns)} |"
+    )
+    lines += ["", _share(total), "", "\\* Tests of this project, with a peer's client or document."]
     for name, each in told.items():
         lines += [
             "",
             f"## {name}",
             "",
-            f"{suites[name].title}{_at(each['source'])}.",
+            f"{suites[name].title}{_at(each['source'])}. The gateway was at {each['commit']}.",
         ]
         lines += ["", "| test | verdict | why |", "|---|---|---|"]
         for test in each["tests"]:
             why = "" if test["verdict"] == SuiteVerdict.PASS else _line(test["detail"])
             lines.append(f"| `{test['test']}` | {test['verdict']} | {why} |")
     return HEAD + "\n".join(lines) + "\n"
+
+
+def _share(total: Mapping[str, int]) -> str:
+    """The share of passes, with and without the tests of features that the gateway lacks."""
+    passed = total[SuiteVerdict.PASS]
+    ran = passed + total[SuiteVerdict.CHANGED] + total[SuiteVerdict.FAIL]
+    every = ran + total[SuiteVerdict.NOT_SUPPORTED] + total[SuiteVerdict.NOT_RUN]
+    return (
+        f"{passed} of {ran} tests that ran ({passed / max(1, ran):.1%}) pass with the peer's own "
+        f"set-up; of all {every} that apply, {passed / max(1, every):.1%}."
+    )
 
 
 def _at(link: str) -> str:

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -13,19 +14,22 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
+from tests import server
 from tests.peer_suites.sources import PinnedSource
-from tests.server import Gateway, serving
+from tests.server import Gateway
 
 INSIDE = Path(__file__).parent / "inside"
-#: Of one test, and of a file of them.
-TEST_SECONDS, FILE_SECONDS = 60, 900
+#: Of one test, of a file of them, and of the start of a gateway, which may load a hundred models.
+TEST_SECONDS, FILE_SECONDS, START_SECONDS = 60, 900, 600
 #: Of what a test said, the end that is kept.
 DETAIL_CHARACTERS = 2000
 
 
 class SuiteVerdict(StrEnum):
     PASS = "pass"
+    CHANGED = "changed set-up"
     FAIL = "fail"
     NOT_SUPPORTED = "not supported"
     NOT_APPLICABLE = "not applicable"
@@ -49,8 +53,11 @@ class Suite(NamedTuple):
         requirements: packages of the environment that its tests run in.
         not_applicable: reasons, by a test's id or the beginning of it.
         not_supported: what the gateway lacks, likewise; such a test may run, and then fails.
+        changed_setup: what differs from the peer's own set-up, likewise; such a test never passes.
         expected_failures: reasons of tests that fail and are known to; likewise. A failure that is
             not listed, and a listed one that passes, make the run fail.
+        ours: the tests are this project's own, with a peer's client or document; the sums leave
+            them out.
         declared: every test that the suite has, where its files tell. One that did not run and has
             no reason makes the run fail, too.
     """
@@ -62,8 +69,10 @@ class Suite(NamedTuple):
     run: Callable[[Bench], Iterator[SuiteOutcome]]
     not_applicable: Mapping[str, str] = {}
     not_supported: Mapping[str, str] = {}
+    changed_setup: Mapping[str, str] = {}
     expected_failures: Mapping[str, str] = {}
     declared: Callable[[Bench], Iterator[str]] | None = None
+    ours: bool = False
 
 
 def reason_of(test: str, reasons: Mapping[str, str]) -> str:
@@ -109,7 +118,10 @@ class Bench:
     ) -> Iterator[Gateway]:
         """A gateway on the ports that Triton's clients and tests take for granted."""
         ports = ("--http-port", "8000", "--grpc-port", "8001", "--metrics-port", "8002")
-        with serving(repository, *ports, *flags, wait_for=wait_for) as gateway:
+        with (
+            mock.patch.object(server, "START_SECONDS", START_SECONDS),
+            server.serving(repository, *ports, *flags, wait_for=wait_for) as gateway,
+        ):
             yield gateway
 
     def copy(self, source: PinnedSource, *folders: str) -> Path:
@@ -128,12 +140,14 @@ class Bench:
         select: str = "",
         test: str = "",
         environment: Mapping[str, str] | None = None,
+        seconds: float = TEST_SECONDS,
     ) -> Iterator[SuiteOutcome]:
         """Run the tests of ``file`` in its own folder; ids are ``prefix::Class::test [label]``.
 
         Args:
             select: pytest's ``-k``.
             test: ``Class::test``, to run this one alone.
+            seconds: the limit of each test.
         """
         suffix = f" [{label}]" if label else ""
         skip = {
@@ -148,7 +162,7 @@ class Bench:
         command = [
             *(str(self.python), "-m", "pytest", "-q", "-p", "report_tests", "-c", os.devnull),
             *("--rootdir", str(file.parent), "-p", "no:cacheprovider", "--tb", "short"),
-            *("--timeout", str(TEST_SECONDS), *(("-k", select) if select else ())),
+            *("--timeout", str(seconds), *(("-k", select) if select else ())),
             f"{file.name}::{test}" if test else file.name,
         ]
         asked = {"PEER_SUITES_PIPE": str(write), "PEER_SUITES_SKIP": json.dumps(skip)}
@@ -228,6 +242,17 @@ def declared_tests(file: Path, prefix: str) -> Iterator[str]:
                     yield f"{prefix}::{node.name}::{member.name}"
         elif isinstance(node, _FUNCTIONS) and node.name.startswith("test_"):
             yield f"{prefix}::{node.name}"
+
+
+def mentions(file: Path, test: str, words: set[str]) -> set[str]:
+    """The ``words`` in the code of ``Class::test`` of ``file``, or in its code beside tests."""
+    text = file.read_text()
+    seen = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, _FUNCTIONS):
+            other = node.name.startswith("test") and node.name != test.rpartition("::")[2]
+            seen += [] if other else [ast.get_source_segment(text, node) or ""]
+    return {word for word in words if re.search(rf"\b{re.escape(word)}\b", "\n".join(seen))}
 
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

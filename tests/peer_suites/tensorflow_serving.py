@@ -27,15 +27,17 @@ _MODELS = (
     "saved_model_half_plus_two_tflite_with_sigdef",
     "saved_model_half_plus_three",
 )
+#: Each test starts a server, and some train a model first.
+_TEST_SECONDS = 300
 _PROGRAM = """#!/bin/sh
 exec env -u PYTHONPATH PYTHONPATH="{root}" "{python}" "{script}" "$@"
 """
 NOT_APPLICABLE = {
-    f"{_CLASS}::testBadModelConfig": "the texts of its own flag parser",
-    f"{_CLASS}::testPredictUDS": "its own flag: a Unix domain socket for gRPC",
-    f"{_CLASS}::test_profiler_service_with_valid_trace_request": "TensorFlow's profiler",
-    f"{_CLASS}::test_tf_text": "operators of TensorFlow Text, native code that is not loaded",
+    f"{_CLASS}::test_tf_text": "operators of TensorFlow Text, which are native code",
     f"{_CLASS}::test_session": "a helper of TensorFlow's, not a test",
+}
+NOT_SUPPORTED = {
+    f"{_CLASS}::test_profiler_service_with_valid_trace_request": "TensorFlow's profiler",
 }
 
 EXPECTED_FAILURES = {
@@ -71,7 +73,7 @@ def run(bench: Bench) -> Iterator[SuiteOutcome]:
         "TF_USE_LEGACY_KERAS": "1",  # the file names inputs as Keras 2 does
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-    yield from bench.pytest(servers / _FILE, _FILE, environment=environment)
+    yield from bench.pytest(servers / _FILE, _FILE, environment=environment, seconds=_TEST_SECONDS)
 
 
 def declared(bench: Bench) -> Iterator[str]:
@@ -89,6 +91,7 @@ SUITE = Suite(
     ),
     run=run,
     not_applicable=NOT_APPLICABLE,
+    not_supported=NOT_SUPPORTED,
     expected_failures=EXPECTED_FAILURES,
     declared=declared,
 )

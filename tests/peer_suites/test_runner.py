@@ -109,7 +109,14 @@ def test_a_test_that_did_not_run_is_in_the_table(
     known = suite(declared=declared)
     listed = report.with_missing(known, bench, report.judged(known, outcomes))
     assert report.counts(listed) == {
-        **{"pass": 1, "fail": 1, "not supported": 0, "not applicable": 1, "not run": 1}
+        **{
+            "pass": 1,
+            "changed set-up": 0,
+            "fail": 1,
+            "not supported": 0,
+            "not applicable": 1,
+            "not run": 1,
+        }
     }
     forgotten = "folder/some_test.py::Some::test_forgotten"
     assert f"{forgotten} did not run: give it a gateway, or a reason" in report.unexpected(
@@ -118,33 +125,41 @@ def test_a_test_that_did_not_run_is_in_the_table(
     lacking = suite(declared=declared, not_supported={forgotten: "no such feature"})
     explained = report.with_missing(lacking, bench, report.judged(lacking, outcomes))
     assert report.counts(explained) == {
-        **{"pass": 1, "fail": 1, "not supported": 1, "not applicable": 1, "not run": 0}
+        **{
+            "pass": 1,
+            "changed set-up": 0,
+            "fail": 1,
+            "not supported": 1,
+            "not applicable": 1,
+            "not run": 0,
+        }
     }
-    report.write(tmp_path, {"some": known}, {"some": listed})
+    report.write(tmp_path, {"some": known}, {"some": listed}, "")
     table = (tmp_path / "peer-suites.md").read_text()
-    assert "| [Some tests](#some) | 1 | 1 | 0 | 1 | 1 |" in table
+    assert "| [Some tests](#some) | 1 | 0 | 1 | 0 | 1 | 1 |" in table
     assert "::test_bad` | fail | AssertionError: 1 != 2 : one is not two |" in table
     assert "::test_gpu` | not applicable | GPU |" in table
 
 
-def test_a_run_of_one_file_keeps_what_the_table_has_of_the_others(tmp_path: Path) -> None:
-    def write(only: str, *outcomes: SuiteOutcome) -> str:
-        report.write(tmp_path, {"some": suite()}, {"some": list(outcomes)}, only)
-        return (tmp_path / "peer-suites.md").read_text()
-
-    ran, other = "a/a_test.py::T::test_one", "b/b_test.py::T::test_two"
-    gone = SuiteOutcome(f"{ran} [http]", SuiteVerdict.FAIL, "before")
-    write("", gone, SuiteOutcome(other, SuiteVerdict.FAIL, "it broke"))
-    table = write(
-        "a_test", SuiteOutcome(ran, SuiteVerdict.PASS), SuiteOutcome(other, SuiteVerdict.NOT_RUN)
-    )
-    assert f"`{ran}` | pass" in table
-    assert f"`{other}` | fail | it broke" in table
-    assert "[http]" not in table
-    assert "| [Some tests](#some) | 1 | 1 | 0 | 0 | 0 |" in table
-    assert "| [Some tests](#some) | 1 | 0 | 0 | 0 | 1 |" in write(
-        "", SuiteOutcome(ran, SuiteVerdict.PASS), SuiteOutcome(other, SuiteVerdict.NOT_RUN)
-    )
+def test_a_pass_with_a_changed_set_up_is_no_pass(
+    bench: Bench, outcomes: list[SuiteOutcome], tmp_path: Path
+) -> None:
+    """Not even if another run of the same test has the peer's own set-up."""
+    good = "folder/some_test.py::Some::test_good"
+    changed = suite(changed_setup={"folder/some_test.py": "an echo in place of the model"})
+    told = SuiteOutcome(good, SuiteVerdict.CHANGED, "an echo in place of the model")
+    judged = report.judged(changed, outcomes)
+    assert told in judged
+    assert report.counts(judged)["pass"] == 0
+    assert report.counts(judged)["fail"] == 1
+    own = SuiteOutcome(good, SuiteVerdict.PASS)
+    for order in ([told, own], [own, told]):
+        assert report.judged(suite(), order) == [told]
+    report.write(tmp_path, {"some": changed}, {"some": judged}, "0123456789ab")
+    table = (tmp_path / "peer-suites.md").read_text()
+    assert f"`{good}` | changed set-up | an echo in place of the model |" in table
+    assert "0 of 2 tests that ran (0.0%) pass with the peer's own set-up" in table
+    assert "The gateway was at 0123456789ab." in table
 
 
 def test_a_script_passes_by_its_exit_status_and_what_it_says(bench: Bench, tmp_path: Path) -> None:

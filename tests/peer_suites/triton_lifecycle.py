@@ -1,6 +1,6 @@
 """Model repositories of ``qa/L0_lifecycle``, which its tests change while the gateway runs.
 
-``plan`` and ``openvino`` models are those of ONNX under another name: the tests are of names alone.
+``plan`` models are those of ONNX under another name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.peer_suites import triton_models
 from tests.peer_suites.suite import Bench
 from tests.peer_suites.triton_models import SERVER
-from tests.peer_suites.triton_repositories import FLOATS, Build, beside, floats, simple_ensemble
+from tests.peer_suites.triton_repositories import FLOATS, Build, beside, simple_ensemble
 
 _LINK = "L0_lifecycle/models"
 _IDENTITY = "identity_zero_1_int32"
@@ -24,8 +24,8 @@ def _model(platform: str, datatype: str = "float32") -> str:
 def _copy(bench: Bench, root: Path, *platforms: str) -> None:
     """Models of ``platforms`` that add and subtract floats."""
     for platform in platforms:
-        if platform == "libtorch":
-            made = triton_models.generated(bench, "gen_qa_models", "--libtorch")
+        if platform != "plan":
+            made = triton_models.generated(bench, "gen_qa_models", f"--{platform}")
             triton_models.copy(made, root, _model(platform))
         else:
             made = triton_models.generated(bench, "gen_qa_models", "--onnx")
@@ -57,7 +57,7 @@ def version_named(name: str) -> Build:
 
 
 def changing(bench: Bench, root: Path) -> None:
-    floats(bench, root)
+    _copy(bench, root, "openvino", "onnx", "plan")
     folder = beside(bench, root, _LINK)
     _fresh(folder, _model("libtorch"))
     _copy(bench, folder, "libtorch")
@@ -78,18 +78,18 @@ def controlled(bench: Bench, root: Path) -> None:
 
 def files_gone(bench: Bench, root: Path) -> None:
     _copy(bench, root, "onnx")
-    for version in (root / FLOATS).glob("[0-9]"):
-        shutil.rmtree(version)
-        version.mkdir()
+    for file in (root / FLOATS).glob("[0-9]/*"):
+        file.unlink()
+    triton_models.edit(root, FLOATS, ("^max_batch_size:.*", "max_batch_size: 1"))
     beside(bench, root, _LINK)
 
 
 def two_of_them_broken(bench: Bench, root: Path) -> None:
-    """``libtorch`` lacks its files."""
+    """Version 3 of ``libtorch`` lacks its file."""
     second = _second(beside(bench, root, _LINK))
     _copy(bench, root, "openvino", "libtorch")
     _copy(bench, second, "onnx", "plan")
-    for file in (root / _model("libtorch")).glob("[0-9]/*"):
+    for file in (root / _model("libtorch") / "3").iterdir():
         file.unlink()
 
 
@@ -106,9 +106,8 @@ def wrong_outputs(bench: Bench, root: Path) -> None:
 
 
 def without_versions(bench: Bench, root: Path) -> None:
-    _copy(bench, root, "libtorch", "onnx", "plan", "openvino")
-    for version in (root / _model("openvino")).glob("[0-9]"):
-        shutil.rmtree(version)
+    _copy(bench, root, "libtorch", "onnx", "plan")
+    (root / _model("openvino")).mkdir()
 
 
 def modified(bench: Bench, root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Model repositories of Triton's tests: its own, its generators', and equal ones of ``fake``."""
+"""Model repositories of Triton's tests: its own, its generators', and echoes for Python code."""
 
 from __future__ import annotations
 
@@ -13,12 +13,21 @@ from tests.peer_suites.suite import Bench
 
 SERVER = PinnedSource("triton-inference-server/server", "e1db8a603d863b1317ee859bdeea2be19959462e")
 EXAMPLES = "docs/examples/model_repository"
-#: Backends of Triton's own tests that echo, and need nothing but a configuration here.
-_ECHOES = re.compile(r'^\s*(backend|platform)\s*:\s*"(python|identity|custom)"', re.MULTILINE)
+_PYTHON = re.compile(r'^\s*backend\s*:\s*"python"', re.MULTILINE)
+_ECHO = 'backend: "fake"'
+#: OpenVINO 2026 has the generators' names of ``openvino.runtime`` in ``openvino``.
+_GENERATE = """
+import importlib.util, runpy, sys
+if importlib.util.find_spec("openvino"):
+    import openvino
+    sys.modules.setdefault("openvino.runtime", openvino)
+sys.path.insert(0, ".")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def copy(source: Path, root: Path, *names: str) -> None:
-    """Models ``names`` of the repository folder ``source``; those that echo run on ``fake``.
+    """Models ``names`` of the repository folder ``source``; those of Python code become echoes.
 
     A name may be a pattern. A model without a version folder gets one.
     """
@@ -28,8 +37,8 @@ def copy(source: Path, root: Path, *names: str) -> None:
             shutil.copytree(folder, target, dirs_exist_ok=True)
             config = target / "config.pbtxt"
             text = config.read_text() if config.is_file() else ""
-            if _ECHOES.search(text):
-                config.write_text(_ECHOES.sub('backend: "fake"', text))
+            if _PYTHON.search(text):
+                config.write_text(_PYTHON.sub(_ECHO, text))
                 for code in target.rglob("model.py"):
                     code.unlink()
             if not any(path.is_dir() for path in target.iterdir()):
@@ -41,7 +50,8 @@ def generated(bench: Bench, generator: str, *flags: str) -> Path:
     folder = bench.work / "generated" / "-".join([generator, *flags]).replace("--", "")
     if not folder.is_dir():
         folder.mkdir(parents=True)
-        command = [sys.executable, f"{generator}.py", "--onnx_opset=17", *flags]
+        code = _GENERATE.replace("sys.argv[0]", repr(f"{generator}.py"))
+        command = [sys.executable, "-c", code, "--onnx_opset=17", *flags]
         subprocess.run(
             [*command, f"--models_dir={folder}"],
             cwd=bench.source(SERVER) / "qa" / "common",
@@ -51,16 +61,9 @@ def generated(bench: Bench, generator: str, *flags: str) -> Path:
     return folder
 
 
-def without_commas(root: Path) -> None:
-    """Rename the generators' ``nop_TYPE_FP32_-1,-1``: a gateway serves no name with a comma."""
-    names = [folder.name for folder in root.iterdir() if "," in folder.name]
-    for name in names:
-        (root / name).rename(root / name.replace(",", "_"))
-    for config in root.glob("*/config.pbtxt"):
-        text = config.read_text()
-        for name in names:
-            text = text.replace(f'"{name}"', f'"{name.replace(",", "_")}"')
-        config.write_text(text)
+def echoes(root: Path) -> set[str]:
+    """The models of ``root`` that echo in place of Python code."""
+    return {path.parent.name for path in root.glob("*/config.pbtxt") if _ECHO in path.read_text()}
 
 
 def edit(root: Path, name: str, *replacements: tuple[str, str], append: str = "") -> None:

@@ -9,15 +9,20 @@ from pathlib import Path
 from unittest import mock
 
 from tests.peer_suites import triton_models, triton_verdicts
-from tests.peer_suites.suite import Bench, Suite, SuiteOutcome, SuiteVerdict, declared_tests
+from tests.peer_suites.suite import (
+    Bench,
+    Suite,
+    SuiteOutcome,
+    SuiteVerdict,
+    declared_tests,
+    mentions,
+)
 from tests.peer_suites.triton_examples import REQUIREMENTS
 from tests.peer_suites.triton_models import SERVER
 from tests.peer_suites.triton_stages import STAGES, Stage
 
 #: They take half of the time, and are a suite of their own.
 _INFER_TESTS = "L0_infer"
-#: The gateway is told to go on where a model of a shared repository does not load.
-_LENIENT = ("--strict-readiness", "false")
 
 
 def run(bench: Bench, infers: bool) -> Iterator[SuiteOutcome]:
@@ -29,7 +34,6 @@ def run(bench: Bench, infers: bool) -> Iterator[SuiteOutcome]:
         root = bench.work / "models" / str(number)
         root.mkdir(parents=True)
         stage.models(bench, root)
-        triton_models.without_commas(root)
         tests = [""]
         if stage.alone:
             found = declared_tests(qa / stage.file, stage.file)
@@ -40,12 +44,13 @@ def run(bench: Bench, infers: bool) -> Iterator[SuiteOutcome]:
 
 def _run(bench: Bench, stage: Stage, root: Path, file: Path, test: str) -> Iterator[SuiteOutcome]:
     flags = (flag.format(folder=file.parent) for flag in stage.flags)
+    echoes = triton_models.echoes(root)
     try:
         with (
             mock.patch.dict(os.environ, stage.settings),
-            bench.gateway(root, *_LENIENT, *flags) as gateway,
+            bench.gateway(root, *flags) as gateway,
         ):
-            yield from bench.pytest(
+            outcomes = bench.pytest(
                 file,
                 stage.file,
                 label=stage.label,
@@ -53,8 +58,22 @@ def _run(bench: Bench, stage: Stage, root: Path, file: Path, test: str) -> Itera
                 test=test,
                 environment={"SERVER_PID": str(gateway.process.pid), **stage.environment},
             )
+            yield from (_with_changes(outcome, stage, file, echoes) for outcome in outcomes)
     except AssertionError as error:
         yield SuiteOutcome(f"{stage.file} [{stage.label}]", SuiteVerdict.FAIL, str(error)[-1000:])
+
+
+def _with_changes(
+    outcome: SuiteOutcome, stage: Stage, file: Path, echoes: set[str]
+) -> SuiteOutcome:
+    if outcome.verdict is not SuiteVerdict.PASS:
+        return outcome
+    test = outcome.test.removeprefix(stage.file).removesuffix(f" [{stage.label}]")
+    changes = [stage.changed] if stage.changed else []
+    if used := sorted(mentions(file, test, echoes)):
+        changes.append(f"an echo in place of the Python code of {', '.join(used)}")
+    changed = SuiteVerdict.CHANGED if changes else SuiteVerdict.PASS
+    return outcome._replace(verdict=changed, detail="; ".join(changes))
 
 
 def declared(bench: Bench, infers: bool) -> Iterator[str]:

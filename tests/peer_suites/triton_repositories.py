@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,9 +73,13 @@ def _torch(bench: Bench, root: Path, generator: str, *flags: str) -> None:
     triton_models.copy(made, root, "libtorch_*")
 
 
+_CPU = "\ninstance_group [ { kind: KIND_CPU }]\n"
+
+
 def _kinds(root: Path) -> None:
-    for config in root.glob("onnx*/config.pbtxt"):
-        config.write_text(config.read_text() + "\ninstance_group [ { kind: KIND_CPU }]\n")
+    for platform in ("onnx", "libtorch", "openvino"):
+        for config in root.glob(f"{platform}*/config.pbtxt"):
+            config.write_text(config.read_text() + _CPU)
 
 
 def infer(bench: Bench, root: Path) -> None:
@@ -87,6 +93,7 @@ def infer(bench: Bench, root: Path) -> None:
     )
     custom = bench.source(SERVER) / "qa" / "custom_models"
     triton_models.copy(custom, root, "custom_zero_1_float32")
+    triton_models.edit(root, "custom_zero_1_float32", append=_CPU)
     dims = r"dims: \[ 1 \]"
     triton_models.renamed(
         *(root, "custom_zero_1_float32", "custom_nobatch_zero_1_float32"),
@@ -107,8 +114,10 @@ def reshape(bench: Bench, root: Path) -> None:
     triton_models.copy(ensembles, root, "*")
     for folder in sorted(root.glob("onnx_*")):
         new = folder.name.replace("onnx_", "custom_")
-        platform = (r"^platform:.*", 'backend: "fake"')
-        triton_models.renamed(root, folder.name, new, platform)
+        platform = (r"^platform:.*", 'backend: "identity"')
+        triton_models.renamed(root, folder.name, new, platform, append=_CPU)
+        for file in (root / new / "1").iterdir():
+            file.unlink()
 
 
 def _as_plans(root: Path, datatype: str) -> None:
@@ -144,13 +153,17 @@ def class_counts(bench: Bench, root: Path) -> None:
 
 
 def shapes(bench: Bench, root: Path) -> None:
-    """``pt_identity`` echoes; here it needs no TorchScript for that."""
     onnx = triton_models.generated(bench, "gen_qa_models", "--onnx")
     triton_models.copy(onnx, root, "onnx_object_int32_int32")
-    _python(bench, root, "identity_fp32")
-    (root / "identity_fp32").rename(root / "pt_identity")
-    triton_models.edit(
-        root, "pt_identity", ("identity_fp32", "pt_identity"), (r"dims: \[.*\]", "dims: [ 8 ]")
+    model = root / "pt_identity"
+    (model / "1").mkdir(parents=True)
+    script = "import torch; torch.jit.save(torch.jit.script(torch.nn.Identity()), 'model.pt')"
+    subprocess.run([sys.executable, "-c", script], cwd=model / "1", check=True)
+    (model / "config.pbtxt").write_text(
+        'name: "pt_identity" backend: "pytorch" max_batch_size: 8\n'
+        'input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [8] } ]\n'
+        'output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [8] } ]\n'
+        "dynamic_batching { max_queue_delay_microseconds: 1000000 }\n"
     )
 
 
@@ -169,44 +182,78 @@ def scalars(bench: Bench, root: Path) -> None:
 
 
 def output_names(bench: Bench, root: Path) -> None:
+    """The model of TensorRT's name is that of ONNX."""
     onnx = "onnx_nobatch_zero_1_float32"
     triton_models.copy(_identity(bench), root, onnx)
-    for platform in ("libtorch", "plan"):  # the test is of names alone
-        triton_models.renamed(root, onnx, onnx.replace("onnx", platform))
+    libtorch = triton_models.generated(bench, "gen_qa_identity_models", "--libtorch")
+    triton_models.copy(libtorch, root, onnx.replace("onnx", "libtorch"))
+    triton_models.renamed(root, onnx, onnx.replace("onnx", "plan"))
+
+
+def io_names(bench: Bench, root: Path) -> None:
+    made = triton_models.generated(bench, "gen_qa_models", "--libtorch")
+    name = "libtorch_float32_float32_float32"
+    triton_models.copy(made, root, name)
+    for new, *renamed in (
+        ("output_index",),
+        ("io_index", ("INPUT0", "INPUT__0"), ("INPUT1", "INPUT__1")),
+        ("no_output_index", ("OUTPUT__0", "OUTPUT0"), ("OUTPUT__1", "OUTPUT1")),
+        (
+            *("no_arguments_output_index", ("INPUT0", "INPUTA"), ("INPUT1", "INPUTB")),
+            *(("OUTPUT__0", "OUTPUTA"), ("OUTPUT__1", "OUTPUTB")),
+        ),
+        ("mix_index", ("INPUT0", "INPUTA"), ("INPUT1", "INPUT__1"), ("OUTPUT__0", "OUTPUTA")),
+        ("mix_arguments", ("INPUT1", "INPUTB"), ("OUTPUT__0", "OUTPUTA")),
+        ("mix_arguments_index", ("INPUT1", "INPUT__1"), ("OUTPUT__0", "OUTPUT0")),
+        (
+            *("unordered_index", ("INPUT0", "INPUT_TMP1"), ("INPUT1", "INPUT0")),
+            *(("INPUT_TMP1", "INPUT1"), ("OUTPUT__0", "OUT__1"), ("OUTPUT__1", "OUT__0")),
+        ),
+    ):
+        triton_models.renamed(root, name, f"libtorch_{new}", *renamed)
+    shutil.rmtree(root / name)
+
+
+def shared_weights(bench: Bench, root: Path) -> None:
+    made = triton_models.generated(bench, "gen_qa_identity_models", "--libtorch")
+    triton_models.copy(made, root, "libtorch_nobatch_zero_1_float32")
 
 
 def status(bench: Bench, root: Path) -> None:
     triton_models.copy(triton_models.generated(bench, "gen_qa_models", "--onnx"), root, "*")
 
 
+def integers(bench: Bench, root: Path) -> None:
+    """The first version of a model of each backend."""
+    for platform in ("onnx", "libtorch", "openvino"):
+        name = f"{platform}_int32_int32_int32"
+        triton_models.copy(
+            triton_models.generated(bench, "gen_qa_models", f"--{platform}"), root, name
+        )
+        for version in ("2", "3"):
+            shutil.rmtree(root / name / version)
+    padding = 'parameters { key: "ENABLE_BATCH_PADDING" value { string_value: "YES" } }\n'
+    triton_models.edit(root, "openvino_int32_int32_int32", append=padding)
+
+
 def simple(bench: Bench, root: Path) -> None:
     triton_models.copy(bench.source(SERVER) / triton_models.EXAMPLES, root, "simple")
 
 
-def add_and_subtract(*names: str) -> Build:
+def add_and_subtract(**versions: str) -> Build:
+    """Models, each with one version."""
+
     def build(bench: Bench, root: Path) -> None:
         name = "onnx_int32_int32_int32"
         onnx = triton_models.generated(bench, "gen_qa_models", "--onnx")
-        triton_models.copy(onnx, root, name)
-        for version in ("2", "3"):
-            shutil.rmtree(root / name / version)
-        for new in names:
+        for new, version in versions.items():
+            triton_models.copy(onnx, root, name)
+            for other in {"1", "2", "3"} - {version}:
+                shutil.rmtree(root / name / other)
             triton_models.renamed(root, name, new)
-        (root / name).rename(root.parent / f"{root.name}.unused")
+            shutil.rmtree(root / name)
 
     return build
-
-
-def parameters(bench: Bench, root: Path) -> None:
-    """``parameter`` answers with its parameters by Python code; here it only has its signature."""
-    repository = bench.source(SERVER) / "qa/L0_parameters/model_repository"
-    triton_models.copy(repository, root, "identity", "ensemble")
-    (root / "parameter" / "1").mkdir(parents=True)
-    (root / "parameter" / "config.pbtxt").write_text(
-        'backend: "fake" input { name: "INPUT0" data_type: TYPE_FP32 dims: 1 }\n'
-        'output { name: "key" data_type: TYPE_STRING dims: -1 }\n'
-        'output { name: "value" data_type: TYPE_STRING dims: -1 }\n'
-    )
 
 
 def repeating(bench: Bench, root: Path) -> None:
@@ -252,7 +299,7 @@ def cached(bench: Bench, root: Path) -> None:
 def slow_queue(bench: Bench, root: Path) -> None:
     (root / "dynamic_batch" / "1").mkdir(parents=True)
     (root / "dynamic_batch" / "config.pbtxt").write_text(
-        'backend: "fake" max_batch_size: 1\n'
+        'backend: "identity" max_batch_size: 1\n'
         'input { name: "INPUT0" data_type: TYPE_FP32 dims: -1 }\n'
         'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: -1 }\n'
         "instance_group { count: 1 kind: KIND_CPU }\n"

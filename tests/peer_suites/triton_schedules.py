@@ -1,7 +1,4 @@
-"""Model repositories of Triton's tests of queues, cancellation, ensembles and metrics.
-
-Most of their models are slow echoes, which ``fake`` is too.
-"""
+"""Model repositories of Triton's tests of queues, cancellation, ensembles and metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _CUSTOM = "custom_zero_1_float32"
 def _echo(root: Path, name: str, datatype: str, batch: int, delay_ms: int, more: str = "") -> None:
     (root / name / "1").mkdir(parents=True)
     (root / name / "config.pbtxt").write_text(
-        f'backend: "fake" max_batch_size: {batch}\n'
+        f'backend: "identity" max_batch_size: {batch}\n'
         f'input {{ name: "INPUT0" data_type: TYPE_{datatype} dims: -1 }}\n'
         f'output {{ name: "OUTPUT0" data_type: TYPE_{datatype} dims: -1 }}\n'
         "instance_group { count: 1 kind: KIND_CPU }\n"
@@ -55,17 +52,14 @@ def queue(batching: str, delayed: bool = False) -> Build:
     def build(bench: Bench, root: Path) -> None:
         qa = bench.source(SERVER) / "qa"
         triton_models.copy(qa / "L0_model_queue", root, "ensemble_zero_1_float32")
-        if delayed:
-            _echo(root, _CUSTOM, "FP32", 32, 5000)
-        else:
-            made = triton_models.generated(bench, "gen_qa_identity_models", "--onnx")
-            name = "onnx_zero_1_float32"
-            triton_models.copy(made, root, name)
-            size = (r"^max_batch_size:.*", "max_batch_size: 32")
-            group = "\ninstance_group [ { kind: KIND_CPU count: 1 } ]\n"
-            triton_models.renamed(root, name, _CUSTOM, size, append=group)
-            shutil.rmtree(root / name)
-        triton_models.edit(root, _CUSTOM, append=f"dynamic_batching {{ {batching} }}\n")
+        triton_models.copy(qa / "custom_models", root, _CUSTOM)
+        delay = 'parameters { key: "execute_delay_ms" value { string_value: "5000" } }\n'
+        triton_models.edit(
+            *(root, _CUSTOM, (r"dims:.*\[.*\]", "dims: [ -1 ]")),
+            ("max_batch_size:.*", "max_batch_size: 32"),
+            append="instance_group [ { kind: KIND_CPU count: 1 }]\n"
+            f"dynamic_batching {{ {batching} }}\n" + delay * delayed,
+        )
 
     return build
 
@@ -75,7 +69,9 @@ def slow_integers(bench: Bench, root: Path) -> None:
 
 
 def slow_floats(bench: Bench, root: Path) -> None:
-    _echo(root, _CUSTOM, "FP32", 1, 1000)
+    triton_models.copy(bench.source(SERVER) / "qa" / "custom_models", root, _CUSTOM)
+    delay = 'parameters [ { key: "execute_delay_ms"; value: { string_value: "1000" }} ]\n'
+    triton_models.edit(root, _CUSTOM, append=delay)
 
 
 def slow_batches(bench: Bench, root: Path) -> None:
@@ -114,7 +110,7 @@ def slow_simple(bench: Bench, root: Path) -> None:
     name = "execute_delayed_model"
     triton_models.copy(bench.source(SERVER) / "qa" / "python_models", root, name)
     (root / name).rename(root / "simple")
-    delay = 'parameters { key: "execute_delay_ms" value { string_value: "10000" } }\n'
+    delay = 'parameters { key: "delay_seconds" value { string_value: "10" } }\n'
     triton_models.edit(root, "simple", append=delay)
 
 
@@ -124,15 +120,20 @@ def _pairs(bench: Bench, root: Path, wanted: Callable[[str], bool]) -> None:
         triton_models.copy(made, root, *(m.name for m in made.iterdir() if wanted(m.name)))
 
 
+def _loads(name: str) -> bool:
+    """Whether it is a batching model that loads without a GPU, which BF16 needs."""
+    return name.count("_") == 3 and "bf16" not in name
+
+
 def status(bench: Bench, root: Path) -> None:
     """``plan`` models are those of ONNX under another name."""
-    _pairs(bench, root, lambda name: name.count("_") == 3)
+    _pairs(bench, root, _loads)
     triton_models.renamed(root, "onnx_float32_float32_float32", "plan_float32_float32_float32")
 
 
 def status_changed(bench: Bench, root: Path) -> None:
     """The same after the versions that ``test.sh`` removes have gone."""
-    _pairs(bench, root, lambda name: name.count("_") == 3)
+    _pairs(bench, root, _loads)
     for platform in ("onnx", "libtorch"):
         for version in ("2", "3"):
             shutil.rmtree(root / f"{platform}_int32_int32_int32" / version)

@@ -31,11 +31,12 @@ def _each(reason: str, prefix: str, *names: str) -> dict[str, str]:
 
 
 _NAME = "wants the server's name to be 'triton'"
-_DELAYED = "sets a delay in the server by an environment variable of Triton's own"
+_DELAYED = "a private setting: a delay by an environment variable of Triton's own tests"
 _TENSORRT = "TensorRT"
 _GPU = "GPU"
-_CODE = "its model is code of one of Triton's backends"
+_CODE = "its model is native code"
 _PYTHON = "its model is Python code"
+_DATA = "needs models of NVIDIA's own repository, which are not public"
 _LOG = "reads the texts of Triton's own log"
 
 NOT_APPLICABLE = {
@@ -47,26 +48,36 @@ NOT_APPLICABLE = {
     f"{_VALIDATION}::InputShapeTest::test_wrong_input_shape_tensor_size": _TENSORRT,
     f"{_SHM}::SharedMemoryTest::test_python_client_leak": "watches the client's own memory",
     "L0_client_timeout/client_non_infer_timeout_test.py": _DELAYED,
-    "L0_http/http_basic_auth_test.py": "asks nginx for a password",
-    "L0_grpc/grpc_basic_auth_test.py": "asks nginx for a password",
+    "L0_http/http_basic_auth_test.py": "tests nginx, which asks for the password",
+    "L0_grpc/grpc_basic_auth_test.py": "tests nginx, which asks for the password",
     "common/": "helpers of other tests",
     "python_models/": "code of models for Triton's Python backend",
     **_each(
-        "Triton's backends, agents and in-process API",
-        *("L0_", "async_work_queue", "backend_bls", "backend_config", "backend_python"),
-        *("backend_identity", "backend_fastertransformer", "backend_onnxruntime", "mlflow"),
-        *("backend_output_detail", "backend_tutorial", "custom_ops", "query", "rate_limiter"),
-        *("passive_instance", "python_api", "pytorch_python_runtime", "register", "openai"),
-        *("triton_repo_agent", "repoagent_checksum", "additional_dependency_dirs", "orca"),
-        *("buffer_attributes", "batch_custom"),
+        _PYTHON,
+        *("L0_", "backend_bls", "backend_python", "backend_tutorial", "buffer_attributes"),
+        *("pytorch_python_runtime", "orca", "openai", "additional_dependency_dirs"),
+        *("model_update", "simple_ensemble/ensemble_backpressure_test.py"),
     ),
     **_each(
+        _CODE,
+        *("L0_", "backend_config", "backend_identity", "backend_fastertransformer", "custom_ops"),
+        *("backend_output_detail", "query", "passive_instance", "register", "batch_custom"),
+        *("triton_repo_agent", "repoagent_checksum", "async_work_queue", "response_statistics"),
+    ),
+    "L0_python_api": "Triton's in-process API",
+    "L0_mlflow": "Triton's own plugin for MLflow",
+    **_each(
         _GPU,
-        *("L0_", "cuda_graph", "cuda_shared_memory", "dlpack_multi_gpu", "compute", "libtorch"),
-        *("device_memory_tracker", "parallel_copy", "pinned_memory", "torch_aoti"),
+        *("L0_", "cuda_graph", "cuda_shared_memory", "dlpack_multi_gpu", "compute"),
+        *("device_memory_tracker", "parallel_copy", "pinned_memory", "libtorch_instance"),
         "metrics/pinned_memory_metrics_test.py",
     ),
+    **_each(
+        _TENSORRT,
+        *("L0_infer_reshape/infer_reshape_test.py::InferReshapeTest::", "test_ff2", "test_ff4"),
+    ),
     "L0_trt": _TENSORRT,
+    "L0_backend_onnxruntime/test.py": f"{_GPU}: ONNX Runtime adds no BF16 on a CPU",
     **_each("measures, and tests nothing", "L0_", "perf", "long"),
     **_each("other languages", "L0_", "java", "simple_go", "simple_nodejs"),
     "L2_build_presets": "Triton's own build",
@@ -78,7 +89,6 @@ NOT_APPLICABLE = {
     "L0_server_status/server_status_test.py::ServerMetadataTest::test_unknown_model": _NAME,
     **_each(_CODE, f"{_REPEAT}::DecoupledTest::test_", "one_", "response", "wrong"),
     f"{_REPEAT}::NonDecoupledTest": _CODE,
-    "L0_response_statistics": _CODE,
     **_each(_CODE, f"{_CLEANUP}::test_", "decoupled", "non_decoupled"),
     **_each(
         _DELAYED,
@@ -90,27 +100,24 @@ NOT_APPLICABLE = {
         *(f"{_CANCEL}::test_grpc_async_infer_", "cancellation", "response_complete"),
     ),
     **_each(
-        "asks the Python code of mock_llm for repetitions, delays, errors or other shapes",
+        _PYTHON,
         *(f"{_GENERATE}::test_", "0_dimension", "generate_stream", "parameters", "streaming"),
     ),
-    "L0_sagemaker/sagemaker_generate_stream_test.py": "asks the Python code of mock_llm to repeat",
-    f"{_PARAMETERS}::test_params": "its model answers with its parameters, by Python code",
-    "L0_simple_ensemble/ensemble_backpressure_test.py": _PYTHON,
+    "L0_sagemaker/sagemaker_generate_stream_test.py": _PYTHON,
+    f"{_PARAMETERS}::test_params": _PYTHON,
     f"{_ENSEMBLE}::test_ensemble_partial_add_sub": _PYTHON,
-    "L0_model_update/instance_update_test.py": "its Python model counts its own instances in a log",
-    "L0_large_payload/large_payload_test.py": "1.9 GB are past --http-max-input-size; it is read "
-    "into memory whole, three times",
     "L0_large_payload/large_payload_test.py::LargePayLoadTest::test_plan": _TENSORRT,
-    "L0_output_validation": "its models are not kept",
+    "L0_output_validation": _DATA,
     f"{_LIFE}::test_parse_error_noexit": _NAME,
     f"{_LIFE}::test_model_reload_fail": f"{_GPU}: a kind of instance that fails to load",
     f"{_LIFE}::test_load_gpu_limit": _GPU,
+    f"{_METRICS}::test_pinned_memory_metrics_exist": f"{_GPU}: pinned memory",
     **_each(_PYTHON, f"{_LIFE}::test_", "concurrent_model_instance", "load_new_model_version"),
-    f"{_LIFE}::test_concurrent_model_load$": "its second model is Python code",
+    f"{_LIFE}::test_concurrent_model_load$": _PYTHON,
     f"{_LIFE}::test_load_same_model_different_platform": f"{_TENSORRT}: the platform's name",
-    f"{_LIFE}::test_model_config_overwite": _CODE,
+    f"{_LIFE}::test_model_config_overwite": _PYTHON,
     "L0_server_status/server_status_test.py::ModelMetadataTest::test_infer_stats_no_model$": (
-        "counts the 144 models of NVIDIA's own repository"
+        _DATA
     ),
     "L0_server_status/server_status_test.py::ServerMetadataTest::test_model_latest_infer": (
         f"{_TENSORRT}: the platform's name"
@@ -132,6 +139,7 @@ NOT_SUPPORTED = {
         *("L0_", "sequence_batcher", "sequence_corrid_batcher", "sequence_stress"),
         *("dyna_sequence_batcher", "dyna_implicit_state", "implicit_state"),
         *("iterative_sequence", "request_cancellation/implicit_state_test.py"),
+        "torch_aoti/torch_aoti_infer_test.py::TorchAotiSequenceTest",
         "metrics/metrics_queue_size_test.py::MetricsPendingRequestCountTest::test_sequence",
     ),
     **_each(_SEQUENCES, f"{_SCHEDULERS}::test_", "direct_seq", "oldest_seq", "sequence"),
@@ -148,6 +156,14 @@ NOT_SUPPORTED = {
     "L0_grpc/grpc_client_plugin_test.py": _FORWARDED,
     **_each(_FORWARDED, f"{_PARAMETERS}::test_", "headers", "grpc_header"),
     "L0_batch_input": _RAGGED,
+    "L0_rate_limiter": "the rate limiter (--rate-limit)",
+    **_each(
+        "models of sequences do not load, so the server is not ready (sequence batching)",
+        *("L0_", "http/python_http_aio_test.py::TestHttpAioClient::test_is_server_ready"),
+        "grpc/python_grpc_aio_test.py::TestGrpcAioClient::test_is_server_ready",
+    ),
+    "L0_torch_aoti": "unsigned archives of AOTInductor, native code (--allow-native-code loads it)",
+    "L0_large_payload/large_payload_test.py": "tensors of 1.9 GB",
     f"{_BATCHER}::test_multi_batch_different_shape_allow": _RAGGED,
     "L0_model_namespacing": "two models of one name (--model-namespacing)",
     f"{_METRICS}::test_model_namespacing_label_with_namespace_on": "--model-namespacing",
@@ -162,7 +178,6 @@ NOT_SUPPORTED = {
         ),
         *("cache_summaries_exist", "summaries_custom_quantiles"),
     ),
-    f"{_METRICS}::test_pinned_memory_metrics_exist": f"{_GPU}: pinned memory",
     "L0_metrics/cpu_metrics_test.py": "metrics of the machine's processors (nv_cpu_utilization)",
     "L0_sagemaker/sagemaker_multi_model_test.py": "SageMaker's multi-model endpoints",
     "L0_sagemaker/sagemaker_generate_test.py": "SAGEMAKER_TRITON_INFERENCE_TYPE",
@@ -175,11 +190,16 @@ NOT_SUPPORTED = {
 
 _UNKNOWN = "models deleted from the disk are not remembered: they are 'not found'"
 _UNCACHED = "an ensemble is not cached: its answers would outlive the models of its steps"
-_MIX = "requests of other inputs or shapes do not end a batch that waits: each kind waits alone"
 _STRINGS = "TorchScript has no strings"
 _ENDED = "requests on their way when the signal comes are answered, or refused with a message"
 _WAITING = "also counts the requests that are executing"
 EXPECTED_FAILURES = {
+    "L0_output_name/output_name_test.py": "names a wrong input before a wrong output",
+    **_each(
+        "version 1 is served although version 3 has no file: each version loads by itself, as in "
+        "TensorFlow Serving",
+        *(f"{_LIFE}::test_parse_error_", "modelfail"),
+    ),
     f"{_LIFE}::test_dynamic_model_load_unload": _UNKNOWN,
     f"{_LIFE}::test_dynamic_version_load_unload": _UNKNOWN,
     f"{_LIFE}::test_multiple_model_repository_polling": "what serves stays when another repository "
@@ -196,9 +216,6 @@ EXPECTED_FAILURES = {
     f"{_QUEUE}::test_priority_with_policy": "a batch of a "
     "preferred size is filled with any requests that make it up, so that fewer wait",
     "L0_metrics/metrics_queue_size_test.py": _WAITING,
-    f"{_BATCHER}::test_multi_batch_different_shape": _MIX,
-    f"{_BATCHER}::test_multi_batch_preferred_different_shape": _MIX,
-    f"{_BATCHER}::test_multi_batch_not_preferred_different_shape": _MIX,
     f"{_CACHE}::EnsembleCacheTest::test_ensemble_top_level": _UNCACHED,
     f"{_CACHE}::EnsembleCacheTest::test_ensemble_all_models": _UNCACHED,
     f"{_CACHE}::EnsembleCacheTest::test_ensemble_cache_insertion": _UNCACHED,
@@ -213,16 +230,8 @@ EXPECTED_FAILURES = {
     "L0_grpc/python_unit_test.py::GrpcTest::test_bytes_contents_many": "its client takes most of a "
     "minute to unpack a million strings",
     f"{_SIZE}::test_large_input_js": "128 MiB of JSON take longer than a test may",
-    "L0_optional_input/optional_input_test.py::OptionalInputTest::test_": _MIX,
     "L0_infer_variable/infer_variable_test.py::InferVariableTest::test_raw_ooo": _STRINGS,
     "L0_infer_reshape/infer_reshape_test.py::InferReshapeTest::test_oo": _STRINGS,
-    **_each(
-        "asks models of TensorRT, too, which have other shapes",
-        *("L0_infer_reshape/infer_reshape_test.py::InferReshapeTest::", "test_ff2", "test_ff4"),
-    ),
-    f"{_SHM}::SharedMemoryTest::test_register_reserved_names": "names that only Triton's Python "
-    "backend reserves",
-    f"{_SHM}::SharedMemoryTest::test_large_shm": "its model is one of TensorRT or OpenVINO",
     f"{_HTTP}::test_negative_dimensions": "wants 500 for an error of the client; it is 400",
     f"{_HTTP}::test_repository_index_deeply_nested_json": "the nesting is refused before 'ready' "
     "is looked at",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from rich.progress import track
 from modelport.gateway.rollout.plan import AssignmentKind
 from modelport.gateway.rollout.statistics.decision import RolloutVerdict
 from modelport.gateway.rollout.statistics.sequential_tests import TrialCounts, confidence_sequence
+from tests import verb
 from tests.loadtests.gating.simulation import QUIET, ROUGH
 from tests.rollout_statistics import simulation
 from tests.rollout_statistics.simulation import (
@@ -200,19 +200,6 @@ HEAD = (
 )
 
 
-def commit() -> str:
-    """The commit of the code that ran, and whether it was changed since."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, check=False, cwd=PAGE.parent
-        )
-        return done.stdout.strip()
-
-    changed = git("status", "--porcelain", "--", "../gateway", "../tests")
-    return f"{git('rev-parse', '--short=12', 'HEAD') or 'unknown'}{' (changed)' if changed else ''}"
-
-
 def write(lines: Sequence[str]) -> None:
     """Replace the generated section of the page."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
@@ -228,7 +215,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name has it")
     parser.add_argument("--write", action="store_true", help=f"the table into {PAGE.name}")
     options = parser.parse_args()
-    broken, table = 0, [f"\nMade by `make rollout-statistics` at commit {commit()}.\n", HEAD]
+    broken, table = 0, [f"\nMade by `make rollout-statistics` at commit {verb.commit()}.\n", HEAD]
     print(HEAD, flush=True)
     with ProcessPoolExecutor(options.processes) as pool:
         for number, row in enumerate(rows()):

@@ -79,7 +79,8 @@ def _load(artifact: Artifact, path: Path) -> EmbeddedBackend:
         kinds = {operation.get_type_name() for operation in model.get_ops()}
         compiled = core.compile_model(model, DEVICE, properties)
         declared = {tensor.name for tensor in (*config.input, *config.output)}
-        sessions = [OpenVinoSession(compiled, kinds, declared) for _ in range(count)]
+        batch = _fixed_batch(compiled, config.max_batch_size)
+        sessions = [OpenVinoSession(compiled, kinds, declared, batch) for _ in range(count)]
     return embedded_backend.serve(artifact, SessionPool(sessions), config)
 
 
@@ -107,6 +108,15 @@ def _properties(config: ModelConfig, threads: int, count: int) -> dict[str, Any]
     }
 
 
+def _fixed_batch(compiled: Any, max_batch_size: int) -> int:
+    """The batch size that every tensor of the model has; 0: there is none, or no batching."""
+    shapes = [port.get_partial_shape() for port in (*compiled.inputs, *compiled.outputs)]
+    fixed = max_batch_size > 0 and all(
+        shape.rank.is_static and len(shape) and shape[0] == max_batch_size for shape in shapes
+    )
+    return max_batch_size if fixed else 0
+
+
 def _reason(error: Exception) -> str:
     """The last line of OpenVINO's message; the lines before it name its own sources."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -114,13 +124,17 @@ def _reason(error: Exception) -> str:
 
 
 class OpenVinoSession:
-    """A ``ModelSession`` over one inference request of a compiled model, for one run at a time."""
+    """A ``ModelSession`` over one inference request of a compiled model, for one run at a time.
 
-    def __init__(self, compiled: Any, kinds: set[str], declared: set[str]) -> None:
+    A smaller batch than the model's fixed ``batch`` is filled up with zeros.
+    """
+
+    def __init__(self, compiled: Any, kinds: set[str], declared: set[str], batch: int) -> None:
         self.bounded, self.random = "Loop" not in kinds, not _RANDOM.isdisjoint(kinds)
         self._request = compiled.create_infer_request()
-        self.inputs = [_tensor(port, declared) for port in compiled.inputs]
-        self.outputs = [_tensor(port, declared) for port in compiled.outputs]
+        self.inputs = [_tensor(port, declared, batch) for port in compiled.inputs]
+        self.outputs = [_tensor(port, declared, batch) for port in compiled.outputs]
+        self._batch = batch
         self._inputs = {tensor.name: index for index, tensor in enumerate(self.inputs)}
         self._outputs = {tensor.name: index for index, tensor in enumerate(self.outputs)}
         self._wide = [tensor.name for tensor in self.inputs if tensor.datatype in _WIDE]
@@ -131,9 +145,17 @@ class OpenVinoSession:
             _check_width(name, inputs[name])
         if self.state:
             self._request.reset_state()
-        feed = {self._inputs[name]: data for name, data in inputs.items()}
+        rows = next(iter(inputs.values())).shape[0] if self._batch else 0
+        feed = {self._inputs[name]: self._filled(data) for name, data in inputs.items()}
         results = self._request.infer(feed, share_inputs=True)  # outputs are copies
-        return [results[self._outputs[name]] for name in names]
+        arrays = [results[self._outputs[name]] for name in names]
+        return [array[:rows] for array in arrays] if self._batch else arrays
+
+    def _filled(self, data: Array) -> Array:
+        missing = self._batch - data.shape[0] if self._batch else 0
+        if missing <= 0:
+            return data
+        return np.concatenate((data, np.zeros((missing, *data.shape[1:]), data.dtype)))
 
     def close(self) -> None:
         del self._request
@@ -147,7 +169,7 @@ def _check_width(name: str, data: Array) -> None:
         )
 
 
-def _tensor(port: Any, declared: set[str]) -> ArtifactTensor:
+def _tensor(port: Any, declared: set[str], batch: int) -> ArtifactTensor:
     names = sorted(port.get_names()) or [port.get_node().get_friendly_name()]
     name = next((name for name in names if name in declared), names[0])
     kind, shape = port.get_element_type().get_type_name(), port.get_partial_shape()
@@ -155,5 +177,5 @@ def _tensor(port: Any, declared: set[str]) -> ArtifactTensor:
         raise Unsupported(f"'{name}' is of type {kind}, which the openvino backend does not serve")
     if shape.rank.is_dynamic:
         raise Unsupported(f"'{name}' has no fixed number of dimensions; save the model with one")
-    dims = (size.get_length() if size.is_static else -1 for size in shape)
-    return ArtifactTensor(name, _DATATYPES[kind], tuple(dims))
+    dims = [size.get_length() if size.is_static else -1 for size in shape]
+    return ArtifactTensor(name, _DATATYPES[kind], tuple([-1, *dims[1:]] if batch else dims))

@@ -83,6 +83,8 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         Unsupported: an input or output is not a dense tensor, or the GPU is missing.
     """
     folder = embedded_backend.artifact_file(artifact)
+    if folder.name == saved_model_guard.FILENAME:  # the version's folder is the SavedModel
+        folder = folder.parent
     gpu = placement.gpu_of(artifact, _why_no_gpu)
     config = placement.as_placed(artifact.config, gpu)
     if not artifact.native:

@@ -121,10 +121,13 @@ class Batcher:
 
         ``ahead`` of a free instance, only start a batch that cannot become larger.
         """
-        for bucket in self._queue.buckets():
+        buckets = list(self._queue.buckets())
+        for bucket in buckets:
             waited_seconds = 0.0
             if self._settings.delay_seconds:
-                waited_seconds = now - min(w.queued_at for w in bucket[: self._settings.max_size])
+                # As in Triton, a request that cannot join a batch ends its wait.
+                first = min(w.queued_at for w in bucket[: self._settings.max_size])
+                waited_seconds = now - first if bucket is buckets[-1] else math.inf
             count = next_batch_length((w.size for w in bucket), waited_seconds, self._settings)
             if ahead and sum(waiting.size for waiting in bucket[:count]) < self._full:
                 continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +11,20 @@ import pytest
 
 from modelport.gateway.backends import fake
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import config
 from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
 from modelport.gateway.wire import json_text, raw_tensors
 from tests import models
 
 
-def loaded(value: str, key: str = "execute_delay_ms") -> fake.FakeBackend:
-    delay = f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+def loaded(value: str) -> fake.FakeBackend:
+    delay = f'parameters {{ key: "delay_seconds" value {{ string_value: "{value}" }} }}'
     text = models.config("m", ["x FP32 1"], ["y FP32 1"], 0, "fake", delay)
     completed = config.complete(config.parse(text), "m")
     return fake.load(Artifact("m", 1, Path(), completed, 1))
 
 
-async def test_tritons_delay_in_milliseconds_is_waited_for(
+async def test_the_delay_of_a_response_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slept: list[float] = []
@@ -36,27 +34,10 @@ async def test_tritons_delay_in_milliseconds_is_waited_for(
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     request = InferRequest("m", [Tensor("x", Datatype.FP32, np.ones(1, np.float32))])
-    await loaded("30")(request, NO_DEADLINE)
+    await loaded("0.03")(request, NO_DEADLINE)
     assert slept == [0.03]
-    assert not loaded("30").execution.inline(request)
+    assert not loaded("0.03").execution.inline(request)
     assert loaded("0").execution.inline(request)
-
-
-@pytest.mark.parametrize("value", ["-1", "soon", "1.5"])
-def test_an_invalid_delay_is_refused(value: str) -> None:
-    with pytest.raises(InvalidArgument, match="parameter 'execute_delay_ms' must be a whole"):
-        loaded(value)
-
-
-def test_a_load_takes_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    loaded("3", "creation_delay_sec")
-    assert slept == [3]
-    for value in ("-1", "601"):
-        with pytest.raises(InvalidArgument, match="parameter 'creation_delay_sec'"):
-            loaded(value, "creation_delay_sec")
-    assert slept == [3]
 
 
 @pytest.mark.parametrize("kind", "bhilqBHILQpP?fd")

@@ -1,13 +1,10 @@
 """Set-up that bazel does for TensorFlow Serving's test file: packages, flags, eager execution.
 
-Copied beside the file as ``conftest.py``. A server that the file starts is given time to load its
-models, as the program that it means listens only after that; and few of them stay at a time.
+Copied beside the file as ``conftest.py``. A server that the file starts ends the earlier ones,
+which would keep their memory, and the socket that all are given.
 """
 
-import json
 import os
-import time
-import urllib.request
 from pathlib import Path
 
 import tensorflow as tf
@@ -15,8 +12,6 @@ import tensorflow_serving
 from absl import flags
 
 ROOT = Path(os.environ["TEST_SRCDIR"]) / "tf_serving" / "tensorflow_serving"
-MAX_SERVERS = 2
-READY_SECONDS = 50
 
 tensorflow_serving.__path__.append(str(ROOT))
 
@@ -28,32 +23,17 @@ tf.compat.v1.enable_eager_execution()
 flags.FLAGS(["pytest"])
 Path(flags.FLAGS.test_tmpdir).mkdir(parents=True, exist_ok=True)
 SERVERS = base.TensorflowModelServerTestBase.model_servers_dict
-START = base.TensorflowModelServerTestBase.RunServer.__func__
+KEY = base.GetArgsKey
 
 
-def run_server(cls, *arguments, wait_for_server_ready=True, **named):
-    while len(SERVERS) > MAX_SERVERS:
-        process, *_ = SERVERS.pop(next(iter(SERVERS)))
-        process.kill()
-        process.wait()
-    started = START(cls, *arguments, wait_for_server_ready=wait_for_server_ready, **named)
-    if wait_for_server_ready:
-        wait(started[2])
-    return started
+def key_of_server(*arguments, **named):
+    key = KEY(*arguments, **named)
+    if key not in SERVERS:
+        for process, *_ in SERVERS.values():
+            process.terminate()
+            process.wait()
+        SERVERS.clear()
+    return key
 
 
-def wait(address):
-    end = time.monotonic() + READY_SECONDS
-    while time.monotonic() < end:
-        try:
-            url = f"http://{address}/v2/repository/index"
-            with urllib.request.urlopen(url, data=b"{}") as reply:
-                rows = json.load(reply)
-            if rows and all(row.get("state") == "READY" for row in rows):
-                return
-        except OSError:
-            pass
-        time.sleep(0.2)
-
-
-base.TensorflowModelServerTestBase.RunServer = classmethod(run_server)
+base.GetArgsKey = key_of_server

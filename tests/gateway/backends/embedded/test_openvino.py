@@ -22,9 +22,11 @@ from tests.gateway.backends.embedded.runtimes import fp32, load, run
 TEXT = 'backend: "openvino" '
 
 
-def write(folder: Path, datatype: int = TensorProto.FLOAT, op: str = "Add") -> Path:
+def write(
+    folder: Path, datatype: int = TensorProto.FLOAT, op: str = "Add", batch: int | str = "batch"
+) -> Path:
     """``y = x + x``, or ``op`` of the same."""
-    x, y = (helper.make_tensor_value_info(name, datatype, ["batch", 4]) for name in "xy")
+    x, y = (helper.make_tensor_value_info(name, datatype, [batch, 4]) for name in "xy")
     graph = helper.make_graph([helper.make_node(op, ["x", "x"], ["y"])], "g", [x], [y])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), folder / "m")
     from_onnx(folder / "m", folder / "model.xml", half=False)
@@ -44,6 +46,18 @@ def test_a_config_of_tritons_openvino_backend_serves_the_model(tmp_path: Path) -
     run(backend, fp32([[9] * 4] * 3))
     assert first.data.tolist() == [[2.0] * 4], "an answer was written over by the next run"
     backend.unload()
+
+
+def test_a_model_of_a_fixed_batch_size_answers_smaller_batches(tmp_path: Path) -> None:
+    """Triton's OpenVINO backend fills them up if ``ENABLE_BATCH_PADDING`` is set."""
+    backend = load(write(tmp_path, batch=3), f"{TEXT} max_batch_size: 3")
+    assert [list(t.dims) for t in (*backend.config.input, *backend.config.output)] == [[4], [4]]
+    for rows in ([[1] * 4], [[1] * 4, [2] * 4], [[1] * 4, [2] * 4, [3] * 4]):
+        (answer,) = run(backend, fp32(rows)).outputs
+        assert answer.data.tolist() == [[2 * value for value in row] for row in rows]
+    backend.unload()
+    with pytest.raises(InvalidArgument, match="fixed first dimension of 3"):
+        load(tmp_path, f"{TEXT} max_batch_size: 2")
 
 
 def test_integers_beyond_32_bits_are_refused_and_not_wrapped(tmp_path: Path) -> None:

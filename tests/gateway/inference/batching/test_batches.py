@@ -246,15 +246,23 @@ async def test_with_a_delay_a_full_batch_runs_at_once() -> None:
     assert model.batches == [[1, 2, 3, 4, 5, 6, 7, 8]]
 
 
-async def test_with_a_delay_a_preferred_size_runs_at_once_though_another_shape_waits() -> None:
-    infer, model, _ = make(FOREVER.replace("{", "{ preferred_batch_size: 2", 1))
-    waits = ask(infer, request(9, length=3))
-    tasks = [ask(infer, request(n)) for n in (1, 2)]
-    await all_of(*tasks)
-    assert model.batches == [[1, 2]]
-    assert not waits.done()
-    waits.cancel()
-    await all_of(waits)
+@pytest.mark.parametrize("kinds", [[2, 2, 3], [2, 3, 3], [2, 3, 4], [2, 3, 2, 4, 4]])
+async def test_with_a_delay_a_request_of_another_shape_ends_the_wait_of_those_before_it(
+    kinds: list[int],
+) -> None:
+    """Requests of the last shape wait on, as in Triton."""
+    infer, model, _ = make(FOREVER)
+    tasks = [ask(infer, request(n, length=kind)) for n, kind in enumerate(kinds)]
+    await arrived()
+    ended = [task for task, kind in zip(tasks, kinds, strict=True) if kind != kinds[-1]]
+    await all_of(*ended)
+    ran = [n for batch in model.batches for n in batch]
+    assert ran == [n for n, kind in enumerate(kinds) if kind != kinds[-1]]
+    waiting = tasks[-1]
+    assert not waiting.done()
+    for task in tasks:
+        task.cancel()
+    await all_of(*(task for task in tasks if task not in ended))
 
 
 async def test_a_request_that_stays_alone_runs_when_the_delay_is_over_and_not_before() -> None:
