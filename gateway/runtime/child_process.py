@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+#: Signals that ask this process to end.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -61,9 +63,11 @@ class ChildProcess(subprocess.Popen[Any]):
         **options: Any,
     ) -> None:
         options.setdefault("stdin", subprocess.DEVNULL)
-        if parent_death is not None:
-            options["preexec_fn"] = _setup(parent_death, cores)
         with contextlib.ExitStack() as stack:
+            if parent_death is not None:
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+                stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
+                options["preexec_fn"] = _setup(parent_death, cores, mask)
             if log is not None:
                 out = stack.enter_context(log.open("wb"))
                 options |= {"stdout": out, "stderr": subprocess.STDOUT}
@@ -102,14 +106,22 @@ class ChildProcess(subprocess.Popen[Any]):
             os.killpg(self.pid, signal.SIGKILL)
 
 
-def _setup(parent_death: signal.Signals, cores: Sequence[int]) -> Callable[[], None]:
-    """Code for the child before its program begins."""
+def _setup(
+    parent_death: signal.Signals, cores: Sequence[int], mask: set[int]
+) -> Callable[[], None]:
+    """Code for the child before its program begins; ``mask``: the signals to block again."""
     parent = os.getpid()
 
     def setup() -> None:
         if cores:
             os.sched_setaffinity(0, cores)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell may have it ignored
+        for number in _ENDING:
+            # Until now the child was in the parent's session. A Ctrl-C that has come is dropped:
+            # asyncio's handler, of which the child has a copy, would tell the parent of a second.
+            before = signal.signal(number, signal.SIG_IGN)
+            if before is not signal.SIG_IGN or number is signal.SIGINT:  # a shell may ignore it
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if _LIBC is not None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, parent_death, 0, 0, 0)
             if os.getppid() != parent:  # it ended before the signal was set

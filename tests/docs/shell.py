@@ -15,7 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tests.docs import pages
@@ -80,6 +80,8 @@ started() {
 }
 SERVER=
 """
+#: Commands that ask the gateway which the quickstart has left running.
+ASKS = re.compile(r"localhost:800|modelport (infer|models|load|unload)\b")
 GATEWAY = "modelport serve --model-repository model_repository"
 
 
@@ -100,6 +102,23 @@ def _reason(command: str) -> str:
     words = shlex.split(command, comments=True)
     said = " ".join(words)
     return next((why for pattern, why in NOT_RUN.items() if re.match(pattern, f"{said} ")), "")
+
+
+def asks_first(blocks: Sequence[CodeBlock]) -> bool:
+    """Whether a gateway is asked before the page has started one."""
+    for block in blocks:
+        if not block.target and (ASKS.search(block.text) or "modelport serve" in block.text):
+            return "modelport serve" not in block.text
+    return False
+
+
+def runnable(blocks: Iterable[CodeBlock]) -> list[CodeBlock]:
+    """The blocks that are run or written."""
+    return [
+        block
+        for block in blocks
+        if block.target or (block.language in ("bash", "python") and not reason(block))
+    ]
 
 
 def serves(block: CodeBlock) -> bool:

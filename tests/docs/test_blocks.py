@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,6 @@ LANGUAGES = frozenset({"bash", "json", "python", "text", "toml", "yaml"})
 BLOCKS = [block for file in pages.FILES for block in pages.blocks(file)]
 #: Pages that make everything they need; the others go on where the quickstart's demo ends.
 FROM_NOTHING = frozenset({"README.md"})
-#: Commands that ask the gateway which the quickstart has left running.
-ASKS = re.compile(r"localhost:800|modelport (infer|models|load|unload)\b")
 MAX_NOT_RUN = 30
 #: What ``hf download`` names → a small model of the same kind.
 DOWNLOADS = {
@@ -70,16 +68,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=lambda file: str(file.relative_to(ROOT)),
 )
 def test_a_pages_blocks_run_in_order(file: Path, tmp_path: Path, demo: Path) -> None:
-    run = [
-        block
-        for block in pages.blocks(file)
-        if block.target or (block.language in ("bash", "python") and not shell.reason(block))
-    ]
+    run = shell.runnable(pages.blocks(file))
     if str(file.relative_to(ROOT)) not in FROM_NOTHING:
         shutil.copytree(demo, tmp_path, dirs_exist_ok=True)
         shell.checkout(tmp_path)
     write_downloads(pages.blocks(file), tmp_path)
-    shell.paste(run, tmp_path, gateway=asks_first(run))
+    shell.paste(run, tmp_path, gateway=shell.asks_first(run))
 
 
 def write_downloads(blocks: Iterable[CodeBlock], folder: Path) -> None:
@@ -88,14 +82,6 @@ def write_downloads(blocks: Iterable[CodeBlock], folder: Path) -> None:
         for name, place in re.findall(r"hf download (\S+) .*?--local-dir (\S+)", block.text):
             family = DOWNLOADS[name]
             huggingface_folders.write(family, folder).rename(folder / place)
-
-
-def asks_first(blocks: Sequence[CodeBlock]) -> bool:
-    """Whether a gateway is asked before the page has started one."""
-    for block in blocks:
-        if not block.target and (ASKS.search(block.text) or "modelport serve" in block.text):
-            return "modelport serve" not in block.text
-    return False
 
 
 def write_checkpoints(folder: Path) -> None:

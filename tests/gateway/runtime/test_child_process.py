@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from modelport.gateway.runtime import child_process
 from modelport.gateway.runtime.child_process import ChildProcess
 from tests.polling import eventually
 
@@ -63,3 +68,41 @@ def test_a_child_that_ends_when_asked_is_not_killed() -> None:
     child = ChildProcess(["sleep", "60"])
     assert not child.stop(30.0)
     assert child.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("withheld", [True, False], ids=["as it is", "known-bad"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_while_a_child_starts_is_one_signal_to_the_parent(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, withheld: bool
+) -> None:
+    """The child gets it after its fork, when it still has the parent's handlers."""
+    made = child_process._setup
+
+    def setup(*arguments: Any) -> Callable[[], None]:
+        begin = made(*arguments)
+
+        def before() -> None:
+            if not withheld:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+            os.kill(os.getpid(), number)
+            begin()
+
+        return before
+
+    monkeypatch.setattr(child_process, "_setup", setup)
+    told: list[str] = []
+
+    async def parent() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(number, told.append, "a signal")
+        child = ChildProcess(["sh", "-c", f"kill -{number} $$"])
+        while child.poll() is None:
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), number)  # the parent's own, blocked no longer
+        while len(told) < 1 + (not withheld):
+            await asyncio.sleep(0.01)
+        assert child.returncode == -number, "the program in the child has its own signals"
+        loop.remove_signal_handler(number)
+
+    asyncio.run(parent())
+    assert len(told) == 1 + (not withheld)  # known-bad: the child's, too
