@@ -49,7 +49,7 @@ ENVIRONMENT = {
     "MODELPORT_EXPORT_SAMPLES": "20",
     "OMP_NUM_THREADS": "1",
     # Packages of pages are installed into a folder of their own, without an index.
-    "PIP_NO_BUILD_ISOLATION": "1",
+    "PIP_NO_BUILD_ISOLATION": "0",  # the value of "build isolation": pip negates the name only
     "PIP_NO_DEPS": "1",
     "PIP_TARGET": "site",
     "PYTHONPATH": "site",
