@@ -24,8 +24,7 @@ from tests.docs.pages import ROOT, CodeBlock
 #: Commands that cannot run here → why. A block of them is left out.
 NOT_RUN = {
     r"docker |kubectl ": "needs Docker, or a cluster: make deploy",
-    r"(ray|serve|export PYTHONPATH=\S+) ": "needs a Ray cluster: make ray",
-    r"export RAY_": "for the Ray cluster",
+    r"(ray|serve|export PYTHONPATH=\S+|export RAY_\S+) ": "needs a Ray cluster: make ray",
     r"hf download ": "needs the network; the test writes small models in their places",
     r"locust (?!.*--headless)": "a web page that runs until it is closed",
     r"make ": "runs the tests, or takes minutes: .ci/run and the release run these targets",
