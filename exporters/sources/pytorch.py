@@ -250,6 +250,16 @@ def _tried(
         raise
     except Exception:
         return None
+
+    def first() -> Mapping[str, Tensor]:
+        return named_tensors(_called(module, tensors[0], keywords), names)
+
+    try:
+        randomness.check_operators(module, first)
+    except Unsupported:
+        raise
+    except Exception:  # a module may not run under a dispatch mode
+        pass
     for fresh, given in zip(others, tensors[1:], strict=False):
 
         def answer(asked: nn.Module, given: Sequence[Tensor] = given) -> Mapping[str, Tensor]:
@@ -257,9 +267,7 @@ def _tried(
 
         first_call.check(module, fresh, shared, answer)
     if not others:
-        randomness.check(
-            module, lambda: named_tensors(_called(module, tensors[0], keywords), names)
-        )
+        randomness.check(module, first)
     return results
 
 
