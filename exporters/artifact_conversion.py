@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,15 @@ from modelport.gateway.errors import ModelportError, Unsupported
 
 #: Called with the stage's name, the amount done and the total; 0 of 0 means unknown.
 Progress = Callable[[str, int, int], None]
+
+
+#: Operators of ONNX and TensorFlow that draw other numbers at each call.
+RANDOM = re.compile(
+    r"(?i)(parameterized_?)?(random|multinomial|bernoulli|truncated_?normal)"
+    r"|stateful_?(random|standard|truncated|uniform)"
+)
+#: Formats whose graphs have only what their outputs need.
+WITHOUT_UNUSED = ("onnx", "savedmodel", "tflite")
 
 
 def make(
@@ -79,6 +89,7 @@ def _proven(
     gc.collect()  # a converter's graphs hold a copy of the weights
     if target.quantize:
         _check_quantized(path, row, target.quantize)
+    _check_draws_nothing(path, row)
     session = _opened(row, path)
     precision = held_to(target, optimization)
     try:
@@ -111,6 +122,21 @@ def _check_quantized(path: Path, row: Format, precision: str) -> None:
         raise Unsupported(
             f"{row.name} leaves every tensor of this model unchanged, because they are too small "
             f"for {precision}; export it without --quantize"
+        )
+
+
+def _check_draws_nothing(path: Path, row: Format) -> None:
+    """Refuse an artifact with operators that draw random numbers, which a proof may not meet.
+
+    ``sources.randomness`` does so for a PyTorch model, and knows what depends on the numbers.
+    """
+    if row.name not in WITHOUT_UNUSED:
+        return
+    drawn = [name for name in inspection.inspect(path).operators or () if RANDOM.match(name)]
+    if drawn:
+        raise Unsupported(
+            f"the model draws random numbers ({', '.join(drawn)}) and cannot be verified; remove "
+            "them, or make them an input"
         )
 
 

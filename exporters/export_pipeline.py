@@ -19,7 +19,7 @@ from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.registry import ALL, Format, check_route, find_format
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.optimization.options import OptimizationOptions
-from modelport.exporters.proof import certificate, evaluation, resource_usage
+from modelport.exporters.proof import certificate, evaluation, ranges, resource_usage
 from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.proof.proof import Checks, Progress, Proof
 from modelport.exporters.publishing import contract, publish, served_once
@@ -106,6 +106,7 @@ def export(
         )
     with collected_without_libraries(), ExitStack() as stack:
         for artifact in artifacts:
+            _declare(artifact.config, ranges.of(_with_published_ranges(request, source, artifact)))
             with _writing_to(artifact.folder):
                 if request.destination.output is None:  # fail before the work rather than after it
                     _check_free(request, source, artifact)
@@ -115,7 +116,8 @@ def export(
                 )
         for artifact in artifacts:
             resource_usage.forget_peak()
-            _make(request, source, checks, artifact, progress, loading)
+            published = _with_published_ranges(request, source, artifact)
+            _make(request, published, checks, artifact, progress, loading)
             if key is not None:
                 signing.sign(artifact.staged, key)
         progress("publishing", 0, 0)
@@ -187,6 +189,32 @@ def _artifact(request: ExportRequest, source: Source, row: Format, several: bool
     return _Artifact(row, replace(request.target, opset=opset), wanted, folder, filename)
 
 
+def _with_published_ranges(request: ExportRequest, source: Source, artifact: _Artifact) -> Source:
+    """``source`` with the ranges of a model's earlier version, where they are within those found:
+    versions keep one contract."""
+    if not source.found_ranges or request.destination.output is not None:
+        return source
+    there = publish.signature_of(artifact.folder, artifact.config.name)
+    found = ranges.of(source)
+    kept = {}
+    for spec in () if there is None else there.inputs:
+        low, high = found.get(spec.name, (1, 0))
+        match (spec.minimum, spec.maximum):
+            case (int(least), int(most)) if low <= least <= most <= high:
+                kept[spec.name] = (least, most)
+    return replace(source, signature=ranges.applied(source.signature, kept))
+
+
+def _declare(wanted: ModelConfig, found: Mapping[str, tuple[int, int]]) -> None:
+    """Declare the range of each input that was found, unless it has every value."""
+    datatypes = {spec.name: spec.datatype for spec in config.signature(wanted).inputs}
+    for name, (low, high) in found.items():
+        if ranges.is_whole(datatypes[name], low, high):
+            wanted.parameters.pop(f"range.{name}", None)
+        else:
+            wanted.parameters[f"range.{name}"].string_value = f"{low}..{high}"
+
+
 def _make(
     request: ExportRequest,
     source: Source,
@@ -202,7 +230,6 @@ def _make(
     """
     started = time.perf_counter()
     row, target, path = artifact.row, artifact.target, artifact.staged / artifact.filename
-    requests = triton_warmup.requests(source.signature, sampler(source.spec), checks.seed)
 
     def told(stage: str, done: int, total: int) -> None:
         progress(f"{row.name}: {stage}", done, total)
@@ -211,6 +238,10 @@ def _make(
         artifact.proof = artifact_conversion.make(
             source, row, target, path, checks, told, request.artifact
         )
+        proven = artifact.proof.report.ranges
+        _declare(artifact.config, proven)
+        source = replace(source, signature=ranges.applied(source.signature, proven))
+        requests = triton_warmup.requests(source.signature, sampler(source.spec), checks.seed)
         if row.name == "savedmodel":
             from modelport.exporters.requests import tensorflow_serving_warmup
 

@@ -53,7 +53,7 @@ class WeightPrecision:
 
 
 class Diagnostics(Protocol):
-    """Variants of a model that rounding alone could give; see ``TorchDiagnostics``."""
+    """Runs of a model that tell more than its answers; see ``TorchDiagnostics``."""
 
     def other_branches(
         self, inputs: Mapping[str, Array], atol: float, rtol: float
@@ -62,6 +62,10 @@ class Diagnostics(Protocol):
     def selections(self, inputs: Mapping[str, Array]) -> list[tuple[Array, Array, int]]: ...
 
     def rounded_otherwise(self) -> Iterator[tuple[str, Callable[[], Reference]]]: ...
+
+    def first_mixing(
+        self, inputs: Mapping[str, Array], others: Mapping[str, Array], kept: Array
+    ) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class Source:
         diagnostics: variants of the model, for a difference that rounding may have made.
         notices: what the user should know that the artifact lacks.
         labels: class names of the decision's output, if the checkpoint has them.
+        found_ranges: the integer inputs whose ranges nobody declared; the signature has the values
+            that the model takes.
         companions: contents of files that are published with the artifact, by name, such as a
             tokenizer's.
     """
@@ -93,5 +99,6 @@ class Source:
     labels: tuple[str, ...] = ()
     companions: Mapping[str, bytes] = field(default_factory=dict)
     weights: WeightPrecision = WeightPrecision()
+    found_ranges: frozenset[str] = frozenset()
     diagnostics: Diagnostics | None = None
     notices: tuple[str, ...] = ()

@@ -30,6 +30,7 @@ FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|openvino|pt2|aoti|executorch|
 
 
 #: ``--image-NAME`` sets the parameter ``image.NAME`` of ``config.pbtxt``; its help text.
+NAMED = 3  # how many limits are listed
 IMAGE_FLAGS: Mapping[str, str] = {
     "mean": "Mean, subtracted from pixels as fractions of full scale: a number, or one for "
     "each channel: 0.485,0.456,0.406.  [default: preprocessor_config.json's or the model's own]",
@@ -297,6 +298,8 @@ def _document(result: ExportResult) -> dict[str, Any]:
         "conditioning": {
             name: dataclasses.asdict(one) for name, one in report.conditioning.items()
         },
+        "ranges": report.ranges,
+        "limits": [dataclasses.asdict(limit) for limit in report.limits],
         "agreement": report.agreement,
         "evaluation": None if found is None else dataclasses.asdict(found),
         "optimization": None
@@ -334,6 +337,14 @@ def _print(results: Sequence[ExportResult]) -> None:
         ]
         if sensitive:
             rows["sensitive"] = "; ".join(sensitive)
+        if report.ranges:
+            served = (f"{name} {low}..{high}" for name, (low, high) in report.ranges.items())
+            rows["ranges"] = f"{', '.join(served)} (found by trial; others are not served)"
+        if report.limits:
+            rest = len(report.limits) - NAMED
+            rows["limits"] = "; ".join(map(str, report.limits[:NAMED])) + (
+                f"; and {rest} more in the certificate" if rest > 0 else ""
+            )
         if found is not None:
             rows["held out"] = _evaluated(found)
         if result.proof.optimization is not None:

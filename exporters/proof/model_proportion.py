@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from modelport.exporters.runtime.memory_limit import more_memory
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import manifest
 
@@ -33,19 +33,13 @@ def in_proportion(model_kwargs: Mapping[str, Any], checkpoint: Path) -> Iterator
             left += value.values() if isinstance(value, dict) else value
         elif isinstance(value, int) and value > max(FREE_SIZE, size):
             raise _out_of_proportion(f"has the size {value}", size)
-    held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    known = [limit for limit in before if limit != resource.RLIM_INFINITY]
-    most = min([held + FREE_BYTES + MEMORY_PER_BYTE * size, *known])
-    resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
     try:
-        yield
+        with more_memory(FREE_BYTES + MEMORY_PER_BYTE * size):
+            yield
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
         raise _out_of_proportion("needs more memory than is allowed", size) from error
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def _out_of_proportion(what: str, size: int) -> IntegrityError:

@@ -19,7 +19,7 @@ import numpy as np
 
 from modelport.exporters.formats.base import ParitySession
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.proof import branch_points, conditioning, decisions
+from modelport.exporters.proof import branch_points, conditioning, decisions, edges, ranges
 from modelport.exporters.proof.parity_cases import ParityCase, plan
 from modelport.exporters.proof.parity_report import OutputError, ParityReport
 from modelport.exporters.proof.tolerance import Bounds, Tolerance, pieces
@@ -65,10 +65,12 @@ def check(
         ParityError: a name, shape, datatype or value differs, is not finite, or the runtime fails.
         Unsupported: the module returns something other than tensors.
     """
+    _check_names("input", source.signature.inputs, session.inputs)
+    _check_names("output", source.signature.outputs, session.outputs)
+    source = ranges.agreeing(source, session, seed, None if bounds else Tolerance(atol, rtol))
     signature, spec = source.signature, source.spec
-    _check_names("input", signature.inputs, session.inputs)
-    _check_names("output", signature.outputs, session.outputs)
     report = ParityReport(seed, atol, rtol, bounds, spec.masks, decision=spec.decision)
+    report.ranges = ranges.of(source)
     report.outputs = {output.name: OutputError() for output in signature.outputs}
     if spec.decision and spec.decision.output not in report.outputs:
         raise UsageError(
@@ -77,10 +79,14 @@ def check(
         )
     worst = _WorstCases()
     for case in plan(signature, spec, samples, seed):
-        _check_case(source, session, case, report, worst)
+        if case.beyond:
+            _check_beyond(source, session, case, report)
+        else:
+            _check_case(source, session, case, report, worst)
         progress(*case.work)
     if bounds is None:
-        _condition(source, report, worst, plan(signature, spec, 0, seed))
+        rounded = (case for case in plan(signature, spec, 0, seed) if not case.beyond)
+        _condition(source, report, worst, rounded)
     _judge(report, worst)
     return report
 
@@ -116,6 +122,9 @@ def _check_case(
         compared[output.name] = attention_masks.defined(
             signature, spec.masks, output, case.inputs, expected[output.name].shape
         )
+    if case.edges and case.batch > 1:
+        own = Tolerance(min(report.atol, spec.atol), min(report.rtol, spec.rtol))
+        report.neighbours += edges.check_neighbours(source, case, expected, own)
     if report.bounds is None:
         _leave_out_branches(source, case, expected, actual, compared, report, worst)
     for output in signature.outputs:
@@ -129,6 +138,18 @@ def _check_case(
                 spec.decision, expected[name], actual[name], compared[name], report, spec
             )
     _count(case, report)
+
+
+def _check_beyond(
+    source: Source, session: ParitySession, case: ParityCase, report: ParityReport
+) -> None:
+    differs = edges.compare_beyond(source, session, case, report)
+    if differs is not None:
+        raise ValuesDiffer(
+            f"for {differs}, and the model's answer is finite; declare the range of valid inputs, "
+            "or remove such values in forward(), with nan_to_num() or clamp()",
+            case.inputs,
+        )
 
 
 def _leave_out_branches(
@@ -203,7 +224,8 @@ def rehearse(source: Source, seed: int) -> None:
         ParityError: the model fails on inputs that its signature allows.
     """
     for case in plan(source.signature, source.spec, 0, seed):
-        _reference(source, case)
+        if not case.beyond:
+            _reference(source, case)
 
 
 def _check_names(kind: str, declared: Sequence[TensorSpec], found: Sequence[str]) -> None:
@@ -266,15 +288,39 @@ def _compare(
     """Add the differences of one output to ``report``; ``compared`` None: all values count."""
     if compared is not None:
         expected, actual = expected[compared], actual[compared]
-    for kind, array in (("the model's", expected), ("the artifact's", actual)):
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValuesDiffer(
-                f"output '{output.name}' at {case}: {kind} values are not finite; narrow the "
-                "signature's ranges to valid inputs, or correct the model",
-                {} if array is expected else case.inputs,
-            )
+    if expected.dtype.kind == "f":
+        expected, actual = _finite(output, expected, actual, case)
     for _, theirs, ours in pieces(expected, actual):
         _tally(report.outputs[output.name], theirs, ours, case, _tolerance(report))
+
+
+def _finite(
+    output: TensorSpec, expected: Array, actual: Array, case: ParityCase
+) -> tuple[Array, Array]:
+    """The finite values of both; edge inputs may have others, but the same of both.
+
+    Raises:
+        ValuesDiffer: a value is not finite.
+    """
+    finite = np.isfinite(expected)
+    if finite.all() and np.isfinite(actual).all():
+        return expected, actual
+    where = f"output '{output.name}' at {case}"
+    if not case.edges and not finite.all():
+        raise ValuesDiffer(
+            f"{where}: the model's values are not finite; narrow the signature's ranges to valid "
+            "inputs, or correct the model",
+            {},
+        )
+    wrong = np.isinf(Tolerance(0, 0).ratio(expected, actual)) & ~(finite & np.isfinite(actual))
+    if wrong.any():
+        ours, theirs = actual[wrong][0], expected[wrong][0]
+        raise ValuesDiffer(
+            f"{where}: the artifact's value is {ours:g}, the model's {theirs:g}, so that they are "
+            "not finite alike; narrow the signature's ranges to valid inputs, or correct the model",
+            case.inputs,
+        )
+    return expected[finite], actual[finite]
 
 
 def _tally(
@@ -296,8 +342,8 @@ def _tally(
 
 
 def _count(case: ParityCase, report: ParityReport) -> None:
-    if case.edge:
-        report.edge_samples += case.batch or 1
+    if case.edges:
+        report.edges.update(case.kinds)
     else:
         report.samples += case.batch or 1
     if case.batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,6 +61,29 @@ class Conditioning:
     cap: float
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A difference on values that no range excludes, at which the model itself has no number to
+    give, or that are too large for a tolerance.
+
+    Attributes:
+        values: the kind of the input values.
+        output: the output that differs.
+        model, artifact: the first value that differs, as text; JSON has no NaN.
+    """
+
+    values: str
+    output: str
+    model: str
+    artifact: str
+
+    def __str__(self) -> str:
+        return (
+            f"inputs of {self.values}: output '{self.output}' is {self.model} of the model, "
+            f"{self.artifact} of the artifact"
+        )
+
+
 @dataclass(slots=True)
 class ParityReport:
     """The inputs that were tried and the differences that were found.
@@ -67,7 +91,10 @@ class ParityReport:
     ``undecided`` counts decisions so close that both answers lie within the tolerance: they are
     neither agreement nor disagreement. ``branched_samples`` counts samples that are right if the
     values that the model branches by move within the tolerance. ``conditioning`` has the outputs of
-    a sensitive model whose tolerance is wider.
+    a sensitive model whose tolerance is wider. ``edges`` counts the edge samples by the kind of
+    their values, ``limits`` are the differences that are accepted beyond the ranges, and
+    ``neighbours`` counts rows whose answers were equal beside other rows. ``ranges`` are those of
+    integer inputs that nobody declared: the values that were tried, and that are served.
     """
 
     seed: int
@@ -76,7 +103,10 @@ class ParityReport:
     bounds: Bounds | None = None
     masks: tuple[AttentionMask, ...] = ()
     samples: int = 0
-    edge_samples: int = 0
+    edges: Counter[str] = field(default_factory=Counter)
+    limits: list[Limit] = field(default_factory=list)
+    neighbours: int = 0
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     batch_sizes: set[int] = field(default_factory=set)
     axis_sizes: dict[str, set[int]] = field(default_factory=dict)
     outputs: dict[str, OutputError] = field(default_factory=dict)
@@ -86,6 +116,10 @@ class ParityReport:
     undecided: int = 0
     branched_samples: int = 0
     conditioning: dict[str, Conditioning] = field(default_factory=dict)
+
+    @property
+    def edge_samples(self) -> int:
+        return self.edges.total()
 
     @property
     def agreement(self) -> float | None:

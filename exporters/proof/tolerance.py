@@ -27,7 +27,10 @@ class Tolerance:
         return f"{self.atol:g} + {self.rtol:g} * |reference|"
 
     def ratio(self, expected: Array, actual: Array) -> Array:
-        """The error of each value in units of its tolerance; infinite for unequal integers."""
+        """The error of each value in units of its tolerance.
+
+        NaN equals NaN, and infinity itself; of these and of unequal integers the error is infinite.
+        """
         if expected.dtype.kind != "f":
             return np.where(actual == expected, 0.0, np.inf)
         # Another runtime may round to the neighbouring half-precision number.
@@ -36,7 +39,9 @@ class Tolerance:
             reference = expected.astype(np.float64)
             allowed = self.atol + max(self.rtol, coarse) * np.abs(reference)
             error = np.abs(actual.astype(np.float64) - reference)
-            return np.where(error == 0, 0.0, error / allowed)
+            equal = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
+            ratio = np.where(np.isfinite(error), error / allowed, np.inf)
+            return np.where(equal, 0.0, ratio)
 
     def outside(self, expected: Array, actual: Array) -> Array:
         """The values whose error is larger."""

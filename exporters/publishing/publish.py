@@ -30,6 +30,7 @@ from modelport.gateway.repository import config, manifest, signing, untrusted_fi
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.scan import VERSION_NAME
 from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.types import ModelSignature
 
 _STAGED_VERSION = "1"
 
@@ -155,16 +156,28 @@ def certificate_of(repository: Path | Location, name: str, version: int) -> dict
     """The certificate of a published version; empty if it cannot be read."""
     path = f"{name}/{version}/{certificate.FILENAME}"
     try:
-        if isinstance(repository, Location):
-            from modelport.exporters.publishing import object_storage
-
-            content = object_storage.read(repository, path)
-        else:
-            content = untrusted_files.read(repository / path, untrusted_files.MAX_CERTIFICATE_BYTES)
-        found = json.loads(content)
+        found = json.loads(_read(repository, path, untrusted_files.MAX_CERTIFICATE_BYTES))
     except (OSError, ValueError, RecursionError, ModelportError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def signature_of(repository: Path | Location, name: str) -> ModelSignature | None:
+    """The signature of a published model; None if there is none, or it cannot be read."""
+    try:
+        path = f"{name}/{config.FILENAME}"
+        text = _read(repository, path, untrusted_files.MAX_CONFIG_BYTES).decode()
+        return config.signature(config.complete(config.parse(text), name))
+    except (OSError, ValueError, ModelportError):
+        return None
+
+
+def _read(repository: Path | Location, path: str, most_bytes: int) -> bytes:
+    if isinstance(repository, Location):
+        from modelport.exporters.publishing import object_storage
+
+        return object_storage.read(repository, path)
+    return untrusted_files.read(repository / path, most_bytes)
 
 
 def _move(source: Path, target: Path) -> bool:

@@ -1,5 +1,7 @@
 """Inputs generated from a signature: seeded random values, and the corners of its ranges.
 
+Values beyond the corners are those that no range excludes: large ones, infinity, NaN.
+
 In every mask at least one position holds data.
 
 Arrays have the shapes of the model itself (``reshape`` applied), batch dimension first.
@@ -12,7 +14,8 @@ import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
+from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -32,18 +35,39 @@ FAINT, LOUD = 2.0**-15, 3.0
 #: model needs some, too.
 MOST_OF_MEMORY = 0.25
 
+#: Width of a range of integers in which every integer is as likely as another.
+MOST_EVEN = 1 << 16
+
 WHOLE_ROWS = 0.25  # share of a random mask's rows without padding
 
 #: Datatypes that numpy has; a trained module accepts neither BF16 nor BYTES from it.
 DRAWABLE = frozenset(Datatype) - {Datatype.BF16, Datatype.BYTES}
 
 
-class Fill(Enum):
-    """The choice of an input's values."""
+class Fill(StrEnum):
+    """The choice of an input's values; the texts are for messages and certificates."""
 
     RANDOM = "random"
     MINIMUM = "minimum"
     MAXIMUM = "maximum"
+    ZERO = "zero"
+    CONSTANT = "constant"
+    ONE_HOT = "one-hot"
+    LARGE = "about 1e4"
+    LARGEST = "the largest float"
+    MISSING = "one NaN"
+    NAN = "NaN"
+    INFINITY = "infinity"
+    MINUS_INFINITY = "minus infinity"
+
+
+#: Values within the ranges, which every artifact must answer as its checkpoint does.
+WITHIN = (Fill.MINIMUM, Fill.MAXIMUM, Fill.ZERO, Fill.CONSTANT, Fill.ONE_HOT)
+#: Values of float inputs that no range excludes.
+BEYOND = tuple(fill for fill in Fill if fill not in (Fill.RANDOM, *WITHIN))
+
+#: Multiple of a standard normal number that is large.
+LARGE = 1e4
 
 
 def model_dims(spec: TensorSpec) -> tuple[int | str, ...]:
@@ -99,8 +123,8 @@ def draw(
         sizes: the size of every dynamic axis.
         fills: the fill of each input; random for an input that is not named. A mask is at its
             minimum with data at one position, and at its maximum with data at all.
-        waveforms: inputs that are sound; at the minimum silent or faint, at the maximum a square
-            wave. A constant other than 0 is not a sound: it has no variance, so that models that
+        waveforms: inputs that are sound; at the minimum faint, at the maximum a square wave. A
+            constant other than 0 is not a sound: it has no variance, so that models that
             divide by it would answer with rounding errors.
 
     Raises:
@@ -120,10 +144,12 @@ def draw(
         dims = tuple(sizes[d] if isinstance(d, str) else d for d in model_dims(spec))
         fill = (fills or {}).get(spec.name, Fill.RANDOM)
         mask = by_input.get(spec.name)
-        if spec.name in waveforms and fill is not Fill.RANDOM:
-            inputs[spec.name] = _sound(leading + dims, rng, fill).astype(
-                NUMPY_DTYPES[spec.datatype]
-            )
+        if spec.name in waveforms and fill is Fill.CONSTANT:
+            fill = Fill.RANDOM
+        if spec.name in waveforms and fill in (Fill.MINIMUM, Fill.MAXIMUM):
+            wave = np.where(rng.random(leading + dims) < 0.5, -1.0, 1.0)
+            volume = FAINT if fill is Fill.MINIMUM else LOUD
+            inputs[spec.name] = (volume * wave).astype(NUMPY_DTYPES[spec.datatype])
         elif mask is None:
             inputs[spec.name] = _values(spec, leading + dims, sizes, rng, fill)
         elif counts_positions(spec):
@@ -180,16 +206,6 @@ def _positions(padding: str, shape: tuple[int, ...], rng: np.random.Generator, f
     return rng.permuted(held, axis=-1) if padding == "any" else held
 
 
-def _sound(shape: tuple[int, ...], rng: np.random.Generator, fill: Fill) -> Array:
-    """Silence in the first row and every second one after it, faint noise in the others; or a
-    square wave in each."""
-    wave = np.where(rng.random(shape) < 0.5, -1.0, 1.0)
-    if fill is Fill.MAXIMUM:
-        return LOUD * wave
-    silent = np.arange(shape[0]) % 2 == 0
-    return np.where(silent.reshape(-1, *[1] * (len(shape) - 1)), 0.0, FAINT * wave)
-
-
 def sampler(spec: ModelSpec) -> Sampler:
     """The generator of a model's random inputs."""
     if spec.sample is None:
@@ -237,13 +253,63 @@ def _values(
 ) -> Array:
     dtype = NUMPY_DTYPES[spec.datatype]
     low, high = _bounds(spec, sizes)
-    if fill is not Fill.RANDOM:
-        return np.full(shape, low if fill is Fill.MINIMUM else high, dtype)
+    zero = min(max(0, low), high)
+    if fill in (Fill.MINIMUM, Fill.MAXIMUM, Fill.ZERO):
+        value = {Fill.MINIMUM: low, Fill.MAXIMUM: high, Fill.ZERO: zero}[fill]
+        return np.full(shape, value, dtype)
+    if fill is Fill.CONSTANT:
+        return np.full(shape, _values(spec, (), sizes, rng, Fill.RANDOM), dtype)
+    if fill is Fill.ONE_HOT:
+        found = np.full(shape, zero, dtype)
+        found.flat[rng.integers(found.size)] = high
+        return found
     if dtype.kind != "f":
-        return rng.integers(int(low), int(high), shape, endpoint=True).astype(dtype)
+        return _integers(int(low), int(high), shape, dtype, rng)
     if spec.minimum is None and spec.maximum is None:
-        return rng.standard_normal(shape).astype(dtype)
-    return rng.uniform(low, high, shape).astype(dtype)
+        found = np.asarray(rng.standard_normal(shape).astype(dtype))
+    else:
+        found = np.asarray(rng.uniform(low, high, shape).astype(dtype))
+    return found if fill is Fill.RANDOM else _beyond(found, spec, rng, fill)
+
+
+def _integers(
+    low: int, high: int, shape: tuple[int, ...], dtype: np.dtype[Any], rng: np.random.Generator
+) -> Array:
+    """Integers of every order of magnitude in a wide range around 0, and evenly in any other."""
+    if dtype.kind == "b":
+        return rng.integers(low, high, shape, endpoint=True).astype(dtype)
+    found = rng.integers(low, high, shape, dtype.type, endpoint=True)
+    if high - low <= MOST_EVEN or not low <= 0 <= high:
+        return np.asarray(found)
+    shifts = rng.integers(0, (high - low).bit_length(), shape)
+    return np.asarray(found >> shifts.astype(dtype))
+
+
+def _beyond(values: Array, spec: TensorSpec, rng: np.random.Generator, fill: Fill) -> Array:
+    """Random ``values`` as far beyond the corners as the range, open on one side, allows."""
+    if spec.minimum is not None and spec.maximum is not None:
+        return values
+    if fill in (Fill.NAN, Fill.MISSING):
+        if spec.minimum is None and spec.maximum is None:  # no range has it
+            where = slice(None) if fill is Fill.NAN else rng.integers(values.size)
+            values.reshape(-1)[where] = np.nan
+        return values
+    found = {
+        Fill.LARGE: values * np.float64(LARGE),
+        Fill.LARGEST: np.copysign(np.finfo(values.dtype).max, values),
+        Fill.INFINITY: np.full_like(values, np.inf),
+        Fill.MINUS_INFINITY: np.full_like(values, -np.inf),
+    }[fill]
+    low = -np.inf if spec.minimum is None else spec.minimum
+    high = np.inf if spec.maximum is None else spec.maximum
+    with np.errstate(over="ignore"):  # half precision has no larger number than 65504
+        return np.asarray(np.clip(found, low, high), values.dtype)
+
+
+def is_open(spec: TensorSpec) -> bool:
+    """Whether the values of ``spec`` are floats without a range, or with one that is open."""
+    is_float = NUMPY_DTYPES[spec.datatype].kind == "f"
+    return is_float and (spec.minimum is None or spec.maximum is None)
 
 
 def _bounds(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[float, float]:
@@ -271,16 +337,16 @@ def corners(signature: ModelSignature) -> Iterator[tuple[dict[str, int], dict[st
 
     Every axis is tried at its shortest and at its longest. At each, all inputs are at their
     minimum, then all at their maximum, then each input alone is at either while the others are
-    random.
+    random. At the shortest, all inputs have the other values of ``WITHIN``, too.
     """
     names = [spec.name for spec in signature.inputs]
-    ends: list[dict[str, int]] = []
-    for pick in (0, -1):
-        sizes = {name: sizes_of(axis)[pick] for name, axis in signature.axes.items()}
-        if sizes not in ends:
-            ends.append(sizes)
-    for sizes in ends:
-        for fill in (Fill.MINIMUM, Fill.MAXIMUM):
+    shortest, longest = (
+        {name: sizes_of(axis)[pick] for name, axis in signature.axes.items()} for pick in (0, -1)
+    )
+    for sizes in [shortest] if longest == shortest else [shortest, longest]:
+        for fill in WITHIN if sizes is shortest else WITHIN[:2]:
+            if fill is Fill.ZERO and all(_bounds(x, sizes)[0] == 0 for x in signature.inputs):
+                continue  # it is the minimum
             yield sizes, dict.fromkeys(names, fill)
-            if len(names) > 1:
+            if len(names) > 1 and fill in WITHIN[:2]:
                 yield from ((sizes, {name: fill}) for name in names)

@@ -6,6 +6,7 @@ be; and an input as integer, without the size of its vocabulary.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -14,12 +15,16 @@ import numpy as np
 from modelport.exporters.loaded_model import Reference
 from modelport.exporters.model_spec import AttentionMask
 from modelport.exporters.requests.random_inputs import (
+    DEFAULT_LARGEST,
     DEFAULT_LONGEST,
     Fill,
+    counts_positions,
     draw,
     model_dims,
+    name_axes,
     sizes_of,
 )
+from modelport.exporters.runtime.memory_limit import more_memory
 from modelport.exporters.sources.tensor_flags import parse_tensors
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import Unsupported
@@ -28,10 +33,15 @@ from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, ModelSignature, T
 #: Sizes to try until the model runs; common networks shrink images by up to 32.
 LADDER = (8, 32, 64, 16, 4, 2)
 
-#: Larger than any vocabulary; a model that accepts this number accepts any.
-LARGEST_ID = 1 << 24
-
 BATCH = 2
+
+#: Values to try on the way to a datatype's largest: each takes at most 16 times the time, and the
+#: memory, that the one before it took.
+STEPS = tuple((1 << bits) - 1 for bits in range(7, 64, 4))
+#: Memory that a value may make the model take, and the processor's time.
+MOST_MEMORY, MOST_SECONDS = 4 << 30, 10.0
+#: Values from which the search begins, until the model runs: not every model takes 0.
+STARTS = (0, 1, DEFAULT_LARGEST)
 
 Sizes = Mapping[str, int]
 
@@ -72,7 +82,7 @@ def written(spec: TensorSpec, size: str = "-1") -> str:
 def settle(
     signature: ModelSignature, reference: Reference, masks: Sequence[AttentionMask] = ()
 ) -> ModelSignature:
-    """Add names and bounds for open dimensions, and ranges for integers, to ``signature``.
+    """Add names and bounds for open dimensions, and the ranges of masks, to ``signature``.
 
     Dimensions at the same place of several inputs are one axis if the model runs only with equal
     sizes. A bound is declared where the model stops running.
@@ -96,9 +106,7 @@ def settle(
                 axes[name] = axis
             flags = {mask.input for mask in masks}
             inputs = tuple(
-                replace(spec, minimum=0, maximum=1)
-                if spec.name in flags
-                else _ranged(spec, sizes, trial)
+                replace(spec, minimum=0, maximum=1) if spec.name in flags else spec
                 for spec in named.inputs
             )
             return replace(named, axes=axes, inputs=inputs)
@@ -125,6 +133,45 @@ def _said(reasons: Sequence[Exception]) -> str:
     return text.rpartition("}} ")[2].partition(" [Op:")[0][:200]
 
 
+def with_ranges(
+    signature: ModelSignature, reference: Reference, masks: Sequence[AttentionMask] = ()
+) -> tuple[ModelSignature, frozenset[str]]:
+    """Add ranges for integers without one: the values for which the model runs.
+
+    The lowest number of a datatype has no negative, and its quotient by -1 ends the process, so
+    that it is in the range of a model's only input alone.
+
+    Returns:
+        The signature, and the names of the inputs whose ranges were found.
+    """
+    taken = {mask.input for mask in masks}
+    wanted = [x for x in signature.inputs if _is_without_range(x) and x.name not in taken]
+    if not wanted:
+        return signature, frozenset()
+    named = name_axes(signature)
+    sizes = {name: sizes_of(axis)[0] for name, axis in named.axes.items()}
+    trial = _Trial(named, reference, masks, [])
+    starts = ({x.name: _within(x, value) for x in wanted} for value in STARTS)
+    start = next((values for values in starts if trial.runs(sizes, values)), None)
+    only = len(signature.inputs) == 1
+    found = {x.name: _ranged(x, sizes, trial, start, only) for x in wanted}
+    inputs = tuple(found.get(spec.name, spec) for spec in signature.inputs)
+    return replace(signature, inputs=inputs), frozenset(found)
+
+
+def _is_without_range(spec: TensorSpec) -> bool:
+    is_open = spec.minimum is None or spec.maximum is None
+    return _is_integer(spec) and is_open and not counts_positions(spec)
+
+
+def _within(spec: TensorSpec, value: int) -> int:
+    """The value next to ``value`` in the range of ``spec`` and of its datatype."""
+    limits = np.iinfo(NUMPY_DTYPES[spec.datatype])
+    low = int(limits.min if spec.minimum is None else spec.minimum)
+    high = int(limits.max if spec.maximum is None else spec.maximum)
+    return min(max(value, low), high)
+
+
 class _Trial:
     """Runs a model on one batch of two; integers default to 0, which every model accepts."""
 
@@ -136,6 +183,7 @@ class _Trial:
         reasons: list[Exception],
     ) -> None:
         self._signature = signature
+        self._batch = min(BATCH, signature.max_batch_size)
         self._masks = masks
         self._reference = reference
         self._reasons = reasons
@@ -144,7 +192,7 @@ class _Trial:
     def runs(self, sizes: Sizes, values: Mapping[str, int] | None = None) -> bool:
         """Whether every output has its declared shape and finite values."""
         rng = np.random.default_rng(0)
-        inputs = draw(self._signature, BATCH, sizes, rng, self._fills, self._masks)
+        inputs = draw(self._signature, self._batch, sizes, rng, self._fills, self._masks)
         for name, value in (values or {}).items():
             inputs[name] = np.full_like(inputs[name], value)
         try:
@@ -153,16 +201,21 @@ class _Trial:
             self._reasons.append(error)
             return False
         for spec in self._signature.outputs:
-            problem = self._problem(spec, outputs[spec.name])
+            problem = self._problem(spec, sizes, outputs[spec.name])
             if problem:
                 self._reasons.append(ValueError(f"output '{spec.name}' {problem}"))
                 return False
         return True
 
-    def _problem(self, spec: TensorSpec, output: Array) -> str:
+    def lacked_memory(self) -> bool:
+        """Whether the last run that failed took too much memory."""
+        reason = self._reasons[-1]
+        return isinstance(reason, MemoryError) or "alloc" in str(reason)
+
+    def _problem(self, spec: TensorSpec, sizes: Sizes, output: Array) -> str:
         """The problem of an output: a convolution may accept an image smaller than its kernel."""
-        batch = (BATCH,) if self._signature.max_batch_size else ()
-        dims = (*batch, *model_dims(spec))
+        batch = (self._batch,) if self._batch else ()
+        dims = (*batch, *(sizes.get(d, -1) if isinstance(d, str) else d for d in model_dims(spec)))
         fits = len(dims) == output.ndim and all(
             dim in (-1, size) for dim, size in zip(dims, output.shape, strict=True)
         )
@@ -206,17 +259,47 @@ def _axis(name: str, sizes: Sizes, trial: _Trial) -> Axis:
     return Axis(name, minimum, maximum)
 
 
-def _ranged(spec: TensorSpec, sizes: Sizes, trial: _Trial) -> TensorSpec:
-    if not _is_integer(spec) or spec.maximum is not None:
-        return spec
+def _ranged(
+    spec: TensorSpec, sizes: Sizes, trial: _Trial, start: Mapping[str, int] | None, only: bool
+) -> TensorSpec:
+    """``spec`` with a range; ``start`` None: the values that a proof takes by default."""
+    if start is None:
+        low = _within(spec, 0)
+        return replace(spec, minimum=low, maximum=_within(spec, low + DEFAULT_LARGEST))
+    limits = np.iinfo(NUMPY_DTYPES[spec.datatype])
+    lowest = int(limits.min) if only or not limits.min else int(limits.min) + 1
 
     def works(value: int) -> bool:
-        return trial.runs(sizes, {spec.name: value})
+        return trial.runs(sizes, {**start, spec.name: value})
 
-    largest = min(LARGEST_ID, int(np.iinfo(NUMPY_DTYPES[spec.datatype]).max))
-    if works(largest):
-        return spec
-    return replace(spec, minimum=0, maximum=edge(largest, 0, works))
+    with more_memory(MOST_MEMORY):
+        ends = [
+            int(declared)
+            if isinstance(declared, int | float)
+            else _reached(start[spec.name], end, works, trial)
+            for declared, end in ((spec.minimum, lowest), (spec.maximum, int(limits.max)))
+        ]
+    return replace(spec, minimum=ends[0], maximum=ends[1])
+
+
+def _reached(start: int, end: int, works: Callable[[int], bool], trial: _Trial) -> int:
+    """The last working number on the way from ``start``, which works, to ``end``.
+
+    It is one of ``STEPS`` where a larger one costs too much, on whatever machine.
+    """
+    working, sign = start, 1 if end >= start else -1
+    if end < 0 < start and not works(0):  # a divisor
+        return edge(0, start, works)
+    for step in (*STEPS, abs(end - start)):
+        value = start + sign * min(step, abs(end - start))
+        began = time.process_time()
+        runs = works(value)
+        if time.process_time() - began > MOST_SECONDS or (not runs and trial.lacked_memory()):
+            return working
+        if not runs:
+            return edge(value, working, works)
+        working = value
+    return working
 
 
 def edge(fails: int, working: int, works: Callable[[int], bool]) -> int:

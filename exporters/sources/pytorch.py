@@ -21,6 +21,7 @@ from modelport.exporters.sources import (
     SourceRequest,
     checkpoint,
     first_call,
+    input_bounds,
     module_preparation,
     randomness,
     signature_inference,
@@ -176,12 +177,15 @@ def source(
     module, coarse = _adapted(module, signature, keywords, results)
     if coarse:
         spec = replace(spec, rtol=max(spec.rtol, BFLOAT16_STEP))
+    reference = TorchEager(module, signature)
+    signature, found = input_bounds.with_ranges(signature, reference, spec.masks)
     return Source(
         framework=Framework.PYTORCH,
         model=module.eval(),
         spec=spec,
         signature=signature,
-        reference=TorchEager(module, signature),
+        found_ranges=found,
+        reference=reference,
         diagnostics=TorchDiagnostics(module, signature),
         parameter_count=sum(p.numel() for p in module.parameters()),
         origins=origins,

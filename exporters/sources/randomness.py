@@ -40,7 +40,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 def _storage(value: Tensor) -> int:
     try:
-        return value.untyped_storage()._cdata
+        return int(value.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # a sparse tensor has none
         return id(value)
 
@@ -82,7 +82,7 @@ class RandomOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if depends and not str(func).startswith(SHAPED_ALIKE):
             results = _tensors(result)
             self._drawn |= {_storage(x): x for x in results}
-            # Python may branch by a number that is no tensor.
+            # Python may branch by a number.
             self._decides |= not results and result is not None
         return result
 

@@ -96,6 +96,7 @@ def load(request: SourceRequest) -> Source:
     masks = attention_masks.parse(request.masks) or attention_masks.infer(signature.inputs)
     attention_masks.check(signature, masks)
     signature = input_bounds.settle(signature, reference, masks)
+    signature, found = input_bounds.with_ranges(signature, reference, masks)
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.resolve().stem).lstrip("._-")[:128] or "model"
     return Source(
         framework=Framework.TENSORFLOW,
@@ -104,6 +105,7 @@ def load(request: SourceRequest) -> Source:
             name, lambda model, max_batch_size: signature, rtol=loaded.rtol, masks=masks
         ),
         signature=signature,
+        found_ranges=found,
         reference=reference,
         parameter_count=loaded.parameter_count,
         origins=(Origin(path.name, _digest(path)),),

@@ -1,4 +1,5 @@
-"""Variants of a module that rounding alone could give, to judge how exact its answers are."""
+"""Runs of a module that tell more than its answers: variants that rounding alone could give, to
+judge how exact the answers are, and the operators that select, or mix the rows of a batch."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -71,6 +73,22 @@ class TorchDiagnostics:
         yield "float64", lambda: TorchEager(_InFloat64(self._module), self._signature)
         for seed in range(ULP_VARIANTS):
             yield "weights moved by one ulp", functools.partial(self._with_moved_weights, seed)
+
+    def first_mixing(
+        self, inputs: Mapping[str, Array], others: Mapping[str, Array], kept: Array
+    ) -> str:
+        """The first operator that gives the ``kept`` rows, which both inputs share, other values;
+        or mixes all rows. Empty if none is found."""
+        runs: list[list[tuple[str, Tensor]]] = []
+        for given in (inputs, others):
+            with RecordedResults() as recorder:
+                TorchEager(self._module, self._signature)(given)
+            runs.append(recorder.found)
+        rows = torch.from_numpy(np.flatnonzero(kept))
+        for (name, first), (_, second) in zip(runs[0], runs[1], strict=False):
+            if not _agree(first, second, rows, len(kept)):
+                return name
+        return ""
 
     def _with_moved_weights(self, seed: int) -> Reference:
         moved = copy.deepcopy(self._module)
@@ -167,6 +185,41 @@ def _taken(x: Tensor, indices: Tensor, dim: int) -> Tensor:
     if indices.dim() == x.dim():
         return torch.gather(x, dim, indices)
     return torch.gather(x, dim, indices.unsqueeze(dim)).squeeze(dim)
+
+
+def _agree(first: Tensor, second: Tensor, rows: Tensor, batch: int) -> bool:
+    """Whether two results are equal in ``rows`` of a dimension that holds the batch."""
+    if first.shape != second.shape:
+        return False
+    for dim, size in enumerate(first.shape):
+        if size and size % batch == 0:
+            shape = (*first.shape[:dim], batch, -1, *first.shape[dim + 1 :])
+            ours, theirs = (x.reshape(shape).index_select(dim, rows) for x in (first, second))
+            if torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True):
+                return True
+    return torch.allclose(first, second, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+class RecordedResults(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the results of operators that are tensors of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[tuple[str, Tensor]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(value, Tensor) and value.layout is torch.strided:
+                wide = value.double() if not value.is_complex() else torch.view_as_real(value)
+                self.found.append((str(func.overloadpacket), wide))
+        return result
 
 
 class RecordedSelections(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -69,6 +69,17 @@ class Skips(nn.Module):
         return result
 
 
+class NoiseGiven(nn.Module):
+    """Takes its random numbers as an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
+        return torch.where(x > 6, x + noise, self.fc(x))
+
+
 class Tied(nn.Module):
     """An embedding whose weight is also the head's, and a buffer that is not saved."""
 
@@ -271,6 +282,9 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor], Any]] = {
     "unique": lambda m, x: torch.unique(x),
     "einsum": lambda m, x: torch.einsum("bi,bj->bij", x, m.fc(x)),
     "numpy_inside": lambda m, x: torch.from_numpy(m.fc(x).numpy() * 2),
+    "rarely_random": lambda m, x: torch.where(x > 6, x + torch.rand_like(x), m.fc(x)),
+    "mean_of_rows": lambda m, x: m.fc(x) - x.mean(0),
+    "thirds": lambda m, x: torch.div(x, 3, rounding_mode="trunc"),
     "raises": lambda m, x: 1 // 0,
     "exits": lambda m, x: exit(3),
     "recursive": lambda m, x: m(x),
@@ -279,6 +293,8 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor], Any]] = {
 #: Modules by name, with their inputs and further options.
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], dict[str, Any]]] = {
     **{name: (lambda name=name: function(name), (POINTS,), {}) for name in FUNCTIONS},  # type: ignore[misc]
+    "thirds": (lambda: function("thirds"), ("x:INT64[4]",), {}),
+    "random_given": (NoiseGiven, (POINTS, "noise:FP32[4]=0..1"), {}),
     "weight_too": (lambda: function("weight_too"), ("x:FP32[3,4]",), {"max_batch_size": 0}),
     "keyword_only": (Keywords, ("y:FP32[4]", "x:FP32[4]"), {}),
     "skipped_argument": (Skips, (POINTS,), {}),

@@ -50,6 +50,8 @@ REFUSED = {
     "not_a_number": (3, "the model's values are not finite"),
     "noise": (4, "draws random numbers (aten.randn_like in the forward() of LinearWithFunction)"),
     "random_part": (4, "(aten.bernoulli_ in module 'body.1' (Drops))"),
+    "rarely_random": (4, "(aten.rand_like in the forward() of LinearWithFunction)"),
+    "mean_of_rows": (4, "(aten.mean), which a server fills with the rows of other requests"),
     "python_noise": (4, "draws numbers outside torch"),
     "keeps_state": (4, "forward() keeps state"),
     "quantised": (4, "'fc' is a quantised Linear"),

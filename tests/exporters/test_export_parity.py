@@ -18,6 +18,7 @@ from torch import nn
 from modelport.exporters.model_spec import Decision, ModelSpec
 from modelport.exporters.proof import parity
 from modelport.exporters.proof.parity_report import ParityReport
+from modelport.exporters.requests.random_inputs import BEYOND, WITHIN, Fill
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
@@ -283,7 +284,7 @@ def test_a_samplers_own_inputs_are_used() -> None:
         return {"x": np.ones((batch, sizes["n"]), np.float32)}
 
     spec = replace(SPEC, sample=ones)
-    random_cases = [c for c in parity.plan(ordinary(), spec, 30, 0) if not c.edge]
+    random_cases = [c for c in parity.plan(ordinary(), spec, 30, 0) if not c.edges]
     assert all((case.inputs["x"] == 1).all() for case in random_cases)
 
 
@@ -294,15 +295,20 @@ def test_the_plan_is_the_same_for_the_same_seed() -> None:
     assert plan(1) == plan(1) != plan(2)
 
 
-def test_edges_run_at_both_ends_of_an_axis_and_in_several_batches_where_that_is_cheap() -> None:
+def test_edges_run_at_both_ends_of_an_axis_and_beside_each_other_where_that_is_cheap() -> None:
     axes = {"time": Axis("time", 1, 20)}
-    inputs = tuple(TensorSpec(name, Datatype.FP32, ("time",), minimum=0) for name in "xy")
+    inputs = tuple(TensorSpec(name, Datatype.FP32, ("time",), minimum=-1) for name in "xy")
     signature = replace(ordinary(), inputs=inputs, max_batch_size=8, axes=axes)
     cases = list(parity.plan(signature, SPEC, 0, 0))
-    edges = [(case.sizes["time"], case.batch) for case in cases if case.edge]
+    edges = [(case.sizes["time"], case.batch) for case in cases if case.edges and not case.beyond]
     corners = 2 * (1 + len(inputs))
-    assert edges == [(1, 1), (1, 2)] * corners + [(20, 1)] * corners
-    grid = {(case.sizes["time"], case.batch) for case in cases if not case.edge}
+    within = corners + len(WITHIN) - 2
+    assert edges == [(1, 1)] * within + [(20, 1)] * corners + [(1, 8), (1, 4)]
+    kinds = [kind for case in cases if case.batch > 1 for kind in case.kinds]
+    assert {*kinds} == {*WITHIN, Fill.RANDOM}
+    beyond = [(case.sizes["time"], case.batch, *case.kinds) for case in cases if case.beyond]
+    assert beyond == [(1, 1, kind) for kind in BEYOND]
+    grid = {(case.sizes["time"], case.batch) for case in cases if not case.edges}
     assert grid == {(time, batch) for time in (1, 10, 20) for batch in (1, 2, 8)}
     done = [case.work[0] for case in cases]
     assert done == sorted(done)

@@ -46,7 +46,7 @@ def test_corners_are_shortest_and_longest_with_every_bound() -> None:
     seen = set()
     for sizes, fills in corners(signature):
         inputs = draw(signature, 1, sizes, np.random.default_rng(0), fills)
-        if "ids" in fills:
+        if fills.get("ids") in (Fill.MINIMUM, Fill.MAXIMUM):
             seen.add((sizes["length"], int(inputs["ids"].min()), int(inputs["ids"].max())))
         if fills.get("lens") is Fill.MAXIMUM:
             assert int(inputs["lens"][0]) == sizes["length"]
@@ -70,7 +70,7 @@ def test_every_numeric_datatype_is_drawn_within_one_or_two_bounds(
     for fill in Fill:
         values = draw(signature, 1, {}, np.random.default_rng(0), {"x": fill})["x"]
         assert values.dtype == NUMPY_DTYPES[datatype]
-        if datatype is not Datatype.BOOL:
+        if datatype is not Datatype.BOOL and not np.isnan(values).any():
             assert low is None or values.min() >= low
             assert high is None or values.max() <= high
 
