@@ -18,6 +18,7 @@ from modelport.exporters.formats.registry import Format
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.optimization import speedup
 from modelport.exporters.optimization.result import GraphOptimization
+from modelport.exporters.proof import ranges
 from modelport.exporters.proof.parity import ValuesDiffer
 from modelport.exporters.proof.proof import Checks, Proof, convert, held_to, prove
 from modelport.exporters.proof.resource_usage import Usage, measured
@@ -71,6 +72,8 @@ def make(
         usage.seconds += converted.seconds
         proof = _proven(source, row, target, path, checks, progress, usage, optimization)
         progress("measuring", 0, 0)
+        proven = ranges.applied(source.signature, proof.report.ranges)
+        source = replace(source, signature=proven)
         pair = row.open_session(draft, trusted=True), row.open_session(path, trusted=True)
         faster = speedup.measure(source, *pair, checks.seed)
         return replace(proof, optimization=replace(optimization, speedup=faster))
