@@ -19,7 +19,7 @@ from modelport.exporters.loaded_model import Source
 from modelport.exporters.optimization import speedup
 from modelport.exporters.optimization.result import GraphOptimization
 from modelport.exporters.proof import ranges
-from modelport.exporters.proof.parity import ValuesDiffer
+from modelport.exporters.proof.edges import ValuesDiffer
 from modelport.exporters.proof.proof import Checks, Proof, convert, held_to, prove
 from modelport.exporters.proof.resource_usage import Usage, measured
 from modelport.gateway.cli.errors import ParityError, first_line

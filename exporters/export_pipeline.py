@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -15,8 +15,9 @@ from modelport.exporters.proof.parity_cases import ParityCase
 from modelport.exporters.proof.parity_report import Limit, ParityReport
 from modelport.exporters.proof.tolerance import Tolerance
 from modelport.exporters.requests.random_inputs import Fill
+from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.errors import ModelportError, Unsupported
-from modelport.gateway.types import Array
+from modelport.gateway.types import Array, TensorSpec
 
 #: Inputs that have no number; a model that answers them with numbers handles them.
 WITHOUT_NUMBER = (Fill.MISSING, Fill.NAN, Fill.INFINITY, Fill.MINUS_INFINITY)
@@ -26,15 +27,23 @@ GROSS = CAP
 Arrays = Mapping[str, Array]
 
 
+class ValuesDiffer(ParityError):
+    """The artifact's values differ from the model's at ``inputs``."""
+
+    def __init__(self, message: str, inputs: Mapping[str, Array]) -> None:
+        super().__init__(message)
+        self.inputs = inputs
+
+
 def compare_beyond(
     source: Source, session: ParitySession, case: ParityCase, report: ParityReport
-) -> Limit | None:
+) -> None:
     """Compare the answers to values that no range excludes, and record the differences.
 
     A model that fails on such values has no answer to compare with.
 
-    Returns:
-        A difference for an input without a number, which the model answers with finite numbers.
+    Raises:
+        ValuesDiffer: for an input without a number, which the model answers with finite numbers.
     """
     (kind,) = case.kinds
     try:
@@ -43,7 +52,7 @@ def compare_beyond(
         raise
     except Exception:
         report.edges[f"{kind}, where the model fails"] += 1
-        return None
+        return
     report.edges[kind] += 1
     try:
         actual = session(case.inputs)
@@ -53,9 +62,12 @@ def compare_beyond(
     handled = bool(floats) and all(np.isfinite(x).all() for x in floats)
     found = list(_differences(kind, expected, actual, report))
     if found and handled and kind in WITHOUT_NUMBER:
-        return found[0]
+        raise ValuesDiffer(
+            f"for {found[0]}, and the model's answer is finite; declare the range of valid inputs, "
+            "or remove such values in forward(), with nan_to_num() or clamp()",
+            case.inputs,
+        )
     report.limits += found
-    return None
 
 
 def _differences(
@@ -77,6 +89,35 @@ def _differences(
 
 def _text(value: Any) -> str:
     return f"{value:.4g}" if value.dtype.kind == "f" else str(value)
+
+
+def finite(
+    output: TensorSpec, expected: Array, actual: Array, case: ParityCase
+) -> tuple[Array, Array]:
+    """The finite values of both; edge inputs may have others, but the same of both.
+
+    Raises:
+        ValuesDiffer: a value is not finite.
+    """
+    finite = np.isfinite(expected)
+    if finite.all() and np.isfinite(actual).all():
+        return expected, actual
+    where = f"output '{output.name}' at {case}"
+    if not case.edges and not finite.all():
+        raise ValuesDiffer(
+            f"{where}: the model's values are not finite; narrow the signature's ranges to valid "
+            "inputs, or correct the model",
+            {},
+        )
+    wrong = np.isinf(Tolerance(0, 0).ratio(expected, actual)) & ~(finite & np.isfinite(actual))
+    if wrong.any():
+        ours, theirs = actual[wrong][0], expected[wrong][0]
+        raise ValuesDiffer(
+            f"{where}: the artifact's value is {ours:g}, the model's {theirs:g}, so that they are "
+            "not finite alike; narrow the signature's ranges to valid inputs, or correct the model",
+            case.inputs,
+        )
+    return expected[finite], actual[finite]
 
 
 def check_neighbours(

@@ -20,6 +20,7 @@ import numpy as np
 from modelport.exporters.formats.base import ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import branch_points, conditioning, decisions, edges, ranges
+from modelport.exporters.proof.edges import ValuesDiffer
 from modelport.exporters.proof.parity_cases import ParityCase, plan
 from modelport.exporters.proof.parity_report import OutputError, ParityReport
 from modelport.exporters.proof.tolerance import Bounds, Tolerance, pieces
@@ -80,7 +81,7 @@ def check(
     worst = _WorstCases()
     for case in plan(signature, spec, samples, seed):
         if case.beyond:
-            _check_beyond(source, session, case, report)
+            edges.compare_beyond(source, session, case, report)
         else:
             _check_case(source, session, case, report, worst)
         progress(*case.work)
@@ -89,14 +90,6 @@ def check(
         _condition(source, report, worst, rounded)
     _judge(report, worst)
     return report
-
-
-class ValuesDiffer(ParityError):
-    """The artifact's values differ from the model's at ``inputs``."""
-
-    def __init__(self, message: str, inputs: Mapping[str, Array]) -> None:
-        super().__init__(message)
-        self.inputs = inputs
 
 
 class _WorstCases(dict[str, ParityCase]):
@@ -138,18 +131,6 @@ def _check_case(
                 spec.decision, expected[name], actual[name], compared[name], report, spec
             )
     _count(case, report)
-
-
-def _check_beyond(
-    source: Source, session: ParitySession, case: ParityCase, report: ParityReport
-) -> None:
-    differs = edges.compare_beyond(source, session, case, report)
-    if differs is not None:
-        raise ValuesDiffer(
-            f"for {differs}, and the model's answer is finite; declare the range of valid inputs, "
-            "or remove such values in forward(), with nan_to_num() or clamp()",
-            case.inputs,
-        )
 
 
 def _leave_out_branches(
@@ -289,38 +270,9 @@ def _compare(
     if compared is not None:
         expected, actual = expected[compared], actual[compared]
     if expected.dtype.kind == "f":
-        expected, actual = _finite(output, expected, actual, case)
+        expected, actual = edges.finite(output, expected, actual, case)
     for _, theirs, ours in pieces(expected, actual):
         _tally(report.outputs[output.name], theirs, ours, case, _tolerance(report))
-
-
-def _finite(
-    output: TensorSpec, expected: Array, actual: Array, case: ParityCase
-) -> tuple[Array, Array]:
-    """The finite values of both; edge inputs may have others, but the same of both.
-
-    Raises:
-        ValuesDiffer: a value is not finite.
-    """
-    finite = np.isfinite(expected)
-    if finite.all() and np.isfinite(actual).all():
-        return expected, actual
-    where = f"output '{output.name}' at {case}"
-    if not case.edges and not finite.all():
-        raise ValuesDiffer(
-            f"{where}: the model's values are not finite; narrow the signature's ranges to valid "
-            "inputs, or correct the model",
-            {},
-        )
-    wrong = np.isinf(Tolerance(0, 0).ratio(expected, actual)) & ~(finite & np.isfinite(actual))
-    if wrong.any():
-        ours, theirs = actual[wrong][0], expected[wrong][0]
-        raise ValuesDiffer(
-            f"{where}: the artifact's value is {ours:g}, the model's {theirs:g}, so that they are "
-            "not finite alike; narrow the signature's ranges to valid inputs, or correct the model",
-            case.inputs,
-        )
-    return expected[finite], actual[finite]
 
 
 def _tally(
