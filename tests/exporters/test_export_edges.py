@@ -299,7 +299,7 @@ def test_the_values_that_a_model_takes_are_found(
 
 def test_a_model_that_takes_no_small_number_needs_a_range() -> None:
     with pytest.raises(
-        ParityError, match=r"the model itself fails at batch 1: .*declare only what"
+        ParityError, match=r"the model itself fails at batch 1: .*declare only sizes and values"
     ):
         prove(lambda x: TABLE[x - 500][:, 0], x=IDS)
     declared = TensorSpec("x", Datatype.INT64, (4,), 500, 529)  # what the message asks for
