@@ -205,7 +205,7 @@ def test_an_idle_gateway_ends_at_once_with_status_0_and_leaves_nothing_behind(
         idle.get(f"http://{gateway.http}/v2/health/live")  # a kept connection, doing nothing
         ports = (gateway.http_port, gateway.grpc_port, gateway.metrics_port)
         assert not any(bindable(port) for port in ports)
-        assert len(processes(repository.root)) == 1
+        assert processes(repository.root), "they are found while there are some"
         gateway.process.send_signal(signal_)
         assert gateway.process.wait(25) == 0
         assert all(bindable(port) for port in ports)
