@@ -197,12 +197,12 @@ def _with_published_ranges(request: ExportRequest, source: Source, artifact: _Ar
         return source
     there = publish.signature_of(artifact.folder, artifact.config.name)
     found = ranges.of(source)
-    kept = {}
+    kept: dict[str, tuple[int, int]] = {}
     for spec in () if there is None else there.inputs:
         low, high = found.get(spec.name, (1, 0))
-        match (spec.minimum, spec.maximum):
-            case (int(least), int(most)) if low <= least <= most <= high:
-                kept[spec.name] = (least, most)
+        least, most = spec.minimum, spec.maximum
+        if isinstance(least, int) and isinstance(most, int) and low <= least <= most <= high:
+            kept[spec.name] = (least, most)
     return replace(source, signature=ranges.applied(source.signature, kept))
 
 
