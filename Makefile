@@ -18,7 +18,7 @@ COMMIT = $(shell git rev-parse --short=12 HEAD)
 STAMP = $(BIN)/python .ci/result_pages.py
 
 .DEFAULT_GOAL := help
-.PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup \
+.PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-blocks docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
 	matrix mutations package pages peer-suites real-models runtimes storage swagger-ui tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
@@ -63,6 +63,9 @@ format: $(READY) ## Format the code
 
 docs: $(READY) ## Build the documentation into build/site; a broken link or reference fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-blocks: $(READY) ## Paste every block of README and docs into bash, page by page; 20 minutes
+	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest --numprocesses 2 --dist load -m "" tests/docs/test_blocks.py
 
 docs-serve: $(READY) ## Serve the documentation on port 8010, and rebuild it when a page changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr localhost:8010

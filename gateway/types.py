@@ -242,7 +242,15 @@ class Deadline:
 
 NO_DEADLINE = Deadline()
 
-Infer = Callable[[InferRequest, Deadline], Awaitable[InferResponse]]
+#: A stage that does not wait returns its response. An awaitable may have begun its work: it is
+#: awaited at once, because nothing else ends what it holds.
+Answer = InferResponse | Awaitable[InferResponse]
+Infer = Callable[[InferRequest, Deadline], Answer]
 #: Any number of responses to one request, generated on demand. A caller that stops early closes the
 #: generator (``aclose``), which ends the work.
 InferStream = Callable[[InferRequest, Deadline], AsyncGenerator[InferResponse, None]]
+
+
+async def finished(answer: Answer) -> InferResponse:
+    """Wait for the response, unless it is there."""
+    return answer if isinstance(answer, InferResponse) else await answer

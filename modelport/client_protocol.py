@@ -230,7 +230,10 @@ def _parsed(status: int, answer: bytes) -> Any:
         message = answer.decode("utf-8", "replace").strip()
     is_page = message.startswith("<")
     if status >= 500 and is_page:
-        message = f"status {status} with a page, as of a proxy before the server"
+        message = (
+            f"status {status} with a page, as of a proxy before the server; see that the server "
+            "runs to which the proxy sends this URL"
+        )
     elif is_page or (status == 404 and (message.lower() in ("", "not found") or message[0] == "{")):
         message = (
             "the server does not have this operation of the Open Inference Protocol; give the URL "

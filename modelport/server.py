@@ -43,6 +43,8 @@ class ServeOptions(TypedDict, total=False):
     model_control_mode: str
     load_model: str | Sequence[str]
     repository_poll_secs: float
+    model_config_file: Path | str
+    model_config_file_poll_wait_seconds: float
     aspired_version_policy: str
     model_load_retry_count: int
     load_retry_interval_secs: float

@@ -49,7 +49,7 @@ def target(request: pytest.FixtureRequest, gateway: Gateway) -> list[str]:
 def outputs(*arguments: str, stdin: str = "") -> dict[str, object]:
     done = modelport("infer", *arguments, "--json", stdin=stdin)
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

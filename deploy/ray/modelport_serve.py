@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import grpc
@@ -42,7 +43,15 @@ from modelport.gateway.protocols.oip.grpc_request import model_of
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.grpc import framing
 from modelport.gateway.server.grpc.framing import Frames
-from modelport.gateway.server.grpc.service import BUSY, CLOSING, INTERNAL, OK, Ending, Service
+from modelport.gateway.server.grpc.service import (
+    BUSY,
+    CLOSING,
+    INTERNAL,
+    OK,
+    CallTarget,
+    Ending,
+    Service,
+)
 from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import configure_logging
@@ -120,11 +129,18 @@ class Call:
     deadline = NO_DEADLINE
     access = None
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, target: CallTarget, content: bytes) -> None:
+        self.target = target
+        self.connection = self.memory = self  # Serve's proxies count what is unread
         self._content = content
         self.answer: Answer = (INTERNAL.status, INTERNAL.message, b"")
 
-    def running(self) -> None: ...
+    def enter(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     def body(self) -> bytes:
         return framing.frame(self._content)
@@ -179,8 +195,10 @@ class Model:
         return listeners
 
     async def answer(self, method: str, content: bytes) -> Answer:
-        call = Call(content)
-        await self._service.serve(self._service.target(f"/{SERVICE}/{method}".encode(), {}), call)
+        call = Call(self._service.target(f"/{SERVICE}/{method}".encode(), {}), content)
+        waiting = self._service.start(call)
+        if waiting is not None:
+            await waiting
         return call.answer
 
     async def reconfigure(self, _: Any) -> None:

@@ -37,6 +37,8 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
     try:
         with quiet():
             model = _convert(fitted)
+            if fitted.framework is Framework.SCIKIT_LEARN:
+                _send_missing(model, fitted)
             _tighten(model, fitted)
             _name(model, fitted)
             onnx.checker.check_model(model)
@@ -75,6 +77,38 @@ def _convert(fitted: FittedModel) -> onnx.ModelProto:
     else:
         model = onnxmltools.convert_lightgbm(fitted.model, initial_types=types, zipmap=False)
     return model
+
+
+def _send_missing(model: onnx.ModelProto, fitted: FittedModel) -> None:
+    """Have NaN take the branch that it takes in scikit-learn; skl2onnx sends it to the right."""
+    from modelport.exporters.sources.trees.scikit_learn import trees_of
+
+    trees = [(*_splits(x), x.missing_go_to_left) for x in trees_of(fitted.model)]
+    for node in model.graph.node:
+        if not node.op_type.startswith("TreeEnsemble"):
+            continue
+        fields = {attribute.name: attribute for attribute in node.attribute}
+        numbers = np.array(fields["nodes_treeids"].ints)
+        named = ("nodes_truenodeids", "nodes_falsenodeids", "nodes_featureids")
+        columns = np.array([fields[name].ints for name in named])
+        values = np.array(fields["nodes_values"].floats)
+        missing = np.array(fields["nodes_missing_value_tracks_true"].ints)
+        for number in np.unique(numbers):
+            rows = numbers == number
+            for structure, thresholds, left in trees:
+                if np.array_equal(structure, columns[:, rows]) and np.allclose(
+                    thresholds, values[rows], rtol=1e-6
+                ):
+                    missing[rows] = left
+                    break
+        fields["nodes_missing_value_tracks_true"].ints[:] = missing.tolist()
+
+
+def _splits(tree: Any) -> tuple[Any, Any]:
+    """Branches and features of each node, and its threshold, as skl2onnx writes them."""
+    inner = tree.children_left >= 0
+    structure = np.array([tree.children_left, tree.children_right, tree.feature])
+    return np.where(inner, structure, 0), np.where(inner, tree.threshold, 0)
 
 
 def _tighten(model: onnx.ModelProto, fitted: FittedModel) -> None:

@@ -28,7 +28,7 @@ from modelport.exporters.runtime.memory_limit import more_memory
 from modelport.exporters.sources.tensor_flags import parse_tensors
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import Unsupported
-from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, ModelSignature, TensorSpec
+from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, Datatype, ModelSignature, TensorSpec
 
 #: Sizes to try until the model runs; common networks shrink images by up to 32.
 LADDER = (8, 32, 64, 16, 4, 2)
@@ -226,7 +226,7 @@ class _Trial:
 
 
 def _is_integer(spec: TensorSpec) -> bool:
-    return NUMPY_DTYPES[spec.datatype].kind in "iu"
+    return spec.datatype != Datatype.BF16 and NUMPY_DTYPES[spec.datatype].kind in "iu"
 
 
 def _named(signature: ModelSignature, shared: bool) -> ModelSignature:

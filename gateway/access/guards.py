@@ -6,7 +6,7 @@ gateway's own requests (steps of ensembles, copies of a rollout) use the objects
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from modelport.gateway.models.control import Control
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway.types import Answer, Deadline, InferRequest, InferResponse, finished
 
 #: A look-up of an enum's member calls a function.
 _INFER = Operation.INFER
@@ -60,9 +60,8 @@ class GuardedService:
         self._service, self._infer = service, service.infer
         self._models, self._guarded = models, guarded
         self._quotas = quotas
-        self.splits = service.splits
 
-    def infer(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
+    def infer(self, request: InferRequest, deadline: Deadline) -> Answer:
         """Answer ``request``, as ``InferenceService.infer``.
 
         Raises:
@@ -86,7 +85,7 @@ class GuardedService:
     async def _charged(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         row = self._charge(request)
         try:
-            return await self._service.infer(request, deadline)
+            return await finished(self._service.infer(request, deadline))
         finally:
             if row is not None:
                 self._quotas.leave(row)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from modelport.gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway.types import Answer, Deadline, InferRequest
 
 if TYPE_CHECKING:
     from modelport.gateway.backends.backend_host import Host
@@ -47,8 +47,8 @@ class Execution(NamedTuple):
         batches: the backend forms batches itself, or passes requests to a server that may.
         interruptible: cancelling a call stops its computation; otherwise it runs to the end.
         parameters: a response may depend on the request's parameters.
-        inline: whether a call with this request, made now, returns without awaiting anything and is
-            so short that batching would cost more.
+        inline: whether a call with this request, made now, returns the response itself, so soon
+            that batching would cost more.
         queues: requests wait in the backend for an instance, and ``Timing.queue_ns`` is 0 until
             then.
         ahead: the number of calls the backend accepts beyond those running, so that it can start
@@ -82,7 +82,7 @@ class Backend(Protocol):
         with ``Unavailable``.
         """
 
-    async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse: ...
+    def __call__(self, request: InferRequest, deadline: Deadline) -> Answer: ...
 
     def unload(self) -> None:
         """Free all resources; called once, when no request is in flight."""

@@ -29,6 +29,7 @@ from modelport.gateway.types import (
     InferResponse,
     Tensor,
     TensorSpec,
+    finished,
     fits,
 )
 
@@ -199,7 +200,8 @@ class EnsembleBackend:
         self, step: EnsembleStep, tensors: Tensors, request: InferRequest, deadline: Deadline
     ) -> None:
         try:
-            response = await self._host.infer(self._request(step, tensors, request), deadline)
+            asked = self._request(step, tensors, request)
+            response = await finished(self._host.infer(asked, deadline))
         except NotFound as error:
             raise self._gone(error) from error
         tensors.update(_outputs(step, response))

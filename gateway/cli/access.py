@@ -42,7 +42,9 @@ def access() -> None:
     show_default=True,
     help="The rules file.",
 )
-@click.option("--model-version", default="", metavar="N", help="A version number or a label.")
+@click.option(
+    "--model-version", "version", default="", metavar="N", help="A version number or a label."
+)
 @renamed_option("--version", "--model-version")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument(

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import chain, count
 from operator import attrgetter
@@ -25,6 +25,7 @@ from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
 from modelport.gateway.runtime import offload
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
+    Answer,
     Array,
     Datatype,
     Deadline,
@@ -33,6 +34,7 @@ from modelport.gateway.types import (
     InferResponse,
     Parameter,
     Tensor,
+    finished,
 )
 
 log = structlog.get_logger("modelport.cache")
@@ -132,20 +134,41 @@ class CachedInfer:
         """
         return _framed(repr((name, number, next(_loads))))
 
-    async def infer(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+    def infer(self, request: InferRequest, deadline: Deadline) -> Answer:
         if request.parameters and not _SEQUENCE.isdisjoint(request.parameters):
-            return await self._infer(request, deadline)  # depends on earlier requests
+            return self._infer(request, deadline)  # depends on earlier requests
         started = time.perf_counter_ns()
-        if sum(_hashed_bytes(tensor.data) for tensor in request.inputs) <= INLINE_BYTES:
-            key = self.key(request)
-        else:
-            key = await offload.run(partial(self.key, request), deadline)
-        response = self._store.look_up(key)
+        if sum(_hashed_bytes(tensor.data) for tensor in request.inputs) > INLINE_BYTES:
+            return self._hashed(request, deadline, started)
+        return self._looked_up(self.key(request), request, deadline, started)
+
+    async def _hashed(
+        self, request: InferRequest, deadline: Deadline, started: int
+    ) -> InferResponse:
+        key = await offload.run(partial(self.key, request), deadline)
+        return await finished(self._looked_up(key, request, deadline, started))
+
+    def _looked_up(
+        self, key: bytes, request: InferRequest, deadline: Deadline, started: int
+    ) -> Answer:
+        found = self._store.look_up(key)
         lookup_ns = time.perf_counter_ns() - started
-        if response is not None:
+        if found is not None:
             request.timing.cache_hit_ns = lookup_ns
-            return response
-        response = await self._infer(request, deadline)
+            return found
+        answer = self._infer(request, deadline)
+        if not isinstance(answer, InferResponse):
+            return self._inserted_later(key, request, answer, lookup_ns)
+        return self._inserted(key, request, answer, lookup_ns)
+
+    async def _inserted_later(
+        self, key: bytes, request: InferRequest, answer: Awaitable[InferResponse], lookup_ns: int
+    ) -> InferResponse:
+        return self._inserted(key, request, await answer, lookup_ns)
+
+    def _inserted(
+        self, key: bytes, request: InferRequest, response: InferResponse, lookup_ns: int
+    ) -> InferResponse:
         started = time.perf_counter_ns()
         self._store.insert(key, response)
         request.timing.cache_miss_ns = lookup_ns + time.perf_counter_ns() - started

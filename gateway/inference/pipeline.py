@@ -19,7 +19,14 @@ from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.telemetry import Statistics
-from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, InferStream
+from modelport.gateway.types import (
+    Deadline,
+    Infer,
+    InferRequest,
+    InferResponse,
+    InferStream,
+    finished,
+)
 
 
 @dataclass(slots=True)
@@ -88,11 +95,11 @@ def _single(infer: Infer) -> InferStream:
     async def stream(
         request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[InferResponse, None]:
-        yield await infer(request, deadline)
+        yield await finished(infer(request, deadline))
 
     return stream
 
 
-async def _refuse(request: InferRequest, deadline: Deadline) -> InferResponse:
+def _refuse(request: InferRequest, deadline: Deadline) -> InferResponse:
     """The ``Infer`` of a decoupled model."""
     raise Decoupled

@@ -5,37 +5,37 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 
-from modelport.gateway.backends.capabilities import BackgroundWork, BlockingInfer
 from modelport.gateway.errors import Code, Internal, ModelportError, TimedOut, Unavailable
 from modelport.gateway.inference.classification import LARGE, classify
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
-from modelport.gateway.rollout.traffic import request_routing
-from modelport.gateway.runtime import offload, thread_reply
+from modelport.gateway.runtime import offload
 from modelport.gateway.runtime.timer_wheel import within
-from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
+from modelport.gateway.types import (
+    Answer,
+    Deadline,
+    InferRequest,
+    InferResponse,
+    Tensor,
+    finished,
+)
 from modelport.gateway.wire import via_header
-
-if TYPE_CHECKING:
-    from modelport.gateway.rollout.traffic.traffic_split import TrafficSplit
 
 log = structlog.get_logger("modelport.inference")
 
 
 class SupportsInference(Protocol):
-    """The methods of ``InferenceService`` for requests of clients."""
+    """Answers the requests of clients: ``InferenceService``, or a part before it."""
 
-    splits: dict[str, TrafficSplit]
-
-    def infer(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]: ...
+    def infer(self, request: InferRequest, deadline: Deadline) -> Answer: ...
 
     def stream(
         self, request: InferRequest, deadline: Deadline
@@ -45,7 +45,11 @@ class SupportsInference(Protocol):
 
 
 class InferenceService:
-    """Runs inference requests; every protocol calls its one ``infer``."""
+    """Runs inference requests.
+
+    A ``step`` is one of an ensemble's, whose request is in flight: it is answered even while the
+    server shuts down, and no caller's turn refuses it.
+    """
 
     def __init__(
         self, manager: ModelManager, verbose: bool = False, max_seconds: float | None = None
@@ -54,72 +58,45 @@ class InferenceService:
         #: The upper limit of every request's deadline.
         self._max_seconds = max_seconds
         self._verbose = verbose
-        #: Traffic splits by model; empty while no rollout runs. Only ``Rollouts`` changes it.
-        self.splits: dict[str, TrafficSplit] = {}
 
-    def infer(
-        self, request: InferRequest, deadline: Deadline, step: bool = False
-    ) -> Awaitable[InferResponse]:
-        """Answer ``request``. A ``step`` of an ensemble request in flight always finishes.
+    def infer(self, request: InferRequest, deadline: Deadline, step: bool = False) -> Answer:
+        """Answer ``request`` by the version that it names.
 
         Raises:
             ModelportError: with a public message; any other exception is logged and becomes
                 ``Internal``.
         """
-        if step:
-            routing = request_routing.CURRENT.get()
-            if routing is not None and routing.is_copy:
-                return self.infer_copy(request, deadline)
-        elif self._manager.closing.is_set():
+        if not step and self._manager.closing.is_set():
             raise Unavailable("the server is shutting down")
-        if self.splits:
-            split = self.splits.get(request.model_name)
-            if split is not None and split.diverts(request):
-                return split.infer(request, deadline.earliest(self._max_seconds), step)
-        return self.infer_version(request, deadline, step)
+        return self.run(request, deadline, step)
 
-    async def infer_version(
-        self, request: InferRequest, deadline: Deadline, step: bool = False
-    ) -> InferResponse:
-        """Run the version that ``request`` names, without a traffic split; raises as ``infer``."""
+    def run(self, request: InferRequest, deadline: Deadline, step: bool = False) -> Answer:
+        """Answer a request that is in flight already; raise as ``infer``."""
         started = time.perf_counter_ns()
         version = self._manager.acquire(request.model_name, request.model_version)
         request.via = via_header.CURRENT.get()
-        with _Counted(version, request, started, self._verbose):
-            if request.caller and version.statistics.pending > version.turns.free:
-                return await self._run_in_turn(version, request, deadline, started, step)
-            return await self._run(version, request, deadline, started)
-
-    async def infer_copy(self, request: InferRequest, deadline: Deadline) -> InferResponse:
-        """Answer a copy of a request, which is in no batch, cache, queue or statistics.
-
-        Raises:
-            ModelportError: as ``infer``.
-        """
-        version = self._manager.acquire(request.model_name, request.model_version)
+        counted = _Counted(version, request, started, self._verbose)
+        counted.__enter__()
         try:
-            validator = _checked(version, request)
-            if version.in_background is None:
-                answer = version.backend(request, deadline)
+            if request.caller and version.statistics.pending > version.turns.free:
+                answer: Answer = self._run_in_turn(version, request, deadline, started, step)
             else:
-                answer = _in_background(version.in_background, request)
-            response = await within(answer, deadline)
-            validator.restore(response)
-            return response
-        finally:
-            version.release()
+                answer = self._run(version, request, deadline, started)
+        except BaseException as error:
+            counted.__exit__(type(error), error, None)
+            raise
+        if isinstance(answer, InferResponse):
+            counted.__exit__(None, None, None)
+            return answer
+        return _within(counted, answer)
 
-    def acquire_in_background(self, name: str, number: int) -> ServedVersion | None:
-        """Acquire a version for ``answer_copy``; None if its backend has no background thread.
+    def acquire(self, name: str, number: int) -> ServedVersion:
+        """Acquire a version for work that is no request of a client; the caller releases it.
 
         Raises:
-            ModelportError: the version is not served.
+            ModelportError: it is not served.
         """
-        version = self._manager.acquire(name, number)
-        if version.in_background is None:
-            version.release()
-            return None
-        return version
+        return self._manager.acquire(name, number)
 
     def pending(self, name: str, number: int) -> int:
         """The number of requests in progress at a version."""
@@ -135,6 +112,10 @@ class InferenceService:
         return version.overloaded() or any(
             self.overloaded(each.model_name, max(each.model_version, 0)) for each in steps
         )
+
+    def limited(self, deadline: Deadline) -> Deadline:
+        """The deadline within the limit that every request has."""
+        return deadline.earliest(self._max_seconds)
 
     @property
     def closing(self) -> bool:
@@ -163,8 +144,8 @@ class InferenceService:
         Raises:
             ModelportError: as ``infer``, before any response or after some.
         """
-        if not self._manager.get(request.model_name, request.model_version).decoupled:
-            yield await self.infer(request, deadline, step)
+        if not self.is_decoupled(request):
+            yield await finished(self.infer(request, deadline, step))
             return
         started = time.perf_counter_ns()
         if not step and self._manager.closing.is_set():
@@ -172,7 +153,7 @@ class InferenceService:
         version = self._manager.acquire(request.model_name, request.model_version)
         request.via = via_header.CURRENT.get()
         with _Counted(version, request, started, self._verbose):
-            deadline = deadline.earliest(self._max_seconds)
+            deadline = self.limited(deadline)
             batch = version.validator.check(request)
             statistics, timing, index = version.statistics, request.timing, 0
             asked = time.perf_counter_ns()
@@ -203,6 +184,14 @@ class InferenceService:
                     asked = time.perf_counter_ns()
             statistics.succeeded(batch, time.perf_counter_ns() - started, timing, streamed=True)
 
+    def is_decoupled(self, request: InferRequest) -> bool:
+        """Whether the model gives any number of responses.
+
+        Raises:
+            ModelportError: it is not served.
+        """
+        return self._manager.get(request.model_name, request.model_version).decoupled
+
     async def _run_in_turn(
         self,
         version: ServedVersion,
@@ -213,41 +202,79 @@ class InferenceService:
     ) -> InferResponse:
         """Run the version when it is the turn of the request's caller."""
         turns, caller = version.turns, request.caller
-        await turns.enter(caller, deadline.earliest(self._max_seconds), refuses=not step)
+        await turns.enter(caller, self.limited(deadline), refuses=not step)
         try:
             waited = time.perf_counter_ns() - started
             request.timing.queue_ns += waited
             request.timing.compute_input_ns -= waited  # ``_run`` counts all time until now
-            return await self._run(version, request, deadline, started)
+            return await finished(self._run(version, request, deadline, started))
         finally:
             turns.leave(caller)
 
-    async def _run(
+    def _run(
         self, version: ServedVersion, request: InferRequest, deadline: Deadline, started: int
-    ) -> InferResponse:
+    ) -> Answer:
         if self._max_seconds is not None:
             deadline = deadline.earliest(self._max_seconds)
         validator = version.validator
         if request.signature:
             validator = version.signatures.validator(request.signature)
         batch = validator.check(request)
-        timing = request.timing
-        timing.compute_input_ns += time.perf_counter_ns() - started
-        if deadline.at is None:
-            response = await version.infer(request, deadline)
-        elif deadline.expired:
+        request.timing.compute_input_ns += time.perf_counter_ns() - started
+        if deadline.expired:
             raise TimedOut
-        else:
-            response = await within(version.infer(request, deadline), deadline)
+        answer = version.infer(request, deadline)
+        if isinstance(answer, InferResponse) and not request.classification:
+            return self._completed(version, validator, request, answer, batch, started)
+        return self._complete(version, validator, request, deadline, answer, batch, started)
+
+    async def _complete(
+        self,
+        version: ServedVersion,
+        validator: Validator,
+        request: InferRequest,
+        deadline: Deadline,
+        answer: Answer,
+        batch: int,
+        started: int,
+    ) -> InferResponse:
+        """Wait for the response, and complete it; its classes may be sorted in a thread."""
+        if not isinstance(answer, InferResponse):
+            answer = await (answer if deadline.at is None else within(answer, deadline))
+        if not request.classification:
+            return self._completed(version, validator, request, answer, batch, started)
+        answered = time.perf_counter_ns()
+        validator.restore(answer)
+        request.unclassified = answer.outputs
+        answer.outputs = await _classified(version, request, answer, deadline)
+        return self._counted(version, request, answer, batch, started, answered)
+
+    def _completed(
+        self,
+        version: ServedVersion,
+        validator: Validator,
+        request: InferRequest,
+        response: InferResponse,
+        batch: int,
+        started: int,
+    ) -> InferResponse:
         answered = time.perf_counter_ns()
         validator.restore(response)
-        if request.classification:
-            request.unclassified = response.outputs
-            response.outputs = await _classified(version, request, response, deadline)
+        return self._counted(version, request, response, batch, started, answered)
+
+    def _counted(
+        self,
+        version: ServedVersion,
+        request: InferRequest,
+        response: InferResponse,
+        batch: int,
+        started: int,
+        answered: int,
+    ) -> InferResponse:
         response.id = request.id
         done = time.perf_counter_ns()
-        timing.compute_output_ns += done - answered
-        version.statistics.succeeded(batch, done - started, timing)
+        request.timing.compute_output_ns += done - answered
+        version.statistics.succeeded(batch, done - started, request.timing)
         if self._verbose:
             log.debug(
                 "infer", model=version.name, version=version.number, batch_size=batch,
@@ -257,10 +284,7 @@ class InferenceService:
 
 
 class _Counted:
-    """A request in flight: counts it as pending, and counts and logs its failure.
-
-    A class, because a generator-based context manager costs every request three times as much.
-    """
+    """A request in flight: counts it as pending, and counts and logs its failure."""
 
     __slots__ = ("_request", "_started", "_verbose", "_version")
 
@@ -302,44 +326,15 @@ class _Counted:
             raise Internal("inference failed; the server's log has the reason") from error
 
 
-def answer_copy(
-    version: ServedVersion, request: InferRequest, infer: BlockingInfer
-) -> InferResponse:
-    """Answer as ``InferenceService.infer_copy``, in a thread, by ``infer`` of ``in_background``."""
-    validator = _checked(version, request)
-    response = infer(request)
-    validator.restore(response)
+async def _within(counted: _Counted, answer: Awaitable[InferResponse]) -> InferResponse:
+    """Wait for the answer to a request that is ``counted`` already."""
+    try:
+        response = await answer
+    except BaseException as error:
+        counted.__exit__(type(error), error, None)
+        raise
+    counted.__exit__(None, None, None)
     return response
-
-
-def _checked(version: ServedVersion, request: InferRequest) -> Validator:
-    """Check the request for the version; return the validator of its signature."""
-    validator = version.validator
-    if request.signature:
-        validator = version.signatures.validator(request.signature)
-    validator.check(request)
-    return validator
-
-
-async def _in_background(
-    begin: Callable[[BackgroundWork], None], request: InferRequest
-) -> InferResponse:
-    loop = asyncio.get_running_loop()
-    reply: asyncio.Future[InferResponse] = loop.create_future()
-
-    def work(infer: BlockingInfer) -> None:
-        if reply.done():  # nobody waits any more
-            return
-        result: InferResponse | BaseException
-        try:
-            result = infer(request)
-        except BaseException as error:  # re-raised in the caller
-            result = error
-        with suppress(RuntimeError):  # the event loop is closed
-            loop.call_soon_threadsafe(thread_reply.settle, reply, result)
-
-    begin(work)
-    return await reply
 
 
 async def _classified(

@@ -15,10 +15,10 @@ from modelport.gateway.inference import batching
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
+    Answer,
     Deadline,
     Infer,
     InferRequest,
-    InferResponse,
     ModelSignature,
     fits,
 )
@@ -57,9 +57,9 @@ class NamedSignatures:
         if not infers:
             return infer
 
-        async def dispatch(request: InferRequest, deadline: Deadline) -> InferResponse:
+        def dispatch(request: InferRequest, deadline: Deadline) -> Answer:
             chosen = infers[request.signature] if request.signature else infer
-            return await chosen(request, deadline)
+            return chosen(request, deadline)
 
         return dispatch
 
@@ -73,8 +73,8 @@ def _chain(backend: Backend, signature: ModelSignature, statistics: Statistics) 
         return backend
     usual = UsualShapes(signature)
 
-    async def infer(request: InferRequest, deadline: Deadline) -> InferResponse:
-        return await (batched if usual.fit(request) else backend)(request, deadline)
+    def infer(request: InferRequest, deadline: Deadline) -> Answer:
+        return (batched if usual.fit(request) else backend)(request, deadline)
 
     return infer
 

@@ -36,6 +36,7 @@ from modelport.gateway.types import (
     InferRequest,
     Tensor,
     TensorSpec,
+    finished,
 )
 from modelport.gateway.upstream.pool import on_loop
 from modelport.gateway.wire import raw_tensors
@@ -116,7 +117,7 @@ async def _answer(version: ServedVersion, inputs: list[Tensor], deadline: Deadli
             raise TimedOut
         async with asyncio.timeout(deadline.remaining()):
             if not version.decoupled:
-                await version.backend(request, deadline)
+                await finished(version.backend(request, deadline))
                 return
             async with aclosing(version.stream(request, deadline)) as responses:
                 async for _ in responses:

@@ -1,11 +1,18 @@
-"""Type aliases of ASGI 3.0."""
+"""An ASGI application, which FastAPI makes, as a handler of requests."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import AbstractAsyncContextManager, nullcontext
-from types import FunctionType
-from typing import Any, Final, cast
+from typing import Any, Final
+
+import structlog
+
+from modelport.gateway.protocols.http_message import (
+    ClientDisconnected,
+    Handler,
+    HttpRequest,
+    HttpResponse,
+)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -13,29 +20,61 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: Key, in some scopes, of a dictionary that a connection's requests with the same head share.
-HEAD_NOTES: Final = "modelport.head_notes"
+#: Key of the ``HttpRequest`` in the scope.
+REQUEST: Final = "modelport.request"
 
-#: Key, in the extensions of a scope, of ``ConnectionMemory.turn``.
-TURN: Final = "modelport.turn"
-
-
-def turn(scope: Scope) -> AbstractAsyncContextManager[None]:
-    """Wait until the client takes earlier responses, before one that may be large is rendered.
-
-    Raises:
-        MemoryExhausted: Too many requests wait.
-    """
-    wait = scope.get("extensions", {}).get(TURN, nullcontext)
-    return cast("AbstractAsyncContextManager[None]", wait())
+log = structlog.get_logger("modelport.http")
 
 
-def as_method(app: App) -> App:
-    """Return the method or function that ``app`` is.
+def handler_of(app: App) -> Handler:
+    """Make a handler of ``app``, whose responses are short: they are sent once they are whole."""
 
-    Python calls an object with ``__call__`` by a detour that takes as long as several functions.
-    """
-    if isinstance(app, FunctionType):
-        return app
-    method: App = app.__call__  # type: ignore[operator]
-    return method
+    async def handle(request: HttpRequest) -> HttpResponse:
+        start: Message = {}
+        parts: list[bytes] = []
+
+        async def receive() -> Message:
+            try:
+                part = await request.body.part()
+            except ClientDisconnected:
+                return {"type": "http.disconnect"}
+            return {"type": "http.request", "body": part, "more_body": bool(part)}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+            else:
+                parts.append(message.get("body", b""))
+
+        try:
+            await app(scope_of(request), receive, send)
+        except ClientDisconnected:
+            raise
+        except Exception:  # Starlette raises it again after its response
+            log.exception("request failed")
+            if not start:
+                raise
+        headers = [pair for pair in start["headers"] if pair[0] != b"content-length"]
+        return HttpResponse(start["status"], b"".join(parts), headers)
+
+    return handle
+
+
+def scope_of(request: HttpRequest) -> Scope:
+    """Make the ASGI scope of a request."""
+    peer = request.peer
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": request.version,
+        "method": request.method,
+        "scheme": peer.scheme,
+        "path": request.path,
+        "raw_path": request.raw_path,
+        "query_string": request.query,
+        "root_path": "",
+        "headers": request.headers,
+        "client": peer.client,
+        "server": peer.server,
+        REQUEST: request,
+    }

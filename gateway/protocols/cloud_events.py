@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from urllib.parse import quote
@@ -20,8 +20,12 @@ import orjson
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols import request_body
-from modelport.gateway.protocols.asgi import Message, Receive, Send
-from modelport.gateway.protocols.http_response import Headers
+from modelport.gateway.protocols.http_message import (
+    Answer,
+    HttpRequest,
+    HttpResponse,
+    finished,
+)
 from modelport.gateway.runtime import offload, request_memory
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.incremental_json import STEPS
@@ -49,44 +53,51 @@ def is_event(headers: Mapping[bytes, bytes]) -> bool:
 
 async def exchange(
     model: str,
-    headers: dict[bytes, bytes],
-    receive: Receive,
-    send: Send,
+    request: HttpRequest,
     limit: int,
     deadline: Deadline,
     bound: int | None,
-) -> tuple[Receive, Send]:
-    """Return a ``receive`` of the event's data, and a ``send`` that makes an event of the response.
+    answer: Callable[[HttpRequest, bytes], Answer],
+) -> HttpResponse:
+    """Pass the event's data to ``answer``, and make an event of its response.
 
-    ``headers`` become those of the data. The limits are those of ``request_body.read``.
+    The request's headers become those of the data. The limits are those of ``request_body.read``.
 
     Raises:
         InvalidArgument: The event is malformed, or as ``request_body.read``.
     """
-    source = f"io.kserve.inference.{quote(model)}"
-    if not headers.get(_CONTENT_TYPE, b"").startswith(STRUCTURED):
+    headers, source = request.fields, f"io.kserve.inference.{quote(model)}"
+    structured = headers.get(_CONTENT_TYPE, b"").startswith(STRUCTURED)
+    if not structured:
         _check(
             {name: headers.get(b"ce-" + name.encode(), b"").decode("latin-1") for name in _REQUIRED}
         )
-        return receive, _BinaryAnswer(send, source)
-    kind = headers[_CONTENT_TYPE].partition(b";")[0].strip().lower()
-    if kind != MEDIA_TYPE:
-        raise InvalidArgument(
-            f"the CloudEvents format '{kind[:64].decode('latin-1')}' is not supported; send one "
-            f"event as {MEDIA_TYPE.decode()}"
-        )
-    most = None if bound is None else bound * 4 // 3 + ENVELOPE_BYTES  # the data may be base64
-    body = await request_body.read(receive, headers, limit, deadline, most)
-    work = partial(_opened, body)
-    data = await offload.run(work, deadline) if len(body) > offload.INLINE_BYTES else work()
-    for name in (b"content-encoding", b"content-length", b"accept-encoding"):
-        headers.pop(name, None)
-    headers[_CONTENT_TYPE] = _JSON
-
-    async def receive_data() -> Message:
-        return {"type": "http.request", "body": data, "more_body": False}
-
-    return receive_data, _StructuredAnswer(send, source)
+        most = bound
+    else:
+        kind = headers[_CONTENT_TYPE].partition(b";")[0].strip().lower()
+        if kind != MEDIA_TYPE:
+            raise InvalidArgument(
+                f"the CloudEvents format '{kind[:64].decode('latin-1')}' is not supported; send "
+                f"one event as {MEDIA_TYPE.decode()}"
+            )
+        # The data may be base64.
+        most = None if bound is None else bound * 4 // 3 + ENVELOPE_BYTES
+    body = request_body.read(request, limit, deadline, most)
+    data = body if isinstance(body, bytes) else await body
+    if structured:
+        work = partial(_opened, data)
+        data = await offload.run(work, deadline) if len(data) > offload.INLINE_BYTES else work()
+        for name in (b"content-encoding", b"content-length", b"accept-encoding"):
+            headers.pop(name, None)
+        headers[_CONTENT_TYPE] = _JSON
+    response = await finished(answer(request, data))
+    if response.status != 200:
+        return response
+    if structured:
+        event = _event(source, dict(response.headers)[_CONTENT_TYPE], response.body)
+        return HttpResponse(200, event, response.headers).adding((_CONTENT_TYPE, MEDIA_TYPE))
+    fields = [(f"ce-{k}".encode(), v.encode()) for k, v in _attributes(source).items()]
+    return response.adding(*fields)
 
 
 def _attributes(source: str) -> dict[str, str]:
@@ -109,43 +120,6 @@ def _check(attributes: Mapping[str, object]) -> None:
     if attributes["specversion"] != "1.0":
         shown = str(attributes["specversion"])[:64]
         raise InvalidArgument(f"the CloudEvent's specversion is '{shown}'; send one of 1.0")
-
-
-class _BinaryAnswer:
-    """Sends a successful response as an event in binary mode."""
-
-    def __init__(self, send: Send, source: str) -> None:
-        self._send, self._source = send, source
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] == 200:
-            fields = [
-                (f"ce-{k}".encode(), v.encode()) for k, v in _attributes(self._source).items()
-            ]
-            message = {**message, "headers": [*message["headers"], *fields]}
-        await self._send(message)
-
-
-class _StructuredAnswer:
-    """Sends a successful response, whose body comes in one message, in structured mode."""
-
-    def __init__(self, send: Send, source: str) -> None:
-        self._send, self._source = send, source
-        self._start: Message | None = None
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and message["status"] == 200:
-            self._start = message
-            return
-        start, self._start = self._start, None
-        if start is not None:
-            headers: Headers = start["headers"]
-            body = _event(self._source, dict(headers)[_CONTENT_TYPE], message["body"])
-            replaced = {_CONTENT_TYPE: MEDIA_TYPE, b"content-length": b"%d" % len(body)}
-            fields = [(name, replaced.get(name, value)) for name, value in headers]
-            await self._send({**start, "headers": fields})
-            message = {**message, "body": body}
-        await self._send(message)
 
 
 def _event(source: str, content_type: bytes, data: Buffer) -> bytes:

@@ -12,7 +12,7 @@ import re
 import socket
 from collections.abc import Collection
 
-from modelport.gateway.protocols.asgi import Scope
+from modelport.gateway.protocols.http_message import HttpRequest
 from modelport.gateway.settings import is_loopback
 
 #: Safe methods (RFC 9110, 9.2.1).
@@ -37,11 +37,11 @@ class Origins:
         self._own = {"localhost", socket.gethostname().lower(), address.lower()}
         self._is_local = is_loopback(address)
 
-    def objection(self, scope: Scope) -> str:
+    def objection(self, request: HttpRequest) -> str:
         """Return why this request is refused, or an empty string."""
-        if self._any or scope["method"] in _SAFE or _INFERENCE.fullmatch(scope["path"]):
+        if self._any or request.method in _SAFE or _INFERENCE.fullmatch(request.path):
             return ""
-        headers = dict(scope["headers"])
+        headers = request.fields
         origin, host = headers.get(b"origin"), headers.get(b"host", b"")
         if origin is not None:
             authority = origin.partition(b"://")[2]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-
-from fastapi import Request
 
 from modelport.gateway.inference.service import SupportsInference
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.model_view import ModelView
+from modelport.gateway.protocols.http_message import HttpRequest
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.protocols.prediction.predictor import Predictor
 from modelport.gateway.protocols.request_body import read as read_body
@@ -27,8 +27,7 @@ class DialectHost:
         settings: those of ``modelport serve``.
         shared: the shared memory that clients have registered.
         requests: the counters of TensorFlow Serving's metrics.
-        is_guarded: whether ``--access`` limits what callers may do; ``service``, ``manager`` and
-            ``control`` then know who calls.
+        splits: the models with a rollout.
     """
 
     settings: Settings
@@ -37,17 +36,17 @@ class DialectHost:
     control: Control
     shared: SharedMemory
     requests: TfServingRequests
-    is_guarded: bool = False
+    splits: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self.max_input_bytes = self.settings.http_max_input_bytes
         self.predictor = Predictor(self.service, self.manager)
 
-    async def read(self, request: Request) -> bytes:
+    async def read(self, request: HttpRequest) -> bytes:
         """The request's body without its content coding, at most ``--http-max-input-size``.
 
         Raises:
             InvalidArgument: it is larger, or not in the coding that it claims.
         """
-        headers = dict(request.scope["headers"])
-        return await read_body(request.receive, headers, self.max_input_bytes)
+        body = read_body(request, self.max_input_bytes)
+        return body if isinstance(body, bytes) else await body

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.extensions import ExtensionTable
-from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.grpc_method import Methods, Rows
 from modelport.gateway.protocols.grpc_reflection import GrpcReflection
-from modelport.gateway.protocols.http import GuardedDialect, HttpApplication, HttpDialect
+from modelport.gateway.protocols.http import HttpApplication, HttpDialect
+from modelport.gateway.protocols.http_message import Handler
 from modelport.gateway.protocols.oip.grpc import OipGrpc
 from modelport.gateway.protocols.oip.http import OipHttp
 from modelport.gateway.protocols.oip.http_generate import GenerateHttp
@@ -71,10 +71,9 @@ DIALECTS: ExtensionTable[DialectDescriptor] = ExtensionTable(
 
 
 class Dialects:
-    """``http`` is the application of the HTTP port, ``grpc`` the table of gRPC methods.
+    """``http`` is the handler of the HTTP port, ``grpc`` the table of gRPC methods.
 
     ``application`` has the routes of the HTTP port, without those that Vertex AI chooses.
-    ``first`` is the dialect that it asks first, with ``--access``.
     """
 
     def __init__(self, host: DialectHost) -> None:
@@ -88,17 +87,10 @@ class Dialects:
                 self.grpc.setdefault(name, methods)  # no extension replaces what is built in
         self.grpc |= GrpcReflection(self.grpc).methods()
         origins = Origins(settings.http_address, settings.allowed_hosts)
-        first: HttpDialect = next(dialect for dialect in http if isinstance(dialect, OipHttp))
-        splits = host.service.splits
-        self.first: GuardedDialect | None = None
-        if host.is_guarded:
-            guarded = {id(dialect): GuardedDialect(dialect, splits) for dialect in http}
-            first = self.first = guarded[id(first)]
-            http = list(guarded.values())
-        self.application = HttpApplication(first, http, origins, splits)
-        self.http: App = self.application
+        self.application = HttpApplication(http, origins, host.splits)
+        self.http: Handler = self.application
         if settings.vertex_ai is not None:
-            self.http = VertexApplication(self.http, host, settings.vertex_ai)
+            self.http = VertexApplication(self.application, host, settings.vertex_ai)
 
 
 def find(name: str) -> DialectDescriptor:

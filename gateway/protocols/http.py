@@ -1,36 +1,61 @@
-"""The ASGI application of the HTTP port, which dispatches to the dialects.
+"""The handler of the HTTP port, which dispatches to the dialects.
 
-Dialects serve inference as plain ASGI. FastAPI carries the other routes, and documents all of them;
-the page is ``GET /docs``.
+A dialect is a table of routes for inference. FastAPI carries the other routes, and documents all of
+them; the page is ``GET /docs``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Collection, Coroutine, Sequence
-from functools import cache
-from typing import Any, Protocol
-from urllib.parse import unquote_to_bytes
+from collections.abc import Collection, Sequence
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote, unquote_to_bytes
 
+import structlog
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from modelport import __version__
-from modelport.gateway.access.context import CURRENT, AccessContext, note_refusal
+from modelport.gateway.access.context import enter, note_refusal
 from modelport.gateway.access.operations import Operation
-from modelport.gateway.errors import Internal, MemoryExhausted, ModelportError
+from modelport.gateway.errors import Internal, ModelportError
 from modelport.gateway.protocols import api_pages, http_operations, openapi, rollout_headers
-from modelport.gateway.protocols.asgi import Receive, Scope, Send, turn
-from modelport.gateway.protocols.authenticated_application import CHALLENGE, CHALLENGE_FIELD
+from modelport.gateway.protocols.asgi import REQUEST, handler_of
+from modelport.gateway.protocols.authentication import CHALLENGE, CHALLENGE_FIELD
 from modelport.gateway.protocols.cross_site_protection import Origins
-from modelport.gateway.protocols.http_response import RETRY, document
+from modelport.gateway.protocols.http_message import (
+    Answer,
+    Handler,
+    HttpRequest,
+    HttpResponse,
+    finished,
+)
+from modelport.gateway.protocols.http_response import (
+    RETRY,
+    TRY_AGAIN,
+    Recover,
+    framed,
+    recovering,
+    refusal,
+)
 
-_RETRY = {name.decode(): value.decode() for name, value in RETRY}
+log = structlog.get_logger("modelport.http")
+
 #: The one large response to a POST that carries no tensors.
 _INDEX = "/v2/repository/index"
 _PARAMETER = re.compile(r"\{[^{}]*\}")
 _UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")
+#: Number of cached routes, and the maximum length of their targets.
+ROUTES, KEPT_TARGET = 4096, 512
+
+
+class Route(NamedTuple):
+    """The handler of the requests for a method and a path, and its operation."""
+
+    operation: Operation
+    handler: Handler
 
 
 class HttpDialect(Protocol):
@@ -42,16 +67,19 @@ class HttpDialect(Protocol):
     statuses: Collection[int] = (500,)
     error: openapi.Schema = openapi.ERROR
 
-    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        """Return the handler of an inference request, or None for other paths."""
+    def route(self, method: str, path: str) -> Route | None:
+        """Return the route of inference, or of another request that FastAPI does not serve.
+
+        ``path`` is percent-encoded.
+        """
         return None
 
-    def operation(self, scope: Scope) -> Operation:
-        """Return the operation of a request that ``serve`` answers."""
-        return Operation.INFER
+    def canonical(self, path: str) -> str:
+        """Return the path of a request as the routes have it."""
+        return path
 
     def add_routes(self, app: FastAPI) -> None:
-        """Add all routes to ``app``; those of ``serve`` only for their documentation.
+        """Add the other routes to ``app``, and document those of ``route`` (``documented``).
 
         Each declares its operation (``http_operations``).
         """
@@ -60,155 +88,94 @@ class HttpDialect(Protocol):
         """Whether a POST to this path is refused because of overload; if so, count it."""
         return False
 
-    def refusal(self, status: int, message: str) -> Response:
+    def refusal(self, request: HttpRequest, status: int, message: str) -> HttpResponse:
         """Make the response to a request that has no route."""
-        return document({"error": message}, status)
+        return refusal(status, message)
 
-    def failure(self, error: ModelportError) -> Response:
+    def failure(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
         """Make the response to an error."""
 
 
-class GuardedDialect:
-    """``dialect`` for a gateway with ``--access``: what ``serve`` answers enters its operation."""
-
-    def __init__(self, dialect: HttpDialect, splits: Collection[str] = ()) -> None:
-        self.serve_entered, self.splits = dialect.serve, splits
-        self.segments = dialect.segments
-        self.statuses, self.error = dialect.statuses, dialect.error
-        self.operation, self.add_routes = dialect.operation, dialect.add_routes
-        self.refusal, self.failure = dialect.refusal, dialect.failure
-
-    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        answer, context = self.serve_entered(scope, receive, send), CURRENT.get()
-        if answer is None or context is None:
-            return answer
-        return self._enter(context, answer, scope, receive, send)
-
-    def serve_first(
-        self, context: AccessContext, scope: Scope, receive: Receive, send: Send
-    ) -> Awaitable[None] | None:
-        """Serve a request with this context at once, if ``HttpApplication`` only passes it on.
-
-        It saves the layers in between, and sets ``CURRENT`` if it returns a handler.
-        """
-        if self.splits or scope["raw_path"].find(b"%") >= 0:
-            return None
-        answer = self.serve_entered(scope, receive, send)
-        if answer is None:
-            return None
-        entered = context.entered.get(self.operation(scope))
-        if entered is None:
-            return self._enter(context, answer, scope, receive, send)
-        CURRENT.set(entered)
-        return answer
-
-    def _enter(
-        self,
-        context: AccessContext,
-        answer: Awaitable[None],
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> Awaitable[None]:
-        """Return ``answer``, in the request's operation, or the handler of its refusal."""
-        try:
-            CURRENT.set(context.entering(self.operation(scope)))
-        except ModelportError as error:
-            if isinstance(answer, Coroutine):
-                answer.close()
-            return _failure(self, error)(scope, receive, send)
-        return answer
-
-    def refuses(self, raw_path: bytes) -> bool:
-        """Refuse nothing that is not authenticated; the handler itself does under overload."""
-        return False
+async def documented() -> Response:
+    """Stand in FastAPI's table for a route of a dialect, which answers before it is asked."""
+    raise Internal("a route is documented, and no dialect has it")
 
 
 class HttpApplication:
-    """Dispatches requests to ``dialects``, and to ``first``, one of them, before the others.
+    """Dispatches requests to ``dialects``.
 
-    A path without a route gets the error of the first dialect of its first segment, or of
-    ``first``. ``splits`` are the models with a rollout.
+    A path without a route gets the error of the first dialect of its first segment, or of the first
+    of all. ``splits`` are the models with a rollout.
     """
 
     def __init__(
-        self,
-        first: HttpDialect,
-        dialects: Sequence[HttpDialect],
-        origins: Origins,
-        splits: Collection[str] = (),
+        self, dialects: Sequence[HttpDialect], origins: Origins, splits: Collection[str] = ()
     ) -> None:
-        self._first, self._origins = first, origins
+        self._first, self._origins = dialects[0], origins
         self._splits = splits
-        self.refuses = first.refuses
         self._dialects: dict[str, list[HttpDialect]] = {}
         for dialect in dialects:
             for segment in dialect.segments:
                 self._dialects.setdefault(segment, []).append(dialect)
-        self._framework = self._build(dialects)
+        self._api = self._build(dialects)
+        self._framework = handler_of(self._api)
+        self._kept_route = lru_cache(ROUTES)(self._route)
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if self._splits and scope["type"] == "http":
-            send = rollout_headers.exchange(scope, send)
-        # ``find`` is ten times as fast as ``in``.
-        if scope["type"] == "http" and scope["raw_path"].find(b"%") < 0:
-            answer = self._first.serve(scope, receive, send)
-            if answer is not None:
-                return answer
-        return self._serve(scope, receive, send)
+    def __call__(self, request: HttpRequest) -> Answer:
+        """Answer ``request``."""
+        target = request.raw_path
+        route = self._kept_route if len(target) <= KEPT_TARGET else self._route
+        handler, recover = route(request.method, target)
+        if self._splits:
+            return rollout_headers.exchange(request, partial(recovering, handler, recover))
+        return recovering(handler, recover, request)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._framework(scope, receive, send)
-            return
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await refusal(scope, receive, send)
-        elif scope["method"] == "GET" or scope["path"] == _INDEX:
-            try:
-                async with turn(scope):
-                    await self._dispatch(scope, receive, send)
-            except MemoryExhausted as error:
-                await self.refuse(scope, receive, send, error)
-        else:
-            await self._dispatch(scope, receive, send)
+    def _route(self, method: str, target: bytes) -> tuple[Handler, Recover]:
+        """Return what answers a request, and what makes the response to an error."""
+        path = target.decode("ascii")
+        dialects = self._dialects_of(unquote(path)) or [self._first]
+        for dialect in dialects:
+            path = dialect.canonical(path)
+        if target.find(b"%") >= 0 and not _plain_segments(target):
+            return partial(_not_found, dialects[0]), partial(_failed, dialects[0])
+        for dialect in dialects:
+            route = dialect.route(method, path)
+            if route is not None:
+                return _entering(route), partial(_failed, dialect)
+        return partial(self._serve, dialects[0], unquote(path)), partial(_failed, dialects[0])
 
-    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        for dialect in self._dialects_of(scope):
-            answer = dialect.serve(scope, receive, send)
-            if answer is not None:
-                await answer
-                return
-        await self._framework(scope, receive, send)
+    async def _serve(self, dialect: HttpDialect, path: str, request: HttpRequest) -> HttpResponse:
+        """Have FastAPI answer, which knows the request's path as ``path``."""
+        objection = self._origins.objection(request)
+        if objection:
+            note_refusal(objection)
+            return dialect.refusal(request, 403, objection)
+        request.path = path
+        if request.method != "GET" and request.path != _INDEX:
+            return await finished(self._framework(request))
+        async with request.peer.memory.turn():
+            return await finished(self._framework(request))
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        """Return the error response to a path or an origin that is not allowed, or None."""
-        if b"%" in scope["raw_path"] and not _plain_segments(scope["raw_path"]):
-            return self._dialect_of(scope).refusal(404, "Not Found")
-        objection = self._origins.objection(scope)
-        if not objection:
-            return None
-        note_refusal(objection)
-        return self._dialect_of(scope).refusal(403, objection)
+    def refuses(self, raw_path: bytes) -> bool:
+        """Whether a POST to this path is refused because of overload; if so, count it."""
+        return self._first.refuses(raw_path)
+
+    def refuse(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
+        """Make the response to a request that is not served, in the format of its dialect."""
+        return _failed(self._dialect_of(request.path), request, error)
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
-        """All routes, each with its operation; those of ``serve`` too."""
-        return self._framework.routes
+        """All routes, each with its operation; those of the dialects too."""
+        return self._api.routes
 
-    def _dialect_of(self, scope: Scope) -> HttpDialect:
+    def _dialect_of(self, path: str) -> HttpDialect:
         """The dialect whose errors a path gets."""
-        return next(iter(self._dialects_of(scope)), self._first)
+        return next(iter(self._dialects_of(path)), self._first)
 
-    def _dialects_of(self, scope: Scope) -> Sequence[HttpDialect]:
+    def _dialects_of(self, path: str) -> Sequence[HttpDialect]:
         """The dialects of a path's first segment."""
-        return self._dialects.get(scope["path"][1:].partition("/")[0], ())
-
-    async def refuse(
-        self, scope: Scope, receive: Receive, send: Send, error: ModelportError
-    ) -> None:
-        """Answer a request that is not served with ``error``, in the format of its dialect."""
-        await self._dialect_of(scope).failure(error)(scope, receive, send)
+        return self._dialects.get(path[1:].partition("/")[0], ())
 
     def _build(self, dialects: Sequence[HttpDialect]) -> FastAPI:
         app = FastAPI(
@@ -222,20 +189,22 @@ class HttpApplication:
 
         @app.exception_handler(HTTPException)
         async def refuse(request: Request, error: HTTPException) -> Response:
-            response = self._dialect_of(request.scope).refusal(error.status_code, str(error.detail))
+            dialect = self._dialect_of(request.url.path)
+            found = dialect.refusal(request.scope[REQUEST], error.status_code, str(error.detail))
+            response = framed(found)
             response.headers.update(error.headers or {})
             return self._naming_methods(request, response)
 
         @app.exception_handler(ModelportError)
         async def fail(request: Request, error: ModelportError) -> Response:
-            response = _failure(self._dialect_of(request.scope), error)
-            if response.status_code == 503:
-                response.headers.update(_RETRY)
+            dialect = self._dialect_of(request.url.path)
+            response = framed(_failed(dialect, request.scope[REQUEST], error))
             return self._naming_methods(request, response)
 
         @app.exception_handler(Exception)
         async def internal_error(request: Request, _: Exception) -> Response:
-            return self._dialect_of(request.scope).failure(Internal("internal error"))
+            dialect, error = self._dialect_of(request.url.path), Internal("internal error")
+            return framed(_failed(dialect, request.scope[REQUEST], error))
 
         for each in dialects:
             each.add_routes(app)
@@ -246,7 +215,7 @@ class HttpApplication:
         @cache
         def described() -> dict[str, Any]:
             return openapi.with_errors(
-                describe(), lambda path: self._dialects_of({"path": path}) or [self._first]
+                describe(), lambda path: self._dialects_of(path) or [self._first]
             )
 
         app.openapi = described  # type: ignore[method-assign]
@@ -268,29 +237,29 @@ class HttpApplication:
         return response
 
 
-def _failure(dialect: HttpDialect, error: ModelportError) -> Response:
-    """Make the response to an error; one that asks for a credential says how to send it."""
-    response = dialect.failure(error)
-    if response.status_code == 401:
-        response.raw_headers.append((CHALLENGE_FIELD, CHALLENGE))
-    return response
+def _entering(route: Route) -> Handler:
+    operation, handler = route
+
+    def answer(request: HttpRequest) -> Answer:
+        enter(operation)
+        return handler(request)
+
+    return answer
 
 
-class Delegate(Response):
-    """Response of a FastAPI route that is sent by an ASGI handler.
-
-    ``handler`` is called with ``arguments``, scope, receive and send.
-    """
-
-    def __init__(self, handler: Any, *arguments: Any) -> None:
-        super().__init__()
-        self._handler, self._arguments = handler, arguments
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._handler(*self._arguments, scope, receive, send)
+def _not_found(dialect: HttpDialect, request: HttpRequest) -> HttpResponse:
+    return dialect.refusal(request, 404, "Not Found")
 
 
-def _plain_segments(raw_path: bytes) -> bool:
+def _failed(dialect: HttpDialect, request: HttpRequest, error: ModelportError) -> HttpResponse:
+    """Make the response to an error; it says how to send a credential, and when to try again."""
+    response = dialect.failure(request, error)
+    log.debug("request failed", status=response.status, error=str(error))
+    if response.status == 401:
+        return response.adding((CHALLENGE_FIELD, CHALLENGE))
+    return response.adding(*RETRY) if response.status in TRY_AGAIN else response
+
+
+def _plain_segments(target: bytes) -> bool:
     """Whether percent-decoding leaves each segment one segment, without control characters."""
-    segments = map(unquote_to_bytes, raw_path.partition(b"?")[0].split(b"/"))
-    return not any(_UNSAFE.search(segment) for segment in segments)
+    return not any(_UNSAFE.search(unquote_to_bytes(segment)) for segment in target.split(b"/"))

@@ -1,8 +1,9 @@
-"""HTTP responses of ASGI handlers and of FastAPI's routes."""
+"""Responses to errors and documents, for handlers and for FastAPI's routes."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -10,20 +11,23 @@ import structlog
 from fastapi import Response
 
 from modelport.gateway.errors import Internal, ModelportError, Unavailable
-from modelport.gateway.protocols.asgi import Send
-from modelport.gateway.protocols.request_body import ClientDisconnected
-from modelport.gateway.wire.raw_tensors import Buffer
-
-Headers = list[tuple[bytes, bytes]]
+from modelport.gateway.protocols.http_message import (
+    JSON,
+    Answer,
+    ClientDisconnected,
+    Handler,
+    Headers,
+    HttpRequest,
+    HttpResponse,
+)
 
 log = structlog.get_logger("modelport.http")
 
-JSON: Headers = [(b"content-type", b"application/json")]
 #: Sent with errors that may pass within a second: a full queue, a model that is not READY.
 RETRY: Headers = [(b"retry-after", b"1")]
 TRY_AGAIN = (429, 503)
-#: Whatever may end the handler of a request.
-FAILURES = (Exception, asyncio.CancelledError)
+#: Makes the response to an error.
+Recover = Callable[[HttpRequest, ModelportError], HttpResponse]
 
 
 def document(value: Any, status: int = 200, headers: Any = None) -> Response:
@@ -31,29 +35,49 @@ def document(value: Any, status: int = 200, headers: Any = None) -> Response:
     return Response(orjson.dumps(value), status, headers, media_type="application/json")
 
 
-async def reply(send: Send, status: int, body: Buffer, headers: Headers) -> None:
-    """Send a complete response."""
-    length = (b"content-length", b"%d" % len(body))
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": body})
+def framed(response: HttpResponse) -> Response:
+    """Make the response of a FastAPI route."""
+    made = Response(bytes(response.body), response.status)
+    made.raw_headers += response.headers
+    return made
 
 
-async def refuse(send: Send, status: int, message: str) -> None:
-    """Send ``{"error": message}``, as the Open Inference Protocol and TensorFlow Serving do."""
-    log.debug("request failed", status=status, error=message)
+def refusal(status: int, message: str) -> HttpResponse:
+    """Make ``{"error": message}``, as the Open Inference Protocol and TensorFlow Serving do."""
     headers = [*JSON, *RETRY] if status in TRY_AGAIN else JSON
-    await reply(send, status, orjson.dumps({"error": message}), headers)
+    return HttpResponse(status, orjson.dumps({"error": message}), headers)
 
 
-def error_of(failure: BaseException) -> ModelportError | None:
-    """Return the error to send for ``failure``, one of ``FAILURES``; None if the client is gone.
+def recovering(handler: Handler, recover: Recover, request: HttpRequest) -> Answer:
+    """Call ``handler``, and make the response to the error that it raises, at once or later."""
+    try:
+        found = handler(request)
+    except Exception as failure:
+        return recover(request, error_of(failure))
+    return found if isinstance(found, HttpResponse) else _recovering(found, recover, request)
+
+
+async def _recovering(
+    answer: Awaitable[HttpResponse], recover: Recover, request: HttpRequest
+) -> HttpResponse:
+    try:
+        return await answer
+    except (Exception, asyncio.CancelledError) as failure:
+        return recover(request, error_of(failure))
+
+
+def error_of(failure: BaseException) -> ModelportError:
+    """Return the error to send for ``failure``.
 
     Call it where the failure is caught: an unexpected one is logged.
+
+    Raises:
+        ClientDisconnected: Nobody takes a response.
     """
     if isinstance(failure, ModelportError):
         return failure
     if isinstance(failure, ClientDisconnected):
-        return None
+        raise failure
     if isinstance(failure, asyncio.CancelledError):  # at the end of the exit timeout
         return Unavailable("the server is shutting down")
     log.exception("request failed")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 import zlib
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Awaitable, Mapping
+
+from fastapi import Request
 
 from modelport.gateway.errors import InvalidArgument, Unsupported
-from modelport.gateway.protocols.asgi import Receive
+from modelport.gateway.protocols.asgi import REQUEST
+from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NO_DEADLINE, Deadline
 from modelport.gateway.wire import inflation
-from modelport.gateway.wire.raw_tensors import Buffer
 
 #: Smaller responses are not compressed.
 MIN_COMPRESSED_BYTES = 500
@@ -26,21 +27,12 @@ HEADER_LENGTH = b"inference-header-content-length"
 _NOT_JSON = {b"content-encoding", HEADER_LENGTH}
 
 
-class ClientDisconnected(Exception):
-    """The client disconnected before its request was complete."""
-
-
-async def read(
-    receive: Receive,
-    headers: Mapping[bytes, bytes],
-    limit: int,
-    deadline: Deadline = NO_DEADLINE,
-    bound: int | None = None,
-) -> bytes:
-    """Receive the request's body and undo its content coding.
+def read(
+    request: HttpRequest, limit: int, deadline: Deadline = NO_DEADLINE, bound: int | None = None
+) -> bytes | Awaitable[bytes]:
+    """Read the request's body and undo its content coding; at once if nothing is to wait for.
 
     Args:
-        headers: The request's headers, names in lower case.
         limit: Size limit, before and after decompression.
         bound: Size limit of a valid body by the model's signature, or None.
 
@@ -51,38 +43,48 @@ async def read(
         ClientDisconnected: The client disconnected.
     """
     most = limit if bound is None else min(limit, bound)
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if message.get("more_body"):
-        stated = headers.get(b"content-length", b"")
-        size = max(len(body), int(stated) if stated.isdigit() and len(stated) < 20 else 0)
-        chunks, size = [body], size if size > most else len(body)
-        while message.get("more_body") and size <= most:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnected
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-        if size > most:
-            raise _too_large(most, limit, headers, size)
-        body = b"".join(chunks)
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnected
+    body, encoding = request.body.whole(), request.fields.get(b"content-encoding")
+    if body is None or (encoding and encoding.strip().lower() != b"identity"):
+        return _read(request, body, encoding, most, limit, deadline, bound)
     if len(body) > most:
-        raise _too_large(most, limit, headers, len(body))
-    encoding = headers.get(b"content-encoding")
+        raise _too_large(most, limit, request.fields, len(body))
+    return body
+
+
+async def _read(
+    request: HttpRequest,
+    body: bytes | None,
+    encoding: bytes | None,
+    most: int,
+    limit: int,
+    deadline: Deadline,
+    bound: int | None,
+) -> bytes:
+    if body is None:
+        stated = request.fields.get(b"content-length", b"")
+        size = int(stated) if stated.isdigit() and len(stated) < 20 else 0
+        if size <= most:
+            parts, size = [], 0
+            while size <= most and (part := await request.body.part()):
+                parts.append(part)
+                size += len(part)
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
+    else:
+        size = len(body)
+    if body is None or size > most:
+        raise _too_large(most, limit, request.fields, size)
     if not encoding or encoding.strip().lower() == b"identity":
         return body
     return await _inflated(body, encoding, limit, deadline, bound)
 
 
-async def read_control(
-    receive: Receive,
-    headers: Mapping[bytes, bytes] = MappingProxyType({}),
-    size: int = CONTROL_BYTES,
-) -> bytes:
-    """Receive the body of a request without tensors, as ``read``; no option raises ``size``."""
-    return await read(receive, headers, sys.maxsize, bound=size)
+async def read_control(request: Request, size: int = CONTROL_BYTES) -> bytes:
+    """Read the body of a request to a FastAPI route, which has no tensors.
+
+    No option raises ``size``. Raises as ``read``.
+    """
+    body = read(request.scope[REQUEST], sys.maxsize, bound=size)
+    return body if isinstance(body, bytes) else await body
 
 
 def header_length(stated: bytes, size: int) -> int:
@@ -134,12 +136,16 @@ async def _inflated(
         raise _too_large(most, limit, {b"content-encoding": coding}, most) from None
 
 
-async def compress(body: Buffer, coding: bytes) -> bytes:
+async def compressed(response: HttpResponse, coding: bytes) -> HttpResponse:
+    """Return the response with a coded body; a large one is coded in a thread."""
+    body = response.body
+
     def work() -> bytes:
         compressor = zlib.compressobj(1, wbits=inflation.WINDOW_BITS[coding])
         return compressor.compress(body) + compressor.flush()
 
-    return work() if len(body) <= offload.PIECE_BYTES else await offload.run(work)
+    coded = work() if len(body) <= offload.PIECE_BYTES else await offload.run(work)
+    return HttpResponse(response.status, coded, [*response.headers, (b"content-encoding", coding)])
 
 
 def chosen_coding(header: bytes | None, size: int) -> bytes | None:

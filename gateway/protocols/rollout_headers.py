@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from modelport.gateway.protocols.asgi import Message, Scope, Send
+from modelport.gateway.protocols.http_message import Answer, Handler, HttpRequest, HttpResponse
 from modelport.gateway.rollout.plan import ROUTE_KEY
 from modelport.gateway.rollout.traffic import request_routing
-from modelport.gateway.rollout.traffic.request_routing import HEADER
+from modelport.gateway.rollout.traffic.request_routing import HEADER, RequestRouting
 
 _ROUTE_KEY = ROUTE_KEY.encode()
 
 
-def exchange(scope: Scope, send: Send) -> Send:
-    """Note the route key of a request; return a ``send`` that names the version in the response."""
-    key = b""
-    for name, value in scope["headers"]:
-        if name == _ROUTE_KEY:
-            key = value
-            break
-    routing = request_routing.begin(key)
+def exchange(request: HttpRequest, handler: Handler) -> Answer:
+    """Note the route key of a request, and name the version that answered in the response."""
+    routing = request_routing.begin(request.fields.get(_ROUTE_KEY, b""))
+    answer = handler(request)
+    return _named(answer, routing) if isinstance(answer, HttpResponse) else _later(answer, routing)
 
-    def named(message: Message) -> Awaitable[None]:
-        if message["type"] == "http.response.start" and routing.answered:
-            answered = (HEADER, routing.answered.encode())
-            message["headers"] = [*message.get("headers", ()), answered]
-        return send(message)
 
-    return named
+async def _later(answer: Awaitable[HttpResponse], routing: RequestRouting) -> HttpResponse:
+    return _named(await answer, routing)
+
+
+def _named(response: HttpResponse, routing: RequestRouting) -> HttpResponse:
+    if not routing.answered:
+        return response
+    return response.adding((HEADER, routing.answered.encode()))

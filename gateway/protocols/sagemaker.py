@@ -7,18 +7,19 @@ because models come from the repository.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from functools import partial
 from typing import Annotated, Any
+from urllib.parse import unquote
 
 from fastapi import FastAPI, Path, Response
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.models.model_view import ModelView
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http import Route, documented
+from modelport.gateway.protocols.http_message import JSON, HttpRequest, HttpResponse
 from modelport.gateway.protocols.http_operations import INFER
-from modelport.gateway.protocols.http_response import JSON, reply
 from modelport.gateway.protocols.oip.http_errors import OipErrors
 from modelport.gateway.protocols.oip.metadata import ready_models
 from modelport.gateway.protocols.oip.schema import INFER_BODY
@@ -49,17 +50,17 @@ class SageMakerHttp(OipErrors):
         self._default_model = host.settings.sagemaker_default_model
         self._predict = platform_handler(host, MEDIA_TYPE)
 
-    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        path: str = scope["path"]
-        if path == _INVOCATIONS and scope["method"] == "POST":
-            return self._predict(self._find, scope, receive, send)
-        if path.startswith(_MODELS) and path.endswith(_INVOKE):
-            if scope["method"] != "POST":  # no version of TorchServe's is called so
-                return reply(send, 405, _WRONG_METHOD, [*JSON, (b"allow", b"POST")])
-            name = path[len(_MODELS) : -len(_INVOKE)]
-            if name and "/" not in name:
-                return self._predict(lambda _: PredictionTarget(name), scope, receive, send)
-        return None
+    def route(self, method: str, path: str) -> Route | None:
+        if path == _INVOCATIONS and method == "POST":
+            return Route(Operation.INFER, partial(self._predict, self._find))
+        if not (path.startswith(_MODELS) and path.endswith(_INVOKE)):
+            return None
+        if method != "POST":  # no version of TorchServe's is called so
+            return Route(Operation.INFER, _wrong_method)
+        name = unquote(path[len(_MODELS) : -len(_INVOKE)])
+        if not name or "/" in name:
+            return None
+        return Route(Operation.INFER, partial(self._predict, lambda _: PredictionTarget(name)))
 
     def _find(self, headers: RequestHeaders) -> PredictionTarget:
         target = headers.get(_TARGET_MODEL, b"").decode(errors="replace").removesuffix(_ARCHIVE)
@@ -69,20 +70,24 @@ class SageMakerHttp(OipErrors):
 
     def add_routes(self, app: FastAPI) -> None:
         kinds = (BYTES, f"{MEDIA_TYPE.decode()}{JSON_HEADER_SIZE.partition(b';')[0].decode()}")
-        documented: dict[str, Any] = {
+        declared: dict[str, Any] = {
             "responses": {200: {"content": {kind: {} for kind in kinds}}},
             "openapi_extra": INFER_BODY,
         }
 
-        @app.post(_INVOCATIONS, tags=["sagemaker"], dependencies=INFER, **documented)
+        @app.post(_INVOCATIONS, tags=["sagemaker"], dependencies=INFER, **declared)
         async def invocations() -> Response:
             """Run the default model, or the one in `X-Amzn-SageMaker-Target-Model`."""
-            return Delegate(self._predict, self._find)
+            return await documented()
 
-        @app.post("/models/{model}/invoke", tags=["sagemaker"], dependencies=INFER, **documented)
+        @app.post("/models/{model}/invoke", tags=["sagemaker"], dependencies=INFER, **declared)
         async def invoke(model: Annotated[str, Path(description="Model name")]) -> Response:
             """Run this model of a multi-model endpoint."""
-            return Delegate(self._predict, lambda _: PredictionTarget(model))
+            return await documented()
+
+
+def _wrong_method(_: HttpRequest) -> HttpResponse:
+    return HttpResponse(405, _WRONG_METHOD, [*JSON, (b"allow", b"POST")])
 
 
 def only_model(manager: ModelView, default: str, remedy: str) -> str:

@@ -8,14 +8,16 @@ Only the inference and read-only routes of ``_REDIRECTS`` are allowed.
 from __future__ import annotations
 
 import re
+from functools import partial
 from urllib.parse import unquote
 
 from modelport.gateway.access.context import enter, note_refusal
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.protocols import rollout_headers
-from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http_response import JSON, reply
+from modelport.gateway.protocols.http import HttpApplication
+from modelport.gateway.protocols.http_message import JSON, Answer, HttpRequest, HttpResponse
+from modelport.gateway.protocols.http_response import recovering
 from modelport.gateway.protocols.prediction.http import (
     PredictionTarget,
     RequestHeaders,
@@ -39,56 +41,53 @@ _REDIRECTS = (
 
 
 class VertexApplication:
-    """Adds the two routes to ``app``."""
+    """Adds the two routes to ``application``."""
 
-    def __init__(self, app: App, host: DialectHost, settings: VertexAi) -> None:
-        self._app = app
-        self._splits = host.service.splits
+    def __init__(self, application: HttpApplication, host: DialectHost, settings: VertexAi) -> None:
+        self._application = application
+        self._splits = host.splits
         self._manager = host.manager
         self._control = host.control
         self._settings = settings
-        self._predict = platform_handler(host, MEDIA_TYPE)
+        handler = platform_handler(host, MEDIA_TYPE)
+        self._predict = partial(handler, self._find)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"] if scope["type"] == "http" else None
-        if path == self._settings.health_route:
-            enter(Operation.HEALTH)
-            allowed = scope["method"] in ("GET", "HEAD")
-            status = (200 if await self._control.ready() else 400) if allowed else 405
-            await reply(send, status, b"", [] if allowed else [(b"allow", b"GET, HEAD")])
-        elif path == self._settings.predict_route:
-            await self._redirect_or_predict(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+    def __call__(self, request: HttpRequest) -> Answer:
+        if request.path == self._settings.health_route:
+            return recovering(self._health, self._application.refuse, request)
+        if request.path == self._settings.predict_route:
+            return recovering(self._redirect_or_predict, self._application.refuse, request)
+        return self._application(request)
 
-    async def _redirect_or_predict(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":
+    async def _health(self, request: HttpRequest) -> HttpResponse:
+        enter(Operation.HEALTH)
+        if request.method not in ("GET", "HEAD"):
+            return HttpResponse(405, b"", [(b"allow", b"GET, HEAD")])
+        return HttpResponse(200 if await self._control.ready() else 400, b"", [])
+
+    def _redirect_or_predict(self, request: HttpRequest) -> Answer:
+        if request.method != "POST":
             headers = [*JSON, (b"allow", b"POST")]
-            await reply(send, 405, b'{"error":"Method Not Allowed"}', headers)
-            return
-        wanted = [value for name, value in scope["headers"] if name == _REDIRECT]
+            return HttpResponse(405, b'{"error":"Method Not Allowed"}', headers)
+        wanted = [value for name, value in request.headers if name == _REDIRECT]
         if not wanted:
             enter(Operation.INFER)
             if self._splits:
-                send = rollout_headers.exchange(scope, send)
-            await self._predict(self._find, scope, receive, send)
-            return
+                return rollout_headers.exchange(request, self._predict)
+            return self._predict(request)
         target = wanted[0].decode("latin-1")
         for pattern, method in _REDIRECTS:
             if len(wanted) == 1 and pattern.fullmatch(target):
-                # The target is percent-encoded, and ``app`` checks it like any path.
-                inner = {
-                    **scope,
-                    "method": method,
-                    "path": "/" + unquote(target),
-                    "raw_path": b"/" + wanted[0],
-                    "query_string": b"",
-                    "headers": [pair for pair in scope["headers"] if pair[0] != _REDIRECT],
-                }
-                await self._app(inner, receive, send)
-                return
+                # The target is percent-encoded, and ``application`` checks it like any path.
+                path, headers = "/" + unquote(target), request.headers
+                inner = HttpRequest(
+                    method, path, b"/" + wanted[0], b"",
+                    [pair for pair in headers if pair[0] != _REDIRECT],
+                    request.version, request.peer, request.body,
+                )  # fmt: skip
+                return self._application(inner)
         note_refusal(_NOT_ALLOWED)
-        await reply(send, 403, b'{"error":"%b"}' % _NOT_ALLOWED.encode(), JSON)
+        return HttpResponse(403, b'{"error":"%b"}' % _NOT_ALLOWED.encode())
 
     def _find(self, _: RequestHeaders) -> PredictionTarget:
         default = self._settings.default_model

@@ -117,7 +117,7 @@ def _setup(
             os.sched_setaffinity(0, cores)
         for number in _ENDING:
             # Until now the child was in the parent's session. A Ctrl-C that has come is dropped:
-            # asyncio's handler, of which the child has a copy, would tell the parent of a second.
+            # the child's copy of asyncio's handler would tell the parent of a second.
             before = signal.signal(number, signal.SIG_IGN)
             if before is not signal.SIG_IGN or number is signal.SIGINT:  # a shell may ignore it
                 signal.signal(number, signal.SIG_DFL)

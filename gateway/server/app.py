@@ -24,13 +24,10 @@ from modelport.gateway.inference.shared_memory import SharedMemoryRegions
 from modelport.gateway.models.control import Control, LocalControl
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.snapshot import Snapshot
-from modelport.gateway.protocols.asgi import App
-from modelport.gateway.protocols.authenticated_application import (
-    answering_refusals,
-    authenticated,
-)
+from modelport.gateway.protocols.authentication import authenticated
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.dialects import Dialects
+from modelport.gateway.protocols.http_message import Handler
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.rollout.process_group import ThisProcess
 from modelport.gateway.rollout.traffic.participant import RolloutParticipant
@@ -120,14 +117,16 @@ class GatewayServer:
             self._metrics = metrics.listener(settings, *whole, self._scrape)
         try:
             self._listeners = (make_listeners or Listeners)(
-                self._application(),
+                self._handler(),
                 self.dialects.grpc,
                 settings,
                 self.manager.overloaded,
-                self._service.splits,
+                self.rollouts.splits,
                 not self._alone,
                 self._certificate,
                 self._access,
+                # Nothing is refused that is not authenticated.
+                self.dialects.application.refuses if self._access is None else None,
             )
         except Unavailable:  # a program that continues keeps no port
             if self._metrics is not None:
@@ -145,9 +144,9 @@ class GatewayServer:
     def _host(self, manager: ModelManager) -> Host:
         return Host(
             loop=asyncio.get_running_loop(),
-            infer=partial(self._service.infer, step=True),
+            infer=partial(self.rollouts.infer, step=True),
             config_of=lambda name, number: manager.get(name, number).config,
-            stream=partial(self._service.stream, step=True),
+            stream=partial(self.rollouts.stream, step=True),
             labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),
         )
 
@@ -155,21 +154,19 @@ class GatewayServer:
         settings = self._settings
         regions = SharedMemoryRegions(settings.allow_client_shm)
         shared = SharedMemory(regions, self.control, settings.http_max_input_bytes)
-        parts = GuardedParts(self._service, self.manager, self.control)
+        parts = GuardedParts(self.rollouts, self.manager, self.control)
         if self._access is not None:
             parts = guard(parts, self._access.quotas)
-        return DialectHost(settings, *parts, shared, requests, self._access is not None)
+        return DialectHost(settings, *parts, shared, requests, self.rollouts.splits)
 
-    def _application(self) -> App:
-        """The application of the HTTP port, behind authentication."""
-        app, refuse = self.dialects.http, self.dialects.application.refuse
+    def _handler(self) -> Handler:
+        """The handler of the HTTP port, behind authentication."""
+        handler = self.dialects.http
         if self._settings.prometheus_path:
-            app = metrics.mount(app, self._scrape, self._settings.prometheus_path)
+            handler = metrics.mount(handler, self._scrape, self._settings.prometheus_path)
         if self._access is None:
-            return app
-        if app is not self.dialects.application:
-            return authenticated(answering_refusals(app, refuse), self._access, refuse)
-        return authenticated(app, self._access, refuse, self.dialects.first)
+            return handler
+        return authenticated(handler, self._access, self.dialects.application.refuse)
 
     async def _scrape(self) -> metrics.Text:
         """Format the metrics of this process, or of all workers."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from modelport.gateway.access.access import Access
 from modelport.gateway.errors import Unavailable
-from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.grpc_method import Methods
+from modelport.gateway.protocols.http_message import Handler
 from modelport.gateway.server import unix_socket
 from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
@@ -23,11 +23,12 @@ HEALTH = (b"/v2/health/live", b"/v2/health/ready", b"/ping")
 
 
 class Listeners:
-    """Serves an ASGI application and a table of gRPC methods.
+    """Serves the HTTP port by ``handler``, and the gRPC port by a table of methods.
 
     ``overloaded`` is not empty while a model is overloaded, ``splits`` while a rollout runs.
     ``reuse_port`` lets other processes serve on the same ports. Without ``certificate`` they serve
-    clear text. With ``access``, ``app`` authenticates its requests, and so does the gRPC port.
+    clear text. With ``access``, ``handler`` authenticates its requests, and so does the gRPC port.
+    ``refuses`` is as for ``HttpListener``.
 
     Raises:
         Unavailable: An address cannot be bound; the message names the option to change.
@@ -35,7 +36,7 @@ class Listeners:
 
     def __init__(
         self,
-        app: App,
+        handler: Handler,
         methods: Methods,
         settings: Settings,
         overloaded: Collection[object],
@@ -43,14 +44,16 @@ class Listeners:
         reuse_port: bool = False,
         certificate: ServerCertificate | None = None,
         access: Access | None = None,
+        refuses: Callable[[bytes], bool] | None = None,
     ) -> None:
         route = settings.vertex_ai.health_route if settings.vertex_ai else ""
         unix = unix_socket.listen(settings.http_socket, "--http-socket", settings.socket_mode)
         self._http = HttpListener(
-            app,
+            handler,
             bind(settings.http_address, settings.http_port, "--http-port", reuse_port),
             [*HEALTH, *([route.encode()] if route else [])],
             overloaded=overloaded,
+            refuses=refuses,
             tls=None if certificate is None else certificate.http,
             unix=unix,
         )

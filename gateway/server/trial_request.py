@@ -11,7 +11,7 @@ from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository.artifact_checks import trial_load
 from modelport.gateway.settings import ModelControlMode, Settings
-from modelport.gateway.types import NO_DEADLINE, Array, InferRequest, Tensor
+from modelport.gateway.types import NO_DEADLINE, Array, InferRequest, Tensor, finished
 
 
 def answer(
@@ -37,9 +37,8 @@ def answer(
             await manager.load(name)
             specs = {spec.name: spec for spec in manager.get(name).signature.inputs}
             tensors = [Tensor(n, specs[n].datatype, array) for n, array in inputs.items()]
-            response = await InferenceService(manager).infer(
-                InferRequest(name, tensors), NO_DEADLINE
-            )
+            request = InferRequest(name, tensors)
+            response = await finished(InferenceService(manager).infer(request, NO_DEADLINE))
             return {tensor.name: tensor.data for tensor in response.outputs}
         finally:
             await manager.stop()

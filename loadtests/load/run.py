@@ -23,7 +23,6 @@ from modelport.loadtests.load.sample_recording import RecorderState
 from modelport.loadtests.load.samples import LoadProfile, LoadRun, Samples
 from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.system import temporary_folders
-from modelport.loadtests.system.processes import only
 
 LOCUSTFILE = Path(__file__).parents[1] / "locustfile.py"
 #: Polling interval for new samples.
@@ -266,7 +265,7 @@ def _locust(part: Plan, core: int | None) -> Iterator[ChildProcess]:
     child = ChildProcess(
         [sys.executable, "-m", "locust", f"-f={LOCUSTFILE}", *arguments, *part.arguments()],
         log=folder / "log",
-        cores=only(core),
+        cores=() if core is None else (core,),
         parent_death=signal.SIGTERM,
         cwd=folder,
         env=environment,

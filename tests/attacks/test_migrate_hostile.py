@@ -341,7 +341,9 @@ def test_it_is_refused_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     inside.mkdir(parents=True)
     archive = make(inside)
     before = sorted(tmp_path.rglob("*"))
-    flags = ("--input", "x:FP32[4]", "--output", "y:FP32[2]") * (not name.startswith("brings"))
+    flags = ("--input", "x:FP32[4]", "--output-tensor", "y:FP32[2]") * (
+        not name.startswith("brings")
+    )
     refused(migrate(archive, inside / "repository", *flags), 5, word)
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
 
 from modelport.gateway.errors import MemoryExhausted
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
 from modelport.gateway.runtime import request_memory
 from modelport.gateway.runtime.request_memory import PROCESS, RequestMemory, UnreadResponse
 from modelport.gateway.server.grpc.connection import GrpcConnection
@@ -149,12 +149,10 @@ async def test_a_pipelined_request_is_served_when_the_answer_before_it_is_taken(
     monkeypatch.setattr(PROCESS, "limit_bytes", 1 << 20)
     served, size = 0, 20 << 20
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    def app(request: HttpRequest) -> HttpResponse:
         nonlocal served
         served += 1
-        length = (b"content-length", b"%d" % size)
-        await send({"type": "http.response.start", "status": 200, "headers": [length]})
-        await send({"type": "http.response.body", "body": bytes(size)})
+        return HttpResponse(200, bytes(size))
 
     listener = HttpListener(app, bind("127.0.0.1", 0, "--http-port"))
     await listener.start()

@@ -21,6 +21,7 @@ from tests.conformance.clients import CALLERS, CONTROLS, Ask, ControlCaller, sam
 from tests.conformance.regions import ROW, Array, RegionClient, allowing, wire_parameters
 from tests.conformance.repository import IDENTITY
 from tests.conformance.wire import message
+from tests.gateway.server.workers.processes import workers
 from tests.server import Gateway
 
 
@@ -219,10 +220,6 @@ def test_other_requests_do_not_notice(allowed: Gateway, runner: asyncio.Runner) 
         caller.close()
 
 
-def children(pid: int) -> list[int]:
-    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def test_every_worker_has_a_region_and_one_that_is_started_again_too(
     tmp_path: Path, runner: asyncio.Runner
 ) -> None:
@@ -241,7 +238,7 @@ def test_every_worker_has_a_region_and_one_that_is_started_again_too(
                 other.control.close()
 
         ask_all()
-        os.kill(children(gateway.process.pid)[0], signal.SIGKILL)
+        os.kill(workers(gateway)[0], signal.SIGKILL)
         gateway.wait_for("worker restarted")
         ask_all()
         client.control("unregister_system_shared_memory")

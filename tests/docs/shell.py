@@ -29,6 +29,8 @@ NOT_RUN = {
     r"locust (?!.*--headless)": "a web page that runs until it is closed",
     r"make ": "runs the tests, or takes minutes: .ci/run and the release run these targets",
     r"modelport export resnet50|modelport export deeplab": "the extra all has no timm",
+    r"modelport compare .*--json-report|python -m modelport\.loadtests\.report": "installs other "
+    "servers, and takes ten minutes: make compare",
     r"modelport gate ": "takes ten minutes, and decides nothing on a busy machine: make gate-real",
     r"modelport migrate ": "needs TorchServe's archives: make migrate",
     r"modelport (rollout |infer fraud examples)": "takes a rollout's time and live requests: "

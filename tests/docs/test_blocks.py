@@ -7,6 +7,7 @@ that cannot run here; their options are still checked.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -34,12 +35,17 @@ from tests.exporters import huggingface_folders
 from tests.exporters.conftest import FRAUD_KWARGS, VIT_KWARGS
 
 pytestmark = pytest.mark.thorough
+slow = pytest.mark.skipif(
+    not os.environ.get("MODELPORT_SLOW_TESTS"), reason="slow; `make docs-blocks` runs it"
+)
 
 LANGUAGES = frozenset({"bash", "json", "python", "text", "toml", "yaml"})
 BLOCKS = [block for file in pages.FILES for block in pages.blocks(file)]
 #: Pages that make everything they need; the others go on where the quickstart's demo ends.
 FROM_NOTHING = frozenset({"README.md"})
-MAX_NOT_RUN = 31
+#: What a newcomer pastes first.
+FIRST = frozenset({"README.md", "docs/quickstart.md"})
+MAX_NOT_RUN = 33
 #: What ``hf download`` names → a small model of the same kind.
 DOWNLOADS = {
     "distilbert/distilbert-base-uncased-finetuned-sst-2-english": "bert",
@@ -64,8 +70,15 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(shell.SECONDS)
 @pytest.mark.parametrize(
     "file",
-    [file for file in pages.FILES if any(pages.blocks(file))],
-    ids=lambda file: str(file.relative_to(ROOT)),
+    [
+        pytest.param(
+            file,
+            id=(name := str(file.relative_to(ROOT))),
+            marks=() if name in FIRST else slow,
+        )
+        for file in pages.FILES
+        if any(pages.blocks(file))
+    ],
 )
 def test_a_pages_blocks_run_in_order(file: Path, tmp_path: Path, demo: Path) -> None:
     run = shell.runnable(pages.blocks(file))

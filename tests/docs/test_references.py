@@ -44,7 +44,10 @@ FILES = [file for file in pages.FILES if "deploy" not in file.parts]
 
 
 def options(command: click.Command, path: str) -> Iterator[tuple[str, click.Option]]:
-    yield from ((path, each) for each in command.params if isinstance(each, click.Option))
+    """The options of a command and of those below it, without names that are refused by now."""
+    for each in command.params:
+        if isinstance(each, click.Option) and not each.hidden:
+            yield path, each
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):

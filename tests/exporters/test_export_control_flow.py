@@ -86,10 +86,10 @@ def export(name: str, row: str, folder: Path) -> None:
     torch.save(build(name).state_dict(), folder / "m.pt")
     api.export(
         folder / "m.pt",
-        formats=row,
+        format=row,
         model=FACTORY,
         model_kwargs={"name": name},
-        inputs=["x:FP32[3,4]"],
+        input=["x:FP32[3,4]"],
         max_batch_size=0,
         output=folder / f"{name}.{row}",
         samples=16,

@@ -106,7 +106,7 @@ def test_without_a_word_about_pixels_pictures_are_refused_and_the_remedy_named(
             ("--image-layout", "HWC"),
             "--image-layout: no input is an image; the model takes 'image'",
         ),
-        (("--labels", "absent.txt"), "--labels 'absent.txt' cannot be read: No such file"),
+        (("--labels", "absent.txt"), "'--labels': Path 'absent.txt' does not exist"),
         (("--labels", "two.txt"), "names 2 classes, output 'output' has 3; give one line for each"),
         (("--labels", "empty.txt"), "is empty or has an empty line; write one"),
     ],

@@ -158,7 +158,7 @@ def test_contradictory_bounds_are_an_error_that_names_both(
 ) -> None:
     with pytest.raises(UsageError) as refused:
         parse_tensors(inputs, outputs)
-    second = f"{'--output' if outputs else '--input'} 'c:FP32[n=1..32]'"
+    second = f"{'--output-tensor' if outputs else '--input'} 'c:FP32[n=1..32]'"
     assert f"--input 'a:FP32[n=1..64]' and {second} give axis 'n'" in str(refused.value)
     assert "different bounds, 1..64 and 1..32; write them once" in str(refused.value)
 

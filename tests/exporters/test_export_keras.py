@@ -56,7 +56,8 @@ def test_a_keras_model_says_itself_what_it_takes_and_gives(source: Source) -> No
 
 def test_the_size_of_a_vocabulary_and_the_length_of_an_axis_are_found(source: Source) -> None:
     tokens = source.signature.inputs[1]
-    assert (tokens.minimum, tokens.maximum) == (0, 19)
+    # Keras counts a negative number from the end, as NumPy does.
+    assert (tokens.minimum, tokens.maximum) == (-20, 19)
     assert source.signature.axes == {"tokens_0": Axis("tokens_0", 1, None)}
 
 
@@ -246,7 +247,7 @@ def test_a_converted_port_is_a_model_like_any_other(tmp_path: Path) -> None:
     build = functools.partial(port.build, {**kwargs, "max_positions": 12}, "float32")
     found = read(saved(build, tmp_path / "fraud.keras")).signature
     tokens = next(spec for spec in found.inputs if spec.name == "tokens")
-    assert (tokens.minimum, tokens.maximum) == (0, 31)
+    assert (tokens.minimum, tokens.maximum) == (-32, 31)
     assert list(found.axes.values()) == [Axis("tokens_0", 1, 12)]
     assert found.outputs[0].name == "probability"
 

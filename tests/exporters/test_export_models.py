@@ -204,7 +204,7 @@ def test_a_resnet_is_exported_with_its_statistics(
     row.export(subject, path, ExportTarget(opset=row.routes[Framework.PYTORCH].default_opset))
     report = parity.check(subject, row.open_session(path), samples=40, seed=0, atol=2e-5, rtol=1e-4)
     assert report.agreement == 1
-    assert report.batch_sizes == {1, 2, 8}
+    assert report.batch_sizes == {1, 2, 7, 8}  # seven: edges beside each other
 
 
 def in_transformers(state: Mapping[str, Tensor]) -> Any:

@@ -520,14 +520,14 @@ def test_large_weights_stay_in_a_file_beside_the_optimised_graph(
             2,
             "--optimize is for ONNX only; omit --format pt2",
         ),
-        (("--calibrate", "x.npz"), 2, "--calibrate has no effect without --quantize int8"),
+        (("--calibrate", __file__), 2, "--calibrate has no effect without --quantize int8"),
         (
-            ("--calibrate", "x.npz", "--quantize", "int4"),
+            ("--calibrate", __file__, "--quantize", "int4"),
             2,
             "--calibrate has no effect without --quantize int8",
         ),
         (
-            ("--calibrate", "x.npz", "--quantize", "int8", "--format", "tflite"),
+            ("--calibrate", __file__, "--quantize", "int8", "--format", "tflite"),
             2,
             "--calibrate is for ONNX only; omit --format tflite",
         ),
@@ -537,7 +537,7 @@ def test_large_weights_stay_in_a_file_beside_the_optimised_graph(
             "--calibration-method has no effect without --calibrate",
         ),
         (
-            ("--calibration-method", "mean", "--quantize", "int8", "--calibrate", "x.npz"),
+            ("--calibration-method", "mean", "--quantize", "int8", "--calibrate", __file__),
             4,
             "--calibration-method 'mean' is not supported; use minmax, entropy, percentile",
         ),

@@ -117,7 +117,7 @@ def test_what_appears_meanwhile_is_not_replaced(
 def test_arguments_that_are_wrong_are_refused(repository: Path, tmp_path: Path) -> None:
     folder = put(repository, "m", "torchscript")
     mar = tmp_path / "m.mar"
-    refused(run(tmp_path / "no", "torchserve", mar), 2, "is not a folder")
+    refused(run(tmp_path / "no", "torchserve", mar), 2, "no' does not exist")
     refused(run(folder / "model.pt", "torchserve", mar), 2, "is not a folder")
     refused(run(tmp_path / "repository" / "m" / "1", "torchserve", tmp_path / "m.zip"), 2, ".mar")
     refused(run(folder, "torchserve", tmp_path / "no" / "m.mar"), 2, "is not a folder; create it")

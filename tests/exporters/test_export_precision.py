@@ -212,7 +212,7 @@ def test_a_model_without_a_decision_is_held_to_a_relative_error(
         (("--quantize", "int8", "--dtype", "fp16"), 2, "are mutually exclusive"),
         (("--format", "torchscript", "--opset", "20"), 2, "--opset is for ONNX only"),
         (("--max-drop", "nan"), 2, "--max-drop must be a finite number"),
-        (("--data", "absent.npz"), 2, "'absent.npz' is not a readable .npz file"),
+        (("--data", __file__), 2, "is not a readable .npz file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -76,7 +76,7 @@ class RemediedRefusal(NamedTuple):
     """A refusal, the words of its message that are the remedy, and the same as arguments.
 
     Attributes:
-        final: the reason for which the remedy's export is refused; empty: it is not.
+        max_batch_size: 0 for a model whose rows depend on each other.
     """
 
     module: str
@@ -85,13 +85,13 @@ class RemediedRefusal(NamedTuple):
     remedy: str
     arguments: Mapping[str, Any]
     inputs: str = "x:FP32[4]"
-    final: str = ""
+    max_batch_size: int = 8
 
 
 REFUSALS = {
     "too short a length": RemediedRefusal(
         "long", "pt2", r"does not run on x \[2, 4, 1\]: .*nothing declares the lengths of 'n'",
-        "such as --input 'x:FP32[4,n=LOW..HIGH]'", {"inputs": ["x:FP32[4,n=5..32]"]},
+        "such as --input 'x:FP32[4,n=LOW..HIGH]'", {"input": ["x:FP32[4,n=5..32]"]},
         "x:FP32[4,n]",
     ),
     "a dict of tensors": RemediedRefusal(
@@ -102,26 +102,26 @@ REFUSALS = {
     "another size than declared": RemediedRefusal(
         "tensors", "pt2", r"does not run on x \[2, 5\]",
         "declare what forward() accepts with --input",
-        {"inputs": ["x:FP32[4]"]}, "x:FP32[5]",
+        {"input": ["x:FP32[4]"]}, "x:FP32[5]",
     ),
     "no branches in TorchScript": RemediedRefusal(
         "branch", "torchscript", r"no branches and loops of torch \(cond\)",
-        "use --format onnx, pt2 or savedmodel", {"formats": "pt2"},
+        "use --format onnx, pt2 or savedmodel", {"format": "pt2"}, "x:FP32[2,4]", 0,
     ),
 }  # fmt: skip
 #: Those that need TensorFlow.
 SLOW = {
     "no operator in TensorFlow or ONNX": RemediedRefusal(
         "bessel", "savedmodel", r"special_bessel_j0.* no equivalent in TensorFlow",
-        "use --format torchscript or pt2", {"formats": "pt2"},
+        "use --format torchscript or pt2", {"format": "pt2"},
     ),
     "an operator of ONNX": RemediedRefusal(
         "determinant", "savedmodel", r"no equivalent in TensorFlow",
-        "use --format torchscript, pt2 or onnx", {"formats": "onnx"},
+        "use --format torchscript, pt2 or onnx", {"format": "onnx"},
     ),
     "float64 in TensorFlow Lite": RemediedRefusal(
         "double", "tflite", r"no built-in kernel for tf\.Mul of float64; compute in float32",
-        "use --format savedmodel", {"formats": "savedmodel"},
+        "use --format savedmodel", {"format": "savedmodel"},
     ),
 }  # fmt: skip
 
@@ -136,9 +136,9 @@ def check(case: RemediedRefusal, folder: Path) -> None:
     given: dict[str, Any] = {
         "model": FACTORY,
         "model_kwargs": {"name": case.module},
-        "formats": case.format,
-        "inputs": [case.inputs],
-        "max_batch_size": 8,
+        "format": case.format,
+        "input": [case.inputs],
+        "max_batch_size": case.max_batch_size,
         "output": folder / "artifact",
         "samples": 16,
     }

@@ -297,7 +297,7 @@ def test_an_operator_that_the_table_lacks_is_named_with_the_module_it_stems_from
     with pytest.raises(Unsupported, match=r"operator 'sigmoid' of .*, fraud.py line \d+") as caught:
         savedmodel.export(fraud_source, tmp_path / "model", ExportTarget())
     assert exit_code(caught.value) == 4
-    assert "--format onnx or torchscript" in str(caught.value)
+    assert "use --format torchscript, pt2 or onnx" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

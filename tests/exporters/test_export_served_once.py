@@ -79,10 +79,10 @@ def publish(name: str, row: str, folder: Path) -> None:
     torch.save(build(name).state_dict(), folder / "m.pt")
     api.export(
         folder / "m.pt",
-        formats=row,
+        format=row,
         model=FACTORY,
         model_kwargs={"name": name},
-        inputs=[declared],
+        input=[declared],
         max_batch_size=batch,
         repository=folder / "repository",
         name=name,

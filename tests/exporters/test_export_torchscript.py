@@ -193,7 +193,7 @@ def test_nothing_in_the_archive_names_a_file_of_this_machine(
 def test_unusual_signatures_hold(tmp_path: Path, declared: ModelSignature) -> None:
     model = subject(SumAndDifference(), declared)
     assert worst(model, convert(model, tmp_path / "model.pt")) == 0
-    assert Archive(tmp_path / "model.pt").signature() == declared
+    assert Archive(tmp_path / "model.pt").signature() == model.signature  # has found ranges
 
 
 def test_a_recurrent_layer_runs_for_every_length(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightgbm
@@ -14,9 +15,12 @@ import onnxruntime
 import pytest
 import xgboost
 from click.testing import CliRunner, Result
+from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import make_classification
 from sklearn.ensemble import (
+    BaggingClassifier,
+    ExtraTreesClassifier,
     GradientBoostingClassifier,
     HistGradientBoostingClassifier,
     IsolationForest,
@@ -31,10 +35,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.semi_supervised import LabelPropagation
 from sklearn.svm import LinearSVC
+from sklearn.tree import DecisionTreeRegressor
 
 from modelport.exporters.cli.export import export
 from modelport.exporters.cli.verify import verify
 from modelport.exporters.formats import trees_onnx
+from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.sources import SourceRequest, reader_selection, trees
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, Unsupported
@@ -170,26 +176,55 @@ def test_the_proof_sees_that_a_converter_rounds_splits_to_the_nearest(
     assert "output 'probabilities' differs from the checkpoint's" in done.output
 
 
+NAN = np.where(np.random.default_rng(0).random(FEATURES.shape) < 0.2, np.nan, FEATURES)
+#: Estimators that take NaN, also after a training without it.
+TAKE_NAN = {
+    "tree": DecisionTreeRegressor(max_depth=6, random_state=0),
+    "forest": RandomForestClassifier(4, random_state=0),
+    "random splits": ExtraTreesClassifier(4, random_state=0),
+    "bags": BaggingClassifier(n_estimators=3, max_features=0.5, random_state=0),
+    "pipeline": make_pipeline(StandardScaler(), RandomForestRegressor(4, random_state=0)),
+}
+
+
+@pytest.mark.parametrize("trained", [FEATURES, NAN], ids=["numbers", "NaN"])
+@pytest.mark.parametrize("name", TAKE_NAN)
+def test_nan_takes_the_branch_that_it_takes_in_scikit_learn(
+    name: str, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump(clone(TAKE_NAN[name]).fit(trained, Y), tmp_path / "m.skops")
+    fitted = trees.read(tmp_path / "m.skops")
+
+    def rows_that_differ() -> int:
+        trees_onnx.export(SimpleNamespace(model=fitted), tmp_path / "m.onnx", ExportTarget())
+        session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+        (found,) = session.run(None, {"features": NAN})
+        return int((np.abs(found - fitted.predict(NAN)) > 1e-4).any(1).sum())
+
+    assert rows_that_differ() == 0
+    monkeypatch.setattr(trees_onnx, "_send_missing", lambda model, fitted: None)
+    assert rows_that_differ() > 0
+
+
 def test_probabilities_of_a_forest_are_never_above_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    target = tmp_path / "model.onnx"
     for trees_of_forest in (7, 20, 55):
         forest = RandomForestClassifier(trees_of_forest, random_state=0).fit(FEATURES, Y)
         dump(forest, tmp_path / f"forest{trees_of_forest}.skops")
 
-    def largest(repository: Path) -> float:
+    def largest() -> float:
         found = []
         for path in tmp_path.glob("*.skops"):
-            done = invoke(export, path, "--format", "onnx", "--repository", repository)
-            assert done.exit_code == 0, done.output
-            session = onnxruntime.InferenceSession(repository / path.stem / "1" / "model.onnx")
-            found.append(session.run(None, {"features": FEATURES})[0])
+            trees_onnx.export(SimpleNamespace(model=trees.read(path)), target, ExportTarget())
+            found.append(onnxruntime.InferenceSession(target).run(None, {"features": FEATURES})[0])
         assert min(map(np.min, found)) >= 0
         return float(max(map(np.max, found)))
 
-    assert largest(tmp_path / "repository") == 1.0
+    assert largest() == 1.0
     monkeypatch.setattr(trees_onnx, "AVERAGING", ())
-    assert largest(tmp_path / "unclipped") > 1.0
+    assert largest() > 1.0
 
 
 def test_a_conversion_that_is_wrong_is_not_published(tmp_path: Path) -> None:

@@ -361,7 +361,7 @@ def test_a_registered_model_may_be_named_in_full(version: Path) -> None:
 
 
 def test_adapters_are_asked_for_where_some_were_merged_and_only_there(version: Path) -> None:
-    assert "names no adapters; omit --lora" in line_of(run(version, "--lora", "adapters"), 2)
+    assert "names no adapters; omit --lora" in line_of(run(version, "--lora", "."), 2)
     adapter = {"file": "adapters", "sha256": "0" * 64}
     rewrite(version, lambda content: content.update(adapters=[adapter]))
     assert "the adapters 'adapters'; give them with --lora" in line_of(run(version), 2)
@@ -376,8 +376,11 @@ def test_where_held_out_data_decided_they_are_asked_for(place: Path) -> None:
 
 
 def test_a_path_that_is_not_a_version_gets_a_one_line_error(place: Path) -> None:
-    for path in ("repository", "fraud.pt", "nowhere", "repository/fraud/2", os.fsdecode(b"\xff")):
-        assert path.encode("utf-8", "backslashreplace").decode() in line_of(run(path), 2)
+    for path in ("repository", "fraud.pt", "nowhere", "repository/fraud/2"):
+        assert path in line_of(run(path), 2)
+    assert "Path '\N{REPLACEMENT CHARACTER}' does not exist" in line_of(
+        run(os.fsdecode(b"\xff")), 2
+    )
     (place / "repository" / "fraud" / "2").mkdir()
     assert (
         line_of(run("repository/fraud"), 5) == "manifest.json is missing; publish the version again"

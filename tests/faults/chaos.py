@@ -33,7 +33,7 @@ from modelport.gateway.repository.routes_file import (
     OutlierDetection,
     UpstreamProtocol,
 )
-from modelport.gateway.types import Datatype, Deadline, InferRequest, Tensor
+from modelport.gateway.types import Datatype, Deadline, InferRequest, Tensor, finished
 from tests.faults.chaos_proxy import STATUSES, ChaosProxy, ProxyFault, Shim
 from tests.faults.probes import ChangingRepository
 from tests.server import Gateway, serving
@@ -118,7 +118,7 @@ class Clients:
         began, good = time.monotonic(), False
         try:
             deadline = Deadline.after(self._plan.client_seconds)
-            response = await self._backend(request, deadline)
+            response = await finished(self._backend(request, deadline))
             good = bool((response.outputs[0].data == ROW).all())
         except ModelportError:
             pass

@@ -18,7 +18,7 @@ from typing import Any
 
 from modelport.gateway.backends.base import ELSEWHERE, Artifact
 from modelport.gateway.backends.embedded import onnxruntime
-from modelport.gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway.types import Deadline, InferRequest, InferResponse, finished
 from tests.server import Gateway, serving
 
 VARIABLE = "MODELPORT_LEDGER"
@@ -63,7 +63,7 @@ class LedgerBackend:
         nonce = request.id or request.trace or float(request.inputs[0].data.flat[0])
         record(f"begin {nonce}")
         await asyncio.sleep(self._delay_seconds)
-        response = await self._inner(request, deadline)
+        response = await finished(self._inner(request, deadline))
         record(f"end {nonce}")
         return response
 

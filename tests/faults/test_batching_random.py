@@ -31,6 +31,7 @@ from modelport.gateway.types import (
     InferRequest,
     InferResponse,
     Tensor,
+    finished,
 )
 from tests.gateway.inference.batching.batchers import make
 
@@ -99,7 +100,7 @@ class Threads(Sleepy):
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         self.executions += 1
-        return await self._instances(request, deadline)
+        return await finished(self._instances(request, deadline))
 
     def unload(self) -> None:
         self._instances.close()
@@ -176,7 +177,7 @@ async def ordeal(infer: Infer, cases: int, seed: int = 1, hung: float = HUNG_SEC
 
 async def asked(infer: Infer, request: InferRequest, deadline: Deadline) -> InferResponse:
     """Answer like the inference service."""
-    return await within(infer(request, deadline), deadline)
+    return await within(finished(infer(request, deadline)), deadline)
 
 
 def end(task: asyncio.Future[InferResponse], expected: Any) -> str:
@@ -285,7 +286,9 @@ class AdaptiveBatcher:
 
     async def _run(self, batch: list[tuple[int, InferRequest]]) -> None:
         try:
-            answers = [(n, await self._infer(request, NO_DEADLINE)) for n, request in batch]
+            answers = [
+                (n, await finished(self._infer(request, NO_DEADLINE))) for n, request in batch
+            ]
             for number, answer in answers:
                 self._replies[number].set_result(answer)
         except Exception as error:
@@ -306,7 +309,7 @@ class Shifted:
         self._infer, self.execution = infer, execution
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
-        response = await self._infer(request, deadline)
+        response = await finished(self._infer(request, deadline))
         if len(request.inputs[0].data) > 4:
             response.outputs[0].data = np.roll(response.outputs[0].data, 1, axis=0)
         return response

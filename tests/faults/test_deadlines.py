@@ -17,6 +17,8 @@ from tritonclient.grpc import service_pb2 as oip
 from modelport.gateway.backends import fake
 from modelport.gateway.errors import ModelportError, TimedOut
 from modelport.gateway.models.control import LocalControl
+from modelport.gateway.protocols.grpc_method import Methods
+from modelport.gateway.protocols.http_message import Handler
 from modelport.gateway.protocols.tfserving.grpc_request import TfServingRequest
 from modelport.gateway.server import app
 from modelport.gateway.server.app import GatewayServer
@@ -28,6 +30,7 @@ from modelport.gateway.wire.proto import serving_pb2 as tfserving
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as torchserve
 from tests import models
 from tests.conformance import decoupled
+from tests.gateway.server.handlers import HandlerTransport
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 RAW = struct.pack("<4f", *ROW)
@@ -114,25 +117,34 @@ def gateways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateways:
 
     @asynccontextmanager
     async def serving(**settings: Any) -> AsyncIterator[SocketlessGateway]:
-        found: list[Any] = []
-
-        def make_listeners(http: Any, methods: Any, *_: Any, **__: Any) -> Listeners:
-            found[:] = [http, methods]
-            return Unbound()
-
-        vertex = VertexAi("/vertex", "/vertex-health", "m")
-        chosen = Settings((repository(tmp_path),), metrics_port=0, vertex_ai=vertex, **settings)
-        monkeypatch.setattr(app, "Listeners", make_listeners)
-        server = GatewayServer(chosen, LocalControl)  # a worker's: without a metrics port
-        await server.manager.start()
-        try:
-            transport = httpx.ASGITransport(found[0])
+        async with socketless(repository(tmp_path), monkeypatch, **settings) as (_, http, methods):
+            transport = HandlerTransport(http)
             async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-                yield SocketlessGateway(client, found[1], asked)
-        finally:
-            await server.manager.stop()
+                yield SocketlessGateway(client, methods, asked)
 
     return serving
+
+
+@asynccontextmanager
+async def socketless(
+    root: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> AsyncIterator[tuple[GatewayServer, Handler, Methods]]:
+    """A gateway without sockets, its handler of the HTTP port and its gRPC methods."""
+    found: list[Any] = []
+
+    def make_listeners(http: Any, methods: Any, *_: Any, **__: Any) -> Listeners:
+        found[:] = [http, methods]
+        return Unbound()
+
+    vertex = VertexAi("/vertex", "/vertex-health", "m")
+    chosen = Settings((root,), metrics_port=0, vertex_ai=vertex, **settings)
+    monkeypatch.setattr(app, "Listeners", make_listeners)
+    server = GatewayServer(chosen, LocalControl)  # a worker's: without a metrics port
+    await server.manager.start()
+    try:
+        yield server, *found
+    finally:
+        await server.manager.stop()
 
 
 class Unbound:
@@ -202,14 +214,14 @@ async def test_decoding_a_huge_body_is_part_of_the_time(gateways: Gateways) -> N
         assert gateway.asked == ["m"]
 
 
-def grpc_entries() -> list[tuple[str, str, Any]]:
+def grpc_entries(name: str = "m") -> list[tuple[str, str, Any]]:
     def infer(model: str) -> Any:
         message = oip.ModelInferRequest(model_name=model, raw_input_contents=[RAW])
         message.inputs.add(name="x", datatype="FP32", shape=[1, 4])
         return message
 
     predict = tfserving.PredictRequest()
-    predict.model_spec.name = "m"
+    predict.model_spec.name = name
     predict.inputs["x"].dtype = 1
     predict.inputs["x"].tensor_content = RAW
     for size in (1, 4):
@@ -217,16 +229,16 @@ def grpc_entries() -> list[tuple[str, str, Any]]:
     body = httpx.Request("POST", "http://gateway", json={"inputs": INPUTS}).content
     prediction = {
         model: torchserve.PredictionsRequest(model_name=model, input={"body": body})
-        for model in ("m", "many")
+        for model in (name, "many")
     }
     apis = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
     return [
-        ("inference.GRPCInferenceService", "ModelInfer", infer("m")),
-        ("inference.GRPCInferenceService", "ModelStreamInfer", infer("m")),
+        ("inference.GRPCInferenceService", "ModelInfer", infer(name)),
+        ("inference.GRPCInferenceService", "ModelStreamInfer", infer(name)),
         ("inference.GRPCInferenceService", "ModelStreamInfer", infer("many")),
         ("tensorflow.serving.PredictionService", "Predict", TfServingRequest(predict, 100)),
-        (apis, "Predictions", prediction["m"]),
-        (apis, "StreamPredictions", prediction["m"]),
+        (apis, "Predictions", prediction[name]),
+        (apis, "StreamPredictions", prediction[name]),
         (apis, "StreamPredictions", prediction["many"]),
     ]
 

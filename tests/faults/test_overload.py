@@ -17,13 +17,13 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.server import time_limits
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.types import Deadline
 from tests.faults import probes
 from tests.faults.probes import Background, ChangingRepository, elapsed
+from tests.gateway.server.handlers import echo_body
 from tests.polling import eventually
 from tests.server import Gateway, serving
 
@@ -241,21 +241,10 @@ def test_no_backend_outlives_a_deadline(protocol: str, repository: ChangingRepos
 # -- a sender that stands still -------------------------------------------------------------------
 
 
-async def echo(_: Scope, receive: Receive, send: Send) -> None:
-    """Reads the whole body, or until the client is gone."""
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": body})
-
-
 @contextlib.asynccontextmanager
 async def listening() -> AsyncIterator[int]:
     """The port of a listener in this process."""
-    listener = HttpListener(echo, bind("127.0.0.1", 0, "--http-port"))
+    listener = HttpListener(echo_body, bind("127.0.0.1", 0, "--http-port"))
     await listener.start()
     try:
         yield listener.port

@@ -133,7 +133,7 @@ NEEDS = [
         (extra, f"from modelport.cli import main; sys.argv = {command.split()}; main()")
         for extra, command in (
             ("load", "modelport loadtest localhost:1 --model x"),
-            ("load", "modelport gate a b --slo p99=1s"),
+            ("load", "modelport gate a b --slo net.pt"),
             ("load", "modelport compare net.pt"),
             ("torch", "modelport demo"),
             ("torch", "modelport export net.pt --format onnx --model net"),

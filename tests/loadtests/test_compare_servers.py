@@ -206,7 +206,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         (["missing.pt"], "checkpoint 'missing.pt' does not exist"),
         (["no-such-model"], "'no-such-model' is neither a checkpoint nor a model"),
-        ([str(published()), "--output", "/proc/x/report.html"], "'/proc/x/report.html' cannot be"),
+        ([str(published()), "--html", "/proc/x/report.html"], "'/proc/x/report.html' cannot be"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line_and_status_2(arguments: list[str], named: str) -> None:

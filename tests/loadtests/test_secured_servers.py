@@ -159,7 +159,7 @@ def test_without_a_token_or_a_certificate_the_reason_is_told(server: SecuredServ
         server.target(LoadTestProtocol.OIP_GRPC),
         credentials=server.files._replace(token_file=None),
     )
-    with pytest.raises(NotMeasured, match=r"UNAUTHENTICATED.*--token-file"):
+    with pytest.raises(NotMeasured, match=r"the request has no credential.*--token-file"):
         measure_mix([(grpc, 1)], LoadProfile(duration_seconds=0.2))
 
 
@@ -167,15 +167,17 @@ def test_without_a_token_or_a_certificate_the_reason_is_told(server: SecuredServ
     ("arguments", "message"),
     [
         (["http://h:1", "--ca-file", "ca"], "'http://h:1' is clear text"),
-        (["https://h:1", "--ca-file", "none.crt"], "none.crt cannot be used as authorities"),
-        (["h:1", "--token-file", "none"], "the token file none cannot be read"),
-        (["https://h:1", "--client-cert", "c"], "--client-cert and --client-key belong together"),
+        (["https://h:1", "--ca-file", "ca"], "ca cannot be used as authorities"),
+        (["https://h:1", "--ca-file", "none.crt"], "'--ca-file': Path 'none.crt' does not exist"),
+        (["h:1", "--token-file", "none"], "'--token-file': Path 'none' does not exist"),
+        (["https://h:1", "--client-cert", "ca"], "--client-cert and --client-key belong together"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("ca").touch()
     done = modelport("loadtest", *arguments, "-m", "x2")
     assert done.returncode == 2
     [line] = done.stderr.splitlines()

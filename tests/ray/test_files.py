@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import grpc
 import jsonschema
 import kubernetes_validate
 import numpy as np
@@ -195,9 +196,16 @@ def test_a_replica_answers_by_the_gateways_own_methods(
         data = np.ones((1, 4), np.float32).tobytes()
         request = wire.message("x2", ("x", "FP32", [1, 4]), raw=[data])
         await replica.check_health()
-        return await replica.answer("ModelInfer", request.SerializeToString())
+        messages = dict.fromkeys(found["METHODS"], b"\x0a\x02x2")  # the field of the model's name
+        messages |= dict.fromkeys(("ServerLive", "ServerReady", "ServerMetadata"), b"")
+        messages["ModelInfer"] = request.SerializeToString()
+        answers = {name: await replica.answer(name, sent) for name, sent in messages.items()}
+        assert [name for name, (code, text, _) in answers.items() if code or text] == []
+        for wrong in ("ModelInfer", "ModelMetadata"):  # one waits for its turn, one does not
+            code, text, _ = await replica.answer(wrong, b"\x0a\x02x3")
+            assert (code, "'x3'" in text) == (grpc.StatusCode.NOT_FOUND.value[0], True)
+        return answers["ModelInfer"][2]
 
-    code, text, content = asyncio.run(answer())
-    assert (code, text) == (0, "")
+    content = asyncio.run(answer())
     reply = pb.ModelInferResponse.FromString(content)
     assert np.frombuffer(reply.raw_output_contents[0], np.float32).tolist() == [2, 2, 2, 2]

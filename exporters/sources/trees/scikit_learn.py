@@ -46,7 +46,7 @@ def read(path: Path) -> FittedModel:
     count = getattr(estimator, "n_features_in_", None)
     if count is None:
         raise Unsupported(f"'{path.name}' is not fitted; save it after fit()")
-    for tree in _trees(estimator):
+    for tree in trees_of(estimator):
         _check(tree, path)
     for tree, features in _histogram_trees(estimator):
         _check_histogram_tree(tree, features, path)
@@ -147,7 +147,8 @@ def _kind(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__name__}"
 
 
-def _trees(estimator: Any) -> Iterator[Any]:
+def trees_of(estimator: Any) -> Iterator[Any]:
+    """All trees of ``estimator``, but for those of histogram-based boosting."""
     return (value for value in _values(estimator) if _kind(value) == TREE)
 
 
@@ -197,7 +198,7 @@ def _unsound(path: Path) -> IntegrityError:
 
 def _splits(estimator: Any) -> dict[int, list[float]]:
     found: dict[int, list[float]] = defaultdict(list)
-    for tree in _trees(estimator):
+    for tree in trees_of(estimator):
         inner = tree.children_left != LEAF
         for feature, value in zip(tree.feature[inner], tree.threshold[inner], strict=True):
             found[int(feature)].append(float(value))

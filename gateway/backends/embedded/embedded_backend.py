@@ -10,7 +10,7 @@ import contextlib
 import queue
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -35,6 +35,7 @@ from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.runtime.background_thread import BackgroundThread
 from modelport.gateway.types import (
     NUMPY_DTYPES,
+    Answer,
     Array,
     Deadline,
     InferRequest,
@@ -182,7 +183,7 @@ class EmbeddedBackend:
             for name, signature in signatures.items()
         }
 
-    def __call__(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
+    def __call__(self, request: InferRequest, deadline: Deadline) -> Answer:
         return self._infer(request, deadline)
 
     def in_background(self, work: BackgroundWork) -> None:

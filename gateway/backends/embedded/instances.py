@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from modelport.gateway.errors import QueueFull, TimedOut, Unavailable
 from modelport.gateway.repository.config import DEFAULT_MAX_QUEUE_SIZE
 from modelport.gateway.runtime import thread_reply
-from modelport.gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway.types import Answer, Deadline, InferRequest, InferResponse
 
 Run = Callable[[InferRequest], InferResponse]
 
@@ -82,7 +82,7 @@ class Instances:
             elements += tensor.data.size
         return elements <= self._inline_elements
 
-    async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+    def __call__(self, request: InferRequest, deadline: Deadline) -> Answer:
         if deadline.expired:
             raise TimedOut
         if self.inline(request):
@@ -94,6 +94,9 @@ class Instances:
             if self._slow_in_a_row == SLOW_IN_A_ROW:
                 self._inline_elements = NEVER  # the run time depends on more than the size
             return response
+        return self._queued(request, deadline)
+
+    async def _queued(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         if self._closed:
             raise Unavailable("the model is unloaded")
         if self._pending >= self._limit:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from modelport.gateway.errors import QueueFull
 from modelport.gateway.inference.admission.controller import (
@@ -18,7 +18,15 @@ from modelport.gateway.inference.admission.controller import (
 )
 from modelport.gateway.inference.admission.queue_time import WEIGHT, requests_before
 from modelport.gateway.inference.batching.dynamic_batching import BatchingSettings
-from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, Timing
+from modelport.gateway.types import (
+    Answer,
+    Deadline,
+    Infer,
+    InferRequest,
+    InferResponse,
+    Timing,
+    finished,
+)
 
 #: Requests that wait before the estimate of the wait may refuse a request for its deadline.
 ESTIMABLE = 16
@@ -58,7 +66,7 @@ class OverloadGuard:
         self._probe: asyncio.Future[bool] | None = None
         self._probe_timer: asyncio.TimerHandle | None = None
 
-    def __call__(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
+    def __call__(self, request: InferRequest, deadline: Deadline) -> Answer:
         if not self._in_flight and self._inline(request):
             return self._infer(request, deadline)
         return self._admit(request, deadline)
@@ -103,7 +111,7 @@ class OverloadGuard:
         if self._priorities is not None:
             self._levels[level] = self._levels.get(level, 0) + 1
         try:
-            response = await self._infer(request, deadline)
+            response = await finished(self._infer(request, deadline))
         except asyncio.CancelledError:
             if task in self._cut and not task.uncancel():
                 raise QueueFull from None

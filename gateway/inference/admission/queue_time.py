@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from modelport.gateway.errors import QueueFull
 from modelport.gateway.inference.batching.dynamic_batching import BatchingSettings
-from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse
+from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, finished
 
 #: The weight of the last interval in the running mean.
 WEIGHT = 0.1
@@ -47,7 +47,7 @@ class QueueTimeLimit:
             self._last = time.monotonic()
         in_flight[level] = in_flight.get(level, 0) + 1
         try:
-            response = await self._infer(request, deadline)
+            response = await finished(self._infer(request, deadline))
         finally:
             in_flight[level] -= 1
             if not in_flight[level]:

@@ -26,7 +26,14 @@ from modelport.gateway.inference.batching.queue import (
 )
 from modelport.gateway.runtime.thread_reply import settle
 from modelport.gateway.telemetry import Statistics
-from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse
+from modelport.gateway.types import (
+    Answer,
+    Deadline,
+    Infer,
+    InferRequest,
+    InferResponse,
+    finished,
+)
 
 Outcome = InferResponse | BaseException
 
@@ -65,12 +72,15 @@ class Batcher:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
-    async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+    def __call__(self, request: InferRequest, deadline: Deadline) -> Answer:
         if deadline.expired:
             raise TimedOut
         alone = self._prompt and not self._queue and len(self._running) < self._settings.instances
         if alone and not self._order and self._execution.inline(request):
-            return await self._infer(request, deadline)
+            return self._infer(request, deadline)
+        return self._queued(request, deadline)
+
+    async def _queued(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         reply: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
         bucket, size = self._joiner.bucket(request), self._joiner.size(request)
         now_ns = time.monotonic_ns()
@@ -227,7 +237,7 @@ class Batcher:
         if waiting.reply.done() or waiting.deadline.expired:
             return TimedOut()
         try:
-            response = await self._infer(request, waiting.deadline)
+            response = await finished(self._infer(request, waiting.deadline))
         except Exception as error:
             return error
         self._statistics.executed(waiting.size, request.timing)
@@ -241,7 +251,7 @@ class Batcher:
         joined = self._joiner.join(requests)
         timing = joined.timing
         timing.compute_input_ns = time.perf_counter_ns() - started
-        response = await self._infer(joined, deadline)
+        response = await finished(self._infer(joined, deadline))
         answered = time.perf_counter_ns()
         answers = self._joiner.split(response, joined, requests)
         timing.compute_output_ns = time.perf_counter_ns() - answered

@@ -34,12 +34,13 @@ from modelport.gateway.protocols.oip.shared_memory import (
     SharedTensors,
 )
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse
+from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, finished
 from modelport.gateway.wire import raw_tensors
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 
 SERVICE = "inference.GRPCInferenceService"
 
+_DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 #: Errors of ``ModelReady`` that do not mean that the model is not ready.
 _NOT_UNREADY = (Code.INVALID_ARGUMENT, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 Unary = Callable[[Any, Deadline], Awaitable[Any]]
@@ -108,29 +109,48 @@ class OipGrpc:
         name, number = model_of(content)
         return self._service.refuses(name, number)
 
-    async def _raw_infer(self, message: Any, deadline: Deadline) -> Serialized:
-        response, shared = await self._answer(message, deadline)
-        for tensor in response.outputs:
-            if tensor.datatype is Datatype.BYTES and tensor.data.size > raw_tensors.PIECE:
-                return await offload.run(partial(serialize, response, shared), deadline)
+    def _raw_infer(self, message: Any, deadline: Deadline) -> Serialized | Awaitable[Serialized]:
+        if type(message) is LargeMessage:
+            return self._serialized(self._answer(message, deadline), deadline)
+        answer, shared = self._infer(message, deadline)
+        if isinstance(answer, InferResponse) and not _is_large(answer):
+            return serialize(answer, shared)
+        return self._serialized(_with(answer, shared), deadline)
+
+    async def _serialized(
+        self, answer: Awaitable[tuple[InferResponse, SharedTensors]], deadline: Deadline
+    ) -> Serialized:
+        response, shared = await answer
+        if _is_large(response):
+            return await offload.run(partial(serialize, response, shared), deadline)
         return serialize(response, shared)
 
     async def _answer(
         self, message: Any, deadline: Deadline
     ) -> tuple[InferResponse, SharedTensors]:
-        shared = NO_SHARED_MEMORY
-        if type(message) is InferRequest:
-            request = message
-        else:
+        if type(message) is LargeMessage:
             request = await self._decode(message, shared := self._shared.transfer(), deadline)
-            deadline = oip_parameters.deadline(request, deadline)
+            message, deadline = request, oip_parameters.deadline(request, deadline)
+            return await finished(self._single(message, deadline)), shared
+        return await _with(*self._infer(message, deadline))
+
+    def _infer(
+        self, message: Any, deadline: Deadline
+    ) -> tuple[InferResponse | Awaitable[InferResponse], SharedTensors]:
+        """Begin a request that is decoded, or small."""
+        shared = NO_SHARED_MEMORY
+        if type(message) is not InferRequest:
+            message = decode(message, shared := self._shared.transfer())
+            deadline = oip_parameters.deadline(message, deadline)
+        return self._single(message, deadline), shared
+
+    def _single(
+        self, request: InferRequest, deadline: Deadline
+    ) -> InferResponse | Awaitable[InferResponse]:
         try:
-            response = await self._service.infer(request, deadline)
+            return self._service.infer(request, deadline)
         except Decoupled as error:
-            raise Unsupported(
-                "ModelInfer RPC doesn't support models with decoupled transaction policy"
-            ) from error
-        return response, shared
+            raise Unsupported(_DECOUPLED) from error
 
     async def _decode(
         self, message: Any, shared: SharedTensors, deadline: Deadline
@@ -202,6 +222,23 @@ class OipGrpc:
         _refuse_repository(message)
         await metadata.unload(self._control, message.model_name, _chosen(message.parameters))
         return pb.RepositoryModelUnloadResponse()
+
+
+async def _with(
+    answer: InferResponse | Awaitable[InferResponse], shared: SharedTensors
+) -> tuple[InferResponse, SharedTensors]:
+    try:
+        return await finished(answer), shared
+    except Decoupled as error:
+        raise Unsupported(_DECOUPLED) from error
+
+
+def _is_large(response: InferResponse) -> bool:
+    """Whether to serialize takes more than a millisecond."""
+    return any(
+        tensor.datatype is Datatype.BYTES and tensor.data.size > raw_tensors.PIECE
+        for tensor in response.outputs
+    )
 
 
 def _shared_memory(kind: str, memory: SharedMemory | CudaSharedMemory) -> dict[str, Unary]:

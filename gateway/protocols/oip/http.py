@@ -1,10 +1,12 @@
-"""OIP over HTTP: inference and the server's probes as plain ASGI, and all routes of ``/v2``."""
+"""OIP over HTTP: inference, the server's probes, and all other routes of ``/v2``."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Annotated, Any
+from urllib.parse import unquote
 
 from fastapi import Depends, FastAPI, Path, Request, Response
 from fastapi.params import Depends as Dependency
@@ -13,7 +15,6 @@ from starlette.exceptions import HTTPException
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import (
     Code,
-    Decoupled,
     InvalidArgument,
     ModelportError,
     PermissionDenied,
@@ -26,21 +27,28 @@ from modelport.gateway.protocols import (
     request_body,
     response_encoding,
 )
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http import Route, documented
+from modelport.gateway.protocols.http_message import (
+    Answer,
+    Headers,
+    HttpRequest,
+    HttpResponse,
+    finished,
+)
 from modelport.gateway.protocols.http_operations import CONTROL, HEALTH, INFER, METADATA, STATISTICS
-from modelport.gateway.protocols.http_response import FAILURES, JSON, document, refuse, reply
-from modelport.gateway.protocols.oip import http_request, http_response, metadata, request_template
+from modelport.gateway.protocols.http_response import document
+from modelport.gateway.protocols.oip import http_request, http_response, metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip import schema as oip_schema
-from modelport.gateway.protocols.oip.http_errors import OipErrors, refuse_failed
-from modelport.gateway.protocols.openapi import BYTES
-from modelport.gateway.protocols.openapi import JSON as MEDIA_TYPE
+from modelport.gateway.protocols.oip.http_errors import OipErrors
+from modelport.gateway.protocols.openapi import BYTES, JSON
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import InferRequest
+from modelport.gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway.types import finished as inferred
 from modelport.gateway.wire import json_text
 from modelport.gateway.wire.deadline_headers import http_deadline
+from modelport.gateway.wire.raw_tensors import Buffer
 
 Model = Annotated[str, Path(description="Model name")]
 Version = Annotated[str, Path(description="Model version, a positive integer")]
@@ -53,16 +61,13 @@ _READY_BODY = {
 _INFERRED: dict[int | str, dict[str, Any]] = {
     200: {"content": {kind: {} for kind in (BYTES, cloud_events.MEDIA_TYPE.decode())}}
 }
-_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
-_PREFIX, _SUFFIX, _VERSIONS = "/v2/models/", "/infer", "/versions/"
-#: Number of cached paths, and their maximum length.
-TARGETS, KEPT_TARGET = 1024, 512
+_MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/(infer|explain)", re.ASCII)
 #: Longer version numbers are left to ``parse_version``.
-_DIGITS = 18
-#: A look-up of an enum's member calls a function.
-_HEALTH, _INFER = Operation.HEALTH, Operation.INFER
+_DIGITS = 17
+#: The JSON of a request whose tensors behind it are views of the body, and what they are not.
+MAX_QUICK_BYTES = 2048
+_SLOW = re.compile(rb'BYTES|BOOL|"data"|shared_memory|\\')
 _LIVE, _READY = "/v2/health/live", "/v2/health/ready"
-_PROBED = frozenset({_LIVE, _READY})
 #: Bodies of the Open Inference Protocol; Triton sends none.
 _PROBES = {
     (_LIVE, True): b'{"live":true}',
@@ -71,19 +76,7 @@ _PROBES = {
 }
 #: Name and version of a model; version 0 is the newest that is READY.
 Selected = tuple[str, int]
-Route = Callable[..., Awaitable[Response]]
-
-
-def _parsed(path: str) -> tuple[str, str] | None:
-    """Parse the model and the version of a path of ``infer``, or return None."""
-    if not path.startswith(_PREFIX) or not path.endswith(_SUFFIX):
-        return None
-    name, versions, version = path[len(_PREFIX) : -len(_SUFFIX)].partition(_VERSIONS)
-    good = name and "/" not in name and (not versions or is_number(version))
-    return (name, version) if good else None
-
-
-_target = lru_cache(TARGETS)(_parsed)
+Served = Callable[..., Awaitable[Response]]
 
 
 def is_number(text: str) -> bool:
@@ -120,99 +113,106 @@ class OipHttp(OipErrors):
         self._control = host.control
         self._max_input_bytes = host.max_input_bytes
 
-    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        path: str = scope["path"]
-        if path in _PROBED and scope["method"] == "GET":
-            return self._probe(path, send)
-        if scope["method"] == "POST" and path.endswith(_SUFFIX):
-            target = (_target if len(path) <= KEPT_TARGET else _parsed)(path)
-            if target is not None:
-                return self._infer(*target, scope, receive, send)
-        return None
-
-    def operation(self, scope: Scope) -> Operation:
-        return _HEALTH if scope["path"] in _PROBED else _INFER
+    def route(self, method: str, path: str) -> Route | None:
+        if method == "GET" and path in (_LIVE, _READY):
+            return Route(Operation.HEALTH, self._probe)
+        found = _MODEL.fullmatch(path) if method == "POST" else None
+        if found is None:
+            return None
+        handler = self._infer if found[3] == "infer" else self._explain
+        return Route(Operation.INFER, partial(handler, unquote(found[1]), found[2] or ""))
 
     def refuses(self, raw_path: bytes) -> bool:
         """Ask ``InferenceService.refuses`` for a plain path of ``infer``."""
-        target = _parsed(raw_path.decode("ascii", "replace"))
-        if target is None:
+        found = _MODEL.fullmatch(raw_path.decode("ascii", "replace"))
+        if found is None or found[3] != "infer" or len(found[2] or "") > _DIGITS:
             return False
-        name, version = target
-        number = int(version) if version and len(version) < _DIGITS else 0
-        if version and not number:
-            return False
-        return self._service.refuses(name, number)
+        return self._service.refuses(found[1], int(found[2] or 0))
 
-    async def _probe(self, path: str, send: Send) -> None:
+    async def _probe(self, request: HttpRequest) -> HttpResponse:
+        path = request.path
         good = path == _LIVE or await self._control.ready()
-        await reply(send, 200 if good else 400, _PROBES[path, good], JSON)
+        return HttpResponse(200 if good else 400, _PROBES[path, good])
 
     # -- infer ----------------------------------------------------------------------------------
 
-    async def _infer(
-        self, name: str, version: str, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        try:
-            number = metadata.parse_version(version)
-            served = self._manager.get(name, number)
-            if served.refuses():
-                served.statistics.failed(Code.UNAVAILABLE, 0)
-                raise QueueFull
-            headers = dict(scope["headers"])
-            deadline = http_deadline(headers)
-            bound = served.validator.max_bytes
-            if cloud_events.is_event(headers):
-                receive, send = await cloud_events.exchange(
-                    name, headers, receive, send, self._max_input_bytes, deadline, bound
-                )
-            body = await request_body.read(receive, headers, self._max_input_bytes, deadline, bound)
-            if len(body) <= offload.INLINE_BYTES:
-                request, form = self._decode(body, headers, name, number)
-            else:
-                plain = self._glance(body, headers, name, number)
-                if plain is None:
-                    decode = partial(self._decode, body, headers, name, number)
-                    plain = await offload.run(decode, deadline)
-                request, form = plain
-            trace = headers.get(b"x-request-id")
-            if trace:
-                request.trace = trace[:128].decode("latin-1")
-            deadline = oip_parameters.deadline(request, deadline)
-            response = await self._service.infer(request, deadline)
-            if http_response.is_large(response, form):
-                work = partial(http_response.encode, response, form)
-                json, blobs = await response_encoding.encode(work, response.outputs, deadline)
-            else:
-                json, blobs = http_response.encode(response, form)
-        except Decoupled:
-            await refuse(send, 501, _DECOUPLED)
-        except FAILURES as failure:
-            await refuse_failed(send, failure)
-        else:
-            reply_headers = JSON
-            if blobs:
-                json, header_length = http_response.joined(json, blobs)
-                if header_length:
-                    reply_headers = [
-                        (b"content-type", b"application/octet-stream"),
-                        (request_body.HEADER_LENGTH, b"%d" % header_length),
-                    ]
-            accepted = headers.get(b"accept-encoding")
-            coding = request_body.chosen_coding(accepted, len(json)) if accepted else None
-            if coding:
-                json = await request_body.compress(json, coding)
-                reply_headers = [*reply_headers, (b"content-encoding", coding)]
-            await reply(send, 200, json, reply_headers)
+    def _explain(self, name: str, version: str, request: HttpRequest) -> Answer:
+        number = metadata.parse_version(version)
+        return self._infer(explainer.name_of(self._manager, name, number), "", request)
 
-    def _glance(
-        self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
-    ) -> tuple[InferRequest, http_response.ResponseFormat] | None:
-        stated = headers.get(request_body.HEADER_LENGTH)
-        if stated is None:
-            return None
-        length = request_body.header_length(stated, len(body))
-        return request_template.glance(body, length, name, version) if length else None
+    def _infer(self, name: str, version: str, request: HttpRequest) -> Answer:
+        number = metadata.parse_version(version)
+        served = self._manager.get(name, number)
+        if served.refuses():
+            served.statistics.failed(Code.UNAVAILABLE, 0)
+            raise QueueFull
+        deadline = http_deadline(request.fields)
+        bound = served.validator.max_bytes
+        if cloud_events.is_event(request.fields):
+            return cloud_events.exchange(
+                name, request, self._max_input_bytes, deadline, bound,
+                partial(self._read, name, number, deadline),
+            )  # fmt: skip
+        body = request_body.read(request, self._max_input_bytes, deadline, bound)
+        if isinstance(body, bytes) and len(body) <= offload.INLINE_BYTES:
+            return self._answer(name, number, deadline, request, body)
+        return self._read(name, number, deadline, request, body)
+
+    async def _read(
+        self,
+        name: str,
+        number: int,
+        deadline: Deadline,
+        request: HttpRequest,
+        body: bytes | Awaitable[bytes],
+    ) -> HttpResponse:
+        """Answer a request whose body is on its way, or large."""
+        body = body if isinstance(body, bytes) else await body
+        if len(body) <= offload.INLINE_BYTES:
+            return await finished(self._answer(name, number, deadline, request, body))
+        decode = partial(self._decode, body, request.fields, name, number)
+        is_quick = _holds_views(body, request.fields)
+        decoded = decode() if is_quick else await offload.run(decode, deadline)
+        return await finished(self._run(*decoded, deadline, request))
+
+    def _answer(
+        self, name: str, number: int, deadline: Deadline, request: HttpRequest, body: bytes
+    ) -> Answer:
+        decoded = self._decode(body, request.fields, name, number)
+        return self._run(*decoded, deadline, request)
+
+    def _run(
+        self,
+        asked: InferRequest,
+        form: http_response.ResponseFormat,
+        deadline: Deadline,
+        request: HttpRequest,
+    ) -> Answer:
+        trace = request.fields.get(b"x-request-id")
+        if trace:
+            asked.trace = trace[:128].decode("latin-1")
+        deadline = oip_parameters.deadline(asked, deadline)
+        answer = self._service.infer(asked, deadline)
+        accepted = request.fields.get(b"accept-encoding")
+        if isinstance(answer, InferResponse) and not http_response.is_large(answer, form):
+            encoded = http_response.encode(answer, form)
+            return _compressed(*encoded, accepted)
+        return self._encode(answer, form, deadline, accepted)
+
+    async def _encode(
+        self,
+        answer: InferResponse | Awaitable[InferResponse],
+        form: http_response.ResponseFormat,
+        deadline: Deadline,
+        accepted: bytes | None,
+    ) -> HttpResponse:
+        response = await inferred(answer)
+        if http_response.is_large(response, form):
+            work = partial(http_response.encode, response, form)
+            encoded = await response_encoding.encode(work, response.outputs, deadline)
+        else:
+            encoded = http_response.encode(response, form)
+        return await finished(_compressed(*encoded, accepted))
 
     def _decode(
         self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
@@ -225,9 +225,6 @@ class OipHttp(OipErrors):
                 validator = self._manager.get(name, version).validator
                 spec, shape = validator.raw_input(len(body))
                 return http_request.decode_raw(body, spec, shape, name, version)
-        plain = request_template.decode(body, header_length, name, version)
-        if plain is not None:
-            return plain
         return http_request.decode(body, header_length, name, version, self._shared.transfer())
 
     # -- routes, documented --------------------------------------------------------------------
@@ -241,15 +238,12 @@ class OipHttp(OipErrors):
         @probe("/v2/health/live")
         async def server_live() -> Response:
             """200 while the process answers."""
-            return document({"live": True})
+            return await documented()
 
-        @probe(
-            "/v2/health/ready", responses={400: {"content": {MEDIA_TYPE: {"schema": _READY_BODY}}}}
-        )
+        @probe("/v2/health/ready", responses={400: {"content": {JSON: {"schema": _READY_BODY}}}})
         async def server_ready() -> Response:
             """200 when the server is ready, else 400."""
-            ready = await control.ready()
-            return document({"ready": ready}, 200 if ready else 400)
+            return await documented()
 
         @describe("/v2/", name="server metadata, with a slash")
         @describe("/v2", response_model=oip_schema.OipServerMetadata)
@@ -278,14 +272,14 @@ class OipHttp(OipErrors):
         manager, control = self._manager, self._control
 
         def get(
-            ending: str, tag: str, name: str, operation: Sequence[Dependency], **documented: Any
-        ) -> Callable[[Route], Route]:
+            ending: str, tag: str, name: str, operation: Sequence[Dependency], **declared: Any
+        ) -> Callable[[Served], Served]:
             """Return the decorator of a route for GET."""
             return app.get(
-                path + ending, tags=[tag], name=name + suffix, dependencies=operation, **documented
+                path + ending, tags=[tag], name=name + suffix, dependencies=operation, **declared
             )
 
-        def post(ending: str) -> Callable[[Route], Route]:
+        def post(ending: str) -> Callable[[Served], Served]:
             """Return the decorator of a route for inference."""
             return app.post(
                 f"{path}/{ending}",
@@ -333,13 +327,12 @@ class OipHttp(OipErrors):
             `Inference-Header-Content-Length` is the size of the JSON part; without it the whole
             body is JSON, and with 0 the whole body is the single input's raw tensor.
             """
-            name, number = selected
-            return Delegate(self._infer, name, str(number or ""))
+            return await documented()
 
         @post("explain")
         async def explain(selected: Selected = Depends(select)) -> Response:
             """Run the explainer that the model's parameter `explainer` names."""
-            return Delegate(self._infer, explainer.name_of(self._manager, *selected), "")
+            return await documented()
 
     def _add_repository_routes(self, app: FastAPI) -> None:
         control = self._control
@@ -370,8 +363,34 @@ class OipHttp(OipErrors):
             return Response(media_type="application/json")
 
     async def _json(self, request: Request) -> dict[str, Any]:
-        body = await request_body.read_control(request.receive)
+        body = await request_body.read_control(request)
         value = json_text.loads(body) if body.strip() else {}
         if type(value) is not dict:
             raise InvalidArgument("the request must be a JSON object")
         return value
+
+
+def _holds_views(body: bytes, fields: dict[bytes, bytes]) -> bool:
+    """Whether a large body is short JSON, and tensors behind it that are not copied."""
+    stated = fields.get(request_body.HEADER_LENGTH)
+    length = 0 if stated is None else request_body.header_length(stated, len(body))
+    return 0 < length <= MAX_QUICK_BYTES and _SLOW.search(body, 0, length) is None
+
+
+def _response(json: Buffer, blobs: list[Buffer]) -> HttpResponse:
+    if not blobs:
+        return HttpResponse(200, json)
+    body, header_length = http_response.joined(json, blobs)
+    if not header_length:
+        return HttpResponse(200, body)
+    headers: Headers = [
+        (b"content-type", b"application/octet-stream"),
+        (request_body.HEADER_LENGTH, b"%d" % header_length),
+    ]
+    return HttpResponse(200, body, headers)
+
+
+def _compressed(json: Buffer, blobs: list[Buffer], accepted: bytes | None) -> Answer:
+    response = _response(json, blobs)
+    coding = request_body.chosen_coding(accepted, len(response.body))
+    return request_body.compressed(response, coding) if coding else response

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import Response
+import orjson
 
-from modelport.gateway.errors import Code, ModelportError
-from modelport.gateway.protocols.asgi import Send
+from modelport.gateway.errors import Code, Decoupled, ModelportError
 from modelport.gateway.protocols.http import HttpDialect
-from modelport.gateway.protocols.http_response import document, error_of, refuse
+from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
 
 STATUS = {
     Code.INVALID_ARGUMENT: 400,
@@ -21,6 +20,8 @@ STATUS = {
     Code.UNSUPPORTED: 501,
     Code.UNAVAILABLE: 503,
 }
+#: Triton's words.
+_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 
 
 class OipErrors(HttpDialect):
@@ -28,12 +29,6 @@ class OipErrors(HttpDialect):
 
     statuses = frozenset(STATUS.values())
 
-    def failure(self, error: ModelportError) -> Response:
-        return document({"error": str(error)}, STATUS[error.code])
-
-
-async def refuse_failed(send: Send, failure: BaseException) -> None:
-    """Send the error response to a request whose handler failed."""
-    error = error_of(failure)
-    if error is not None:
-        await refuse(send, STATUS[error.code], str(error))
+    def failure(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
+        message = _DECOUPLED if isinstance(error, Decoupled) else str(error)
+        return HttpResponse(STATUS[error.code], orjson.dumps({"error": message}))

@@ -6,27 +6,30 @@ sets the status; a later one is the last event, ``{"error": ...}``.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 from fastapi import Depends, FastAPI, Response
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Code, Internal, ModelportError
 from modelport.gateway.protocols import request_body, response_encoding
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http import Route, documented
+from modelport.gateway.protocols.http_message import Headers, HttpRequest, HttpResponse
 from modelport.gateway.protocols.http_operations import INFER
-from modelport.gateway.protocols.http_response import FAILURES, JSON, Headers, error_of, reply
+from modelport.gateway.protocols.http_response import error_of
 from modelport.gateway.protocols.oip import generate_json, metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip import schema as oip_schema
 from modelport.gateway.protocols.oip.http import MODEL_PATHS, Selected
-from modelport.gateway.protocols.oip.http_errors import STATUS, OipErrors, refuse_failed
+from modelport.gateway.protocols.oip.http_errors import STATUS, OipErrors
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Deadline, InferResponse
 from modelport.gateway.wire.deadline_headers import http_deadline
@@ -45,6 +48,9 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
 
+_Answer = Callable[
+    [AsyncGenerator[InferResponse, None], Deadline], Coroutine[Any, Any, HttpResponse]
+]
 #: A model may fail after the request was accepted.
 _STREAMED: dict[str, Any] = {
     "response_class": EventStream,
@@ -62,90 +68,68 @@ class GenerateHttp(OipErrors):
         self._manager = host.manager
         self._max_input_bytes = host.max_input_bytes
 
-    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        found = _PATH.fullmatch(scope["path"]) if scope["method"] == "POST" else None
+    def route(self, method: str, path: str) -> Route | None:
+        found = _PATH.fullmatch(path) if method == "POST" else None
         if found is None:
             return None
         answer = self._events if found[3] else self._once
-        return self._serve(answer, found[1], found[2] or "", scope, receive, send)
+        return Route(
+            Operation.INFER, partial(self._serve, answer, unquote(found[1]), found[2] or "")
+        )
 
     async def _serve(
-        self,
-        answer: Callable[[AsyncGenerator[InferResponse, None], Send, Deadline], Awaitable[None]],
-        name: str,
-        version: str,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        """Run the model and pass its responses to ``answer``; send errors that occur before."""
-        try:
-            headers = dict(scope["headers"])
-            deadline = http_deadline(headers)
-            number = metadata.parse_version(version)
-            served = self._manager.get(name, number)
-            bound = served.validator.max_bytes
-            body = await request_body.read(receive, headers, self._max_input_bytes, deadline, bound)
-            work = partial(generate_json.decode, body, served, number)
-            large = len(body) > offload.INLINE_BYTES
-            request = await offload.run(work, deadline) if large else work()
-            request.trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
-            deadline = oip_parameters.deadline(request, deadline)
-            async with aclosing(self._service.stream(request, deadline)) as responses:
-                await answer(responses, send, deadline)
-        except FAILURES as failure:
-            await refuse_failed(send, failure)
+        self, answer: _Answer, name: str, version: str, request: HttpRequest
+    ) -> HttpResponse:
+        """Run the model and pass its responses to ``answer``."""
+        deadline = http_deadline(request.fields)
+        number = metadata.parse_version(version)
+        served = self._manager.get(name, number)
+        bound = served.validator.max_bytes
+        read = request_body.read(request, self._max_input_bytes, deadline, bound)
+        body = read if isinstance(read, bytes) else await read
+        work = partial(generate_json.decode, body, served, number)
+        large = len(body) > offload.INLINE_BYTES
+        asked = await offload.run(work, deadline) if large else work()
+        asked.trace = request.fields.get(b"x-request-id", b"")[:128].decode("latin-1")
+        deadline = oip_parameters.deadline(asked, deadline)
+        return await answer(self._service.stream(asked, deadline), deadline)
 
     async def _once(
-        self, responses: AsyncGenerator[InferResponse, None], send: Send, deadline: Deadline
-    ) -> None:
-        first, more = await anext(responses, None), None
-        if first is not None:
-            body = await _encoded(generate_json.encode, first, deadline)
-            more = await anext(responses, None)
-        if first is None or more is not None:
-            raise Internal(
-                "generate expects model to produce exactly 1 response, use generate stream for "
-                "model that generates various number of responses"
-            )
-        await reply(send, 200, body, JSON)
+        self, responses: AsyncGenerator[InferResponse, None], deadline: Deadline
+    ) -> HttpResponse:
+        async with aclosing(responses):
+            first, more = await anext(responses, None), None
+            if first is not None:
+                body = await _encoded(generate_json.encode, first, deadline)
+                more = await anext(responses, None)
+            if first is None or more is not None:
+                raise Internal(
+                    "generate expects model to produce exactly 1 response, use generate stream for "
+                    "model that generates various number of responses"
+                )
+            return HttpResponse(200, body)
 
     async def _events(
-        self, responses: AsyncGenerator[InferResponse, None], send: Send, deadline: Deadline
-    ) -> None:
-        status = 200
-        event: Buffer = b""
+        self, responses: AsyncGenerator[InferResponse, None], deadline: Deadline
+    ) -> HttpResponse:
+        events = _events(responses, deadline)
         try:
-            first = await anext(responses, None)
-            if first is not None:
-                event = await _encoded(generate_json.event, first, deadline)
+            first = await anext(events, b"")
         except ModelportError as error:
             if error.code is not Code.INTERNAL:
                 raise  # the inference did not begin
-            status, event = STATUS[error.code], _failure(str(error))
-        start = {"type": "http.response.start", "status": status, "headers": _EVENTS}
-        try:
-            await send(start)
-            while event:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-                response = await anext(responses, None)
-                event = b""
-                if response is not None:
-                    event = await _encoded(generate_json.event, response, deadline)
-        except FAILURES as failure:
-            event = _failure(str(error_of(failure)))
-        await send({"type": "http.response.body", "body": event})
+            return HttpResponse(STATUS[error.code], _failure(str(error)), _EVENTS)
+        return HttpResponse(200, first, _EVENTS, events)
 
     # -- documentation --------------------------------------------------------------------------
 
     def add_routes(self, app: FastAPI) -> None:
         """Document the routes, which ``serve`` answers."""
         for path, suffix, select in MODEL_PATHS:
-            for ending, answer, text, documented in (
-                ("generate", self._once, "One response, as JSON: outputs by name.", {}),
+            for ending, text, declared in (
+                ("generate", "One response, as JSON: outputs by name.", {}),
                 (
                     "generate_stream",
-                    self._events,
                     "Any number of responses, as events (SSE).",
                     _STREAMED,
                 ),
@@ -157,18 +141,33 @@ class GenerateHttp(OipErrors):
                     name=ending + suffix,
                     description=f"{text} The request is an object of inputs by name.",
                     openapi_extra=oip_schema.ANY_BODY,
-                    **documented,
+                    **declared,
                 )
-                decorator(self._route(answer, select))
+                decorator(_stub(select))
 
-    def _route(
-        self, answer: Callable[..., Awaitable[None]], select: Callable[..., Selected]
-    ) -> Callable[..., Awaitable[Response]]:
-        async def route(selected: Selected = Depends(select)) -> Response:
-            name, number = selected
-            return Delegate(self._serve, answer, name, str(number or ""))
 
-        return route
+def _stub(select: Callable[..., Selected]) -> Callable[..., Coroutine[Any, Any, Response]]:
+    async def stub(selected: Selected = Depends(select)) -> Response:
+        return await documented()
+
+    return stub
+
+
+async def _events(
+    responses: AsyncGenerator[InferResponse, None], deadline: Deadline
+) -> AsyncGenerator[Buffer, None]:
+    """Encode each response as an event; an error after the first one is the last event."""
+    index = 0
+    async with aclosing(responses):
+        try:
+            async for response in responses:
+                event = await _encoded(generate_json.event, response, deadline)
+                index += 1
+                yield event
+        except (Exception, asyncio.CancelledError) as failure:
+            if not index:
+                raise
+            yield _failure(str(error_of(failure)))
 
 
 async def _encoded(

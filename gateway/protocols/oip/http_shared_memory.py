@@ -79,7 +79,7 @@ class SharedMemoryHttp(OipErrors):
         )
         async def register(region: Name, request: Request) -> Response:
             memory.require_allowed()
-            body = json_text.loads(await request_body.read_control(request.receive))
+            body = json_text.loads(await request_body.read_control(request))
             await memory.register(region, *_registration(body))
             return _done()
 

@@ -1,34 +1,21 @@
-"""Predictions over HTTP, as plain ASGI.
+"""Predictions over HTTP.
 
 The protocols of TorchServe, SageMaker and Vertex AI differ in a ``PredictionDialect``: in the
-headers that state the size of the JSON part, and in the format of errors.
+headers that state the size of the JSON part.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
-import orjson
-import structlog
-
-from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols import request_body
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http_response import (
-    FAILURES,
-    JSON,
-    RETRY,
-    Headers,
-    error_of,
-    reply,
-)
-from modelport.gateway.protocols.oip.http_errors import STATUS
+from modelport.gateway.protocols.http_message import Headers, HttpRequest, HttpResponse
 from modelport.gateway.protocols.prediction import form_body
 from modelport.gateway.protocols.prediction.predictor import (
     PredictionCall,
@@ -38,8 +25,7 @@ from modelport.gateway.protocols.prediction.predictor import (
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.deadline_headers import http_deadline
-
-log = structlog.get_logger("modelport.http")
+from modelport.gateway.wire.raw_tensors import Buffer
 
 #: A request's headers, names in lower case.
 RequestHeaders = dict[bytes, bytes]
@@ -50,7 +36,7 @@ JSON_HEADER_SIZE = b".binary+json;json-header-size="
 
 
 class PredictionDialect(Protocol):
-    """Headers and errors of a protocol."""
+    """The headers of a protocol."""
 
     def header_length(self, headers: RequestHeaders, size: int) -> int | None:
         """Read the size of the JSON part of a body of ``size`` bytes, or None if it is not stated.
@@ -61,9 +47,6 @@ class PredictionDialect(Protocol):
 
     def headers(self, reply: PredictionReply, request: RequestHeaders) -> Headers:
         """Make the headers of a successful response."""
-
-    def failure(self, error: ModelportError, request: RequestHeaders) -> tuple[int, bytes, Headers]:
-        """Make status, body and headers of an error response."""
 
 
 class PredictionTarget(NamedTuple):
@@ -84,30 +67,20 @@ class PredictionHandler:
     streams: bool = False
 
     async def __call__(
-        self,
-        find: Callable[[RequestHeaders], PredictionTarget],
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        """Serve a request; ``find`` returns the requested model, or raises."""
-        headers = dict(scope["headers"])
-        try:
-            deadline = http_deadline(headers)
-            name, version, _ = selected = find(headers)
-            bound = self.predictor.max_bytes(name, version)
-            body = await request_body.read(receive, headers, self.max_input_bytes, deadline, bound)
-            call = await self._call(selected, body, headers, deadline)
-            if self.streams and self.predictor.is_decoupled(name, version):
-                await self._stream(self.predictor.stream(call, deadline), headers, send)
-                return
-            answer = await self.predictor(call, deadline)
-        except FAILURES as failure:
-            error = error_of(failure)
-            if error is not None:
-                await self._fail(send, error, headers)
-        else:
-            await reply(send, 200, answer.body, self.dialect.headers(answer, headers))
+        self, find: Callable[[RequestHeaders], PredictionTarget], request: HttpRequest
+    ) -> HttpResponse:
+        """Answer a request; ``find`` returns the requested model, or raises."""
+        headers = request.fields
+        deadline = http_deadline(headers)
+        name, version, _ = selected = find(headers)
+        bound = self.predictor.max_bytes(name, version)
+        read = request_body.read(request, self.max_input_bytes, deadline, bound)
+        body = read if isinstance(read, bytes) else await read
+        call = await self._call(selected, body, headers, deadline)
+        if self.streams and self.predictor.is_decoupled(name, version):
+            return await self._stream(self.predictor.stream(call, deadline), headers)
+        answer = await self.predictor(call, deadline)
+        return HttpResponse(200, answer.body, self.dialect.headers(answer, headers))
 
     async def _call(
         self, selected: PredictionTarget, body: bytes, headers: RequestHeaders, deadline: Deadline
@@ -127,35 +100,22 @@ class PredictionHandler:
         return PredictionCall(name, version, body, content_type, length, trace, label)
 
     async def _stream(
-        self, replies: AsyncGenerator[PredictionReply, None], headers: RequestHeaders, send: Send
-    ) -> None:
-        """Send the responses as parts of one body.
+        self, replies: AsyncGenerator[PredictionReply, None], headers: RequestHeaders
+    ) -> HttpResponse:
+        """Make a response whose parts are the replies."""
+        first = await anext(replies, PredictionReply(b""))
+        parts = _bodies(first, replies)
+        start = self.dialect.headers(replace(first, header_length=None), headers)
+        return HttpResponse(200, await anext(parts), start, parts)
 
-        After an error the connection is closed before the body ends, so that no client takes it for
-        complete.
-        """
-        async with aclosing(replies):
-            first = await anext(replies, None)
-            answer = replace(first or PredictionReply(b""), header_length=None)
-            start = self.dialect.headers(answer, headers)
-            await send({"type": "http.response.start", "status": 200, "headers": start})
-            part = first
-            try:
-                while part is not None:
-                    body = {"type": "http.response.body", "body": part.body, "more_body": True}
-                    await send(body)
-                    part = await anext(replies, None)
-            except (ModelportError, asyncio.CancelledError) as error:
-                log.info("a stream is cut off", error=str(error) or "shutting down, or no client")
-                return
-            await send({"type": "http.response.body", "body": b""})
 
-    async def _fail(self, send: Send, error: ModelportError, headers: RequestHeaders) -> None:
-        status, body, reply_headers = self.dialect.failure(error, headers)
-        if status == 503:
-            reply_headers = [*reply_headers, *RETRY]
-        log.debug("request failed", status=status, error=str(error))
-        await reply(send, status, body, reply_headers)
+async def _bodies(
+    first: PredictionReply, replies: AsyncGenerator[PredictionReply, None]
+) -> AsyncGenerator[Buffer, None]:
+    async with aclosing(replies):
+        yield first.body
+        async for reply in replies:
+            yield reply.body
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +146,6 @@ class PlatformDialect:
         size = b"%d" % reply.header_length
         kind = self.media_type + JSON_HEADER_SIZE + size
         return [(b"content-type", kind), (request_body.HEADER_LENGTH, size)]
-
-    def failure(self, error: ModelportError, request: RequestHeaders) -> tuple[int, bytes, Headers]:
-        return STATUS[error.code], orjson.dumps({"error": str(error)}), JSON
 
 
 def platform_handler(host: DialectHost, media_type: bytes) -> PredictionHandler:

@@ -42,6 +42,7 @@ from modelport.gateway.types import (
     ModelSignature,
     Tensor,
     TensorSpec,
+    finished,
 )
 from modelport.gateway.wire import json_text, raw_tensors
 from modelport.gateway.wire.raw_tensors import Buffer
@@ -98,7 +99,7 @@ class Predictor:
             ModelportError: As ``InferenceService.infer``, or ``InvalidArgument`` for the body.
         """
         request, encode, deadline = await self._decode(call, deadline)
-        response = await self._service.infer(request, deadline)
+        response = await finished(self._service.infer(request, deadline))
         return await response_encoding.encode(partial(encode, response), response.outputs, deadline)
 
     async def stream(

@@ -8,15 +8,17 @@ the list of models, ``ready`` and ``:explain``.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 from urllib.parse import unquote
 
+import orjson
 from fastapi import Depends, FastAPI, Path, Response
 from google.protobuf import json_format
 
@@ -28,18 +30,11 @@ from modelport.gateway.protocols import (
     request_body,
     response_encoding,
 )
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http import Delegate, HttpDialect
+from modelport.gateway.protocols.http import HttpDialect, Route, documented
+from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
 from modelport.gateway.protocols.http_operations import HEALTH, INFER, METADATA
-from modelport.gateway.protocols.http_response import (
-    FAILURES,
-    JSON,
-    document,
-    error_of,
-    refuse,
-    reply,
-)
+from modelport.gateway.protocols.http_response import document, error_of
 from modelport.gateway.protocols.tfserving import examples_json as tfserving_examples_json
 from modelport.gateway.protocols.tfserving import predict_json, results
 from modelport.gateway.protocols.tfserving import schema as tfserving_schema
@@ -52,6 +47,7 @@ from modelport.gateway.protocols.tfserving.inference import (
 )
 from modelport.gateway.protocols.tfserving.servable_signatures import Selected, code
 from modelport.gateway.runtime import offload
+from modelport.gateway.types import Deadline
 from modelport.gateway.wire.deadline_headers import http_deadline
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -93,55 +89,64 @@ class TfServingHttp(HttpDialect):
         self._inference = Inference(host)
         self._max_input_bytes = host.max_input_bytes
 
-    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        if not scope["path"][3:].lower().startswith("/models") or scope["method"] not in _PATTERNS:
+    def route(self, method: str, path: str) -> Route | None:
+        if not path[3:].lower().startswith("/models") or method not in _PATTERNS:
             return None
-        return self._serve(scope, receive, send)
+        operation = Operation.INFER if method == "POST" else Operation.METADATA
+        found = _PATTERNS[method].fullmatch(path)
+        parts = None
+        if found is not None:
+            parts = {key: value for key, value in found.groupdict().items() if value is not None}
+        return Route(operation, partial(self._serve, parts))
 
-    def operation(self, scope: Scope) -> Operation:
-        return Operation.INFER if scope["method"] == "POST" else Operation.METADATA
+    def failure(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
+        return HttpResponse(STATUS[code(error)], orjson.dumps({"error": str(error)}))
 
-    def failure(self, error: ModelportError) -> Response:
-        return document({"error": str(error)}, STATUS[code(error)])
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started, method, name, status = time.perf_counter_ns(), "", "", "OK"
-        headers = dict(scope["headers"])
+    async def _serve(self, found: dict[str, str] | None, request: HttpRequest) -> HttpResponse:
+        """Answer a request whose path has the parts ``found``, still percent-encoded."""
+        started, status, name = time.perf_counter_ns(), "OK", ""
+        method = (found or {}).get("method", "").lower()
         try:
-            found = _parse(scope)
+            if found is None:
+                path = request.raw_path.decode("ascii")
+                raise InvalidArgument(f"Malformed request: {request.method[:16]} {path[:256]}")
             selected = _selected(found)
-            name, method = selected.name, found.get("method", "").lower()
-            body: Buffer
-            if method:
-                deadline = http_deadline(headers)
-                bound = self._inference.servables.version(selected).max_bytes
-                if cloud_events.is_event(headers):
-                    receive, send = await cloud_events.exchange(
-                        name, headers, receive, send, self._max_input_bytes, deadline, bound
-                    )
-                content = await request_body.read(
-                    receive, headers, self._max_input_bytes, deadline, bound
+            name = selected.name
+            if not method:
+                # A client that does not take its responses waits for the next one.
+                async with request.peer.memory.turn():
+                    return await _coded(request, await self._document(found, selected))
+            deadline = http_deadline(request.fields)
+            bound = self._inference.servables.version(selected).max_bytes
+            answer = partial(self._infer, method, selected, deadline)
+            if cloud_events.is_event(request.fields):
+                return await cloud_events.exchange(
+                    name, request, self._max_input_bytes, deadline, bound, answer
                 )
-                trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
-                call = TfServingCall(selected, deadline, trace, len(content))
-                body = await self._run(method, call, content)
-            elif "metadata" in found:
-                body = self._metadata(selected)
-            else:
-                body = await self._status(selected)
-        except FAILURES as failure:
+            body = request_body.read(request, self._max_input_bytes, deadline, bound)
+            return await answer(request, body if isinstance(body, bytes) else await body)
+        except (Exception, asyncio.CancelledError) as failure:
+            status = "CANCELLED"  # nobody takes a response
             error = error_of(failure)
-            status = "CANCELLED" if error is None else code(error)
-            if error is not None:
-                await refuse(send, STATUS[status], str(error))
-        else:
-            coding = request_body.chosen_coding(headers.get(b"accept-encoding"), len(body))
-            reply_headers = JSON
-            if coding:
-                body = await request_body.compress(body, coding)
-                reply_headers = [*JSON, (b"content-encoding", coding)]
-            await reply(send, 200, body, reply_headers)
-        self._inference.record(name, method, "REST", status, started)
+            status = code(error)
+            raise error from failure
+        finally:
+            self._inference.record(name, method, "REST", status, started)
+
+    async def _infer(
+        self,
+        method: str,
+        selected: Selected,
+        deadline: Deadline,
+        request: HttpRequest,
+        body: bytes,
+    ) -> HttpResponse:
+        trace = request.fields.get(b"x-request-id", b"")[:128].decode("latin-1")
+        call = TfServingCall(selected, deadline, trace, len(body))
+        return await _coded(request, await self._run(method, call, body))
+
+    async def _document(self, found: dict[str, str], selected: Selected) -> bytes:
+        return self._metadata(selected) if "metadata" in found else await self._status(selected)
 
     # -- inference ------------------------------------------------------------------------------
 
@@ -216,10 +221,7 @@ class TfServingHttp(HttpDialect):
         @app.get("/v1/models", tags=["KServe"], dependencies=METADATA)
         async def models() -> Response:
             """Models that are READY."""
-            return Delegate(self._serve)
-
-        async def served() -> Response:
-            return Delegate(self._serve)
+            return await documented()
 
         for path, parts, suffix in (
             ("/v1/models/{model}", _model, ""),
@@ -229,7 +231,7 @@ class TfServingHttp(HttpDialect):
             for ending, name, body, text in tfserving_schema.ROUTES:
                 app.add_api_route(
                     path + ending,
-                    served,
+                    documented,
                     methods=["GET" if body is None else "POST"],
                     tags=["TensorFlow Serving"],
                     dependencies=[*(METADATA if body is None else INFER), Depends(parts)],
@@ -255,14 +257,10 @@ def _model_label(model: Name, label: Annotated[str, Path()]) -> None:
     """Declare the parts, as ``_model``."""
 
 
-def _parse(scope: Scope) -> dict[str, str]:
-    """Split the path into its parts, still percent-encoded."""
-    path = scope["raw_path"].partition(b"?")[0].decode("latin-1")
-    method = scope["method"]
-    match = _PATTERNS[method].fullmatch(path)
-    if match is None:
-        raise InvalidArgument(f"Malformed request: {method[:16]} {path[:256]}")
-    return {key: value for key, value in match.groupdict().items() if value is not None}
+async def _coded(request: HttpRequest, body: Buffer) -> HttpResponse:
+    coding = request_body.chosen_coding(request.fields.get(b"accept-encoding"), len(body))
+    response = HttpResponse(200, body)
+    return await request_body.compressed(response, coding) if coding else response
 
 
 def _selected(found: dict[str, str]) -> Selected:

@@ -22,7 +22,7 @@ from modelport.gateway.protocols.tfserving.servable_signatures import (
     UnknownSignature,
 )
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import Deadline, Tensor
+from modelport.gateway.types import Deadline, Tensor, finished
 from modelport.gateway.wire.proto import serving_pb2 as pb
 
 Written = TypeVar("Written")
@@ -85,7 +85,7 @@ class Inference:
         servable = decoded.servable
         request = servable.request(decoded.inputs, decoded.wanted, call.trace)
         request.label = call.selected.request_label
-        response = await self._service.infer(request, call.deadline)
+        response = await finished(self._service.infer(request, call.deadline))
         outputs = servable.outputs_of(request, response)
         if request.label is not None:
             servable = servable.answered_by(response.model_version)

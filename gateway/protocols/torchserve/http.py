@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
+from urllib.parse import unquote
 
 import orjson
 from fastapi import Depends, FastAPI, Path, Request, Response
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols import explainer, request_body
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http import Delegate, HttpDialect
+from modelport.gateway.protocols.http import HttpDialect, Route, documented
+from modelport.gateway.protocols.http_message import Headers, HttpRequest, HttpResponse
 from modelport.gateway.protocols.http_operations import CONTROL, HEALTH, INFER, METADATA
-from modelport.gateway.protocols.http_response import Headers
 from modelport.gateway.protocols.openapi import BYTES, JSON, error_schema
 from modelport.gateway.protocols.prediction.http import (
     MAX_TRACE,
@@ -58,7 +59,7 @@ _UNHEALTHY: dict[int | str, dict[str, Any]] = {
 
 
 class TorchServeDialect:
-    """TorchServe's errors, and OIP's header for the size of the JSON part."""
+    """TorchServe's headers, and OIP's for the size of the JSON part."""
 
     def header_length(self, headers: RequestHeaders, size: int) -> int | None:
         stated = headers.get(HEADER_LENGTH)
@@ -69,10 +70,6 @@ class TorchServeDialect:
         if reply.header_length is not None:
             found.append((HEADER_LENGTH, b"%d" % reply.header_length))
         return found
-
-    def failure(self, error: ModelportError, request: RequestHeaders) -> tuple[int, bytes, Headers]:
-        status, document = errors.document(error)
-        return status, _pretty(document), [*_JSON, _request_id(request)]
 
 
 class TorchServeHttp(HttpDialect):
@@ -91,20 +88,20 @@ class TorchServeHttp(HttpDialect):
             predictor, TorchServeDialect(), host.max_input_bytes, streams=True
         )
 
-    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        path: str = scope["path"]
-        if path.startswith(_MODELS) and path.endswith("/"):  # ``/models/?url=``, as clients write
-            scope["path"] = path.rstrip("/")
-            scope["raw_path"] = scope["path"].encode()
-            return None
+    def canonical(self, path: str) -> str:
+        # ``/models/?url=``, as clients write
+        return path.rstrip("/") if path.startswith(_MODELS) else path
+
+    def route(self, method: str, path: str) -> Route | None:
         prefix = next((each for each in (_PREDICTIONS, _EXPLANATIONS) if path.startswith(each)), "")
-        if scope["method"] not in ("POST", "PUT") or not prefix:
+        if method not in ("POST", "PUT") or not prefix:
             return None
         name, slash, version = path[len(prefix) :].partition("/")
         if not name or "/" in version or (slash and not version):
             return None
         find = self._find if prefix == _PREDICTIONS else self._find_explainer
-        return self._predict(partial(find, name, version), scope, receive, send)
+        target = partial(find, unquote(name), unquote(version))
+        return Route(Operation.INFER, partial(self._predict, target))
 
     def _find(self, name: str, version: str, _: RequestHeaders) -> PredictionTarget:
         """Check the model before the body, as TorchServe does."""
@@ -115,12 +112,13 @@ class TorchServeHttp(HttpDialect):
         number = errors.known_version(self._manager, name, version)
         return PredictionTarget(explainer.name_of(self._manager, name, number))
 
-    def refusal(self, status: int, message: str) -> Response:
-        return _answer(errors.refusal(status, message), {}, status)
+    def refusal(self, request: HttpRequest, status: int, message: str) -> HttpResponse:
+        document = errors.refusal(status, message)
+        return HttpResponse(status, _pretty(document), [*_JSON, _request_id(request.fields)])
 
-    def failure(self, error: ModelportError) -> Response:
+    def failure(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
         status, document = errors.document(error)
-        return _answer(document, {}, status)
+        return HttpResponse(status, _pretty(document), [*_JSON, _request_id(request.fields)])
 
     # -- everything but predictions --------------------------------------------------------------
 
@@ -169,26 +167,26 @@ class TorchServeHttp(HttpDialect):
         """Add the routes of a model, or of one version of it; ``select`` reads the path."""
         management = self._management
         predictions, models = _PREDICTIONS + model, _MODELS + model
-        documented: dict[str, Any] = {
+        declared: dict[str, Any] = {
             "dependencies": INFER,
             "tags": ["torchserve"],
             "openapi_extra": _ANY_BODY,
         }
 
-        @app.post(predictions, responses=_BYTES, **documented)
-        @app.put(predictions, responses=_BYTES, **documented)
+        @app.post(predictions, responses=_BYTES, **declared)
+        @app.put(predictions, responses=_BYTES, **declared)
         async def predict(selected: Selected = Depends(select)) -> Response:
             """Run the model, or this version of it, on an image, an OIP request, JSON or bytes.
 
             It is the body, or the form field `body` or `data`.
             """
-            return Delegate(self._predict, partial(self._find, *selected))
+            return await documented()
 
-        @app.post(_EXPLANATIONS + model, responses=_BYTES, **documented)
-        @app.put(_EXPLANATIONS + model, responses=_BYTES, **documented)
+        @app.post(_EXPLANATIONS + model, responses=_BYTES, **declared)
+        @app.put(_EXPLANATIONS + model, responses=_BYTES, **declared)
         async def explain(selected: Selected = Depends(select)) -> Response:
             """Run the model that the parameter `explainer` of this model names."""
-            return Delegate(self._predict, partial(self._find_explainer, *selected))
+            return await documented()
 
         @app.options(predictions, dependencies=METADATA, tags=["torchserve"])
         async def prediction_api(
@@ -230,7 +228,7 @@ class TorchServeHttp(HttpDialect):
 
     async def _registration(self, request: Request) -> Registration:
         """Read a registration from the query or a JSON body."""
-        body = await request_body.read_control(request.receive)
+        body = await request_body.read_control(request)
         given: Any = request.query_params
         if request.headers.get("content-type", "").startswith("application/json"):
             given = json_text.loads(body)

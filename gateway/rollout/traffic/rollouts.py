@@ -1,27 +1,67 @@
 """The rollouts of one process: their traffic splits, counts and examples.
 
-The controller of the gateway decides; every process applies the routing that it receives.
+They stand before the inference service, and divert the requests of models with a rollout. The
+controller of the gateway decides; every process applies the routing that it receives.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from modelport.gateway.errors import NotFound
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.rollout.plan import RolloutPlan, StageKind
-from modelport.gateway.rollout.traffic import feedback
+from modelport.gateway.rollout.traffic import feedback, request_routing, shadow
 from modelport.gateway.rollout.traffic.traffic_split import TrafficSplit
+from modelport.gateway.types import Answer, Deadline, InferRequest, InferResponse, finished
 
 
 class Rollouts:
-    """The traffic splits of this process. Only the event loop uses it."""
+    """The traffic splits of this process, before ``service``. Only the event loop uses it."""
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
-        self._splits: dict[str, TrafficSplit] = {}
+        #: By model; empty while no rollout runs.
+        self.splits: dict[str, TrafficSplit] = {}
+
+    # -- requests of clients ----------------------------------------------------------------------
+
+    def infer(self, request: InferRequest, deadline: Deadline, step: bool = False) -> Answer:
+        """Answer ``request`` by a side of its model's rollout, or as ``InferenceService.infer``."""
+        if step:
+            routing = request_routing.CURRENT.get()
+            if routing is not None and routing.is_copy:
+                return shadow.infer_copy(self._service, request, deadline)
+        split = self._split_of(request) if self.splits else None
+        if split is None or (self._service.closing and not step):
+            return self._service.infer(request, deadline, step)
+        return split.infer(request, self._service.limited(deadline), step)
+
+    async def stream(
+        self, request: InferRequest, deadline: Deadline, step: bool = False
+    ) -> AsyncGenerator[InferResponse, None]:
+        """Yield the responses to ``request``, as ``InferenceService.stream``.
+
+        No rollout diverts the requests of a decoupled model.
+        """
+        if self._split_of(request) is not None and not self._service.is_decoupled(request):
+            yield await finished(self.infer(request, deadline, step))
+            return
+        async with aclosing(self._service.stream(request, deadline, step)) as responses:
+            async for response in responses:
+                yield response
+
+    def refuses(self, name: str, number: int) -> bool:
+        return self._service.refuses(name, number)
+
+    def _split_of(self, request: InferRequest) -> TrafficSplit | None:
+        split = self.splits.get(request.model_name)
+        return split if split is not None and split.diverts(request) else None
+
+    # -- rollouts ---------------------------------------------------------------------------------
 
     def apply(self, document: Mapping[str, Any]) -> None:
         """Route the traffic of a model as ``document`` says, for every request from now on.
@@ -31,7 +71,7 @@ class Rollouts:
         ``until``, if there is one.
         """
         model = str(document["model"])
-        split = self._splits.get(model)
+        split = self.splits.get(model)
         if split is None or split.plan.id != document["plan"]["id"]:
             plan = RolloutPlan.from_json(document["plan"])
             if split is not None:
@@ -40,15 +80,14 @@ class Rollouts:
         kind, share = StageKind(document["kind"]), float(document["share"])
         until = document.get("until")
         split.route(int(document["stage"]), kind, share, math.inf if until is None else until)
-        self._splits[model] = self._service.splits[model] = split
+        self.splits[model] = split
 
     def remove(self, model: str) -> None:
         """Forget the rollout of ``model``; its requests go to the default version again.
 
         Requests in flight finish where they are.
         """
-        self._service.splits.pop(model, None)
-        split = self._splits.pop(model, None)
+        split = self.splits.pop(model, None)
         if split is not None:
             split.close()
 
@@ -67,7 +106,7 @@ class Rollouts:
                 counted again.
             NotFound: the model has no rollout in this process.
         """
-        split = self._splits.get(model)
+        split = self.splits.get(model)
         if split is None:
             raise NotFound(f"no rollout of model '{model}' is running")
         found: dict[str, Any] = {"counted": 0, "unknown": [], "repeated": []}
@@ -80,7 +119,7 @@ class Rollouts:
 
     def examples(self, model: str) -> list[dict[str, Any]]:
         """The first requests of the rollout of ``model`` whose answers disagreed."""
-        split = self._splits.get(model)
+        split = self.splits.get(model)
         return [] if split is None else list(split.examples)
 
     def counts(self) -> dict[str, dict[str, Any]]:
@@ -88,12 +127,12 @@ class Rollouts:
 
         With them, the ``problem`` if it compares nothing.
         """
-        for split in self._splits.values():
+        for split in self.splits.values():
             split.settle()
         return {
             split.plan.id: {
                 "stages": {str(index): counts.to_json() for index, counts in split.counts.items()},
                 "problem": split.problem,
             }
-            for split in self._splits.values()
+            for split in self.splits.values()
         }

@@ -15,20 +15,23 @@ import contextlib
 import contextvars
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from modelport.gateway.backends.capabilities import BlockingInfer
+from modelport.gateway.backends.capabilities import BackgroundWork, BlockingInfer
 from modelport.gateway.errors import MemoryExhausted, ModelportError, QueueFull
-from modelport.gateway.inference.service import InferenceService, answer_copy
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.inference.validation import Validator
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.rollout.plan import RolloutSide
 from modelport.gateway.rollout.traffic import request_routing
 from modelport.gateway.rollout.traffic.sides import StageTraffic, addressed
-from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
+from modelport.gateway.runtime import thread_reply
+from modelport.gateway.runtime.timer_wheel import within
+from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor, finished
 
 log = structlog.get_logger("modelport.rollout")
 
@@ -241,16 +244,17 @@ class ShadowQueue(Generic[T]):
         latest = now + DEADLINE_SECONDS + DEADLINE_FACTOR * copy.seconds
         self._running = running = _RunningCopy(copy, latest, loop)
         try:
-            running.version = version = self._service.acquire_in_background(*copy.side)
+            version = self._service.acquire(*copy.side)
         except ModelportError as error:
             self._end(running, _outcome_of(copy, error))
             return
-        if version is None:
+        if version.in_background is None:
+            version.release()
             # A context of its own: copies belong to no request.
             context = contextvars.Context()
             running.task = loop.create_task(self._answer_on_loop(running), context=context)
         else:
-            assert version.in_background is not None
+            running.version = version
             version.in_background(lambda infer: self._answer_in_thread(running, version, infer))
 
     def _answer_in_thread(
@@ -260,7 +264,7 @@ class ShadowQueue(Generic[T]):
             return
         outcome: T | UncomparedCopy
         try:
-            response = answer_copy(version, _request(running.copy), infer)
+            response = _infer_in_thread(version, _request(running.copy), infer)
         except Exception as error:
             outcome = _outcome_of(running.copy, error)
         else:
@@ -275,7 +279,7 @@ class ShadowQueue(Generic[T]):
         copy, deadline = running.copy, Deadline(running.latest)
         outcome: T | UncomparedCopy = _STOPPED
         try:
-            response = await self._service.infer_copy(_request(copy), deadline)
+            response = await infer_copy(self._service, _request(copy), deadline)
         except Exception as error:
             outcome = _outcome_of(copy, error)
         else:
@@ -313,6 +317,68 @@ class ShadowQueue(Generic[T]):
         else:
             self._dropped = 0
             self._listener.ended(running.copy, outcome)
+
+
+async def infer_copy(
+    service: InferenceService, request: InferRequest, deadline: Deadline
+) -> InferResponse:
+    """Answer a copy of a request, which is in no batch, cache, queue or statistics.
+
+    Raises:
+        ModelportError: as ``InferenceService.infer``.
+    """
+    version = service.acquire(request.model_name, request.model_version)
+    try:
+        validator = _checked(version, request)
+        if version.in_background is None:
+            answer = finished(version.backend(request, deadline))
+        else:
+            answer = _infer_in_background(version.in_background, request)
+        response = await within(answer, deadline)
+        validator.restore(response)
+        return response
+    finally:
+        version.release()
+
+
+def _infer_in_thread(
+    version: ServedVersion, request: InferRequest, infer: BlockingInfer
+) -> InferResponse:
+    """Answer as ``infer_copy``, by ``infer`` of a version's ``in_background``."""
+    validator = _checked(version, request)
+    response = infer(request)
+    validator.restore(response)
+    return response
+
+
+def _checked(version: ServedVersion, request: InferRequest) -> Validator:
+    """Check the request for the version; return the validator of its signature."""
+    validator = version.validator
+    if request.signature:
+        validator = version.signatures.validator(request.signature)
+    validator.check(request)
+    return validator
+
+
+async def _infer_in_background(
+    begin: Callable[[BackgroundWork], None], request: InferRequest
+) -> InferResponse:
+    loop = asyncio.get_running_loop()
+    reply: asyncio.Future[InferResponse] = loop.create_future()
+
+    def work(infer: BlockingInfer) -> None:
+        if reply.done():  # nobody waits any more
+            return
+        result: InferResponse | BaseException
+        try:
+            result = infer(request)
+        except BaseException as error:  # re-raised in the caller
+            result = error
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(thread_reply.settle, reply, result)
+
+    begin(work)
+    return await reply
 
 
 def _request(copy: ShadowCopy) -> InferRequest:

@@ -34,7 +34,14 @@ from modelport.gateway.rollout.traffic.request_routing import CURRENT
 from modelport.gateway.rollout.traffic.shadow import ShadowCopy, ShadowQueue, UncomparedCopy
 from modelport.gateway.rollout.traffic.sides import StageTraffic, addressed, copies_of
 from modelport.gateway.runtime.timer_wheel import TimeLimit
-from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
+from modelport.gateway.types import (
+    Answer,
+    Deadline,
+    InferRequest,
+    InferResponse,
+    Tensor,
+    finished,
+)
 
 #: Parameter of requests whose answer depends on earlier ones.
 _SEQUENCE = "sequence_id"
@@ -191,7 +198,7 @@ class TrafficSplit:
         # Validation reshapes the request's tensors.
         inputs = copies_of(request.inputs) if copied else []
         try:
-            response = await self._at_baseline(diverted)
+            response = await finished(self._at_baseline(diverted))
         except asyncio.CancelledError:
             self._abandoned(diverted)
             raise
@@ -210,11 +217,11 @@ class TrafficSplit:
         response.model_name, response.model_version = name, self.plan.baseline.version
         return response
 
-    def _at_baseline(self, diverted: _DivertedRequest) -> Awaitable[InferResponse]:
+    def _at_baseline(self, diverted: _DivertedRequest) -> Answer:
         request, side = diverted.request, self.plan.baseline
         self._note_side(diverted, side)
         request.model_name, request.model_version = side
-        return self._service.infer_version(request, diverted.deadline, diverted.step)
+        return self._service.run(request, diverted.deadline, diverted.step)
 
     async def _by_candidate(self, diverted: _DivertedRequest) -> InferResponse:
         """Answer by the candidate, or by the baseline if it fails."""
@@ -249,7 +256,8 @@ class TrafficSplit:
         token = _DIVERTING.set(_DIVERTING.get() | {self.plan.id})
         try:
             with limit:
-                return await self._service.infer_version(request, diverted.deadline, diverted.step)
+                answer = self._service.run(request, diverted.deadline, diverted.step)
+                return await finished(answer)
         except TimeoutError:
             if not limit.expired:
                 raise
@@ -267,7 +275,7 @@ class TrafficSplit:
             self._failed(diverted, error)
             raise error
         try:
-            response = await self._at_baseline(diverted)
+            response = await finished(self._at_baseline(diverted))
         except ModelportError as again:
             if error.code not in _CLIENT_ERRORS or again.code not in _CLIENT_ERRORS:
                 self._failed(diverted, error)

@@ -19,18 +19,10 @@ from modelport.gateway.access.access_metrics import AccessCollector
 from modelport.gateway.access.context import CURRENT, enter
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import AllowedVersions
-from modelport.gateway.errors import (
-    Code,
-    InvalidArgument,
-    MemoryExhausted,
-    ModelportError,
-    plain_reason,
-)
-from modelport.gateway.protocols.asgi import App, Receive, Scope, Send, turn
-from modelport.gateway.protocols.authenticated_application import (
-    answering_refusals,
-    authenticated,
-)
+from modelport.gateway.errors import Code, InvalidArgument, ModelportError, plain_reason
+from modelport.gateway.protocols.authentication import CHALLENGE, CHALLENGE_FIELD, authenticated
+from modelport.gateway.protocols.http_message import Answer, Handler, HttpRequest, HttpResponse
+from modelport.gateway.protocols.http_response import recovering
 from modelport.gateway.rollout.rollout_metrics import RolloutCollector
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.gateway_files import FILES
@@ -60,7 +52,7 @@ Text = tuple[str, bytes]
 CONNECTIONS = 64
 TFSERVING_PATH = "/monitoring/prometheus/metrics"
 Scrape = Callable[[], Awaitable[Text]]
-_REFUSALS = {Code.UNAUTHENTICATED: 401, Code.PERMISSION_DENIED: 403, Code.UNAVAILABLE: 503}
+_STATUS = {Code.UNAUTHENTICATED: 401, Code.PERMISSION_DENIED: 403, Code.UNAVAILABLE: 503}
 
 
 def listener(
@@ -71,12 +63,12 @@ def listener(
     scrape: Scrape,
 ) -> HttpListener:
     """Make the listener of the metrics, and of the API of rollouts."""
-    app = rollouts.application(application(scrape))
+    handler = rollouts.handler(mount(_not_found, scrape, "/metrics", TFSERVING_PATH))
     if access is not None:
-        app = authenticated(answering_refusals(app, refuse), access, refuse)
+        handler = authenticated(handler, access, refuse)
     bound = bind(settings.metrics_address, settings.metrics_port, "--metrics-port")
     tls = None if certificate is None else certificate.http
-    return HttpListener(app, bound, most=CONNECTIONS, tls=tls)
+    return HttpListener(handler, bound, most=CONNECTIONS, tls=tls)
 
 
 def register(
@@ -100,40 +92,36 @@ def text(registry: CollectorRegistry) -> Text:
     return exposition.CONTENT_TYPE_LATEST, _HOST_FIRST.sub(rb"\1\3,\2\4", content)
 
 
-def application(scrape: Scrape) -> App:
-    """Make the ASGI application of the metrics port."""
-    return mount(_not_found, scrape, "/metrics", TFSERVING_PATH)
+def _not_found(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(404, b'{"error":"Not Found"}')
 
 
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "http":
-        await _answer(send, 404, "application/json", b'{"error":"Not Found"}')
+def mount(handler: Handler, scrape: Scrape, *paths: str) -> Handler:
+    """Add the metrics at ``paths`` to ``handler``."""
 
+    async def metrics(request: HttpRequest) -> HttpResponse:
+        enter(Operation.METRICS)
+        async with request.peer.memory.turn():
+            content_type, content = await scrape()
+            headers = [(b"content-type", content_type.encode())]
+            return HttpResponse(200, _visible(content), headers)
 
-def mount(app: App, scrape: Scrape, *paths: str) -> App:
-    """Add the metrics at ``paths`` to ``app``."""
-
-    async def both(scope: Scope, receive: Receive, send: Send) -> None:
-        is_here = scope["type"] == "http" and scope["path"] in paths
-        if is_here and scope["method"] in ("GET", "HEAD"):
-            enter(Operation.METRICS)
-            try:
-                async with turn(scope):
-                    content_type, content = await scrape()
-                    await _answer(send, 200, content_type, _visible(content))
-            except MemoryExhausted as error:
-                await refuse(scope, receive, send, error)
-        else:
-            await app(scope, receive, send)
+    def both(request: HttpRequest) -> Answer:
+        if request.path in paths and request.method in ("GET", "HEAD"):
+            return recovering(metrics, refuse, request)
+        return handler(request)
 
     return both
 
 
-async def refuse(scope: Scope, receive: Receive, send: Send, error: ModelportError) -> None:
+def refuse(request: HttpRequest, error: ModelportError) -> HttpResponse:
     """Answer a request to the port that is not allowed, or whose token cannot be verified yet."""
-    status = _REFUSALS[error.code]
-    body = json.dumps({"error": str(error)}).encode()
-    await _answer(send, status, "application/json", body)
+    response = HttpResponse(
+        _STATUS.get(error.code, 500), json.dumps({"error": str(error)}).encode()
+    )
+    if response.status == 401:
+        return response.adding((CHALLENGE_FIELD, CHALLENGE))
+    return response
 
 
 def _visible(content: bytes) -> bytes:
@@ -157,15 +145,6 @@ def _shows(line: bytes, allowed: AllowedVersions) -> bool:
         return versions is not None
     version = _VERSION.search(line)
     return version is not None and version[1].decode() in versions
-
-
-async def _answer(send: Send, status: int, content_type: str, body: bytes) -> None:
-    headers = [
-        (b"content-type", content_type.encode()),
-        (b"content-length", str(len(body)).encode()),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def prometheus_path(file: Path) -> str:

@@ -14,11 +14,11 @@ A web page of another origin may change nothing.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
-import structlog
 
 from modelport.gateway.access.context import audited, enter, note_refusal
 from modelport.gateway.access.guarded_models import (
@@ -27,16 +27,16 @@ from modelport.gateway.access.guarded_models import (
     rollout_target,
 )
 from modelport.gateway.access.operations import Operation
-from modelport.gateway.errors import Code, Internal, ModelportError, NotFound
+from modelport.gateway.errors import Code, ModelportError, NotFound
 from modelport.gateway.protocols import request_body
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.authentication import CHALLENGE, CHALLENGE_FIELD
 from modelport.gateway.protocols.cross_site_protection import Origins
-from modelport.gateway.protocols.http_response import JSON, refuse, reply
+from modelport.gateway.protocols.http_message import Answer as HttpAnswer
+from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
+from modelport.gateway.protocols.http_response import recovering, refusal
 from modelport.gateway.repository.scan import is_model_name
 from modelport.gateway.rollout.rollout_service import RolloutService
 from modelport.gateway.rollout.shared_state.transitions import RolloutCommand
-
-log = structlog.get_logger("modelport.rollout")
 
 #: Size limit of feedback; other bodies are ``request_body.CONTROL_BYTES`` at most.
 FEEDBACK_BYTES = 8 * 1024 * 1024
@@ -55,7 +55,7 @@ Answer = Callable[[str, bytes], Awaitable[Any]]
 
 
 class RolloutApi:
-    """The ASGI application of rollouts."""
+    """The handler of requests about rollouts."""
 
     def __init__(self, service: RolloutService, origins: Origins) -> None:
         self._service = service
@@ -71,47 +71,36 @@ class RolloutApi:
             **{each: functools.partial(self._command, each) for each in RolloutCommand},
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path: str = scope["path"]
-        enter(Operation.ROLLOUT)
-        try:
-            answer = self._handler(scope["method"], *path.split("/")[2:])
-            if answer is None:
-                text = f"{scope['method']} is not a method of {path}"
-                allow = b", ".join(self._methods(*path.split("/")[3:]))
-                headers = [*JSON, (b"allow", allow)]
-                await reply(send, 405, orjson.dumps({"error": text}), headers)
-                return
-            body = b""
-            if scope["method"] == "POST":
-                refusal = self._refusal(scope)
-                if refusal is not None:
-                    await refuse(send, *refusal)
-                    return
-                feedback = path.endswith("/feedback")
-                limit = FEEDBACK_BYTES if feedback else request_body.CONTROL_BYTES
-                body = await request_body.read_control(receive, dict(scope["headers"]), limit)
-            if scope["method"] == "POST":
-                document = await _audited(path, answer, body)
-            else:
-                document = await answer(body)
-        except ModelportError as error:
-            await refuse(send, _STATUS.get(error.code, 500), str(error))
-        except request_body.ClientDisconnected:
-            return
-        except Exception:
-            log.exception("a request about rollouts failed")
-            await refuse(send, 500, str(Internal("internal error")))
-        else:
-            await reply(send, 200, orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS), JSON)
+    def __call__(self, request: HttpRequest) -> HttpAnswer:
+        return recovering(self._serve, _failed, request)
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+    async def _serve(self, request: HttpRequest) -> HttpResponse:
+        path, is_command = request.path, request.method == "POST"
+        enter(Operation.ROLLOUT)
+        answer = self._handler(request.method, *path.split("/")[2:])
+        if answer is None:
+            text = f"{request.method} is not a method of {path}"
+            allow = b", ".join(self._methods(*path.split("/")[3:]))
+            return refusal(405, text).adding((b"allow", allow))
+        body = b""
+        if is_command:
+            objection = self._objection(request)
+            if objection is not None:
+                return refusal(*objection)
+            feedback = path.endswith("/feedback")
+            limit = FEEDBACK_BYTES if feedback else request_body.CONTROL_BYTES
+            read = request_body.read(request, sys.maxsize, bound=limit)
+            body = read if isinstance(read, bytes) else await read
+        document = await (_audited(path, answer, body) if is_command else answer(body))
+        return HttpResponse(200, orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS))
+
+    def _objection(self, request: HttpRequest) -> tuple[int, str] | None:
         """The reason why a request may change nothing: a web page may have sent it."""
-        objection = self._origins.objection(scope)
+        objection = self._origins.objection(request)
         if objection:
             note_refusal(objection)
             return 403, objection
-        kind = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0].strip().lower()
+        kind = request.fields.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != b"application/json":
             return 415, "the request needs the header 'content-type: application/json'"
         return None
@@ -155,6 +144,13 @@ class RolloutApi:
 
     async def _command(self, command: RolloutCommand, model: str, body: bytes) -> dict[str, Any]:
         return await self._service.command(model, command, body)
+
+
+def _failed(request: HttpRequest, error: ModelportError) -> HttpResponse:
+    response = refusal(_STATUS.get(error.code, 500), str(error))
+    if response.status == 401:
+        return response.adding((CHALLENGE_FIELD, CHALLENGE))
+    return response
 
 
 async def _audited(path: str, answer: Callable[[bytes], Awaitable[Any]], body: bytes) -> Any:

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import functools
 
-from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.protocols.cross_site_protection import Origins
+from modelport.gateway.protocols.http_message import Answer, Handler, HttpRequest
 from modelport.gateway.rollout.controller import RolloutController
 from modelport.gateway.rollout.lease import STORE_SECONDS
 from modelport.gateway.rollout.process_group import ProcessGroup, RolloutMembers
@@ -40,20 +40,19 @@ class RolloutControl:
         self.service = RolloutService(self._controller, group)
         self._running: asyncio.Task[None] | None = None
 
-    def application(self, rest: App) -> App:
+    def handler(self, rest: Handler) -> Handler:
         """The API of rollouts, before ``rest``."""
         settings = self._settings
 
         @functools.cache
-        def api() -> App:
+        def api() -> Handler:
             from modelport.gateway.server.admin.rollout_api import RolloutApi  # imports FastAPI
 
             origins = Origins(settings.metrics_address, settings.allowed_hosts)
             return RolloutApi(self.service, origins)
 
-        async def both(scope: Scope, receive: Receive, send: Send) -> None:
-            ours = scope["type"] == "http" and scope["path"].startswith(PATH)
-            await (api() if ours else rest)(scope, receive, send)
+        def both(request: HttpRequest) -> Answer:
+            return (api() if request.path.startswith(PATH) else rest)(request)
 
         return both
 

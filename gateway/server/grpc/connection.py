@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from contextvars import Context
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +17,6 @@ from modelport.gateway.server.connection_identity import identity_of
 from modelport.gateway.server.grpc.service import (
     BUSY,
     CROWDED,
-    LARGE_REPLIES,
     CallTarget,
     Ending,
     Service,
@@ -128,10 +128,10 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
         ):
             call.end(BUSY)
             return
-        method = call.target.method
-        large = method is not None and method.operation in LARGE_REPLIES
-        serve = service.serve_in_turn if large else service.serve
-        call.task = self.loop.create_task(serve(call.target, call))
+        context = Context()
+        answer = context.run(service.start, call)
+        if answer is not None:
+            call.task = self.loop.create_task(answer, context=context)
 
 
 class GrpcListener(Listener):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from modelport.gateway.access.context import CURRENT
 from modelport.gateway.access.operations import Operation
-from modelport.gateway.errors import InvalidArgument, MemoryExhausted, ModelportError, QueueFull
+from modelport.gateway.errors import InvalidArgument, ModelportError, QueueFull
 from modelport.gateway.protocols.grpc_method import Method, Methods, RefusedMessage, parts_of
 from modelport.gateway.rollout.plan import ROUTE_KEY
 from modelport.gateway.rollout.traffic import request_routing
@@ -158,58 +158,91 @@ class Service:
             return False  # a message that is compressed has to be read
         return method.refuses(memoryview(body)[framing.PREFIX_BYTES :])
 
-    async def serve_in_turn(self, target: CallTarget, call: GrpcStream) -> None:
-        """Answer ``call``, whose reply may be large, when its client takes earlier replies."""
-        call.running()
-        try:
-            async with call.connection.memory.turn():
-                await self.serve(target, call)
-        except MemoryExhausted as error:
-            call.end(Ending(StatusCode.RESOURCE_EXHAUSTED, str(error)))
-        except asyncio.CancelledError:
-            call.end(call.cut_off())
-
-    async def serve(self, target: CallTarget, call: GrpcStream) -> None:
-        """Answer ``call``."""
-        call.running()
+    def start(self, call: GrpcStream) -> Coroutine[Any, Any, None] | None:
+        """Answer ``call``, or return what answers it where there is something to wait for."""
+        call.enter()
         if call.access is not None:
             CURRENT.set(call.access)
-        method = target.method
-        if method is None:
-            call.end(target.refusal)
-            return
-        routing = request_routing.begin(target.route_key) if self._splits else None
-        plain = routing is None and call.access is None
+        method = call.target.method
+        assert method is not None
+        routing = request_routing.begin(call.target.route_key) if self._splits else None
         try:
-            if method.reply_streams:
-                await self._stream(method, target.encoding, call)
-                call.end(OK if plain or method.request_streams else _ok(routing))
+            answer = self._begin(method, call)
+        except Exception as error:
+            self._fail(method, call, error, routing)
+            return None
+        if isinstance(answer, Coroutine):
+            return self._finish(method, call, answer, routing)
+        call.only(parts_of(answer), _ok(call, routing))
+        return None
+
+    async def _finish(
+        self,
+        method: Method,
+        call: GrpcStream,
+        answer: Coroutine[Any, Any, Any],
+        routing: RequestRouting | None,
+    ) -> None:
+        call.wait()
+        try:
+            reply = await answer
+            if not method.reply_streams:
+                call.only(parts_of(reply), _ok(call, routing))
             else:
-                content = self._content(target.encoding, call.body())
-                if len(content) > offload.INLINE_BYTES or type(content) is Compressed:
-                    content = await self._bounded(method, content, call.deadline)
-                if self.overloaded and method.refuses is not None and method.refuses(content):
-                    raise QueueFull
-                if len(content) <= offload.INLINE_BYTES:
-                    message = parse(method, content)
-                else:
-                    message = await _read(method, content, call.deadline)
-                reply = await method.handler(message, call.deadline)
-                call.only(parts_of(reply), OK if plain else _ok(routing))
-        except ModelportError as error:
+                call.end(OK if method.request_streams else _ok(call, routing))
+        except (ClientGone, asyncio.CancelledError):
+            call.end(call.cut_off())
+        except Exception as error:
+            self._fail(method, call, error, routing)
+
+    def _fail(
+        self, method: Method, call: GrpcStream, error: Exception, routing: RequestRouting | None
+    ) -> None:
+        if isinstance(error, ModelportError):
             if is_late(error, call.deadline.remaining()):
                 call.end(LATE)  # as the client's own clock says, whichever of the two is first
             else:
                 call.end(Ending(status(method, error), str(error), _trailers(routing)))
-        except (ClientGone, asyncio.CancelledError):
-            call.end(call.cut_off())
-        except MessageTooLarge as error:
+        elif isinstance(error, MessageTooLarge):
             call.end(Ending(StatusCode.RESOURCE_EXHAUSTED, str(error)))
-        except MalformedFrame as error:
+        elif isinstance(error, MalformedFrame):
             call.end(Ending(StatusCode.INTERNAL, str(error)))
-        except Exception:
-            log.exception("request failed")
+        else:
+            log.error("request failed", exc_info=error)
             call.end(INTERNAL)
+
+    def _begin(self, method: Method, call: GrpcStream) -> Any:
+        """Return the reply, or a coroutine of it, or one that sends the replies of a stream."""
+        if method.reply_streams:
+            return self._stream(method, call.target.encoding, call)
+        if method.operation in LARGE_REPLIES:
+            return self._in_turn(method, call)
+        return self._unary(method, call)
+
+    async def _in_turn(self, method: Method, call: GrpcStream) -> Any:
+        """Return the reply, which may be large, when the client takes earlier ones."""
+        async with call.connection.memory.turn():
+            return await _awaited(self._unary(method, call))
+
+    def _unary(self, method: Method, call: GrpcStream) -> Any:
+        content = self._content(call.target.encoding, call.body())
+        if len(content) > offload.INLINE_BYTES or type(content) is Compressed:
+            return self._large(method, content, call.deadline)
+        self._refuse(method, content)
+        return method.handler(parse(method, content), call.deadline)
+
+    async def _large(self, method: Method, content: Buffer, deadline: Deadline) -> Any:
+        content = await self._bounded(method, content, deadline)
+        self._refuse(method, content)
+        if len(content) > offload.INLINE_BYTES:
+            message = await _read(method, content, deadline)
+        else:
+            message = parse(method, content)
+        return await _awaited(method.handler(message, deadline))
+
+    def _refuse(self, method: Method, content: Buffer) -> None:
+        if self.overloaded and method.refuses is not None and method.refuses(content):
+            raise QueueFull
 
     def _content(self, encoding: bytes, body: bytes | memoryview) -> bytes | memoryview:
         """The only message of the request."""
@@ -289,9 +322,15 @@ def _trailers(routing: RequestRouting | None) -> Headers:
     return ((request_routing.HEADER, routing.answered.encode()), *fields)
 
 
-def _ok(routing: RequestRouting | None) -> Ending:
+def _ok(call: GrpcStream, routing: RequestRouting | None) -> Ending:
+    if routing is None and call.access is None:
+        return OK
     trailers = _trailers(routing)
     return OK._replace(headers=trailers) if trailers else OK
+
+
+async def _awaited(reply: Any) -> Any:
+    return await reply if isinstance(reply, Coroutine) else reply
 
 
 async def _read(method: Method, content: Buffer, deadline: Deadline) -> Any:

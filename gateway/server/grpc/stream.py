@@ -71,8 +71,8 @@ class GrpcStream(ServerStream):
     """One call. Messages to a client that has disconnected are dropped."""
 
     __slots__ = (
-        "_body", "_expired", "_frames", "_gathered", "_http_status", "_method", "_running",
-        "_timer", "_waiter", "access", "deadline", "lease", "stalled", "target", "task",
+        "_body", "_cancelled", "_expired", "_frames", "_gathered", "_http_status", "_method",
+        "_running", "_timer", "_waiter", "access", "deadline", "lease", "stalled", "target", "task",
     )  # fmt: skip
     connection: GrpcConnection
 
@@ -93,6 +93,7 @@ class GrpcStream(ServerStream):
         self.deadline: Deadline = NO_DEADLINE
         self.task: asyncio.Task[None] | None = None
         self._running = False  # the task has taken its first step
+        self._cancelled = False  # that step is to cancel it
         #: The memory that the request holds, if it is worth counting.
         self.lease: Lease | None = None
         # The body: whole, or as far as it has come, or as messages.
@@ -120,16 +121,20 @@ class GrpcStream(ServerStream):
         self.cancel()
 
     def cancel(self) -> None:
-        """Cancel the handler, which then answers. If it has not begun, answer here."""
-        if self.task is not None:
-            self.task.cancel()
-        if not self._running:
+        """Cancel the handler, which then answers. If it was not called, answer here."""
+        if self.task is None:
             self.end(self.cut_off())
+        else:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        if self._running and self.task is not None:
+            self.task.cancel()
 
     def on_reset(self) -> None:
         self._release()
-        if self.task is not None:
-            self.task.cancel()
+        self._cancel()
 
     def on_end(self) -> None:
         if self._http_status is not None:
@@ -225,9 +230,17 @@ class GrpcStream(ServerStream):
 
     # -- the service's call -----------------------------------------------------------------------
 
-    def running(self) -> None:
-        """The task that serves the call has begun: cancelled from now on, it is answered there."""
+    def wait(self) -> None:
+        """The task that waits for the reply takes its first step: it can be cancelled from now on.
+
+        Before, the answer had begun, and nothing would have ended what it holds.
+        """
         self._running = True
+        if self._cancelled and self.task is not None:
+            self.task.cancel()
+
+    def enter(self) -> None:
+        """Have the context of the handler know the request."""
         target = self.target
         CURRENT.set(self._counted())
         if target.via:

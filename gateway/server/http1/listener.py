@@ -7,34 +7,36 @@ import socket
 import ssl
 from collections.abc import Callable, Collection
 
-from modelport.gateway.protocols.asgi import App
-from modelport.gateway.server.http1.protocol import HttpConnection
-from modelport.gateway.server.http1.server_state import HttpServerState
+from modelport.gateway.protocols.http_message import Handler
+from modelport.gateway.server.http1.connection import HttpConnection
+from modelport.gateway.server.http1.exchange import HttpServerState
 from modelport.gateway.server.listener import Listener
 from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.server.unix_socket import UnixSocket
 
 
 class HttpListener(Listener):
-    """Serves an ASGI application. The other arguments are those of ``Listener``.
+    """Has ``handler`` answer requests. The other arguments are those of ``Listener``.
 
     Args:
         health: Paths that are also served on connections beyond the limit.
         most: Connection limit of a listener that may use the reserved file descriptors.
         overloaded: Not empty while a model is overloaded; unread requests may then be refused.
+        refuses: Whether, under overload, a POST to this path is refused before it is read.
     """
 
     def __init__(
         self,
-        app: App,
+        handler: Handler,
         bound: socket.socket,
         health: Collection[bytes] = (),
         most: int | None = None,
         overloaded: Collection[object] = (),
         tls: Callable[[], ssl.SSLContext] | None = None,
         unix: UnixSocket | None = None,
+        refuses: Callable[[bytes], bool] | None = None,
     ) -> None:
-        state = HttpServerState(app, ConnectionLimit(most), health, overloaded)
+        state = HttpServerState(handler, ConnectionLimit(most), health, overloaded, refuses)
 
         def make() -> HttpConnection:
             return HttpConnection(state, asyncio.get_running_loop())

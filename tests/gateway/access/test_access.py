@@ -480,7 +480,7 @@ async def test_without_access_no_object_of_it_is_on_the_path(tmp_path: Path) -> 
         assert server._access is None
         assert server.dialects.http is server.dialects.application
         assert server.dialects.application._first.__class__ is OipHttp
-        assert server.dialects.application._first._service is server._service  # type: ignore[attr-defined]
+        assert server.dialects.application._first._service is server.rollouts  # type: ignore[attr-defined]
         assert server.dialects.application._first._manager is server.manager  # type: ignore[attr-defined]
     finally:
         server._listeners._http.close()

@@ -404,5 +404,5 @@ def test_without_the_library_the_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jwt", None)
-    with pytest.raises(UsageError, match=r"^access\.toml:1: .*pip install 'modelport\[jwt\]'"):
+    with pytest.raises(UsageError, match=r"^access\.toml:1: .*pip install '\.\[jwt\]' in"):
         AUTHENTICATORS.builtin["jwt"].make(table(tmp_path, RS256), FileWatcher())

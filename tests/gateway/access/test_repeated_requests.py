@@ -12,8 +12,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from modelport.gateway.access import api_key_file
-from modelport.gateway.access import credential_headers as headers
-from modelport.gateway.protocols import authenticated_application
+from modelport.gateway.access.access import Access
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide
 from tests.gateway.access.gateway import KEYS, AccessGateway, serving
 
@@ -71,13 +70,14 @@ async def served(folder: Path, rules: str = RULE) -> AsyncIterator[AccessGateway
         yield gateway
 
 
-async def test_a_repeated_credential_is_read_once(tmp_path: Path) -> None:
+async def test_a_repeated_credential_is_checked_once(tmp_path: Path) -> None:
     async with served(tmp_path) as gateway, connected(gateway) as connection:
         assert await connection.statuses() == [200] * REPEATS
-        with patch.object(authenticated_application, "fields", wraps=headers.fields) as reads:
+        once = Access.authenticate
+        with patch.object(Access, "authenticate", autospec=True, side_effect=once) as found:
             gateway.server.watcher.reloaded[0]()  # forgets what is kept
             assert await connection.statuses() == [200] * REPEATS
-        assert reads.call_count == 1
+        assert found.call_count == 1
 
 
 async def test_a_repeated_key_is_refused_once_it_is_revoked(tmp_path: Path) -> None:

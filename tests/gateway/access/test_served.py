@@ -155,8 +155,8 @@ versions = ["1"]
     [
         ("--as ci infer fraud-2", True),
         ("--as alice infer fraud", True),
-        ("--as alice infer fraud --version 1", True),
-        ("--as alice infer fraud --version 2", False),
+        ("--as alice infer fraud --model-version 1", True),
+        ("--as alice infer fraud --model-version 2", False),
         ("--as bob infer fraud", False),
         ("--as jwt:bob --group jwt:staff infer fraud", True),
         ("--as ci metadata fraud", False),

@@ -37,6 +37,7 @@ from modelport.gateway.types import (
     InferResponse,
     Parameter,
     Tensor,
+    finished,
 )
 from tests.gateway.cli.test_serve import modelport, one_line
 from tests.gateway.inference.cached_requests import SIZE, copied, keyed, nothing, subject
@@ -66,7 +67,7 @@ def answers(constant: float) -> Callable[[InferRequest, Deadline], Awaitable[Inf
 
 
 async def first_value(cached: CachedInfer) -> float:
-    response = await cached.infer(subject(), NO_DEADLINE)
+    response = await finished(cached.infer(subject(), NO_DEADLINE))
     return float(response.outputs[0].data[0])
 
 
@@ -217,8 +218,8 @@ async def test_a_hit_executes_nothing_and_is_timed_as_one() -> None:
     model = CountingModel()
     cached = CachedInfer(model, ResponseCache(SIZE), "m", 1)
     missed, hit = subject(), copied(subject())
-    first = await cached.infer(missed, NO_DEADLINE)
-    second = await cached.infer(hit, NO_DEADLINE)
+    first = await finished(cached.infer(missed, NO_DEADLINE))
+    second = await finished(cached.infer(hit, NO_DEADLINE))
     assert model.executions == 1
     assert first.outputs[0].data.tobytes() == second.outputs[0].data.tobytes()
     assert missed.timing.cache_miss_ns > 0 == missed.timing.cache_hit_ns
@@ -231,10 +232,10 @@ async def test_errors_are_never_kept() -> None:
     cached = CachedInfer(model, store := ResponseCache(SIZE), "m", 1)
     for _ in range(2):
         with pytest.raises(Internal):
-            await cached.infer(subject(), NO_DEADLINE)
+            await finished(cached.infer(subject(), NO_DEADLINE))
     assert (model.executions, len(store._entries)) == (2, 0)
     model.error = None
-    await cached.infer(subject(), NO_DEADLINE)
+    await finished(cached.infer(subject(), NO_DEADLINE))
     assert len(store._entries) == 1
 
 
@@ -244,7 +245,9 @@ async def test_one_of_two_identical_requests_that_is_cancelled_leaves_the_other_
     model = CountingModel()
     model.gate.clear()
     cached = CachedInfer(model, store := ResponseCache(SIZE), "m", 1)
-    one, other = (asyncio.ensure_future(cached.infer(subject(), NO_DEADLINE)) for _ in range(2))
+    one, other = (
+        asyncio.ensure_future(finished(cached.infer(subject(), NO_DEADLINE))) for _ in range(2)
+    )
     while model.executions < 2:
         await asyncio.sleep(0)
     one.cancel()
@@ -261,7 +264,7 @@ async def test_a_step_of_a_sequence_is_not_looked_up(key: str) -> None:
     cached = CachedInfer(model, store := ResponseCache(SIZE), "m", 1)
     for _ in range(2):
         request = replace(subject(), parameters={key: 1})
-        await cached.infer(request, NO_DEADLINE)
+        await finished(cached.infer(request, NO_DEADLINE))
         assert request.timing.cache_miss_ns == 0
     assert (model.executions, len(store._entries)) == (2, 0)
 
@@ -285,8 +288,8 @@ async def test_the_event_loop_does_not_hash_large_inputs(
         if datatype is Datatype.BYTES:
             data = np.array([b"x"] * count, object)
         request = InferRequest("m", [Tensor("x", datatype, data)])
-        await cached.infer(request, NO_DEADLINE)
-        assert (await cached.infer(request, NO_DEADLINE)).outputs == []
+        await finished(cached.infer(request, NO_DEADLINE))
+        assert (await finished(cached.infer(request, NO_DEADLINE))).outputs == []
     here = threading.current_thread().name
     assert hashed[:2] == [here, here]
     assert all(name.startswith("offload") for name in hashed[2:])

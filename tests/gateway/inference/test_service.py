@@ -32,6 +32,7 @@ from modelport.gateway.types import (
     InferRequest,
     InferResponse,
     Tensor,
+    finished,
 )
 
 CONFIG = """
@@ -98,7 +99,7 @@ class ScriptedService:
     async def ask(self, *shape: int, deadline: Deadline = NO_DEADLINE, **rest: Any) -> Any:
         data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
         request = InferRequest("m", [Tensor("x", Datatype.FP32, data)], **rest)
-        return await self.service.infer(request, deadline)
+        return await finished(self.service.infer(request, deadline))
 
 
 Serve = Callable[[Answer], Awaitable[ScriptedService]]

@@ -25,6 +25,7 @@ from modelport.gateway.types import (
     InferRequest,
     InferResponse,
     Tensor,
+    finished,
 )
 
 CONFIG = """
@@ -313,7 +314,7 @@ async def test_classification_holds_for_every_response(serve: Serve) -> None:
 async def test_a_decoupled_model_is_not_asked_for_one_answer(serve: Serve) -> None:
     served = await serve(count)
     with pytest.raises(Decoupled):
-        await served.service.infer(served.request(), NO_DEADLINE)
+        await finished(served.service.infer(served.request(), NO_DEADLINE))
     assert served.backend.asked == []
     served.nothing_is_left()
 

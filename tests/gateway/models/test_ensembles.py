@@ -21,7 +21,14 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.repository import manifest
 from modelport.gateway.settings import ModelControlMode, Settings
-from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
+from modelport.gateway.types import (
+    Datatype,
+    Deadline,
+    InferRequest,
+    InferResponse,
+    Tensor,
+    finished,
+)
 from tests.polling import WAIT_SECONDS, until
 
 TENSORS = """
@@ -73,7 +80,7 @@ class EnsembleGateway:
     async def ask(self, model: str = "all", caller: str = "") -> InferResponse:
         data = np.arange(4, dtype=np.float32).reshape(2, 2)
         request = InferRequest(model, [Tensor("x", Datatype.FP32, data)], caller=caller)
-        return await self.service.infer(request, Deadline.after(10))
+        return await finished(self.service.infer(request, Deadline.after(10)))
 
     def counts(self) -> dict[str, tuple[int, int]]:
         return {n: (s.inference_count, s.success.count) for n, _, s in self.manager.statistics()}
@@ -233,7 +240,7 @@ async def test_an_ensembles_output_takes_the_labels_of_the_step_that_gives_it(ro
         data = np.array([[0, 1]], np.float32)
         request = InferRequest(model, [Tensor("x", Datatype.FP32, data)], ("y",))
         request.classification = {"y": 1}
-        (output,) = (await gateway.service.infer(request, Deadline.after(10))).outputs
+        (output,) = (await finished(gateway.service.infer(request, Deadline.after(10)))).outputs
         return list(output.data.flat)
 
     assert [await top(name) for name in ("second", "all", "outer")] == [[b"1.000000:1:dog"]] * 3
@@ -370,7 +377,7 @@ async def test_another_caller_of_a_step_waits_for_no_flood_of_its_ensemble(root:
         callers.append(request.caller)
         going.append(gate := asyncio.Event())
         await gate.wait()
-        return await infer(request, deadline)
+        return await finished(infer(request, deadline))
 
     step.infer = held
     flood = [

@@ -12,7 +12,7 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionState
 from modelport.gateway.repository import manifest
 from modelport.gateway.settings import ModelControlMode, Settings
-from modelport.gateway.types import NO_DEADLINE, InferRequest
+from modelport.gateway.types import NO_DEADLINE, InferRequest, finished
 from tests.gateway.backends.embedded import runtimes
 from tests.gateway.models.managers import refresh
 
@@ -80,6 +80,6 @@ async def test_a_damaged_version_2_leaves_version_1_ready_and_the_index_says_why
     case = runtimes.cases(runtimes.source("fraud"))[0]
     served = manager.get(name)
     request = InferRequest(name, runtimes.tensors(case.inputs, served.signature))
-    response = await served.backend(request, NO_DEADLINE)
+    response = await finished(served.backend(request, NO_DEADLINE))
     assert len(response.outputs) == len(case.outputs)
     await manager.stop()

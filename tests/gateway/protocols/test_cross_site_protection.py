@@ -10,6 +10,7 @@ import pytest
 
 from modelport.gateway.protocols.cross_site_protection import Origins
 from tests import models
+from tests.gateway.server.handlers import WholeBody, request_of
 from tests.server import Gateway, serving
 
 LOAD = "/v2/repository/models/x2/load"
@@ -18,12 +19,9 @@ EVIL = "http://evil.example"
 
 
 def objection(address: str, path: str, allowed: tuple[str, ...] = (), **headers: str) -> str:
-    scope = {
-        "method": "POST",
-        "path": path,
-        "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()],
-    }
-    return Origins(address, allowed).objection(scope)
+    fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    request = request_of("POST", path, fields, WholeBody(b""))
+    return Origins(address, allowed).objection(request)
 
 
 @pytest.mark.parametrize(

@@ -5,31 +5,32 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
+from fastapi import Request
 
 from modelport.gateway.errors import InvalidArgument, MemoryExhausted
 from modelport.gateway.protocols import request_body
+from modelport.gateway.protocols.asgi import scope_of
 from modelport.gateway.runtime.request_memory import CURRENT, RequestMemory
 from modelport.gateway.wire import inflation
+from tests.gateway.server.handlers import ArrivingBody, WholeBody, request_of
 
 LIMIT = 64 * 1024 * 1024
 
 
+async def in_parts(body: bytes, count: int) -> AsyncIterator[bytes]:
+    size = -(-len(body) // count) or 1
+    for at in range(0, len(body), size):
+        yield body[at : at + size]
+
+
 async def read(body: bytes, parts: int = 1, bound: int | None = None, **headers: str) -> bytes:
-    size = -(-len(body) // parts) or 1
-    pieces = [body[at : at + size] for at in range(0, len(body), size)] or [b""]
-    messages = [
-        {"type": "http.request", "body": piece, "more_body": index + 1 < len(pieces)}
-        for index, piece in enumerate(pieces)
-    ]
-
-    async def receive() -> Any:
-        return messages.pop(0)
-
-    found = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
-    return await request_body.read(receive, found, LIMIT, bound=bound)
+    fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    sent = WholeBody(body) if parts == 1 else ArrivingBody(in_parts(body, parts))
+    found = request_body.read(request_of("POST", "/", fields, sent), LIMIT, bound=bound)
+    return found if isinstance(found, bytes) else await found
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
@@ -103,9 +104,7 @@ def test_to_inflate_takes_time_in_proportion() -> None:
 
 
 async def test_no_option_raises_the_limit_of_a_request_without_tensors() -> None:
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"x" * (request_body.CONTROL_BYTES + 1)}
-
+    request = request_of("POST", "/", [], WholeBody(b"x" * (request_body.CONTROL_BYTES + 1)))
     with pytest.raises(InvalidArgument, match="larger than 262144 bytes, but no") as refused:
-        await request_body.read_control(receive)
+        await request_body.read_control(Request(scope_of(request)))
     assert "--http-max-input-size" not in str(refused.value)

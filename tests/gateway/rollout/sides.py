@@ -27,6 +27,7 @@ from modelport.gateway.types import (
     InferRequest,
     InferResponse,
     Tensor,
+    finished,
 )
 
 CONFIG = """
@@ -124,7 +125,7 @@ class Sides:
     ) -> Any:
         data = np.array([values or (1, 2)], np.float32)
         request = InferRequest("m", [Tensor("x", Datatype.FP32, data)], **rest)
-        response = await self.service.infer(request, deadline, step)
+        response = await finished(self.rollouts.infer(request, deadline, step))
         await asyncio.sleep(0)  # a copy is sent after the response
         return response
 

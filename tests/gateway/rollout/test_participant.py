@@ -56,7 +56,7 @@ async def test_a_routing_that_is_older_than_the_last_is_ignored(tmp_path: Path) 
 async def test_kept_requests_are_those_of_the_latest_rollout_that_has_begun(tmp_path: Path) -> None:
     found, group = await processes(tmp_path)
     await group.apply(to_the_candidate(RUNNING))
-    found.service.splits["m"].examples.append({"stage": 0})  # type: ignore[attr-defined]
+    found.rollouts.splits["m"].examples.append({"stage": 0})
     began = transitions.started(RUNNING, None, "", NOW)
     await group.remove(transitions.rolled_back(began, "", NOW))
     await group.hold(REFUSED)

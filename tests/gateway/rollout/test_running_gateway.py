@@ -13,7 +13,7 @@ import pytest_asyncio
 from modelport.gateway.backends.capabilities import BackgroundWork
 from modelport.gateway.errors import Internal
 from modelport.gateway.rollout.traffic import shadow, traffic_split
-from modelport.gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway.types import Deadline, InferRequest, InferResponse, finished
 from tests.gateway.rollout.gateway import RolloutGateway, repository, serving
 from tests.gateway.rollout.test_dialects import OIP, oip_grpc
 from tests.polling import until
@@ -64,7 +64,7 @@ class BrokenBackend:
         await self.go_on.wait()
         if self._fails:
             raise Internal("the candidate is broken")
-        return await self._infer(request, deadline)
+        return await finished(self._infer(request, deadline))
 
 
 @pytest.mark.parametrize("fails", [False, True])

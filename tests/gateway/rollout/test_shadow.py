@@ -19,7 +19,7 @@ from modelport.gateway.rollout.plan import ComparisonKind, RolloutLimits
 from modelport.gateway.rollout.statistics.counts import StageCounts
 from modelport.gateway.rollout.traffic import shadow
 from modelport.gateway.runtime.background_thread import BackgroundThread
-from modelport.gateway.types import Datatype, InferRequest, InferResponse, Tensor
+from modelport.gateway.types import Datatype, InferRequest, InferResponse, Tensor, finished
 from tests.gateway.rollout.sides import CONFIG, Sides, failing, never, sides, times
 
 ENDED = ("compared", "failed", "dropped")
@@ -378,7 +378,7 @@ async def test_a_batch_counts_by_the_share_of_its_rows(tmp_path: Path) -> None:
     data = np.tile(np.array([1, 2], np.float32), (4, 1))
     for number in range(200):
         request = InferRequest("m", [Tensor("x", Datatype.FP32, data)])
-        await found.service.infer(request, shadow.Deadline())
+        await finished(found.rollouts.infer(request, shadow.Deadline()))
         await ended(found, number + 1)
     counts = found.counts()
     assert counts.compared == 200

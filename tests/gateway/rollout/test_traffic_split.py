@@ -263,7 +263,7 @@ async def test_counts_are_kept_by_stage_and_forgotten_with_the_rollout(tmp_path:
     assert found.rollouts.counts() == {}
     await found.ask()
     assert len(found.candidate.asked) == 2
-    assert found.service.splits == {}
+    assert found.rollouts.splits == {}
 
 
 async def test_limits_in_milliseconds_are_counted_per_side(tmp_path: Path) -> None:

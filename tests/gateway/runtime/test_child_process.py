@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from modelport.gateway.runtime import child_process
 from modelport.gateway.runtime.child_process import ChildProcess
 from tests.polling import eventually
 
@@ -73,36 +68,49 @@ def test_a_child_that_ends_when_asked_is_not_killed() -> None:
 @pytest.mark.parametrize("withheld", [True, False], ids=["as it is", "known-bad"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_while_a_child_starts_is_one_signal_to_the_parent(
-    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, withheld: bool
+    number: signal.Signals, withheld: bool
 ) -> None:
     """The child gets it after its fork, when it still has the parent's handlers."""
-    made = child_process._setup
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(int(number)), str(int(withheld))],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ("1" if withheld else "2")  # known-bad: the child's, too
 
-    def setup(*arguments: Any) -> Callable[[], None]:
-        begin = made(*arguments)
 
-        def before() -> None:
-            if not withheld:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
-            os.kill(os.getpid(), number)
-            begin()
+#: A process of its own: a signal that comes too early would end the tests.
+SIGNALLED = """
+import asyncio, os, signal, sys
+from modelport.gateway.runtime import child_process
+number, withheld = signal.Signals(int(sys.argv[1])), sys.argv[2] == "1"
+made, told = child_process._setup, []
 
-        return before
+def setup(*arguments):
+    begin = made(*arguments)
 
-    monkeypatch.setattr(child_process, "_setup", setup)
-    told: list[str] = []
+    def before():
+        if not withheld:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+        os.kill(os.getpid(), number)
+        begin()
 
-    async def parent() -> None:
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(number, told.append, "a signal")
-        child = ChildProcess(["sh", "-c", f"kill -{number} $$"])
-        while child.poll() is None:
-            await asyncio.sleep(0.01)
-        os.kill(os.getpid(), number)  # the parent's own, blocked no longer
-        while len(told) < 1 + (not withheld):
-            await asyncio.sleep(0.01)
-        assert child.returncode == -number, "the program in the child has its own signals"
-        loop.remove_signal_handler(number)
+    return before
 
-    asyncio.run(parent())
-    assert len(told) == 1 + (not withheld)  # known-bad: the child's, too
+child_process._setup = setup
+
+async def parent():
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(number, told.append, "a signal")
+    child = child_process.ChildProcess(["sh", "-c", f"kill -{int(number)} $$"])
+    while child.poll() is None:
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), number)  # the parent's own, blocked no longer
+    while len(told) < 1 + (not withheld):
+        await asyncio.sleep(0.01)
+    assert child.returncode == -number, "the program in the child has its own signals"
+    loop.remove_signal_handler(number)
+
+asyncio.run(parent())
+print(len(told), end="")
+"""

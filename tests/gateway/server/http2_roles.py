@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.server.grpc.connection import GrpcConnection
 from modelport.gateway.server.grpc.service import Service
-from modelport.gateway.server.http1.server_state import HttpServerState
-from modelport.gateway.server.http2.asgi import AsgiConnection
+from modelport.gateway.server.http1.exchange import HttpServerState
+from modelport.gateway.server.http2.http import Http2ServerConnection
 from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.upstream.http2 import ClientConnection, GrpcReply
@@ -33,6 +32,7 @@ from modelport.gateway.wire.http2.frames import (
     literal,
 )
 from tests.gateway.server.grpc_peer import MAX_MESSAGE, REQUEST, MethodProbe, Wire, block, prefixed
+from tests.gateway.server.handlers import echo_body
 
 Rows = list[tuple[str, str]]
 ASKED = prefixed(BytesValue(value=b"what was asked").SerializeToString())
@@ -139,23 +139,14 @@ class ClientRole(Role):
         return False
 
 
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body, more = body + message.get("body", b""), message.get("more_body", False)
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": body})
-
-
 class HttpRole(ServerRole):
     rows: ClassVar[Rows] = [
         (":method", "POST"), (":scheme", "http"), (":path", "/"), (":authority", "a"),
     ]  # fmt: skip
 
     def begin(self, streams: int) -> None:
-        state = HttpServerState(echo, ConnectionLimit(10**6), (), ())
-        self.connection = AsgiConnection(state, self.loop, False)
+        state = HttpServerState(echo_body, ConnectionLimit(10**6), (), (), None)
+        self.connection = Http2ServerConnection(state, self.loop, False)
         self.connection.connection_made(self.wire)
         self.send(PREFACE)
 

@@ -1,27 +1,40 @@
-"""The HTTP/1.1 listener: one connection, byte for byte, against small applications."""
+"""The HTTP/1.1 listener: one connection, byte for byte, against small handlers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
+import structlog
 
+from modelport.gateway.access import context as access_context
 from modelport.gateway.errors import MemoryExhausted
-from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
+from modelport.gateway.protocols.http_message import (
+    Answer,
+    ClientDisconnected,
+    Handler,
+    HttpRequest,
+    HttpResponse,
+)
+from modelport.gateway.rollout.traffic import request_routing
 from modelport.gateway.runtime import request_memory
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.server import listener as listener_module
 from modelport.gateway.server import listening_socket, time_limits
-from modelport.gateway.server.http1 import protocol, request_cycle, request_parser, unread_timer
+from modelport.gateway.server.http1 import connection, exchange, unread_timer
 from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.http1.read_buffer import HIGH_WATER_BYTES
 from modelport.gateway.server.listening_socket import NEWCOMER_SECONDS, bind
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire import via_header
+from tests.gateway.server.handlers import body_of, echo, on_body
 from tests.polling import until
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -32,50 +45,46 @@ PATIENCE_SECONDS = 60.0
 OK = b"HTTP/1.1 200 OK"
 
 
-async def body_of(receive: Receive) -> bytes:
-    body, more = b"", True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ConnectionError
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    return body
+def breaking(when: str) -> Handler:
+    """Make a handler with a defect: at once, before its response, or amid it."""
 
+    async def parts() -> AsyncGenerator[bytes, None]:
+        yield b"half"
+        raise ValueError("secret")
 
-async def reply(send: Send, body: bytes, *headers: tuple[bytes, bytes], status: int = 200) -> None:
-    length = (b"content-length", b"%d" % len(body))
-    await send({"type": "http.response.start", "status": status, "headers": [length, *headers]})
-    await send({"type": "http.response.body", "body": body})
+    async def before(request: HttpRequest) -> HttpResponse:
+        await body_of(request)
+        raise ValueError("secret")
 
+    def handle(request: HttpRequest) -> Answer:
+        if when == "at once":
+            raise ValueError("secret")
+        return before(request) if when == "before" else HttpResponse(200, parts=parts())
 
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Method, path, whether an upgrade is offered, and the body."""
-    offered = any(name == b"upgrade" for name, _ in scope["headers"])
-    body = await body_of(receive)
-    await reply(send, f"{scope['method']} {scope['path']} {offered} ".encode() + body)
+    return handle
 
 
 class Stuck:
-    """An application that never answers; what became of it."""
+    """A handler that never answers; what became of it."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
         self.cancelled = asyncio.Event()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await body_of(receive)
+    async def __call__(self, request: HttpRequest) -> HttpResponse:
+        await body_of(request)
         self.begun.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
+        raise AssertionError
 
 
 @contextlib.asynccontextmanager
-async def listening(app: App, **options: Any) -> AsyncIterator[int]:
-    listener = HttpListener(app, bind("127.0.0.1", 0, "--http-port"), **options)
+async def listening(handler: Handler, **options: Any) -> AsyncIterator[int]:
+    listener = HttpListener(handler, bind("127.0.0.1", 0, "--http-port"), **options)
     await listener.start()
     try:
         yield listener.port
@@ -102,6 +111,14 @@ class Http1Client:
         length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-len")]
         size = int(length[0].partition(b":")[2]) if length else 0
         return head, await within(self.reader.readexactly(size))
+
+    async def stream(self) -> bytes:
+        """The body of a chunked response, whose head was read."""
+        body = b""
+        while size := int(await within(self.reader.readuntil(b"\r\n")), 16):
+            body += (await within(self.reader.readexactly(size + 2)))[:-2]
+        await within(self.reader.readexactly(2))
+        return body
 
     async def rest(self) -> bytes:
         return await within(self.reader.read())
@@ -165,14 +182,14 @@ async def test_a_request_in_segments_of_one_byte_is_a_request() -> None:
 async def test_pipelined_requests_are_answered_in_order_one_at_a_time() -> None:
     under_way = most = 0
 
-    async def slow_first(scope: Scope, receive: Receive, send: Send) -> None:
+    async def slow_first(request: HttpRequest) -> HttpResponse:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
-        body = await body_of(receive)
+        body = await body_of(request)
         await asyncio.sleep(0.05 if body == b"0" else 0)
         under_way -= 1
-        await reply(send, body)
+        return HttpResponse(200, body)
 
     async with listening(slow_first) as port, connected(port) as client:
         await client.send(b"".join(post(b"%d" % n) for n in range(50)))
@@ -183,17 +200,116 @@ async def test_pipelined_requests_are_answered_in_order_one_at_a_time() -> None:
 async def test_a_pipelined_request_has_nothing_of_the_request_before_it() -> None:
     found: list[tuple[str, bool]] = []
 
-    async def look(scope: Scope, receive: Receive, send: Send) -> None:
+    def look(request: HttpRequest) -> Answer:
         lease = request_memory.CURRENT.get()
         found.append((via_header.CURRENT.get(), lease is None or not lease.size))
-        await echo(scope, receive, send)
+        return echo(request)
 
-    large = b"x" * (2 * request_cycle.UNCOUNTED_BYTES)
+    large = b"x" * (2 * exchange.UNCOUNTED_BYTES)
     async with listening(look) as port, connected(port) as client:
         await client.send(post(large, b"via: 1.1 before") + post(b"small"))
         for body in (large, b"small"):
             assert (await client.reply())[1].endswith(body)
     assert found == [("1.1 before", False), ("", True)]
+
+
+@pytest.mark.parametrize("recursive", [False, True], ids=["", "known-bad: recursive"])
+async def test_other_connections_get_their_turn_between_the_requests_of_a_pipeline(
+    recursive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler does not wait: it is called by the event loop, not by the request before."""
+    paths, depths, count = list[str](), list[int](), 50
+
+    def note(request: HttpRequest) -> HttpResponse:
+        paths.append(request.path)
+        depths.append(sum(1 for _ in traceback.walk_stack(None)))
+        return HttpResponse(200, request.path.encode())
+
+    if recursive:
+        complete = connection.HttpConnection.response_complete
+
+        def complete_and_start(self: connection.HttpConnection, of: exchange.Exchange) -> None:
+            complete(self, of)
+            self._start_next()
+
+        monkeypatch.setattr(connection.HttpConnection, "response_complete", complete_and_start)
+    async with listening(note) as port, connected(port) as many, connected(port) as one:
+        get = b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n"
+        many.writer.write(b"".join(get % b"%d" % number for number in range(count)))
+        one.writer.write(get % b"one")
+        replies = [(await many.reply())[1] for _ in range(count)]
+        assert (await one.reply())[1] == b"/one"
+    assert replies == [b"/%d" % number for number in range(count)]
+    assert (max(depths) - min(depths) > count) is recursive
+    assert recursive or paths.index("/one") < count // 2
+
+
+class ContextProbe:
+    """A handler that finds the values of context variables, and sets others."""
+
+    variables: tuple[contextvars.ContextVar[Any], ...] = (
+        via_header.CURRENT, access_context.CURRENT, request_routing.CURRENT, request_memory.CURRENT,
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.defaults = self._values()
+        self.found = list[list[object]]()
+
+    def __call__(self, request: HttpRequest) -> Answer:
+        self.found.append(self._values())
+        for variable in self.variables:
+            variable.set(request.path)
+        return echo(request)
+
+    def _values(self) -> list[object]:
+        return [variable.get() for variable in self.variables]
+
+    def check(self, requests: int) -> None:
+        """Assert that each request has a lease of its own, and nothing of any other."""
+        assert [seen[:-1] for seen in self.found] == [self.defaults[:-1]] * requests
+        assert all(isinstance(seen[-1], request_memory.Lease) for seen in self.found)
+        assert len({id(seen[-1]) for seen in self.found}) == requests
+        assert self._values() == self.defaults
+
+
+async def test_requests_of_a_connection_share_no_context_variables() -> None:
+    probe, late = ContextProbe(), CHUNKED + b"\r\n"
+    async with listening(probe) as port, connected(port) as client:
+        await client.send(post(b"1") * 2 + late, CHUNKS + late, CHUNKS + post(b"2"))
+        for _ in range(5):
+            assert (await client.reply())[0].startswith(OK)
+    probe.check(requests=5)
+
+
+async def test_a_head_that_repeats_is_that_of_its_own_request() -> None:
+    """The fields of one request, which its handler may change, are not those of the next."""
+    found = list[list[bytes]]()
+
+    @on_body
+    def note(request: HttpRequest, body: bytes) -> HttpResponse:
+        found.append([value for name, value in request.headers if name == b"x-api-key"])
+        request.headers.append((b"x-api-key", b"added by the handler"))
+        return HttpResponse(200, body)
+
+    keys = [b"a", b"a", b"a", b"b", b"a"]
+    async with listening(note) as port, connected(port) as client:
+        for number, key in enumerate(keys):
+            await client.send(post(b"%d" % number, b"X-Api-Key: " + key))
+            assert (await client.reply())[1] == b"%d" % number
+    assert found == [[key] for key in keys]
+
+
+async def test_a_request_for_which_there_is_no_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = post(bytes(4 * exchange.UNCOUNTED_BYTES))
+    async with listening(echo) as port, connected(port) as client:
+        for limit, status in ((PROCESS.limit_bytes, b"200"), (0, b"503")):
+            monkeypatch.setattr(PROCESS, "limit_bytes", limit)
+            await client.send(request)
+            assert (await client.reply())[0].startswith(b"HTTP/1.1 " + status)
+        assert await client.rest() == b""
+    assert PROCESS.used_bytes == 0
 
 
 async def test_what_follows_a_request_that_closes_is_not_answered() -> None:
@@ -222,11 +338,13 @@ async def test_a_broken_head_in_two_segments_is_not_taken_for_http2() -> None:
 async def test_a_broken_body_ends_its_request_with_a_refusal() -> None:
     seen = asyncio.Event()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app(request: HttpRequest) -> HttpResponse:
         try:
-            await body_of(receive)
-        except ConnectionError:
+            await body_of(request)
+        except ClientDisconnected:
             seen.set()
+            raise
+        raise AssertionError
 
     async with listening(app) as port, connected(port) as client:
         await client.send(CHUNKED + b"\r\n", b"3\r\nabc", b"nonsense\r\n")
@@ -249,7 +367,7 @@ async def test_a_head_without_end_is_refused() -> None:
 async def test_a_long_head_is_refused_though_its_end_comes_with_it(segments: int) -> None:
     head = b"GET /a HTTP/1.1\r\nHost: a\r\nx: %b\r\n\r\n"
     for surplus, status in ((-100, b"200"), (0, b"431")):
-        data = head % (b"y" * (protocol.MAX_HEAD_BYTES + surplus))
+        data = head % (b"y" * (connection.MAX_HEAD_BYTES + surplus))
         size = len(data) // segments + 1
         async with listening(echo) as port, connected(port) as client:
             await client.send(*(data[at : at + size] for at in range(0, len(data), size)))
@@ -280,13 +398,13 @@ async def test_heads_that_come_before_their_bodies_do_not_add_up() -> None:
     """Clients that send head and body apart keep one connection for as long as they like."""
     begun = asyncio.Event()
 
-    async def telling(scope: Scope, receive: Receive, send: Send) -> None:
+    def telling(request: HttpRequest) -> Answer:
         begun.set()
-        await echo(scope, receive, send)
+        return echo(request)
 
     head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nFiller: %b\r\n\r\n" % (b"x" * 4096)
     async with listening(telling) as port, connected(port) as client:
-        for _ in range(2 * request_parser.MAX_HEAD_BYTES // len(head)):
+        for _ in range(2 * connection.MAX_HEAD_BYTES // len(head)):
             begun.clear()
             client.writer.write(head)
             await asyncio.wait_for(
@@ -309,8 +427,8 @@ async def test_continue_is_said_when_the_body_is_asked_for() -> None:
 async def test_a_refusal_without_reading_the_body_closes_the_connection() -> None:
     """Whether the client sends its body after all nobody can tell: the next bytes may be either."""
 
-    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
-        await reply(send, b"no", status=403)
+    def refuse(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(403, b"no")
 
     async with listening(refuse) as port, connected(port) as client:
         await client.send(post(b"body", b"Expect: 100-continue")[:-4])
@@ -320,18 +438,16 @@ async def test_a_refusal_without_reading_the_body_closes_the_connection() -> Non
 
 
 @CLEAR_TEXT
-async def test_a_body_that_the_application_does_not_read_is_held_back() -> None:
+async def test_a_body_that_the_handler_does_not_read_is_held_back() -> None:
     released, sizes = asyncio.Event(), []
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        message = await receive()
+    async def app(request: HttpRequest) -> HttpResponse:
+        part = await request.body.part()
         await released.wait()
-        while True:
-            sizes.append(len(message["body"]))
-            if not message["more_body"]:
-                break
-            message = await receive()
-        await reply(send, b"%d" % sum(sizes))
+        while part:
+            sizes.append(len(part))
+            part = await request.body.part()
+        return HttpResponse(200, b"%d" % sum(sizes))
 
     size = 32 * 1024 * 1024
     async with listening(app) as port, connected(port) as client:
@@ -342,15 +458,12 @@ async def test_a_body_that_the_application_does_not_read_is_held_back() -> None:
         released.set()
         assert (await client.reply())[1] == b"%d" % size
     # Two reads of the transport past the mark.
-    assert max(sizes) <= protocol.HIGH_WATER_BYTES + 2 * 256 * 1024
+    assert max(sizes) <= HIGH_WATER_BYTES + 2 * 256 * 1024
 
 
 async def test_the_rest_of_a_body_that_was_answered_early_is_dropped() -> None:
-    async def early(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == "/a":
-            await reply(send, b"early")
-        else:
-            await echo(scope, receive, send)
+    def early(request: HttpRequest) -> Answer:
+        return HttpResponse(200, b"early") if request.path == "/a" else echo(request)
 
     size = 4 * 1024 * 1024
     async with listening(early) as port, connected(port) as client:
@@ -363,28 +476,29 @@ async def test_the_rest_of_a_body_that_was_answered_early_is_dropped() -> None:
 
 @pytest.mark.parametrize("url", [b"http://a/x%20y?q#f", b"/x%20y?q", b"/x%20y"])
 async def test_every_form_of_a_target_has_its_path(url: bytes) -> None:
-    found = {}
+    found = list[HttpRequest]()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        found.update(scope)
-        await reply(send, b"")
+    def app(request: HttpRequest) -> HttpResponse:
+        found.append(request)
+        return HttpResponse(200)
 
     async with listening(app) as port, connected(port) as client:
         await client.send(b"GET " + url + b" HTTP/1.1\r\nHost: a\r\n\r\n")
         assert (await client.reply())[0].startswith(OK)
-    assert (found["path"], found["raw_path"]) == ("/x y", b"/x%20y")
-    assert found["query_string"] == (b"q" if b"?" in url else b"")
+    assert (found[0].path, found[0].raw_path) == ("/x y", b"/x%20y")
+    assert found[0].query == (b"q" if b"?" in url else b"")
 
 
 # -- answers --------------------------------------------------------------------------------------
 
 
-async def streamed(scope: Scope, receive: Receive, send: Send) -> None:
-    await body_of(receive)
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    for part in (b"one", b"", b"two"):
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body"})
+@on_body
+def streamed(request: HttpRequest, body: bytes) -> HttpResponse:
+    async def parts() -> AsyncGenerator[bytes, None]:
+        for part in (b"", b"two"):
+            yield part
+
+    return HttpResponse(200, b"one", parts=parts())
 
 
 async def test_an_answer_without_a_length_is_chunked_and_the_connection_stays() -> None:
@@ -407,11 +521,14 @@ async def test_to_http_1_0_an_answer_without_a_length_ends_with_the_connection()
 
 
 async def test_the_head_of_a_stream_does_not_wait_for_its_first_part() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+    async def parts() -> AsyncGenerator[bytes, None]:
         await asyncio.Event().wait()
+        yield b""
 
-    async with listening(app) as port, connected(port) as client:
+    async with (
+        listening(lambda request: HttpResponse(200, parts=parts())) as port,
+        connected(port) as client,
+    ):
         await client.send(post(b""))
         assert (await client.reply())[0].startswith(OK)
 
@@ -428,20 +545,22 @@ async def test_a_large_answer_arrives_whole_at_a_slow_reader() -> None:
     size = 16 * 1024 * 1024
     waited = asyncio.Event()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        length = (b"content-length", b"%d" % size)
-        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+    async def parts() -> AsyncGenerator[bytes, None]:
         for index in range(16):
-            part = bytes([index]) * (size // 16)
-            await send({"type": "http.response.body", "body": part, "more_body": index < 15})
+            yield bytes([index]) * (size // 16)
         waited.set()
 
-    async with listening(app) as port, connected(port) as client:
+    async with (
+        listening(lambda request: HttpResponse(200, parts=parts())) as port,
+        connected(port) as client,
+    ):
         await client.send(post(b""))
         await asyncio.sleep(0.1)  # the reader is slow
         assert not waited.is_set()
-        _, body = await client.reply()
-        assert body == b"".join(bytes([index]) * (size // 16) for index in range(16))
+        await client.reply()
+        assert await client.stream() == b"".join(
+            bytes([index]) * (size // 16) for index in range(16)
+        )
 
 
 @pytest.mark.parametrize("parts", [1, 64])
@@ -460,12 +579,12 @@ async def test_a_reply_that_its_client_never_reads_is_given_up(
     monkeypatch.setattr(unread_timer.UnreadTimer, "_check", watched)
     size = 64 << 20
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        length = (b"content-length", b"%d" % size)
-        await send({"type": "http.response.start", "status": 200, "headers": [length]})
-        for index in range(parts):
-            part = bytes(size // parts)
-            await send({"type": "http.response.body", "body": part, "more_body": index < parts - 1})
+    async def made() -> AsyncGenerator[bytes, None]:
+        for _ in range(parts):
+            yield bytes(size // parts)
+
+    def app(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, parts=made()) if parts > 1 else HttpResponse(200, bytes(size))
 
     async with listening(app) as port, connected(port) as client:
         await client.send(post(b""))
@@ -503,23 +622,18 @@ async def test_a_reader_is_waited_for_as_long_as_it_reads_and_no_longer(
     assert transport.aborted - (last if left[0] < 1000 else 0) == time_limits.UNREAD_SECONDS
 
 
-@pytest.mark.parametrize("when", ["before", "amid"])
-async def test_an_application_that_fails_is_distinguishable_from_an_answer(when: str) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if when == "amid":
-            length = (b"content-length", b"8")
-            await send({"type": "http.response.start", "status": 200, "headers": [length]})
-            await send({"type": "http.response.body", "body": b"half", "more_body": True})
-        raise ValueError("secret")
-
-    async with listening(app) as port, connected(port) as client:
-        await client.send(post(b""))
-        head, _, body = (await client.rest()).partition(b"\r\n\r\n")
-    if when == "before":
+@pytest.mark.parametrize("when", ["at once", "before", "amid"])
+async def test_a_handler_that_fails_is_distinguishable_from_an_answer(when: str) -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with listening(breaking(when)) as port, connected(port) as client:
+            await client.send(post(b""))
+            head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+    if when == "amid":
+        assert (head.startswith(OK), body) == (True, b"4\r\nhalf\r\n")
+    else:
         assert head.startswith(b"HTTP/1.1 500 ")
         assert body == b'{"error":"internal error"}'
-    else:
-        assert (head.startswith(OK), body) == (True, b"half")
+    assert [(log["event"], log["log_level"]) for log in logs] == [("request failed", "error")]
 
 
 @pytest.mark.parametrize(
@@ -534,10 +648,11 @@ async def test_an_application_that_fails_is_distinguishable_from_an_answer(when:
     ],
 )
 async def test_a_header_with_a_line_break_splits_no_answer(name: bytes, value: bytes) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await reply(send, b"", (name, value))
-
-    async with listening(app) as port, connected(port) as client:
+    headers = [(name, value)]
+    async with (
+        listening(lambda request: HttpResponse(200, b"", headers)) as port,
+        connected(port) as client,
+    ):
         await client.send(post(b""))
         head, body = await client.reply()
     assert head.startswith(b"HTTP/1.1 500 ")
@@ -551,17 +666,16 @@ async def test_what_a_small_compressed_body_becomes_counts_in_the_budget(
     monkeypatch.setattr(PROCESS, "limit_bytes", 2_000_000)
     held: list[int] = []
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await body_of(receive)
-        before = PROCESS.used_bytes
+    @on_body
+    def app(request: HttpRequest, body: bytes) -> HttpResponse:
+        before, status = PROCESS.used_bytes, 200
         try:
             request_memory.reserve(500_000)
             request_memory.reserve(1_000_000)
         except MemoryExhausted:
-            await reply(send, b"", status=503)
-        else:
-            await reply(send, b"")
+            status = 503
         held.append(PROCESS.used_bytes - before)
+        return HttpResponse(status)
 
     async with listening(app) as port, connected(port) as client:
         for headers, status in (((header,), b"503"), ((), b"503"), ((header,), b"503")):
@@ -606,7 +720,7 @@ async def test_a_client_that_goes_cancels_its_request(goes: str) -> None:
 async def test_the_check_sees_a_request_that_outlives_its_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(request_cycle.RequestResponseCycle, "disconnect", lambda cycle: None)
+    monkeypatch.setattr(exchange.Exchange, "disconnect", lambda self: None)
     app = Stuck()
     async with listening(app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -623,10 +737,10 @@ async def test_a_client_that_only_ends_its_side_gets_its_answers(
 ) -> None:
     monkeypatch.setattr(time_limits, "PROBE_SECONDS", 0.01)
 
-    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
-        body = await body_of(receive)
+    async def slow(request: HttpRequest) -> HttpResponse:
+        body = await body_of(request)
         await asyncio.sleep(0.2)  # many looks
-        await reply(send, body)
+        return HttpResponse(200, body)
 
     async with listening(slow) as port, connected(port) as client:
         await client.send(post(b"1") + post(b"2"))
@@ -637,14 +751,16 @@ async def test_a_client_that_only_ends_its_side_gets_its_answers(
     assert len(got) > sum(map(len, answers)) + 2 * len(OK), "it was not looked for"
 
 
-async def test_an_application_that_reads_a_body_learns_that_the_client_left() -> None:
+async def test_a_handler_that_reads_a_body_learns_that_the_client_left() -> None:
     told = asyncio.Event()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app(request: HttpRequest) -> HttpResponse:
         try:
-            await body_of(receive)
-        except ConnectionError:
+            await body_of(request)
+        except ClientDisconnected:
             told.set()
+            raise
+        raise AssertionError
 
     async with listening(app) as port:
         async with connected(port) as client:
@@ -652,22 +768,36 @@ async def test_an_application_that_reads_a_body_learns_that_the_client_left() ->
         await asyncio.wait_for(told.wait(), PATIENCE_SECONDS)
 
 
-async def test_a_client_that_goes_ends_a_stream_that_has_nowhere_to_go() -> None:
-    ended = asyncio.Event()
+class EndlessStream:
+    """A handler of a response without end, which waits for the client or for nothing."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+    def __init__(self, waits: bool) -> None:
+        self.waits = waits
+        self.ended = asyncio.Event()
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, parts=self._parts())
+
+    async def _parts(self) -> AsyncGenerator[bytes, None]:
         try:
             while True:
-                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+                yield b"x" * 65536
+                if self.waits:
+                    await asyncio.Event().wait()
         finally:
-            ended.set()
+            self.ended.set()
 
-    async with listening(app) as port:
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_client_that_goes_ends_a_stream(waits: bool) -> None:
+    stream = EndlessStream(waits)
+    async with listening(stream) as port:
         async with connected(port) as client:
             await client.send(post(b""))
             await within(client.reader.readexactly(1))
-        await asyncio.wait_for(ended.wait(), PATIENCE_SECONDS)
+            assert not stream.ended.is_set()
+            reset(client.writer)  # a client that ends its side may still read
+        await asyncio.wait_for(stream.ended.wait(), PATIENCE_SECONDS)
 
 
 # -- limits ---------------------------------------------------------------------------------------
@@ -721,7 +851,7 @@ async def test_without_its_bound_it_is_taken_on_and_on(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The known-bad variant."""
-    monkeypatch.setattr(protocol, "MAX_HEAD_BYTES", 10**9)
+    monkeypatch.setattr(connection, "MAX_HEAD_BYTES", 10**9)
     monkeypatch.setattr(time_limits, "BODY_IDLE_SECONDS", 0.3)
     async with listening(echo) as port, connected(port) as client:
         await client.send(CHUNKED_HEAD + b"1\r\na\r\n" + ENDLESS[what])
@@ -739,9 +869,9 @@ async def test_pieces_of_a_body_count_for_what_they_hold() -> None:
     release = asyncio.Event()
     held: list[int] = []
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app(request: HttpRequest) -> HttpResponse:
         await release.wait()
-        await reply(send, str(len(await body_of(receive))).encode())
+        return HttpResponse(200, b"%d" % len(await body_of(request)))
 
     async with listening(app) as port, connected(port) as client:
         content = b"2\r\nab\r\n" * 100_000
@@ -751,7 +881,7 @@ async def test_pieces_of_a_body_count_for_what_they_hold() -> None:
         for _ in range(100):
             held.append(PROCESS.used_bytes)
             await asyncio.sleep(0)
-        assert max(held) < 2 * protocol.HIGH_WATER_BYTES
+        assert max(held) < 2 * HIGH_WATER_BYTES
         release.set()
         assert (await client.reply())[1] == b"200000"
         await sending
@@ -775,7 +905,7 @@ async def test_bodies_that_never_end_hold_no_more_than_the_budget(
     assert PROCESS.used_bytes == 0
 
 
-async def test_a_request_cancelled_before_its_application_starts_gets_an_error() -> None:
+async def test_a_request_cancelled_before_its_first_step_gets_an_error() -> None:
     stuck = Stuck()
     listener = HttpListener(stuck, bind("127.0.0.1", 0, "--http-port"))
     await listener.start()
@@ -783,8 +913,8 @@ async def test_a_request_cancelled_before_its_application_starts_gets_an_error()
         await client.send(post(b""))
         while not listener.state.requests:
             await asyncio.sleep(0)
-        (cycle,) = listener.state.requests
-        cycle.cancel()
+        (request,) = listener.state.requests
+        request.cancel()
         assert (await client.reply())[0].startswith(b"HTTP/1.1 503 ")
     await listener.drain(Deadline.after(0))
 
@@ -838,10 +968,10 @@ async def test_a_head_that_comes_too_slowly_is_refused(monkeypatch: pytest.Monke
 async def test_on_shutdown_requests_in_flight_are_answered_and_connections_closed() -> None:
     begun, released = asyncio.Event(), asyncio.Event()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app(request: HttpRequest) -> HttpResponse:
         begun.set()
         await released.wait()
-        await reply(send, b"late")
+        return HttpResponse(200, b"late")
 
     listener = HttpListener(app, bind("127.0.0.1", 0, "--http-port"))
     await listener.start()

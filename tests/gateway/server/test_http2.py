@@ -1,25 +1,31 @@
-"""HTTP/2 on the HTTP port, by prior knowledge: the same applications within the same limits."""
+"""HTTP/2 on the HTTP port, by prior knowledge: the same handlers within the same limits."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
-from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
+from modelport.gateway.protocols.http_message import (
+    Answer,
+    ClientDisconnected,
+    Handler,
+    HttpRequest,
+    HttpResponse,
+)
 from modelport.gateway.runtime import request_memory
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.server import listening_socket, time_limits
+from modelport.gateway.server.http1.connection import HttpConnection
+from modelport.gateway.server.http1.exchange import HttpServerState
 from modelport.gateway.server.http1.listener import HttpListener
-from modelport.gateway.server.http1.protocol import HttpConnection
 from modelport.gateway.server.http1.read_buffer import SLICE_BYTES
-from modelport.gateway.server.http1.server_state import HttpServerState
-from modelport.gateway.server.http2.asgi import AsgiConnection
+from modelport.gateway.server.http2.http import Http2ServerConnection
 from modelport.gateway.server.listening_socket import ConnectionLimit, bind
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire import via_header
@@ -44,7 +50,16 @@ from modelport.gateway.wire.http2.frames import (
 )
 from modelport.gateway.wire.http2.settings import STREAM_WINDOW_BYTES
 from tests.gateway.server.grpc_peer import SETTLED, GrpcPeer, Wire, block, connected, within
-from tests.gateway.server.test_http1 import Stuck, body_of, echo, listening, post, reply, streamed
+from tests.gateway.server.handlers import body_of, echo, echo_body, on_body
+from tests.gateway.server.test_http1 import (
+    ContextProbe,
+    EndlessStream,
+    Stuck,
+    breaking,
+    listening,
+    post,
+    streamed,
+)
 
 pytestmark = pytest.mark.usefixtures("transport")
 #: The client of the test decides: it is not asyncio's, or TLS has no word for what it does.
@@ -78,9 +93,9 @@ async def response(peer: GrpcPeer, stream: int) -> tuple[dict[str, str], bytes]:
 
 @contextlib.asynccontextmanager
 async def speaking(
-    app: App, greeting: bytes = PREFACE + SETTLED, **options: Any
+    handler: Handler, greeting: bytes = PREFACE + SETTLED, **options: Any
 ) -> AsyncIterator[GrpcPeer]:
-    async with listening(app, **options) as port, connected(port, greeting) as peer:
+    async with listening(handler, **options) as port, connected(port, greeting) as peer:
         yield peer
 
 
@@ -122,20 +137,33 @@ async def test_curl_with_prior_knowledge_is_answered() -> None:
 
 
 @CLEAR_TEXT
-async def test_an_application_sees_the_request_as_over_http1() -> None:
-    found: dict[str, Any] = {}
+async def test_a_handler_sees_the_request_as_over_http1() -> None:
+    requests = list[HttpRequest]()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        found.update(scope)
-        await reply(send, await body_of(receive))
+    def look(request: HttpRequest) -> Answer:
+        requests.append(request)
+        return echo_body(request)
 
-    async with speaking(app) as peer:
+    async with speaking(look) as peer:
         peer.send(request(1, path="/x%20y?q=1", x_note=" kept "))
         assert (await response(peer, 1))[1] == b"body"
-    assert (found["path"], found["raw_path"], found["query_string"]) == ("/x y", b"/x%20y", b"q=1")
-    assert (found["http_version"], found["method"], found["scheme"]) == ("2", "POST", "http")
-    assert found["headers"] == [(b"host", b"probe"), (b"x-note", b"kept")]
-    assert found["client"][0] == found["server"][0] == "127.0.0.1"
+    [found] = requests
+    assert (found.path, found.raw_path, found.query) == ("/x y", b"/x%20y", b"q=1")
+    assert (found.version, found.method, found.peer.scheme) == ("2", "POST", "http")
+    assert found.headers == [(b"host", b"probe"), (b"x-note", b"kept")]
+    assert found.peer.client is not None
+    assert found.peer.server is not None
+    assert found.peer.client[0] == found.peer.server[0] == "127.0.0.1"
+
+
+async def test_requests_of_a_connection_share_no_context_variables() -> None:
+    probe = ContextProbe()
+    async with speaking(probe) as peer:
+        peer.send(request(1), request(3), head(5), head(7), frame(DATA, 0, 5, b"x"))
+        peer.send(*[frame(DATA, END_STREAM, stream, b"y") for stream in (5, 7)], request(9))
+        for _ in range(5):
+            await peer.until(DATA)
+    probe.check(requests=5)
 
 
 @pytest.mark.parametrize("size", [1, 3, 17, 23, 24, 25, 1000])
@@ -150,8 +178,9 @@ async def test_a_preface_in_any_segments_begins_http2(size: int) -> None:
 
 
 async def test_a_large_body_in_the_segment_of_the_preface_is_kept() -> None:
-    async def measure(scope: Scope, receive: Receive, send: Send) -> None:
-        await reply(send, b"%d" % len(await body_of(receive)))
+    @on_body
+    def measure(request: HttpRequest, body: bytes) -> HttpResponse:
+        return HttpResponse(200, b"%d" % len(body))
 
     parts = [frame(DATA, 0, 1, bytes(16_000))] * (4 * SLICE_BYTES // 16_000)
     async with listening(measure) as port, connected(port, b"") as peer:
@@ -184,10 +213,10 @@ async def test_alpn_chooses_http2() -> None:
 
         def resume_reading(self) -> None: ...
 
-    wire, state = Tls(), HttpServerState(echo, ConnectionLimit(), (), ())
+    wire, state = Tls(), HttpServerState(echo, ConnectionLimit(), (), (), None)
     first = HttpConnection(state, asyncio.get_running_loop())
     first.connection_made(wire)
-    assert isinstance(wire.chosen, AsgiConnection)
+    assert isinstance(wire.chosen, Http2ServerConnection)
     assert list(state.connections) == [wire.chosen]
     wire.chosen.data_received(PREFACE + SETTLED + request(1))
     while b"POST /a False body" not in wire.written:
@@ -208,12 +237,8 @@ async def test_a_stream_of_parts_is_sent_as_they_are_made() -> None:
 
 
 async def test_a_response_without_a_body_ends_with_its_head() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        connection = (b"connection", b"close")
-        await send({"type": "http.response.start", "status": 204, "headers": [connection]})
-        await send({"type": "http.response.body", "body": b"dropped"})
-
-    async with speaking(app) as peer:
+    headers = [(b"connection", b"close")]
+    async with speaking(lambda request: HttpResponse(204, b"dropped", headers)) as peer:
         peer.send(request(1))
         fields, body = await response(peer, 1)
         assert (fields[":status"], body, "connection" in fields) == ("204", b"", False)
@@ -229,19 +254,16 @@ async def test_continue_is_said_when_the_body_is_asked_for() -> None:
         assert (await response(peer, 1))[1] == b"POST /a False body"
 
 
-@pytest.mark.parametrize("when", ["before", "amid", "header"])
-async def test_an_application_that_breaks_down_ends_its_stream_only(when: str) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == "/ok":
-            await reply(send, b"ok")
-            return
+@pytest.mark.parametrize("when", ["at once", "before", "amid", "header"])
+async def test_a_handler_that_breaks_down_ends_its_stream_only(when: str) -> None:
+    breaks = breaking(when)
+
+    def app(request: HttpRequest) -> Answer:
+        if request.path == "/ok":
+            return HttpResponse(200, b"ok")
         if when == "header":
-            await reply(send, b"", (b"x", b"1\r\nset-cookie: 2"))
-        if when == "amid":
-            length = (b"content-length", b"8")
-            await send({"type": "http.response.start", "status": 200, "headers": [length]})
-            await send({"type": "http.response.body", "body": b"half", "more_body": True})
-        raise ValueError("secret")
+            return HttpResponse(200, b"", [(b"x", b"1\r\nset-cookie: 2")])
+        return breaks(request)
 
     async with speaking(app) as peer:
         peer.send(request(1))
@@ -255,10 +277,7 @@ async def test_an_application_that_breaks_down_ends_its_stream_only(when: str) -
 
 
 async def test_the_rest_of_a_body_that_was_answered_early_is_not_asked_for() -> None:
-    async def early(scope: Scope, receive: Receive, send: Send) -> None:
-        await reply(send, b"early")
-
-    async with speaking(early) as peer:
+    async with speaking(lambda request: HttpResponse(200, b"early")) as peer:
         peer.send(head(1), frame(DATA, 0, 1, b"x"))
         assert (await response(peer, 1))[1] == b"early"
         assert await peer.code(RST_STREAM) == ErrorCode.NO_ERROR
@@ -315,15 +334,32 @@ async def test_a_client_that_goes_cancels_its_request(goes: str) -> None:
         await within(app.cancelled.wait())
 
 
-async def test_an_application_that_reads_a_body_learns_that_the_client_left() -> None:
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("goes", ["reset", "connection"])
+async def test_a_client_that_goes_ends_a_stream(goes: str, waits: bool) -> None:
+    stream = EndlessStream(waits)
+    async with speaking(stream) as peer:
+        peer.send(request(1))
+        await peer.until(DATA)
+        assert not stream.ended.is_set()
+        if goes == "reset":
+            peer.send(reset(1, ErrorCode.CANCEL))
+        else:
+            peer.writer.transport.abort()
+        await within(stream.ended.wait())
+
+
+async def test_a_handler_that_reads_a_body_learns_that_the_client_left() -> None:
     begun, told = asyncio.Event(), asyncio.Event()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app(request: HttpRequest) -> HttpResponse:
         begun.set()
         try:
-            await body_of(receive)
-        except ConnectionError:
+            await body_of(request)
+        except ClientDisconnected:
             told.set()
+            raise
+        raise AssertionError
 
     async with speaking(app) as peer:
         peer.send(head(1), frame(DATA, 0, 1, b"x"))
@@ -335,12 +371,12 @@ async def test_an_application_that_reads_a_body_learns_that_the_client_left() ->
 # -- limits ---------------------------------------------------------------------------------------
 
 
-async def test_a_body_that_the_application_does_not_read_is_held_back() -> None:
+async def test_a_body_that_the_handler_does_not_read_is_held_back() -> None:
     released = asyncio.Event()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app(request: HttpRequest) -> HttpResponse:
         await released.wait()
-        await reply(send, b"%d" % len(await body_of(receive)))
+        return HttpResponse(200, b"%d" % len(await body_of(request)))
 
     async with speaking(app) as peer:
         part = frame(DATA, 0, 1, bytes(16_384))
@@ -390,11 +426,11 @@ async def test_what_a_small_compressed_body_becomes_counts_in_the_budget(
     monkeypatch.setattr(PROCESS, "limit_bytes", 2_000_000)
     held: list[int] = []
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await body_of(receive)
+    @on_body
+    def app(request: HttpRequest, body: bytes) -> HttpResponse:
         request_memory.reserve(500_000)
         held.append(PROCESS.used_bytes)
-        await reply(send, b"")
+        return HttpResponse(200)
 
     async with speaking(app) as peer:
         for stream, fields in ((1, {"content_encoding": "gzip"}), (3, {})):
@@ -406,10 +442,7 @@ async def test_what_a_small_compressed_body_becomes_counts_in_the_budget(
 
 @pytest.mark.parametrize("value", [b"1\r\nset-cookie: 2", b"1\n2", b"1\r2", b"1\x002"])
 async def test_a_header_with_a_line_break_is_not_sent_for_a_proxy_to_split(value: bytes) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await reply(send, b"", (b"x", value))
-
-    async with speaking(app) as peer:
+    async with speaking(lambda request: HttpResponse(200, b"", [(b"x", value)])) as peer:
         peer.send(request(1))
         fields, _ = await response(peer, 1)
     assert fields[":status"] == "500"
@@ -450,19 +483,16 @@ async def test_a_response_that_its_client_never_reads_is_given_up(
         assert await peer.code(RST_STREAM) == ErrorCode.CANCEL
 
 
-async def test_a_slow_reader_holds_the_application_up() -> None:
+async def test_a_slow_reader_holds_the_handler_up() -> None:
     given = 0
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def parts() -> AsyncGenerator[bytes, None]:
         nonlocal given
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        part = {"type": "http.response.body", "body": bytes(10_000), "more_body": True}
         while given < 1000:
-            await send(part)
+            yield bytes(10_000)
             given += 1
-        await send({"type": "http.response.body"})
 
-    async with speaking(app) as peer:
+    async with speaking(lambda request: HttpResponse(200, parts=parts())) as peer:
         peer.send(request(1))
         size = 0
         while size < 65_535:
@@ -498,14 +528,7 @@ async def test_a_request_that_came_through_this_gateway_is_refused() -> None:
 
 
 async def test_in_an_overload_a_request_is_refused_unread() -> None:
-    class Busy:
-        def refuses(self, raw_path: bytes) -> bool:
-            return raw_path == b"/busy"
-
-        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-            await echo(scope, receive, send)
-
-    async with speaking(Busy(), overloaded={1}) as peer:
+    async with speaking(echo, overloaded={1}, refuses=lambda path: path == b"/busy") as peer:
         peer.send(head(1, path="/busy"))
         fields, body = await response(peer, 1)
         assert (fields[":status"], fields["retry-after"]) == ("503", "1")
@@ -520,12 +543,13 @@ async def test_in_an_overload_a_request_is_refused_unread() -> None:
 async def test_a_drain_says_so_twice_and_finishes_requests() -> None:
     begun, release = asyncio.Event(), asyncio.Event()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await body_of(receive)
-        if scope["path"] == "/wait":
-            begun.set()
-            await release.wait()
-        await reply(send, b"late")
+    async def wait() -> HttpResponse:
+        begun.set()
+        await release.wait()
+        return HttpResponse(200, b"late")
+
+    def app(request: HttpRequest) -> Answer:
+        return wait() if request.path == "/wait" else HttpResponse(200, b"late")
 
     listener = HttpListener(app, bind("127.0.0.1", 0, "--http-port"))
     await listener.start()

@@ -11,8 +11,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from modelport.gateway.access.operations import Operation
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.grpc_method import Method
+from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
 from modelport.gateway.protocols.oip.grpc_request import RawRequest, model_of
 from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
@@ -29,8 +29,8 @@ SERVICE, NAME = "inference.GRPCInferenceService", "ModelInfer"
 overloaded: set[str] = set()
 
 
-class Application:
-    """One path is overloaded; ``seen``: what came through, and was answered with nothing."""
+class Busy:
+    """A handler with a path that is overloaded. ``seen``: the requests that it got."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -38,10 +38,9 @@ class Application:
     def refuses(self, raw_path: bytes) -> bool:
         return raw_path == BUSY.encode()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.seen.append(f"{scope['method']} {scope['path']}")
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        self.seen.append(f"{request.method} {request.path}")
+        return HttpResponse(204)
 
 
 @pytest.fixture
@@ -53,9 +52,11 @@ def overload() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def connected(
-    app: Application,
+    app: Busy,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    listener = HttpListener(app, bind("127.0.0.1", 0, "--http-port"), overloaded=overloaded)
+    listener = HttpListener(
+        app, bind("127.0.0.1", 0, "--http-port"), overloaded=overloaded, refuses=app.refuses
+    )
     await listener.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     try:
@@ -79,7 +80,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 
 async def test_a_request_is_refused_and_the_connection_stays_open(overload: None) -> None:
-    app = Application()
+    app = Busy()
     async with connected(app) as (reader, writer):
         for _ in range(2):
             writer.write(request(BUSY, b"{}"))
@@ -94,7 +95,7 @@ async def test_a_request_is_refused_and_the_connection_stays_open(overload: None
 
 
 async def test_only_a_post_to_what_is_overloaded_is_refused(overload: None) -> None:
-    app = Application()
+    app = Busy()
     async with connected(app) as (reader, writer):
         writer.write(request(BUSY, method="GET"))
         assert (await answer(reader))[0].startswith(b"HTTP/1.1 204 ")
@@ -102,7 +103,7 @@ async def test_only_a_post_to_what_is_overloaded_is_refused(overload: None) -> N
 
 
 async def test_requests_in_a_pipeline_are_answered_in_order(overload: None) -> None:
-    app = Application()
+    app = Busy()
     async with connected(app) as (reader, writer):
         writer.write(request(BUSY, b"{}") + request("/other") + request(BUSY, b"{}"))
         statuses = [(await answer(reader))[0][9:12] for _ in range(3)]
@@ -111,7 +112,7 @@ async def test_requests_in_a_pipeline_are_answered_in_order(overload: None) -> N
 
 
 async def test_a_body_that_is_still_to_come_is_not_waited_for(overload: None) -> None:
-    app = Application()
+    app = Busy()
     async with connected(app) as (reader, writer):
         writer.write(request(BUSY, b"{", length=1_000_000))
         head, body = await answer(reader)
@@ -123,7 +124,7 @@ async def test_a_body_that_is_still_to_come_is_not_waited_for(overload: None) ->
 
 
 async def test_without_an_overload_nobody_is_asked() -> None:
-    app = Application()
+    app = Busy()
     async with connected(app) as (reader, writer):
         writer.write(request(BUSY, b"{}"))
         assert (await answer(reader))[0].startswith(b"HTTP/1.1 204 ")

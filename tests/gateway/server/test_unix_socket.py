@@ -17,15 +17,13 @@ import pytest
 
 from modelport.gateway.access.principal import ConnectionIdentity
 from modelport.gateway.errors import Unavailable
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
 from modelport.gateway.server import unix_socket
-from modelport.gateway.server.http1.head import CONNECTION
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.proto import grpc_service_pb2 as messages
 from tests import models
-from tests.gateway.server.test_http1 import reply
 from tests.server import Gateway, serving
 
 FLAG = "--http-socket"
@@ -115,10 +113,10 @@ def test_a_path_that_cannot_be_bound_is_named(name: str, tmp_path: Path) -> None
 
 
 async def test_the_identity_of_a_connection_is_its_user(tmp_path: Path) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["client"] is scope["server"] is None
-        assert scope["extensions"][CONNECTION] == ConnectionIdentity(user=getpass.getuser())
-        await reply(send, b"seen")
+    def app(request: HttpRequest) -> HttpResponse:
+        assert request.peer.client is request.peer.server is None
+        assert request.peer.identity == ConnectionIdentity(user=getpass.getuser())
+        return HttpResponse(200, b"seen")
 
     path = tmp_path / "http.sock"
     listening = unix_socket.listen(path, FLAG, 0o600)

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
 from modelport.gateway.repository import routes_file
 from modelport.gateway.repository.routes_file import ModelRoute, RouteCredentials
 from modelport.gateway.runtime import file_watcher
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.gateway_files import GatewayFiles
-from modelport.gateway.server.http1.head import CONNECTION
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.settings import TlsFiles
@@ -44,11 +43,10 @@ class RecordingServer:
         self.calls: list[tuple[str, tuple[str, ...]]] = []
         self.address = ""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        token = dict(scope["headers"]).get(b"authorization", b"").decode()
-        self.calls.append((token, scope["extensions"][CONNECTION].certificate_names))
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"ok"})
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        token = request.fields.get(b"authorization", b"").decode()
+        self.calls.append((token, request.peer.identity.certificate_names))
+        return HttpResponse(200, b"ok")
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -38,7 +38,7 @@ async def listening() -> AsyncIterator[tuple[str, list[bytes]]]:
 def route(folder: Path, address: str) -> ModelRoute:
     file = folder / "routes.toml"
     file.write_text(f'[models.m]\nbackend = "triton"\nendpoints = ["{address}"]\n')
-    return load(file).models["m"]
+    return load(file)["m"]
 
 
 def told(head: bytes) -> int | None:

@@ -32,6 +32,7 @@ from modelport.gateway.types import (
     InferResponse,
     ModelSignature,
     Tensor,
+    finished,
 )
 from tests.exporters.conftest import FRAUD_KWARGS, VIT_KWARGS
 
@@ -127,7 +128,8 @@ def run(
     deadline: Deadline = NO_DEADLINE,
 ) -> InferResponse:
     async def main() -> InferResponse:
-        return await backend(InferRequest("m", list(inputs), tuple(outputs)), deadline)
+        request = InferRequest("m", list(inputs), tuple(outputs))
+        return await finished(backend(request, deadline))
 
     return asyncio.run(main())
 

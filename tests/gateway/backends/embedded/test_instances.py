@@ -23,6 +23,7 @@ from modelport.gateway.types import (
     InferRequest,
     InferResponse,
     Tensor,
+    finished,
 )
 from tests.polling import WAIT_SECONDS, until
 
@@ -361,7 +362,7 @@ async def test_small_requests_run_on_the_event_loop_where_that_is_allowed(
     runtime.go_on()
     one = instances()
     one.allow_inline(4)
-    await one(request(elements=4), NO_DEADLINE)
+    await finished(one(request(elements=4), NO_DEADLINE))
     assert runtime.threads == {threading.get_ident()}
 
 

@@ -32,6 +32,7 @@ from modelport.gateway.types import (
     InferRequest,
     InferResponse,
     Tensor,
+    finished,
 )
 from tests import models
 
@@ -63,7 +64,7 @@ def run(
 async def _run(
     backend: EmbeddedBackend, request: InferRequest, deadline: Deadline
 ) -> InferResponse:
-    return await backend(request, deadline)
+    return await finished(backend(request, deadline))
 
 
 def fp32(data: Any, name: str = "x") -> Tensor:
@@ -565,7 +566,7 @@ async def test_an_output_of_unknown_rank_is_served_with_the_rank_it_has(
     (declared,) = metadata.model_metadata(manager, "m", 0)["outputs"]
     assert declared == {"name": "y", "datatype": "FP32", "shape": dims or [-1, -1]}
     request = InferRequest("m", [fp32([1, 1])])
-    response = await InferenceService(manager).infer(request, NO_DEADLINE)
+    response = await finished(InferenceService(manager).infer(request, NO_DEADLINE))
     assert response.outputs[0].data.tolist() == [[0, 1, 2], [3, 4, 5]]
     await manager.stop()
 

@@ -38,6 +38,7 @@ from modelport.gateway.types import (
     ModelSignature,
     Tensor,
     TensorSpec,
+    finished,
 )
 from tests import models
 from tests.gateway.backends.embedded.runtimes import fp32, load, run
@@ -358,7 +359,8 @@ async def test_requests_side_by_side_do_not_meet_in_the_state(
     backend = load(folder, text + " instance_group { count: 4 kind: KIND_CPU }")
 
     async def ask(data: Any) -> list[float]:
-        response = await backend(InferRequest("m", [fp32(data)]), NO_DEADLINE)
+        request = InferRequest("m", [fp32(data)])
+        response = await finished(backend(request, NO_DEADLINE))
         found: list[float] = response.outputs[0].data.ravel().tolist()
         return found
 
@@ -451,7 +453,7 @@ def test_a_signature_that_trains_changes_no_answer_of_another(tmp_path: Path) ->
     def ask(signature: str) -> list[float]:
         async def main() -> InferResponse:
             request = InferRequest("m", [fp32(B)], signature=signature)
-            return await backend(request, NO_DEADLINE)
+            return await finished(backend(request, NO_DEADLINE))
 
         return [float(value) for value in asyncio.run(main()).outputs[0].data.ravel()]
 

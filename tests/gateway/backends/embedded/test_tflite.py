@@ -15,7 +15,7 @@ from ai_edge_litert.tools import flatbuffer_utils
 from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
-from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
+from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor, finished
 from tests.gateway.backends.embedded.runtimes import fp32, load, run
 
 TEXT = 'backend: "tflite" '
@@ -91,7 +91,8 @@ async def test_instances_run_side_by_side_and_never_mix(version: Path) -> None:
 
     async def ask(number: int) -> None:
         data = np.full((number % 8 + 1, 4), number, np.float32)
-        response = await backend(InferRequest("m", [Tensor("x", Datatype.FP32, data)]), NO_DEADLINE)
+        request = InferRequest("m", [Tensor("x", Datatype.FP32, data)])
+        response = await finished(backend(request, NO_DEADLINE))
         assert np.array_equal(response.outputs[0].data, data * 2)
 
     await asyncio.gather(*map(ask, range(300)))

@@ -20,6 +20,7 @@ from modelport.gateway.types import (
     InferRequest,
     InferResponse,
     Tensor,
+    finished,
 )
 
 QUEUE = "dynamic_batching { default_queue_policy { %s } }"
@@ -60,7 +61,9 @@ async def flood(infer: Infer, seconds: float, per_second: float) -> tuple[int, i
     start, tasks = loop.time(), []
     while (now := loop.time()) < start + seconds:
         due = int((now - start) * per_second) + 1 - len(tasks)
-        tasks += [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(due)]
+        tasks += [
+            asyncio.ensure_future(finished(infer(request(), NO_DEADLINE))) for _ in range(due)
+        ]
         await asyncio.sleep(0.001)
     results = await asyncio.gather(*tasks, return_exceptions=True)
     refused = sum(isinstance(result, QueueFull) for result in results)
@@ -71,7 +74,7 @@ async def flood(infer: Infer, seconds: float, per_second: float) -> tuple[int, i
 async def warm(infer: Infer) -> None:
     """So many answers that the interval between them is known."""
     for _ in range(5):
-        await infer(request(), NO_DEADLINE)
+        await finished(infer(request(), NO_DEADLINE))
 
 
 async def test_under_ten_times_too_much_the_wait_stays_what_the_policy_allows() -> None:
@@ -102,25 +105,25 @@ async def test_it_recovers_at_once_and_a_failure_or_a_cancel_leaves_nothing_behi
     server = OneByOneServer()
     infer = admitted(server, BOUNDED)
     await warm(infer)
-    tasks = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(30)]
+    tasks = [asyncio.ensure_future(finished(infer(request(), NO_DEADLINE))) for _ in range(30)]
     await asyncio.sleep(0)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(infer, admission.QueueTimeLimit)
     assert infer.wait_seconds(0) == 0
-    await infer(request(), NO_DEADLINE)
+    await finished(infer(request(), NO_DEADLINE))
 
 
 async def test_a_request_may_allow_less_than_the_policy_where_that_allows_it() -> None:
     policy = "default_timeout_microseconds: 10000000 allow_timeout_override: true"
     infer = admitted(OneByOneServer(), QUEUE % policy)
     await warm(infer)
-    behind = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(4)]
+    behind = [asyncio.ensure_future(finished(infer(request(), NO_DEADLINE))) for _ in range(4)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
-        await infer(request(timeout=1000), NO_DEADLINE)
-    await infer(request(), NO_DEADLINE)
+        await finished(infer(request(timeout=1000), NO_DEADLINE))
+    await finished(infer(request(), NO_DEADLINE))
     await asyncio.gather(*behind)
 
 
@@ -131,12 +134,16 @@ FIRST = LEVELS % "priority_queue_policy { key: 1 value { default_timeout_microse
 async def test_those_of_a_lower_priority_are_not_in_front() -> None:
     infer = admitted(OneByOneServer(), FIRST)
     await warm(infer)
-    behind = [asyncio.ensure_future(infer(request(priority=2), NO_DEADLINE)) for _ in range(30)]
+    behind = [
+        asyncio.ensure_future(finished(infer(request(priority=2), NO_DEADLINE))) for _ in range(30)
+    ]
     await asyncio.sleep(0)
     assert isinstance(infer, admission.QueueTimeLimit)
     assert infer.wait_seconds(2) > 0.1
-    await infer(request(priority=1), NO_DEADLINE)
-    ahead = [asyncio.ensure_future(infer(request(priority=1), NO_DEADLINE)) for _ in range(30)]
+    await finished(infer(request(priority=1), NO_DEADLINE))
+    ahead = [
+        asyncio.ensure_future(finished(infer(request(priority=1), NO_DEADLINE))) for _ in range(30)
+    ]
     refused = await asyncio.gather(*ahead, return_exceptions=True)
     assert any(isinstance(each, QueueFull) for each in refused)
     await asyncio.gather(*behind)
@@ -146,12 +153,12 @@ async def test_no_request_waits_while_an_instance_is_free() -> None:
     two = BOUNDED + "instance_group { count: 2 }"
     infer = admitted(OneByOneServer(), two)
     for _ in range(5):
-        await infer(request(), NO_DEADLINE)
+        await finished(infer(request(), NO_DEADLINE))
     assert isinstance(infer, admission.QueueTimeLimit)
-    running = asyncio.ensure_future(infer(request(), NO_DEADLINE))
+    running = asyncio.ensure_future(finished(infer(request(), NO_DEADLINE)))
     await asyncio.sleep(0)
     assert infer.wait_seconds(0) == 0
-    both = asyncio.ensure_future(infer(request(), NO_DEADLINE))
+    both = asyncio.ensure_future(finished(infer(request(), NO_DEADLINE)))
     await asyncio.sleep(0)
     assert infer.wait_seconds(0) > 0
     await asyncio.gather(running, both)
@@ -193,16 +200,18 @@ def overloaded(guard: admission.OverloadGuard, limit: int, probes: bool = False)
 async def test_a_probe_holds_what_comes_and_lets_it_in_unless_more_keep_coming(many: int) -> None:
     infer = guarded(OneByOneServer())
     assert isinstance(infer, admission.OverloadGuard)
-    running = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(2)]
+    running = [asyncio.ensure_future(finished(infer(request(), NO_DEADLINE))) for _ in range(2)]
     await asyncio.sleep(0)
     overloaded(infer, 2, probes=True)
     assert not infer.refuses(), "it begins the probe"
-    held = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(3)]
+    held = [asyncio.ensure_future(finished(infer(request(), NO_DEADLINE))) for _ in range(3)]
     await asyncio.sleep(0)
     assert infer._controller.held == 3
     held.pop().cancel()
     infer._controller._probe_began -= 0.03  # its second half
-    held += [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(many - 3)]
+    held += [
+        asyncio.ensure_future(finished(infer(request(), NO_DEADLINE))) for _ in range(many - 3)
+    ]
     results = await asyncio.gather(*running, *held, return_exceptions=True)
     refused = sum(isinstance(result, QueueFull) for result in results)
     assert refused == (0 if many == 3 else many - 1)
@@ -240,7 +249,7 @@ async def test_an_overload_ends_although_no_request_comes_any_more(
 async def test_a_request_that_is_cut_is_refused_and_one_that_is_cancelled_is_cancelled() -> None:
     infer = guarded(OneByOneServer(), LEAST % 20)
     assert isinstance(infer, admission.OverloadGuard)
-    tasks = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(30)]
+    tasks = [asyncio.ensure_future(finished(infer(request(), NO_DEADLINE))) for _ in range(30)]
     await asyncio.sleep(0)
     tasks[20].cancel()
     overloaded(infer, 3)
@@ -255,22 +264,22 @@ async def test_a_request_that_is_cut_is_refused_and_one_that_is_cancelled_is_can
 
 async def test_a_request_whose_deadline_cannot_be_met_is_refused_when_it_comes() -> None:
     infer = guarded(OneByOneServer())
-    behind = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(60)]
+    behind = [asyncio.ensure_future(finished(infer(request(), NO_DEADLINE))) for _ in range(60)]
     await asyncio.gather(*behind[:20])
-    refused = asyncio.ensure_future(infer(request(), Deadline.after(0.02)))
+    refused = asyncio.ensure_future(finished(infer(request(), Deadline.after(0.02))))
     await asyncio.sleep(0)
     assert isinstance(refused.exception(), QueueFull)
-    late = asyncio.ensure_future(infer(request(), Deadline.after(60)))
+    late = asyncio.ensure_future(finished(infer(request(), Deadline.after(60))))
     await asyncio.gather(*behind, late)
 
 
 async def test_a_deadline_is_held_against_those_in_front_alone() -> None:
     infer = guarded(OneByOneServer(), LEVELS % "")
-    behind = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(60)]
+    behind = [asyncio.ensure_future(finished(infer(request(), NO_DEADLINE))) for _ in range(60)]
     await asyncio.gather(*behind[:20])
     with pytest.raises(QueueFull):
-        await infer(request(priority=2), Deadline.after(0.02))
-    await infer(request(priority=1), Deadline.after(0.02))
+        await finished(infer(request(priority=2), Deadline.after(0.02)))
+    await finished(infer(request(priority=1), Deadline.after(0.02)))
     await asyncio.gather(*behind)
 
 
@@ -285,8 +294,8 @@ async def test_an_overload_is_cut_from_the_lowest_priority_up() -> None:
     assert not infer.refuses()  # it may be one that goes first
     infer._shorten()
     with pytest.raises(QueueFull):
-        await infer(request(priority=2), NO_DEADLINE)
-    tasks.append(asyncio.ensure_future(infer(request(priority=1), NO_DEADLINE)))
+        await finished(infer(request(priority=2), NO_DEADLINE))
+    tasks.append(asyncio.ensure_future(finished(infer(request(priority=1), NO_DEADLINE))))
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     cut = [isinstance(each, QueueFull) for each in answers]
     assert cut == [False, False, False, True, True, False, True, False]

@@ -15,7 +15,14 @@ from modelport.gateway.inference.batching.dynamic_batching import read as read_s
 from modelport.gateway.inference.batching.joining import Joiner
 from modelport.gateway.inference.batching.queue import next_batch_length
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, InferResponse, Tensor
+from modelport.gateway.types import (
+    NO_DEADLINE,
+    Datatype,
+    InferRequest,
+    InferResponse,
+    Tensor,
+    finished,
+)
 from tests.gateway.inference.batching.batchers import (
     CONFIG,
     all_of,
@@ -308,6 +315,6 @@ async def test_a_batch_is_one_execution_and_each_request_has_its_queue_time() ->
 async def test_what_runs_on_the_spot_neither_waits_nor_is_joined() -> None:
     infer, _, statistics = make(inline=lambda request: True)
     asked = request(1)
-    assert values(await infer(asked, NO_DEADLINE)) == [[2]]
+    assert values(await finished(infer(asked, NO_DEADLINE))) == [[2]]
     assert not asked.timing.counted  # the data plane counts it
     assert statistics.execution_count == 0

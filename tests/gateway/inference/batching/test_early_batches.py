@@ -10,7 +10,7 @@ import pytest
 
 from modelport.gateway.backends.base import Execution
 from modelport.gateway.backends.embedded.instances import Instances
-from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, Tensor
+from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, Tensor, finished
 from tests.gateway.inference.batching.batchers import (
     all_of,
     arrived,
@@ -43,7 +43,7 @@ class Threaded:
         return InferResponse("m", 1, [Tensor("y", request.inputs[0].datatype, data * 2)])
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
-        return await self.instances(request, deadline)
+        return await finished(self.instances(request, deadline))
 
     def begun(self) -> None:
         """Wait until one more has begun; the event loop stands still meanwhile."""

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from modelport.gateway.errors import Internal, TimedOut, Unavailable
-from modelport.gateway.types import NO_DEADLINE, Deadline, InferRequest, InferResponse
+from modelport.gateway.types import NO_DEADLINE, Deadline, InferRequest, InferResponse, finished
 from tests.gateway.inference.batching.batchers import (
     POISON,
     DoublingModelBackend,
@@ -79,7 +79,7 @@ async def test_a_request_whose_deadline_has_passed_is_not_computed_even_when_the
 ):
     infer, model, _ = make()
     with pytest.raises(TimedOut):
-        await infer(request(1), Deadline.after(-1))
+        await finished(infer(request(1), Deadline.after(-1)))
     model.hold()
     first = ask(infer, request(100))
     await model.begun(1)

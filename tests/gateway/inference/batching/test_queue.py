@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modelport.gateway.errors import InvalidArgument, QueueFull, TimedOut
-from modelport.gateway.types import NO_DEADLINE, InferRequest
+from modelport.gateway.types import NO_DEADLINE, InferRequest, finished
 from tests.gateway.inference.batching.batchers import (
     CONFIG,
     POISON,
@@ -74,7 +74,7 @@ async def test_a_full_queue_refuses_at_once_and_takes_requests_again() -> None:
     await model.begun(1)
     await arrived()
     with pytest.raises(QueueFull, match=r"^Exceeds maximum queue size$"):
-        await infer(request(3), NO_DEADLINE)
+        await finished(infer(request(3), NO_DEADLINE))
     tasks[1].cancel()
     await all_of(tasks[1])
     tasks.append(ask(infer, request(4)))
@@ -175,7 +175,7 @@ async def test_no_timer_is_left_when_nobody_waits() -> None:
 ORDERED = "dynamic_batching { preserve_ordering: true } instance_group { count: 2 }"
 
 
-async def finished(extra: str, *rows: float, gone: int | None = None) -> list[int]:
+async def order_of_answers(extra: str, *rows: float, gone: int | None = None) -> list[int]:
     """The rows in the order of their answers, first those answered while row 0 still runs."""
     infer, model, _ = make(extra, ONE_BY_ONE)
     model.blocked = {0.0}
@@ -197,14 +197,14 @@ async def finished(extra: str, *rows: float, gone: int | None = None) -> list[in
 
 
 async def test_answers_come_in_the_order_of_arrival_where_that_is_asked() -> None:
-    assert await finished(ORDERED, 0, 1, POISON, 3) == [-1, 0, 1, 2, 3]
+    assert await order_of_answers(ORDERED, 0, 1, POISON, 3) == [-1, 0, 1, 2, 3]
     unordered = ORDERED.replace("true", "false")
-    assert await finished(unordered, 0, 1, POISON, 3) == [1, 2, 3, -1, 0]
+    assert await order_of_answers(unordered, 0, 1, POISON, 3) == [1, 2, 3, -1, 0]
 
 
 async def test_one_that_goes_holds_up_no_answer() -> None:
     """The one that goes has been computed, and waits for row 0."""
-    assert await finished(ORDERED, 0, 1, 2, 3, gone=1) == [1, -1, 0, 2, 3]
+    assert await order_of_answers(ORDERED, 0, 1, 2, 3, gone=1) == [1, -1, 0, 2, 3]
 
 
 async def test_one_whose_time_is_up_holds_up_no_answer() -> None:

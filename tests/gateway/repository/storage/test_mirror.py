@@ -93,7 +93,7 @@ def test_a_storage_whose_library_is_missing_is_named_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
-    with pytest.raises(Unsupported, match=r"pip install 'modelport\[gcs\]'"):
+    with pytest.raises(Unsupported, match=r"pip install '\.\[gcs\]' in modelport's checkout"):
         Mirror(parse("gs://bucket/p"), tmp_path).look()
 
 

@@ -149,13 +149,13 @@ def test_migrate(moto: Moto, prefix: str, tmp_path: Path) -> None:
     where = moto.location(prefix)
     said(
         *("migrate", "torchserve", tmp_path / "1.0.mar", "--repository", where),
-        *("--input", "x:FP32[4]", "--output", "y:FP32[2]"),
+        *("--input", "x:FP32[4]", "--output-tensor", "y:FP32[2]"),
     )
     assert "m/1/manifest.json" in moto.keys(prefix)
     said("label", "m", "stable", 1, "--repository", where)
     said(
         *("migrate", "torchserve", tmp_path / "2.0.mar", "--repository", where),
-        *("--input", "x:FP32[4]", "--output", "y:FP32[2]"),
+        *("--input", "x:FP32[4]", "--output-tensor", "y:FP32[2]"),
     )
     assert "version 1: stable" in said("label", "m", "--repository", where), "it is kept"
 

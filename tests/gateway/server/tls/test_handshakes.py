@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 
-from modelport.gateway.access.principal import ConnectionIdentity
-from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
 from modelport.gateway.server import listening_socket, time_limits
 from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
-from modelport.gateway.server.http1.head import CONNECTION
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.server.tls import transport
@@ -33,14 +31,11 @@ PATIENCE_SECONDS = 60.0
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
-async def identity(scope: Scope, receive: Receive, send: Send) -> None:
+def identity(request: HttpRequest) -> HttpResponse:
     """Answer with the scheme, and the names of the client certificate."""
-    found = scope["extensions"][CONNECTION]
-    assert isinstance(found, ConnectionIdentity)
-    body = " ".join((scope["scheme"], found.address, *found.certificate_names)).encode()
-    length = (b"content-length", b"%d" % len(body))
-    await send({"type": "http.response.start", "status": 200, "headers": [length]})
-    await send({"type": "http.response.body", "body": body})
+    found = request.peer.identity
+    body = " ".join((request.peer.scheme, found.address, *found.certificate_names)).encode()
+    return HttpResponse(200, body)
 
 
 @pytest.fixture

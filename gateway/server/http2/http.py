@@ -1,21 +1,22 @@
-"""An ASGI application over HTTP/2, within the limits of HTTP/1.1."""
+"""Requests of the HTTP port over HTTP/2, within the limits of HTTP/1.1."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from modelport.gateway.errors import MemoryExhausted
-from modelport.gateway.protocols.asgi import Message
+from modelport.gateway.protocols.http_message import Headers, Peer
 from modelport.gateway.runtime.request_memory import Lease
 from modelport.gateway.server.http1 import error_response
 from modelport.gateway.server.http1.error_response import ErrorResponse
-from modelport.gateway.server.http1.head import connection_scope, scope
+from modelport.gateway.server.http1.exchange import BODILESS, Exchange, HttpServerState
 from modelport.gateway.server.http1.read_buffer import HIGH_WATER_BYTES
-from modelport.gateway.server.http1.request_cycle import RequestResponseCycle
-from modelport.gateway.server.http1.server_state import HttpServerState
+from modelport.gateway.server.http1.request_head import peer_of, request_of
 from modelport.gateway.server.http2.connection import ServerConnection, ServerStream
 from modelport.gateway.wire import via_header
 from modelport.gateway.wire.http2 import frames
@@ -26,36 +27,38 @@ from modelport.gateway.wire.http2.header_blocks import (
     FieldSection,
 )
 from modelport.gateway.wire.http2.settings import STREAM_WINDOW_BYTES
+from modelport.gateway.wire.raw_tensors import Buffer
 
 _CONTINUE = literal(b":status", b"100")
 _TARGET = re.compile(rb"/[!-~]*\Z")
 
 
-class AsgiHead(NamedTuple):
-    """The head of a request; ``scope`` is that of all requests with the same head."""
+class HttpHead(NamedTuple):
+    """The head of a request, which all requests with the same head share."""
 
     malformed: bool
     valid_trailers: bool
-    scope: dict[str, Any]
+    method: str = ""
+    target: bytes = b""
+    headers: Sequence[tuple[bytes, bytes]] = ()
     content_length: int | None = None
     via: bytes = b""
     expects_continue: bool = False
 
 
-class AsgiStream(ServerStream):
-    """One request: the connection of its cycle."""
+class HttpStream(ServerStream):
+    """One request: the connection of its exchange."""
 
-    __slots__ = ("cycle", "date_header", "loop", "memory", "transport")
-    connection: AsgiConnection
+    __slots__ = ("exchange", "loop", "memory", "transport")
+    connection: Http2ServerConnection
 
-    def __init__(self, connection: AsgiConnection, number: int, head: AsgiHead) -> None:
+    def __init__(self, connection: Http2ServerConnection, number: int, head: HttpHead) -> None:
         super().__init__(connection, number, head.content_length)
         self.loop, self.transport = connection.loop, connection.transport
         self.memory = connection.memory
-        self.date_header = connection.state.date_header
-        self.cycle = Http2Cycle(self, head)
+        self.exchange = Http2Exchange(self, head)
 
-    # -- the cycle's connection -------------------------------------------------------------------
+    # -- the exchange's connection ----------------------------------------------------------------
 
     @property
     def writing_paused(self) -> bool:
@@ -65,7 +68,7 @@ class AsgiStream(ServerStream):
         await self.drained()
 
     def request_lease(self) -> Lease | None:
-        return self.cycle.lease
+        return self.exchange.lease
 
     def resume_reading(self) -> None:
         self.touched_at = self.loop.time()
@@ -79,7 +82,7 @@ class AsgiStream(ServerStream):
     def cut_off(self) -> None:
         self.connection.cancel_stream(self, ErrorCode.INTERNAL_ERROR)
 
-    def response_complete(self, cycle: RequestResponseCycle) -> None: ...
+    def response_complete(self, exchange: Exchange) -> None: ...
 
     # -- the stream -------------------------------------------------------------------------------
 
@@ -88,35 +91,35 @@ class AsgiStream(ServerStream):
             return
         self.touched_at = self.loop.time()
         try:
-            self.cycle.add(bytes(part))
+            self.exchange.add(bytes(part))
         except MemoryExhausted:
             self.refuse(error_response.SCARCE)
             return
-        if self.cycle.buffered < HIGH_WATER_BYTES:
+        if self.exchange.buffered < HIGH_WATER_BYTES:
             self.resume_reading()
 
     def on_end(self) -> None:
-        self.cycle.end()
+        self.exchange.end()
 
     def on_reset(self) -> None:
-        self.cycle.disconnect()
+        self.exchange.disconnect()
 
     def on_sent(self) -> None:
         self.connection.complete(self, ErrorCode.NO_ERROR)
 
     def waits_for_client(self) -> bool:
-        return not self.remote_closed and not self.local_closed and self.cycle.receiving
+        return not self.remote_closed and not self.local_closed and self.exchange.receiving
 
     def stall(self) -> None:
         self.refuse(error_response.SLOW)
 
     def refuse(self, error: ErrorResponse) -> None:
-        """Answer without the application."""
-        self.cycle.release()
-        self.cycle.disconnect()
+        """Answer without the handler."""
+        self.exchange.release()
+        self.exchange.disconnect()
         if self.local_closed or self.reset_code is not None:
             return
-        if self.cycle.begun:
+        if self.exchange.begun:
             self.cut_off()
             return
         body = error_response.body_of(error)
@@ -129,20 +132,19 @@ class AsgiStream(ServerStream):
         self.refuse_briefly(partial(self.close, head=frames.headers(self.number, block)))
 
 
-class Http2Cycle(RequestResponseCycle):
-    """A cycle that sends frames."""
+class Http2Exchange(Exchange):
+    """An exchange that sends frames."""
 
     __slots__ = ("_stream",)
 
-    def __init__(self, stream: AsgiStream, head: AsgiHead) -> None:
-        super().__init__(stream, head.scope.copy(), True, head.expects_continue)
+    def __init__(self, stream: HttpStream, head: HttpHead) -> None:
+        connection = stream.connection
+        super().__init__(connection.state, stream, True, head.expects_continue)
         self._stream = stream
         self.via = head.via
-
-    @property
-    def receiving(self) -> bool:
-        """Whether the application waits for the body."""
-        return self._waiter is not None
+        self.request = request_of(
+            connection.request_peer, head.method, head.target, list(head.headers), "2", self
+        )
 
     def _send_continue(self) -> None:
         self._stream.connection.writer.write(frames.headers(self._stream.number, _CONTINUE))
@@ -150,24 +152,20 @@ class Http2Cycle(RequestResponseCycle):
     def _cut_off(self) -> None:
         self._stream.cut_off()
 
-    def _start(self, message: Message) -> None:
-        status = message["status"]
+    def _head(self, status: int, headers: Headers, length: int | None) -> bytes:
         self._note_status(status)
         block = [b"\x88" if status == 200 else literal(b":status", b"%d" % status)]
-        block.append(literal(b"date", self._connection.date_header.value()))
-        for name, value in message.get("headers", ()):
+        block.append(literal(b"date", self._state.date_header.value()))
+        for name, value in headers:
             if BAD_IN_VALUE.search(value):
                 raise RuntimeError("a response header holds a line break")
-            if name == b"content-length":
-                self._remaining = int(value)
-            if name not in CONNECTION_SPECIFIC:
+            if name not in CONNECTION_SPECIFIC and name != b"content-length":
                 block.append(literal(name, value))
-        self._head = b"".join(block)
-        if self._remaining is None and not self._bodiless:
-            # A stream's head is sent even if its first part takes long.
-            self._stream.loop.call_soon(self._flush)
+        if length is not None and status not in BODILESS:
+            block.append(literal(b"content-length", b"%d" % length))
+        return b"".join(block)
 
-    def _write(self, head: bytes, body: bytes, more: bool) -> None:
+    def _write(self, head: bytes, body: Buffer, more: bool) -> None:
         stream, number = self._stream, self._stream.number
         if head and not body and not more:
             stream.close(tail=frames.headers(number, head, True))
@@ -184,20 +182,27 @@ class Http2Cycle(RequestResponseCycle):
             raise
 
 
-class AsgiConnection(ServerConnection[AsgiHead, AsgiStream]):
+class Http2ServerConnection(ServerConnection[HttpHead, HttpStream]):
     """A connection that an HTTP listener has accepted."""
 
     state: HttpServerState
+    request_peer: Peer
 
     def __init__(
         self, state: HttpServerState, loop: asyncio.AbstractEventLoop, crowded: bool
     ) -> None:
         super().__init__(state, loop, self._read_head, crowded)
-        self._scope: dict[str, Any] = {}
+        #: Requests that have begun in this segment.
+        self._due: deque[Exchange] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._scope = connection_scope(self.transport, self.memory)
+        self.request_peer = peer_of(self.transport, self.memory)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        while self._due:
+            self._due.popleft().start()
 
     def take_over(self, transport: asyncio.Transport, data: bytes) -> None:
         """Replace the protocol of ``transport``, which has received ``data``."""
@@ -208,34 +213,35 @@ class AsgiConnection(ServerConnection[AsgiHead, AsgiStream]):
         if data:
             self.data_received(data)
 
-    def _read_head(self, section: FieldSection) -> AsgiHead:
+    def _read_head(self, section: FieldSection) -> HttpHead:
         pseudo = section.pseudo
         hosts = {value for name, value in section.regular if name == b"host"}
         authority = pseudo.get(b":authority")
         agree = len(hosts | {authority} - {None}) <= 1
         target = pseudo.get(b":path", b"")
         if not section.valid_request or not agree or not _TARGET.match(target):
-            return AsgiHead(True, section.valid_trailers, {})
+            return HttpHead(True, section.valid_trailers)
         headers = [field for field in section.regular if field[0] != b"host"]
         host = authority if authority is not None else next(iter(hosts), None)
         if host is not None:
             headers.insert(0, (b"host", host))
         by_name = dict(headers)
-        method = pseudo[b":method"].decode("latin-1")
-        return AsgiHead(
+        return HttpHead(
             False,
             False,
-            scope(self._scope, method, "2", target, headers),
+            pseudo[b":method"].decode("latin-1"),
+            target,
+            tuple(headers),
             section.content_length,
             b", ".join(value for name, value in headers if name == b"via"),
             by_name.get(b"expect", b"").lower() == b"100-continue",
         )
 
-    def open(self, number: int, head: AsgiHead, ends: bool) -> None:
-        stream = AsgiStream(self, number, head)
+    def open(self, number: int, head: HttpHead, ends: bool) -> None:
+        stream = HttpStream(self, number, head)
         stream.remote_closed = ends
         self.streams[number] = stream
-        method, path = head.scope["method"], head.scope["raw_path"]
+        method, path = head.method, stream.exchange.request.raw_path
         if self.crowded and path not in self.state.health:
             stream.refuse(error_response.CROWDED)
             self.leave()
@@ -244,6 +250,6 @@ class AsgiConnection(ServerConnection[AsgiHead, AsgiStream]):
         elif self.state.overloaded and self.state.refuses_unread(method.encode("latin-1"), path):
             stream.refuse(error_response.OVERLOADED)
         else:
-            self.state.start(stream.cycle, self.loop)
             if ends:
                 self.end_stream(stream)
+            self._due.append(stream.exchange)

@@ -1,0 +1,119 @@
+"""Requests and responses of the HTTP port, as its handlers see them.
+
+A handler that does not wait returns its response; one that waits returns an awaitable of it. The
+server calls it in a context of its own, and makes a task only for an awaitable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+from modelport.gateway.access.principal import ConnectionIdentity
+from modelport.gateway.runtime.request_memory import ConnectionMemory
+from modelport.gateway.wire.raw_tensors import Buffer
+
+Headers = list[tuple[bytes, bytes]]
+
+JSON: Headers = [(b"content-type", b"application/json")]
+
+
+class ClientDisconnected(Exception):
+    """The client disconnected before its request was complete."""
+
+
+class Peer(NamedTuple):
+    """The part of a connection that the handlers of its requests see.
+
+    Attributes:
+        client, server: The addresses of both ends; None on a UNIX domain socket.
+        memory: The budget of the connection.
+    """
+
+    scheme: str
+    client: tuple[str, int] | None
+    server: tuple[str, int] | None
+    identity: ConnectionIdentity
+    memory: ConnectionMemory
+
+
+class RequestBody(Protocol):
+    """The body of a request, which may still be on its way."""
+
+    def whole(self) -> bytes | None:
+        """Take the body; None if it is not complete, and ``part`` waits for it."""
+
+    async def part(self) -> bytes:
+        """Wait for the next part of the body, which is empty at its end.
+
+        Raises:
+            ClientDisconnected: There is no more, although the body is not complete.
+        """
+
+
+class HttpRequest:
+    """A request whose head is complete.
+
+    Attributes:
+        path: The path of ``raw_path``, without percent-encoding.
+        query: What follows the question mark of the target.
+        headers: Names in lower case, in the client's order.
+        fields: The headers by name; of several with one name, the last.
+        version: ``1.0``, ``1.1`` or ``2``.
+    """
+
+    __slots__ = (
+        "body", "fields", "headers", "method", "path", "peer", "query", "raw_path", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        raw_path: bytes,
+        query: bytes,
+        headers: Headers,
+        version: str,
+        peer: Peer,
+        body: RequestBody,
+    ) -> None:
+        self.method, self.path, self.raw_path, self.query = method, path, raw_path, query
+        self.headers, self.version, self.peer, self.body = headers, version, peer, body
+        self.fields = dict(headers)
+
+
+class HttpResponse:
+    """A response. The server adds ``date`` and ``content-length``.
+
+    With ``parts`` it is a stream that begins with ``body``. The server closes the generator, which
+    has to have begun, so that it can end what it holds. An exception of it, which was logged, cuts
+    the response off, so that no client takes it for complete.
+    """
+
+    __slots__ = ("body", "headers", "parts", "status")
+
+    def __init__(
+        self,
+        status: int,
+        body: Buffer = b"",
+        headers: Headers = JSON,
+        parts: AsyncGenerator[Buffer, None] | None = None,
+    ) -> None:
+        self.status, self.body, self.headers, self.parts = status, body, headers, parts
+
+    def adding(self, *fields: tuple[bytes, bytes]) -> HttpResponse:
+        """Return the response with fields that replace those of the same name."""
+        if not fields:
+            return self
+        names = {name for name, _ in fields}
+        kept = [field for field in self.headers if field[0] not in names]
+        return HttpResponse(self.status, self.body, [*kept, *fields], self.parts)
+
+
+Answer = HttpResponse | Awaitable[HttpResponse]
+Handler = Callable[[HttpRequest], Answer]
+
+
+async def finished(answer: Answer) -> HttpResponse:
+    """Wait for the response, unless it is there."""
+    return answer if isinstance(answer, HttpResponse) else await answer
