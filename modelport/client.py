@@ -401,8 +401,7 @@ class Client:
         (``generate_stream``), whose tensors have no shapes: the last dimension that the model
         leaves open takes all elements, the others are 1; FP16 and BF16 need gRPC.
 
-        Args:
-            model, inputs, version, outputs, parameters, request_id: as of ``infer``.
+        The arguments are those of ``infer``.
 
         Raises:
             InvalidArgument: an input does not fit the model.
