@@ -23,7 +23,7 @@ from modelport.gateway.wire.proto import model_config_pb2, serving_pb2
 
 log = structlog.get_logger("modelport.models")
 
-_VERSION_NAME = re.compile(r"0*[1-9][0-9]{0,18}\Z")
+_VERSION_NAME = re.compile(r"(?<![0-9])0*+[1-9][0-9]{0,18}\Z")
 
 
 def read(file: Path) -> list[serving_pb2.ModelConfig]:

@@ -63,10 +63,10 @@ REFUSED = {
 REFUSED_BY = {
     ("loop", "onnx"): (4, "torch.onnx cannot export this model"),
     ("loop", "pt2"): (4, "torch.export cannot export this model"),
-    ("loop", "torchscript"): (3, "differs from the checkpoint's"),
+    ("loop", "torchscript"): (4, "changes with the other rows of its batch"),
     ("data_dependent", "onnx"): (4, "torch.onnx cannot export this model"),
     ("data_dependent", "pt2"): (4, "torch.export cannot export this model"),
-    ("data_dependent", "torchscript"): (3, "differs from the checkpoint's"),
+    ("data_dependent", "torchscript"): (4, "changes with the other rows of its batch"),
     ("input_name", "onnx"): (4, "output 'x' has the name of an input"),
     ("numpy_inside", "torchscript"): (3, "a dimension is baked in"),
     ("numpy_inside", "pt2"): (4, ".numpy() is not supported"),
