@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Iterator
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Protocol
 
@@ -14,7 +14,6 @@ import structlog
 
 from modelport.gateway.errors import Code, Internal, ModelportError, TimedOut, Unavailable
 from modelport.gateway.inference.classification import LARGE, classify
-from modelport.gateway.inference.validation import Validator
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.runtime import offload
@@ -72,23 +71,26 @@ class InferenceService:
 
     def run(self, request: InferRequest, deadline: Deadline, step: bool = False) -> Answer:
         """Answer a request that is in flight already; raise as ``infer``."""
+        flight = self._begin(request)
+        version = flight.version
+        try:
+            if request.caller and version.statistics.pending > version.turns.free:
+                answer: Answer = self._run_in_turn(flight, deadline, step)
+            else:
+                answer = self._run(flight, deadline)
+        except BaseException as error:
+            flight.end(error)
+            raise
+        if isinstance(answer, InferResponse):
+            flight.end()
+            return answer
+        return flight.wait(answer)
+
+    def _begin(self, request: InferRequest) -> _RequestInFlight:
         started = time.perf_counter_ns()
         version = self._manager.acquire(request.model_name, request.model_version)
         request.via = via_header.CURRENT.get()
-        counted = _Counted(version, request, started, self._verbose)
-        counted.__enter__()
-        try:
-            if request.caller and version.statistics.pending > version.turns.free:
-                answer: Answer = self._run_in_turn(version, request, deadline, started, step)
-            else:
-                answer = self._run(version, request, deadline, started)
-        except BaseException as error:
-            counted.__exit__(type(error), error, None)
-            raise
-        if isinstance(answer, InferResponse):
-            counted.__exit__(None, None, None)
-            return answer
-        return _within(counted, answer)
+        return _RequestInFlight(version, request, started, self._verbose)
 
     def acquire(self, name: str, number: int) -> ServedVersion:
         """Acquire a version for work that is no request of a client; the caller releases it.
@@ -147,12 +149,11 @@ class InferenceService:
         if not self.is_decoupled(request):
             yield await finished(self.infer(request, deadline, step))
             return
-        started = time.perf_counter_ns()
         if not step and self._manager.closing.is_set():
             raise Unavailable("the server is shutting down")
-        version = self._manager.acquire(request.model_name, request.model_version)
-        request.via = via_header.CURRENT.get()
-        with _Counted(version, request, started, self._verbose):
+        flight = self._begin(request)
+        version, started = flight.version, flight.started
+        with flight.ending():
             deadline = self.limited(deadline)
             batch = version.validator.check(request)
             statistics, timing, index = version.statistics, request.timing, 0
@@ -193,148 +194,137 @@ class InferenceService:
         return self._manager.get(request.model_name, request.model_version).decoupled
 
     async def _run_in_turn(
-        self,
-        version: ServedVersion,
-        request: InferRequest,
-        deadline: Deadline,
-        started: int,
-        step: bool,
+        self, flight: _RequestInFlight, deadline: Deadline, step: bool
     ) -> InferResponse:
         """Run the version when it is the turn of the request's caller."""
-        turns, caller = version.turns, request.caller
-        await turns.enter(caller, self.limited(deadline), refuses=not step)
+        request, turns = flight.request, flight.version.turns
+        await turns.enter(request.caller, self.limited(deadline), refuses=not step)
         try:
-            waited = time.perf_counter_ns() - started
+            waited = time.perf_counter_ns() - flight.started
             request.timing.queue_ns += waited
             request.timing.compute_input_ns -= waited  # ``_run`` counts all time until now
-            return await finished(self._run(version, request, deadline, started))
+            return await finished(self._run(flight, deadline))
         finally:
-            turns.leave(caller)
+            turns.leave(request.caller)
 
-    def _run(
-        self, version: ServedVersion, request: InferRequest, deadline: Deadline, started: int
-    ) -> Answer:
-        if self._max_seconds is not None:
-            deadline = deadline.earliest(self._max_seconds)
-        validator = version.validator
-        if request.signature:
-            validator = version.signatures.validator(request.signature)
-        batch = validator.check(request)
-        request.timing.compute_input_ns += time.perf_counter_ns() - started
+    def _run(self, flight: _RequestInFlight, deadline: Deadline) -> Answer:
+        deadline = self.limited(deadline)
+        flight.check()
         if deadline.expired:
             raise TimedOut
-        answer = version.infer(request, deadline)
-        if isinstance(answer, InferResponse) and not request.classification:
-            return self._completed(version, validator, request, answer, batch, started)
-        return self._complete(version, validator, request, deadline, answer, batch, started)
+        answer = flight.version.infer(flight.request, deadline)
+        if isinstance(answer, InferResponse) and not flight.request.classification:
+            flight.restore(answer)
+            return flight.complete(answer)
+        return self._complete(flight, deadline, answer)
 
     async def _complete(
-        self,
-        version: ServedVersion,
-        validator: Validator,
-        request: InferRequest,
-        deadline: Deadline,
-        answer: Answer,
-        batch: int,
-        started: int,
+        self, flight: _RequestInFlight, deadline: Deadline, answer: Answer
     ) -> InferResponse:
         """Wait for the response, and complete it; its classes may be sorted in a thread."""
+        version, request = flight.version, flight.request
         if not isinstance(answer, InferResponse):
             answer = await (answer if deadline.at is None else within(answer, deadline))
-        if not request.classification:
-            return self._completed(version, validator, request, answer, batch, started)
-        answered = time.perf_counter_ns()
-        validator.restore(answer)
-        request.unclassified = answer.outputs
-        answer.outputs = await _classified(version, request, answer, deadline)
-        return self._counted(version, request, answer, batch, started, answered)
-
-    def _completed(
-        self,
-        version: ServedVersion,
-        validator: Validator,
-        request: InferRequest,
-        response: InferResponse,
-        batch: int,
-        started: int,
-    ) -> InferResponse:
-        answered = time.perf_counter_ns()
-        validator.restore(response)
-        return self._counted(version, request, response, batch, started, answered)
-
-    def _counted(
-        self,
-        version: ServedVersion,
-        request: InferRequest,
-        response: InferResponse,
-        batch: int,
-        started: int,
-        answered: int,
-    ) -> InferResponse:
-        response.id = request.id
-        done = time.perf_counter_ns()
-        request.timing.compute_output_ns += done - answered
-        version.statistics.succeeded(batch, done - started, request.timing)
-        if self._verbose:
-            log.debug(
-                "infer", model=version.name, version=version.number, batch_size=batch,
-                request_id=_request_id(request), milliseconds=(done - started) / 1e6,
-            )  # fmt: skip
-        return response
+        flight.restore(answer)
+        if request.classification:
+            request.unclassified = answer.outputs
+            answer.outputs = await _classified(version, request, answer, deadline)
+        return flight.complete(answer)
 
 
-class _Counted:
-    """A request in flight: counts it as pending, and counts and logs its failure."""
+class _RequestInFlight:
+    """A request at a version: counts it as pending until its end, and counts and logs its failure.
 
-    __slots__ = ("_request", "_started", "_verbose", "_version")
+    ``started`` and other times are those of ``time.perf_counter_ns``.
+    """
+
+    __slots__ = ("_answered", "_batch", "_validator", "_verbose", "request", "started", "version")
 
     def __init__(
         self, version: ServedVersion, request: InferRequest, started: int, verbose: bool
     ) -> None:
-        self._version = version
-        self._request = request
-        self._started = started
+        self.version, self.request, self.started = version, request, started
         self._verbose = verbose
+        self._validator = version.validator
+        self._batch = self._answered = 0
+        version.statistics.pending += 1
 
-    def __enter__(self) -> None:
-        self._version.statistics.pending += 1
+    def check(self) -> None:
+        """Check the request for its version and signature.
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        version = self._version
+        Raises:
+            ModelportError: it does not fit, or there is no such signature.
+        """
+        request = self.request
+        if request.signature:
+            self._validator = self.version.signatures.validator(request.signature)
+        self._batch = self._validator.check(request)
+        request.timing.compute_input_ns += time.perf_counter_ns() - self.started
+
+    def restore(self, response: InferResponse) -> None:
+        """Give the outputs of a response the shapes of the wire."""
+        self._answered = time.perf_counter_ns()
+        self._validator.restore(response)
+
+    def complete(self, response: InferResponse) -> InferResponse:
+        """Count a response that has been restored; return it with the request's id."""
+        request, version = self.request, self.version
+        response.id = request.id
+        done = time.perf_counter_ns()
+        request.timing.compute_output_ns += done - self._answered
+        version.statistics.succeeded(self._batch, done - self.started, request.timing)
+        if self._verbose:
+            log.debug(
+                "infer", model=version.name, version=version.number, batch_size=self._batch,
+                request_id=_request_id(request), milliseconds=(done - self.started) / 1e6,
+            )  # fmt: skip
+        return response
+
+    async def wait(self, answer: Awaitable[InferResponse]) -> InferResponse:
+        """Wait for the response, and end."""
+        with self.ending():
+            return await answer
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """End with the block."""
+        try:
+            yield
+        except BaseException as error:
+            self.end(error)
+            raise
+        self.end()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the request, by ``error`` if it has failed.
+
+        Raises:
+            Internal: in place of an error without a public message, which is logged.
+        """
+        version = self.version
         version.statistics.pending -= 1
         version.release()
         if error is not None:
             self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
-        version, code = self._version, Code.INTERNAL
+        version, code = self.version, Code.INTERNAL
         if isinstance(error, ModelportError):
             code = error.code
         elif isinstance(error, asyncio.CancelledError | GeneratorExit):
             code = Code.CANCELLED
         elif not isinstance(error, Exception):
             return  # the process ends
-        version.statistics.failed(code, time.perf_counter_ns() - self._started)
+        version.statistics.failed(code, time.perf_counter_ns() - self.started)
         if isinstance(error, ModelportError):
             if self._verbose or code is Code.INTERNAL:
                 log.error(
                     "infer failed", model=version.name, version=version.number,
-                    request_id=_request_id(self._request), error=str(error),
+                    request_id=_request_id(self.request), error=str(error),
                 )  # fmt: skip
         elif code is Code.INTERNAL:
-            log.exception("infer failed", model=version.name, request_id=_request_id(self._request))
+            log.exception("infer failed", model=version.name, request_id=_request_id(self.request))
             raise Internal("inference failed; the server's log has the reason") from error
-
-
-async def _within(counted: _Counted, answer: Awaitable[InferResponse]) -> InferResponse:
-    """Wait for the answer to a request that is ``counted`` already."""
-    try:
-        response = await answer
-    except BaseException as error:
-        counted.__exit__(type(error), error, None)
-        raise
-    counted.__exit__(None, None, None)
-    return response
 
 
 async def _classified(
