@@ -10,12 +10,13 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+T = TypeVar("T")
 #: Types of the values in ``parameters``.
 Parameter = bool | int | float | str
 
@@ -251,6 +252,6 @@ Infer = Callable[[InferRequest, Deadline], Answer]
 InferStream = Callable[[InferRequest, Deadline], AsyncGenerator[InferResponse, None]]
 
 
-async def finished(answer: Answer) -> InferResponse:
-    """Wait for the response, unless it is there."""
-    return answer if isinstance(answer, InferResponse) else await answer
+async def finished(answer: T | Awaitable[T]) -> T:
+    """Wait for what is answered, unless it is there."""
+    return await answer if isinstance(answer, Awaitable) else answer

@@ -16,7 +16,7 @@ from pathlib import Path
 from fastapi import FastAPI, Response
 
 from modelport.gateway.protocols import http_operations
-from modelport.gateway.protocols.http_response import document
+from modelport.gateway.protocols.asgi import document
 
 #: The release; part of the files' paths, because browsers keep them.
 VERSION = "5.35.0"

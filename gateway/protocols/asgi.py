@@ -1,15 +1,16 @@
-"""An ASGI application, which FastAPI makes, as a handler of requests."""
+"""FastAPI beside the handlers: its application as one of them, and the responses of its routes."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
+import orjson
 import structlog
+from fastapi import Response
 
 from modelport.gateway.protocols.http_message import (
     ClientDisconnected,
-    Handler,
     HttpRequest,
     HttpResponse,
 )
@@ -26,7 +27,7 @@ REQUEST: Final = "modelport.request"
 log = structlog.get_logger("modelport.http")
 
 
-def handler_of(app: App) -> Handler:
+def handler_of(app: App) -> Callable[[HttpRequest], Awaitable[HttpResponse]]:
     """Make a handler of ``app``, whose responses are short: they are sent once they are whole."""
 
     async def handle(request: HttpRequest) -> HttpResponse:
@@ -78,3 +79,15 @@ def scope_of(request: HttpRequest) -> Scope:
         "server": peer.server,
         REQUEST: request,
     }
+
+
+def document(value: Any, status: int = 200, headers: Any = None) -> Response:
+    """Make the JSON response of a FastAPI route."""
+    return Response(orjson.dumps(value), status, headers, media_type="application/json")
+
+
+def framed(response: HttpResponse) -> Response:
+    """Make the response of a FastAPI route."""
+    made = Response(bytes(response.body), response.status)
+    made.raw_headers += response.headers
+    return made

@@ -49,5 +49,12 @@ def authenticated(handler: Handler, access: Access, refuse: Refuse) -> Handler:
     return authenticating
 
 
+def challenging(response: HttpResponse) -> HttpResponse:
+    """Have a response with status 401 say how to send a credential."""
+    if response.status != 401:
+        return response
+    return response.adding((CHALLENGE_FIELD, CHALLENGE))
+
+
 async def _adding(answer: Awaitable[HttpResponse], record: AccessRecord) -> HttpResponse:
     return (await answer).adding(*record.response_headers)

@@ -24,10 +24,9 @@ from modelport.gateway.protocols.http_message import (
     Answer,
     HttpRequest,
     HttpResponse,
-    finished,
 )
 from modelport.gateway.runtime import offload, request_memory
-from modelport.gateway.types import Deadline
+from modelport.gateway.types import Deadline, finished
 from modelport.gateway.wire.incremental_json import STEPS
 from modelport.gateway.wire.json_window import without_escapes
 from modelport.gateway.wire.raw_tensors import Buffer
@@ -82,8 +81,7 @@ async def exchange(
             )
         # The data may be base64.
         most = None if bound is None else bound * 4 // 3 + ENVELOPE_BYTES
-    body = request_body.read(request, limit, deadline, most)
-    data = body if isinstance(body, bytes) else await body
+    data = await finished(request_body.read(request, limit, deadline, most))
     if structured:
         work = partial(_opened, data)
         data = await offload.run(work, deadline) if len(data) > offload.INLINE_BYTES else work()

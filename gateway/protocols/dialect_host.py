@@ -14,6 +14,7 @@ from modelport.gateway.protocols.prediction.predictor import Predictor
 from modelport.gateway.protocols.request_body import read as read_body
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
+from modelport.gateway.types import finished
 
 
 @dataclass(eq=False)
@@ -49,4 +50,4 @@ class DialectHost:
             InvalidArgument: it is larger, or not in the coding that it claims.
         """
         body = read_body(request, self.max_input_bytes)
-        return body if isinstance(body, bytes) else await body
+        return await finished(body)

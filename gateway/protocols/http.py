@@ -22,24 +22,16 @@ from modelport.gateway.access.context import enter, note_refusal
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Internal, ModelportError
 from modelport.gateway.protocols import api_pages, http_operations, openapi, rollout_headers
-from modelport.gateway.protocols.asgi import REQUEST, handler_of
-from modelport.gateway.protocols.authentication import CHALLENGE, CHALLENGE_FIELD
+from modelport.gateway.protocols.asgi import REQUEST, framed, handler_of
+from modelport.gateway.protocols.authentication import challenging
 from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.http_message import (
     Answer,
     Handler,
     HttpRequest,
     HttpResponse,
-    finished,
 )
-from modelport.gateway.protocols.http_response import (
-    RETRY,
-    TRY_AGAIN,
-    Recover,
-    framed,
-    recovering,
-    refusal,
-)
+from modelport.gateway.protocols.http_response import RETRY, TRY_AGAIN, Recover, recovering, refusal
 
 log = structlog.get_logger("modelport.http")
 
@@ -152,9 +144,9 @@ class HttpApplication:
             return dialect.refusal(request, 403, objection)
         request.path = path
         if request.method != "GET" and request.path != _INDEX:
-            return await finished(self._framework(request))
+            return await self._framework(request)
         async with request.peer.memory.turn():
-            return await finished(self._framework(request))
+            return await self._framework(request)
 
     def refuses(self, raw_path: bytes) -> bool:
         """Whether a POST to this path is refused because of overload; if so, count it."""
@@ -255,9 +247,7 @@ def _failed(dialect: HttpDialect, request: HttpRequest, error: ModelportError) -
     """Make the response to an error; it says how to send a credential, and when to try again."""
     response = dialect.failure(request, error)
     log.debug("request failed", status=response.status, error=str(error))
-    if response.status == 401:
-        return response.adding((CHALLENGE_FIELD, CHALLENGE))
-    return response.adding(*RETRY) if response.status in TRY_AGAIN else response
+    return challenging(response.adding(*RETRY) if response.status in TRY_AGAIN else response)
 
 
 def _plain_segments(target: bytes) -> bool:

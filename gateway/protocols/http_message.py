@@ -112,8 +112,3 @@ class HttpResponse:
 
 Answer = HttpResponse | Awaitable[HttpResponse]
 Handler = Callable[[HttpRequest], Answer]
-
-
-async def finished(answer: Answer) -> HttpResponse:
-    """Wait for the response, unless it is there."""
-    return answer if isinstance(answer, HttpResponse) else await answer

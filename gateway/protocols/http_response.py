@@ -1,14 +1,12 @@
-"""Responses to errors and documents, for handlers and for FastAPI's routes."""
+"""Responses to errors."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import orjson
 import structlog
-from fastapi import Response
 
 from modelport.gateway.errors import Internal, ModelportError, Unavailable
 from modelport.gateway.protocols.http_message import (
@@ -28,18 +26,6 @@ RETRY: Headers = [(b"retry-after", b"1")]
 TRY_AGAIN = (429, 503)
 #: Makes the response to an error.
 Recover = Callable[[HttpRequest, ModelportError], HttpResponse]
-
-
-def document(value: Any, status: int = 200, headers: Any = None) -> Response:
-    """Make the JSON response of a FastAPI route."""
-    return Response(orjson.dumps(value), status, headers, media_type="application/json")
-
-
-def framed(response: HttpResponse) -> Response:
-    """Make the response of a FastAPI route."""
-    made = Response(bytes(response.body), response.status)
-    made.raw_headers += response.headers
-    return made
 
 
 def refusal(status: int, message: str) -> HttpResponse:

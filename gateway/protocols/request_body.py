@@ -6,15 +6,17 @@ import contextlib
 import sys
 import zlib
 from collections.abc import Awaitable, Mapping
-
-from fastapi import Request
+from typing import TYPE_CHECKING
 
 from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.protocols.asgi import REQUEST
-from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
+from modelport.gateway.protocols.http_message import Answer, HttpRequest, HttpResponse
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import NO_DEADLINE, Deadline
+from modelport.gateway.types import NO_DEADLINE, Deadline, finished
 from modelport.gateway.wire import inflation
+
+if TYPE_CHECKING:
+    from fastapi import Request
 
 #: Smaller responses are not compressed.
 MIN_COMPRESSED_BYTES = 500
@@ -84,7 +86,7 @@ async def read_control(request: Request, size: int = CONTROL_BYTES) -> bytes:
     No option raises ``size``. Raises as ``read``.
     """
     body = read(request.scope[REQUEST], sys.maxsize, bound=size)
-    return body if isinstance(body, bytes) else await body
+    return await finished(body)
 
 
 def header_length(stated: bytes, size: int) -> int:
@@ -136,7 +138,13 @@ async def _inflated(
         raise _too_large(most, limit, {b"content-encoding": coding}, most) from None
 
 
-async def compressed(response: HttpResponse, coding: bytes) -> HttpResponse:
+def coded(response: HttpResponse, accepted: bytes | None) -> Answer:
+    """Code the response's body as the client accepts it; ``accepted``: its ``Accept-Encoding``."""
+    coding = _chosen_coding(accepted, len(response.body))
+    return _compressed(response, coding) if coding else response
+
+
+async def _compressed(response: HttpResponse, coding: bytes) -> HttpResponse:
     """Return the response with a coded body; a large one is coded in a thread."""
     body = response.body
 
@@ -144,11 +152,13 @@ async def compressed(response: HttpResponse, coding: bytes) -> HttpResponse:
         compressor = zlib.compressobj(1, wbits=inflation.WINDOW_BITS[coding])
         return compressor.compress(body) + compressor.flush()
 
-    coded = work() if len(body) <= offload.PIECE_BYTES else await offload.run(work)
-    return HttpResponse(response.status, coded, [*response.headers, (b"content-encoding", coding)])
+    content = work() if len(body) <= offload.PIECE_BYTES else await offload.run(work)
+    return HttpResponse(
+        response.status, content, [*response.headers, (b"content-encoding", coding)]
+    )
 
 
-def chosen_coding(header: bytes | None, size: int) -> bytes | None:
+def _chosen_coding(header: bytes | None, size: int) -> bytes | None:
     """Choose gzip, deflate or no coding for a response of ``size`` bytes.
 
     ``header`` is the request's ``Accept-Encoding`` (RFC 9110, 12.5.3).

@@ -27,6 +27,7 @@ from modelport.gateway.protocols import (
     request_body,
     response_encoding,
 )
+from modelport.gateway.protocols.asgi import document
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import Route, documented
 from modelport.gateway.protocols.http_message import (
@@ -34,18 +35,15 @@ from modelport.gateway.protocols.http_message import (
     Headers,
     HttpRequest,
     HttpResponse,
-    finished,
 )
 from modelport.gateway.protocols.http_operations import CONTROL, HEALTH, INFER, METADATA, STATISTICS
-from modelport.gateway.protocols.http_response import document
 from modelport.gateway.protocols.oip import http_request, http_response, metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip import schema as oip_schema
 from modelport.gateway.protocols.oip.http_errors import OipErrors
 from modelport.gateway.protocols.openapi import BYTES, JSON
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import Deadline, InferRequest, InferResponse
-from modelport.gateway.types import finished as inferred
+from modelport.gateway.types import Deadline, InferRequest, InferResponse, finished
 from modelport.gateway.wire import json_text
 from modelport.gateway.wire.deadline_headers import http_deadline
 from modelport.gateway.wire.raw_tensors import Buffer
@@ -167,7 +165,7 @@ class OipHttp(OipErrors):
         body: bytes | Awaitable[bytes],
     ) -> HttpResponse:
         """Answer a request whose body is on its way, or large."""
-        body = body if isinstance(body, bytes) else await body
+        body = await finished(body)
         if len(body) <= offload.INLINE_BYTES:
             return await finished(self._answer(name, number, deadline, request, body))
         decode = partial(self._decode, body, request.fields, name, number)
@@ -196,7 +194,7 @@ class OipHttp(OipErrors):
         accepted = request.fields.get(b"accept-encoding")
         if isinstance(answer, InferResponse) and not http_response.is_large(answer, form):
             encoded = http_response.encode(answer, form)
-            return _compressed(*encoded, accepted)
+            return request_body.coded(_response(*encoded), accepted)
         return self._encode(answer, form, deadline, accepted)
 
     async def _encode(
@@ -206,13 +204,13 @@ class OipHttp(OipErrors):
         deadline: Deadline,
         accepted: bytes | None,
     ) -> HttpResponse:
-        response = await inferred(answer)
+        response = await finished(answer)
         if http_response.is_large(response, form):
             work = partial(http_response.encode, response, form)
             encoded = await response_encoding.encode(work, response.outputs, deadline)
         else:
             encoded = http_response.encode(response, form)
-        return await finished(_compressed(*encoded, accepted))
+        return await finished(request_body.coded(_response(*encoded), accepted))
 
     def _decode(
         self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
@@ -388,9 +386,3 @@ def _response(json: Buffer, blobs: list[Buffer]) -> HttpResponse:
         (request_body.HEADER_LENGTH, b"%d" % header_length),
     ]
     return HttpResponse(200, body, headers)
-
-
-def _compressed(json: Buffer, blobs: list[Buffer], accepted: bytes | None) -> Answer:
-    response = _response(json, blobs)
-    coding = request_body.chosen_coding(accepted, len(response.body))
-    return request_body.compressed(response, coding) if coding else response

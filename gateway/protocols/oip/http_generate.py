@@ -31,7 +31,7 @@ from modelport.gateway.protocols.oip import schema as oip_schema
 from modelport.gateway.protocols.oip.http import MODEL_PATHS, Selected
 from modelport.gateway.protocols.oip.http_errors import STATUS, OipErrors
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import Deadline, InferResponse
+from modelport.gateway.types import Deadline, InferResponse, finished
 from modelport.gateway.wire.deadline_headers import http_deadline
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -86,7 +86,7 @@ class GenerateHttp(OipErrors):
         served = self._manager.get(name, number)
         bound = served.validator.max_bytes
         read = request_body.read(request, self._max_input_bytes, deadline, bound)
-        body = read if isinstance(read, bytes) else await read
+        body = await finished(read)
         work = partial(generate_json.decode, body, served, number)
         large = len(body) > offload.INLINE_BYTES
         asked = await offload.run(work, deadline) if large else work()

@@ -9,9 +9,9 @@ from fastapi import FastAPI, Path, Request, Response
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols import request_body
+from modelport.gateway.protocols.asgi import document
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http_operations import SHARED_MEMORY
-from modelport.gateway.protocols.http_response import document
 from modelport.gateway.protocols.oip import schema as oip_schema
 from modelport.gateway.protocols.oip.http_errors import OipErrors
 from modelport.gateway.protocols.oip.shared_memory import CudaSharedMemory, SharedMemory

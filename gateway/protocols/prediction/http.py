@@ -23,7 +23,7 @@ from modelport.gateway.protocols.prediction.predictor import (
     Predictor,
 )
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import Deadline
+from modelport.gateway.types import Deadline, finished
 from modelport.gateway.wire.deadline_headers import http_deadline
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -75,7 +75,7 @@ class PredictionHandler:
         name, version, _ = selected = find(headers)
         bound = self.predictor.max_bytes(name, version)
         read = request_body.read(request, self.max_input_bytes, deadline, bound)
-        body = read if isinstance(read, bytes) else await read
+        body = await finished(read)
         call = await self._call(selected, body, headers, deadline)
         if self.streams and self.predictor.is_decoupled(name, version):
             return await self._stream(self.predictor.stream(call, deadline), headers)

@@ -30,11 +30,12 @@ from modelport.gateway.protocols import (
     request_body,
     response_encoding,
 )
+from modelport.gateway.protocols.asgi import document
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import HttpDialect, Route, documented
 from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
 from modelport.gateway.protocols.http_operations import HEALTH, INFER, METADATA
-from modelport.gateway.protocols.http_response import document, error_of
+from modelport.gateway.protocols.http_response import error_of
 from modelport.gateway.protocols.tfserving import examples_json as tfserving_examples_json
 from modelport.gateway.protocols.tfserving import predict_json, results
 from modelport.gateway.protocols.tfserving import schema as tfserving_schema
@@ -47,7 +48,7 @@ from modelport.gateway.protocols.tfserving.inference import (
 )
 from modelport.gateway.protocols.tfserving.servable_signatures import Selected, code
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import Deadline
+from modelport.gateway.types import Deadline, finished
 from modelport.gateway.wire.deadline_headers import http_deadline
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -124,7 +125,7 @@ class TfServingHttp(HttpDialect):
                     name, request, self._max_input_bytes, deadline, bound, answer
                 )
             body = request_body.read(request, self._max_input_bytes, deadline, bound)
-            return await answer(request, body if isinstance(body, bytes) else await body)
+            return await answer(request, await finished(body))
         except (Exception, asyncio.CancelledError) as failure:
             status = "CANCELLED"  # nobody takes a response
             error = error_of(failure)
@@ -258,9 +259,8 @@ def _model_label(model: Name, label: Annotated[str, Path()]) -> None:
 
 
 async def _coded(request: HttpRequest, body: Buffer) -> HttpResponse:
-    coding = request_body.chosen_coding(request.fields.get(b"accept-encoding"), len(body))
-    response = HttpResponse(200, body)
-    return await request_body.compressed(response, coding) if coding else response
+    accepted = request.fields.get(b"accept-encoding")
+    return await finished(request_body.coded(HttpResponse(200, body), accepted))
 
 
 def _selected(found: dict[str, str]) -> Selected:

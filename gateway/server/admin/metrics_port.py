@@ -20,7 +20,7 @@ from modelport.gateway.access.context import CURRENT, enter
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import AllowedVersions
 from modelport.gateway.errors import Code, InvalidArgument, ModelportError, plain_reason
-from modelport.gateway.protocols.authentication import CHALLENGE, CHALLENGE_FIELD, authenticated
+from modelport.gateway.protocols.authentication import authenticated, challenging
 from modelport.gateway.protocols.http_message import Answer, Handler, HttpRequest, HttpResponse
 from modelport.gateway.protocols.http_response import recovering
 from modelport.gateway.rollout.rollout_metrics import RolloutCollector
@@ -119,9 +119,7 @@ def refuse(request: HttpRequest, error: ModelportError) -> HttpResponse:
     response = HttpResponse(
         _STATUS.get(error.code, 500), json.dumps({"error": str(error)}).encode()
     )
-    if response.status == 401:
-        return response.adding((CHALLENGE_FIELD, CHALLENGE))
-    return response
+    return challenging(response)
 
 
 def _visible(content: bytes) -> bytes:

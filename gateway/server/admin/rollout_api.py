@@ -29,7 +29,7 @@ from modelport.gateway.access.guarded_models import (
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Code, ModelportError, NotFound
 from modelport.gateway.protocols import request_body
-from modelport.gateway.protocols.authentication import CHALLENGE, CHALLENGE_FIELD
+from modelport.gateway.protocols.authentication import challenging
 from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.http_message import Answer as HttpAnswer
 from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
@@ -37,6 +37,7 @@ from modelport.gateway.protocols.http_response import recovering, refusal
 from modelport.gateway.repository.scan import is_model_name
 from modelport.gateway.rollout.rollout_service import RolloutService
 from modelport.gateway.rollout.shared_state.transitions import RolloutCommand
+from modelport.gateway.types import finished
 
 #: Size limit of feedback; other bodies are ``request_body.CONTROL_BYTES`` at most.
 FEEDBACK_BYTES = 8 * 1024 * 1024
@@ -90,7 +91,7 @@ class RolloutApi:
             feedback = path.endswith("/feedback")
             limit = FEEDBACK_BYTES if feedback else request_body.CONTROL_BYTES
             read = request_body.read(request, sys.maxsize, bound=limit)
-            body = read if isinstance(read, bytes) else await read
+            body = await finished(read)
         document = await (_audited(path, answer, body) if is_command else answer(body))
         return HttpResponse(200, orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS))
 
@@ -147,10 +148,7 @@ class RolloutApi:
 
 
 def _failed(request: HttpRequest, error: ModelportError) -> HttpResponse:
-    response = refusal(_STATUS.get(error.code, 500), str(error))
-    if response.status == 401:
-        return response.adding((CHALLENGE_FIELD, CHALLENGE))
-    return response
+    return challenging(refusal(_STATUS.get(error.code, 500), str(error)))
 
 
 async def _audited(path: str, answer: Callable[[bytes], Awaitable[Any]], body: bytes) -> Any:

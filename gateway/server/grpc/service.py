@@ -29,7 +29,7 @@ from modelport.gateway.server.grpc.framing import (
     MessageTooLarge,
 )
 from modelport.gateway.server.grpc.status import StatusCode, is_late, parse, status
-from modelport.gateway.types import Deadline
+from modelport.gateway.types import Deadline, finished
 from modelport.gateway.wire import inflation, via_header
 from modelport.gateway.wire.deadline_headers import GRPC_TIMEOUT, grpc_seconds
 from modelport.gateway.wire.raw_tensors import Buffer
@@ -222,7 +222,7 @@ class Service:
     async def _in_turn(self, method: Method, call: GrpcStream) -> Any:
         """Return the reply, which may be large, when the client takes earlier ones."""
         async with call.connection.memory.turn():
-            return await _awaited(self._unary(method, call))
+            return await finished(self._unary(method, call))
 
     def _unary(self, method: Method, call: GrpcStream) -> Any:
         content = self._content(call.target.encoding, call.body())
@@ -238,7 +238,7 @@ class Service:
             message = await _read(method, content, deadline)
         else:
             message = parse(method, content)
-        return await _awaited(method.handler(message, deadline))
+        return await finished(method.handler(message, deadline))
 
     def _refuse(self, method: Method, content: Buffer) -> None:
         if self.overloaded and method.refuses is not None and method.refuses(content):
@@ -327,10 +327,6 @@ def _ok(call: GrpcStream, routing: RequestRouting | None) -> Ending:
         return OK
     trailers = _trailers(routing)
     return OK._replace(headers=trailers) if trailers else OK
-
-
-async def _awaited(reply: Any) -> Any:
-    return await reply if isinstance(reply, Coroutine) else reply
 
 
 async def _read(method: Method, content: Buffer, deadline: Deadline) -> Any:

@@ -16,9 +16,9 @@ from modelport.gateway.protocols.http_message import (
     HttpResponse,
     Peer,
     RequestBody,
-    finished,
 )
 from modelport.gateway.runtime.request_memory import PROCESS
+from modelport.gateway.types import finished
 
 Respond = Callable[[HttpRequest, bytes], HttpResponse]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -39,6 +41,17 @@ def test_until_ready_nothing_is_imported_that_only_others_need(
     imported = names(said[: said.index("started")])
     assert "onnxruntime" in imported
     assert imported & UNNEEDED == set()
+
+
+def test_the_parent_of_workers_imports_no_framework() -> None:
+    """It serves the metrics port, and FastAPI takes as long to import as everything else there."""
+    program = (
+        "import sys\n"
+        "import modelport.gateway.server.workers.coordinator\n"
+        "import modelport.gateway.server.workers.supervisor\n"
+        "assert not {'fastapi', 'starlette'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def names(said: list[str]) -> set[str]:
