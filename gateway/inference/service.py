@@ -87,10 +87,9 @@ class InferenceService:
         return flight.wait(answer)
 
     def _begin(self, request: InferRequest) -> _RequestInFlight:
-        started = time.perf_counter_ns()
-        version = self._manager.acquire(request.model_name, request.model_version)
+        version = self._manager.get(request.model_name, request.model_version)
         request.via = via_header.CURRENT.get()
-        return _RequestInFlight(version, request, started, self._verbose)
+        return _RequestInFlight(version, request, self._verbose)
 
     def acquire(self, name: str, number: int) -> ServedVersion:
         """Acquire a version for work that is no request of a client; the caller releases it.
@@ -208,9 +207,10 @@ class InferenceService:
             turns.leave(request.caller)
 
     def _run(self, flight: _RequestInFlight, deadline: Deadline) -> Answer:
-        deadline = self.limited(deadline)
+        if self._max_seconds is not None:
+            deadline = deadline.earliest(self._max_seconds)
         flight.check()
-        if deadline.expired:
+        if deadline.at is not None and deadline.expired:
             raise TimedOut
         answer = flight.version.infer(flight.request, deadline)
         if isinstance(answer, InferResponse) and not flight.request.classification:
@@ -240,13 +240,12 @@ class _RequestInFlight:
 
     __slots__ = ("_answered", "_batch", "_validator", "_verbose", "request", "started", "version")
 
-    def __init__(
-        self, version: ServedVersion, request: InferRequest, started: int, verbose: bool
-    ) -> None:
-        self.version, self.request, self.started = version, request, started
+    def __init__(self, version: ServedVersion, request: InferRequest, verbose: bool) -> None:
+        self.version, self.request, self.started = version, request, time.perf_counter_ns()
         self._verbose = verbose
         self._validator = version.validator
         self._batch = self._answered = 0
+        version.in_flight += 1
         version.statistics.pending += 1
 
     def check(self) -> None:

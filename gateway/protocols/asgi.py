@@ -27,10 +27,13 @@ REQUEST: Final = "modelport.request"
 log = structlog.get_logger("modelport.http")
 
 
-def handler_of(app: App) -> Callable[[HttpRequest], Awaitable[HttpResponse]]:
-    """Make a handler of ``app``, whose responses are short: they are sent once they are whole."""
+def handler_of(app: App) -> Callable[[HttpRequest, str], Awaitable[HttpResponse]]:
+    """Make a handler of ``app``, which is told the request's path.
 
-    async def handle(request: HttpRequest) -> HttpResponse:
+    Its responses are short: they are sent once they are whole.
+    """
+
+    async def handle(request: HttpRequest, path: str) -> HttpResponse:
         start: Message = {}
         parts: list[bytes] = []
 
@@ -48,7 +51,7 @@ def handler_of(app: App) -> Callable[[HttpRequest], Awaitable[HttpResponse]]:
                 parts.append(message.get("body", b""))
 
         try:
-            await app(scope_of(request), receive, send)
+            await app(scope_of(request, path), receive, send)
         except ClientDisconnected:
             raise
         except Exception:  # Starlette raises it again after its response
@@ -61,8 +64,8 @@ def handler_of(app: App) -> Callable[[HttpRequest], Awaitable[HttpResponse]]:
     return handle
 
 
-def scope_of(request: HttpRequest) -> Scope:
-    """Make the ASGI scope of a request."""
+def scope_of(request: HttpRequest, path: str) -> Scope:
+    """Make the ASGI scope of a request for ``path``."""
     peer = request.peer
     return {
         "type": "http",
@@ -70,7 +73,7 @@ def scope_of(request: HttpRequest) -> Scope:
         "http_version": request.version,
         "method": request.method,
         "scheme": peer.scheme,
-        "path": request.path,
+        "path": path,
         "raw_path": request.raw_path,
         "query_string": request.query,
         "root_path": "",

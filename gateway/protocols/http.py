@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from modelport import __version__
-from modelport.gateway.access.context import enter, note_refusal
+from modelport.gateway.access.context import CURRENT, note_refusal
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Internal, ModelportError
 from modelport.gateway.protocols import api_pages, http_operations, openapi, rollout_headers
@@ -31,7 +31,14 @@ from modelport.gateway.protocols.http_message import (
     HttpRequest,
     HttpResponse,
 )
-from modelport.gateway.protocols.http_response import RETRY, TRY_AGAIN, Recover, recovering, refusal
+from modelport.gateway.protocols.http_response import (
+    RETRY,
+    TRY_AGAIN,
+    Recover,
+    error_of,
+    recovered,
+    refusal,
+)
 
 log = structlog.get_logger("modelport.http")
 
@@ -115,26 +122,40 @@ class HttpApplication:
 
     def __call__(self, request: HttpRequest) -> Answer:
         """Answer ``request``."""
+        if self._splits:
+            return rollout_headers.exchange(request, self._answer)
+        return self._answer(request)
+
+    def _answer(self, request: HttpRequest) -> Answer:
         target = request.raw_path
         route = self._kept_route if len(target) <= KEPT_TARGET else self._route
-        handler, recover = route(request.method, target)
-        if self._splits:
-            return rollout_headers.exchange(request, partial(recovering, handler, recover))
-        return recovering(handler, recover, request)
+        operation, handler, recover = route(request.method, target)
+        try:
+            context = CURRENT.get()
+            if context is not None and operation is not None:
+                CURRENT.set(context.entering(operation))
+            found = handler(request)
+        except Exception as failure:
+            return recover(request, error_of(failure))
+        return found if isinstance(found, HttpResponse) else recovered(found, recover, request)
 
-    def _route(self, method: str, target: bytes) -> tuple[Handler, Recover]:
-        """Return what answers a request, and what makes the response to an error."""
+    def _route(self, method: str, target: bytes) -> tuple[Operation | None, Handler, Recover]:
+        """Return what answers a request, and what makes the response to an error.
+
+        FastAPI's routes enter their operation themselves.
+        """
         path = target.decode("ascii")
         dialects = self._dialects_of(unquote(path)) or [self._first]
         for dialect in dialects:
             path = dialect.canonical(path)
         if target.find(b"%") >= 0 and not _plain_segments(target):
-            return partial(_not_found, dialects[0]), partial(_failed, dialects[0])
+            return None, partial(_not_found, dialects[0]), partial(_failed, dialects[0])
         for dialect in dialects:
             route = dialect.route(method, path)
             if route is not None:
-                return _entering(route), partial(_failed, dialect)
-        return partial(self._serve, dialects[0], unquote(path)), partial(_failed, dialects[0])
+                return *route, partial(_failed, dialect)
+        serve = partial(self._serve, dialects[0], unquote(path))
+        return None, serve, partial(_failed, dialects[0])
 
     async def _serve(self, dialect: HttpDialect, path: str, request: HttpRequest) -> HttpResponse:
         """Have FastAPI answer, which knows the request's path as ``path``."""
@@ -142,11 +163,10 @@ class HttpApplication:
         if objection:
             note_refusal(objection)
             return dialect.refusal(request, 403, objection)
-        request.path = path
-        if request.method != "GET" and request.path != _INDEX:
-            return await self._framework(request)
+        if request.method != "GET" and path != _INDEX:
+            return await self._framework(request, path)
         async with request.peer.memory.turn():
-            return await self._framework(request)
+            return await self._framework(request, path)
 
     def refuses(self, raw_path: bytes) -> bool:
         """Whether a POST to this path is refused because of overload; if so, count it."""
@@ -227,16 +247,6 @@ class HttpApplication:
             allowed = methods[max(methods)] if methods else set()
             response.headers["allow"] = ", ".join(sorted(allowed - {request.method}))
         return response
-
-
-def _entering(route: Route) -> Handler:
-    operation, handler = route
-
-    def answer(request: HttpRequest) -> Answer:
-        enter(operation)
-        return handler(request)
-
-    return answer
 
 
 def _not_found(dialect: HttpDialect, request: HttpRequest) -> HttpResponse:

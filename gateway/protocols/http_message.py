@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import NamedTuple, Protocol
+from urllib.parse import unquote
+
+import httptools
 
 from modelport.gateway.access.principal import ConnectionIdentity
 from modelport.gateway.runtime.request_memory import ConnectionMemory
@@ -54,32 +57,47 @@ class RequestBody(Protocol):
 class HttpRequest:
     """A request whose head is complete.
 
+    Args:
+        target: Percent-encoded, with its query.
+
     Attributes:
-        path: The path of ``raw_path``, without percent-encoding.
+        raw_path: The path of the target.
         query: What follows the question mark of the target.
         headers: Names in lower case, in the client's order.
         fields: The headers by name; of several with one name, the last.
         version: ``1.0``, ``1.1`` or ``2``.
+
+    Raises:
+        HttpParserInvalidURLError: The target is not a URL.
     """
 
     __slots__ = (
-        "body", "fields", "headers", "method", "path", "peer", "query", "raw_path", "version",
+        "body", "fields", "headers", "method", "peer", "query", "raw_path", "version",
     )  # fmt: skip
 
     def __init__(
         self,
         method: str,
-        path: str,
-        raw_path: bytes,
-        query: bytes,
+        target: bytes,
         headers: Headers,
         version: str,
         peer: Peer,
         body: RequestBody,
     ) -> None:
-        self.method, self.path, self.raw_path, self.query = method, path, raw_path, query
-        self.headers, self.version, self.peer, self.body = headers, version, peer, body
+        self.method, self.headers, self.version = method, headers, version
+        self.peer, self.body = peer, body
         self.fields = dict(headers)
+        # ``find`` is ten times as fast as ``in``, which raises and catches an error first.
+        if target.startswith(b"/") and target.find(b"#") < 0:
+            self.raw_path, _, self.query = target.partition(b"?")
+        else:
+            parsed = httptools.parse_url(target)
+            self.raw_path, self.query = parsed.path or b"/", parsed.query or b""
+
+    @property
+    def path(self) -> str:
+        """The path, without percent-encoding."""
+        return unquote(self.raw_path.decode("ascii"))
 
 
 class HttpResponse:

@@ -40,12 +40,13 @@ def recovering(handler: Handler, recover: Recover, request: HttpRequest) -> Answ
         found = handler(request)
     except Exception as failure:
         return recover(request, error_of(failure))
-    return found if isinstance(found, HttpResponse) else _recovering(found, recover, request)
+    return found if isinstance(found, HttpResponse) else recovered(found, recover, request)
 
 
-async def _recovering(
+async def recovered(
     answer: Awaitable[HttpResponse], recover: Recover, request: HttpRequest
 ) -> HttpResponse:
+    """Wait for ``answer``, as ``recovering``."""
     try:
         return await answer
     except (Exception, asyncio.CancelledError) as failure:

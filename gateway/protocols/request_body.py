@@ -140,7 +140,9 @@ async def _inflated(
 
 def coded(response: HttpResponse, accepted: bytes | None) -> Answer:
     """Code the response's body as the client accepts it; ``accepted``: its ``Accept-Encoding``."""
-    coding = _chosen_coding(accepted, len(response.body))
+    if not accepted or len(response.body) < MIN_COMPRESSED_BYTES:
+        return response
+    coding = _chosen_coding(accepted)
     return _compressed(response, coding) if coding else response
 
 
@@ -158,13 +160,8 @@ async def _compressed(response: HttpResponse, coding: bytes) -> HttpResponse:
     )
 
 
-def _chosen_coding(header: bytes | None, size: int) -> bytes | None:
-    """Choose gzip, deflate or no coding for a response of ``size`` bytes.
-
-    ``header`` is the request's ``Accept-Encoding`` (RFC 9110, 12.5.3).
-    """
-    if not header or size < MIN_COMPRESSED_BYTES:
-        return None
+def _chosen_coding(header: bytes) -> bytes | None:
+    """Choose gzip, deflate or no coding by ``Accept-Encoding`` (RFC 9110, 12.5.3)."""
     weights: dict[bytes, float] = {}
     for item in header.lower().split(b","):
         coding, _, parameter = item.partition(b";")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from urllib.parse import unquote
 
 from modelport.gateway.access.context import enter, note_refusal
 from modelport.gateway.access.operations import Operation
@@ -53,9 +52,10 @@ class VertexApplication:
         self._predict = partial(handler, self._find)
 
     def __call__(self, request: HttpRequest) -> Answer:
-        if request.path == self._settings.health_route:
+        path = request.path
+        if path == self._settings.health_route:
             return recovering(self._health, self._application.refuse, request)
-        if request.path == self._settings.predict_route:
+        if path == self._settings.predict_route:
             return recovering(self._redirect_or_predict, self._application.refuse, request)
         return self._application(request)
 
@@ -79,12 +79,10 @@ class VertexApplication:
         for pattern, method in _REDIRECTS:
             if len(wanted) == 1 and pattern.fullmatch(target):
                 # The target is percent-encoded, and ``application`` checks it like any path.
-                path, headers = "/" + unquote(target), request.headers
+                headers = [pair for pair in request.headers if pair[0] != _REDIRECT]
                 inner = HttpRequest(
-                    method, path, b"/" + wanted[0], b"",
-                    [pair for pair in headers if pair[0] != _REDIRECT],
-                    request.version, request.peer, request.body,
-                )  # fmt: skip
+                    method, b"/" + wanted[0], headers, request.version, request.peer, request.body
+                )
                 return self._application(inner)
         note_refusal(_NOT_ALLOWED)
         return HttpResponse(403, b'{"error":"%b"}' % _NOT_ALLOWED.encode())

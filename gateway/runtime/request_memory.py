@@ -4,7 +4,7 @@ A server reserves from both while it receives a body, decoders reserve more for 
 and the server releases everything at the end of the request:
 
     connection = PROCESS.connection()      # with the connection
-    lease = connection.lease()             # with the request, in the task that answers it
+    lease = Lease(connection)              # with the request, in the task that answers it
     CURRENT.set(lease)
     lease.reserve(len(part))               # raises MemoryExhausted: 503, RESOURCE_EXHAUSTED
     ...
@@ -123,10 +123,6 @@ class ConnectionMemory:
         self._turns: deque[asyncio.Future[None]] = deque()
         self._turns_taken = 0
 
-    def lease(self) -> Lease:
-        """Make the lease of a new request."""
-        return Lease(self)
-
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Wait while ``MOST_UNREAD`` responses are unread, or made by another turn.
@@ -135,7 +131,7 @@ class ConnectionMemory:
             MemoryExhausted: Too many requests wait.
         """
         if self._is_full():
-            lease = self.lease()
+            lease = Lease(self)
             lease.reserve(WAITING_BYTES)
             try:
                 while self._is_full():
@@ -230,7 +226,7 @@ class UnreadResponse:
 
 
 class Lease:
-    """The bytes that one request holds."""
+    """The bytes that one request of a connection holds."""
 
     __slots__ = ("_connection", "_released", "_responses", "size")
 

@@ -175,21 +175,21 @@ class MovableTimer:
     Moving it costs nothing: there is one timer of the loop, which checks the time when it is due.
     """
 
-    __slots__ = ("_at", "_expired", "_loop", "_timer")
+    __slots__ = ("_at", "_due", "_expired", "_loop", "_timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[], None]) -> None:
         self._loop, self._expired = loop, expired
         self._at = math.inf
         self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf  # of the timer
 
     def after(self, seconds: float) -> None:
         """Expire in ``seconds`` from now, instead of before."""
         self._at = at = self._loop.time() + seconds
-        if self._timer is None:
-            self._timer = self._loop.call_at(at, self._check)
-        elif self._timer.when() > at:
-            self._timer.cancel()
-            self._timer = self._loop.call_at(at, self._check)
+        if at < self._due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due, self._timer = at, self._loop.call_at(at, self._check)
 
     def stop(self) -> None:
         """Do not expire until the next ``after``."""
@@ -202,8 +202,8 @@ class MovableTimer:
             self._timer.cancel()
 
     def _check(self) -> None:
-        self._timer = None
+        self._timer, self._due = None, math.inf
         if self._loop.time() >= self._at:
             self._expired()
         elif self._at != math.inf:
-            self._timer = self._loop.call_at(self._at, self._check)
+            self._due, self._timer = self._at, self._loop.call_at(self._at, self._check)

@@ -99,12 +99,19 @@ class Statistics:
         self._batches: dict[int, _Compute] = {}
 
     def succeeded(self, batch: int, total_ns: int, timing: Timing, streamed: bool = False) -> None:
-        """Count an answered request; if ``streamed``, ``responded`` has counted its responses."""
+        """Count an answered request; if ``streamed``, ``responded`` has counted its responses.
+
+        Every request comes here, so ``add`` and ``_first_response`` are written out.
+        """
         self.last_inference_ms = time.time_ns() // 1_000_000
-        self.success.add(total_ns)
-        self.queue.add(timing.queue_ns)
+        success, queue = self.success, self.queue
+        success.count += 1
+        success.ns += total_ns
+        queue.count += 1
+        queue.ns += timing.queue_ns
         if not streamed:
-            self._first_response(total_ns)
+            self.first_response[bisect_left(FIRST_RESPONSE_BUCKETS_MS, total_ns / 1e6)] += 1
+            self.first_response_ns += total_ns
         if timing.cache_hit_ns:  # the model did not run
             self.cache_hit.add(timing.cache_hit_ns)
             return

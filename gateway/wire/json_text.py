@@ -167,9 +167,8 @@ def _pieces(text: bytes, size: int) -> Iterator[bytes]:
         offload.checkpoint()
 
 
-def dumps(value: Any) -> bytes:
-    """Encode ``value``, which may hold numpy arrays. Floats must be finite (see ``dumps_any``)."""
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+#: Encode a value, which may hold numpy arrays. Floats must be finite (see ``dumps_any``).
+dumps: Callable[[Any], bytes] = partial(orjson.dumps, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def dumps_any(value: Any) -> bytes:

@@ -20,7 +20,11 @@ import structlog
 from modelport.gateway.backends.base import Artifact, Execution
 from modelport.gateway.backends.capabilities import BackgroundWork
 from modelport.gateway.backends.embedded import independence, warmup
-from modelport.gateway.backends.embedded.instances import Instances
+from modelport.gateway.backends.embedded.instances import (
+    INLINE_SECONDS,
+    ONE_CORE_INLINE_SECONDS,
+    Instances,
+)
 from modelport.gateway.errors import (
     Internal,
     InvalidArgument,
@@ -145,6 +149,7 @@ class EmbeddedBackend:
 
     def __init__(self, artifact: Artifact, session: ModelSession, config: ModelConfig) -> None:
         self._name, self._version = artifact.model_name, artifact.version
+        self._cores = artifact.threads
         #: Set once the configuration is known to match the model; then outputs must match it too.
         self.checks_shapes = False
         self.signatures: Mapping[str, ModelSignature] = {}
@@ -192,7 +197,9 @@ class EmbeddedBackend:
     def warm(self, repeats: int = 1) -> InferResponse | None:
         """Warm the model as ``warmup.warm`` does; the response to the largest batch, if any."""
         warmup.check_size(self._signature)
-        warmth = warmup.warm(self._run, self._name, self._signature, repeats)
+        gathers = self.config.HasField("dynamic_batching")
+        limit = INLINE_SECONDS if gathers or self._cores > 1 else ONE_CORE_INLINE_SECONDS
+        warmth = warmup.warm(self._run, self._name, self._signature, repeats, limit)
         if warmth.inline_elements and self._session is not None and self._session.bounded:
             self._infer.allow_inline(warmth.inline_elements)
         return warmth.first
@@ -233,7 +240,10 @@ class EmbeddedBackend:
         if request.signature:
             specs, compute = self._named.get(request.signature, ({}, _unloaded))
             every, checks = list(specs), False
-        feed = {tensor.name: _aligned(tensor.data) for tensor in request.inputs}
+        feed = {}
+        for tensor in request.inputs:
+            data = tensor.data  # runtimes may use aligned instructions
+            feed[tensor.name] = data if data.flags.aligned else data.copy()
         names = request.outputs or every
         started = time.perf_counter_ns()
         try:
@@ -270,11 +280,6 @@ class _OutputShape:
         if len(shape) != self._rank + len(batch) or shape[: len(batch)] != batch:
             return False
         return all(shape[i] == d for i, d in self._fixed)
-
-
-def _aligned(data: Array) -> Array:
-    """``data``, copied if unaligned, because runtimes may use aligned instructions."""
-    return data if data.flags.aligned else data.copy()
 
 
 def _unloaded(names: Sequence[str], inputs: dict[str, Array]) -> Sequence[Array]:

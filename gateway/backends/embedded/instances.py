@@ -25,6 +25,8 @@ Run = Callable[[InferRequest], InferResponse]
 #: Shorter runs are made on the event loop itself. Handing a run to a thread and waking the loop
 #: again costs about as much, for the request and for the loop.
 INLINE_SECONDS = 100e-6
+#: The same where the loop would have no other core meanwhile, and no batch could gather.
+ONE_CORE_INLINE_SECONDS = 2e-3
 #: If this many consecutive runs on the event loop exceed this time, every further run goes to a
 #: thread. A single slow run may only have been preempted.
 SLOW_INLINE_NS = 5_000_000
@@ -83,7 +85,7 @@ class Instances:
         return elements <= self._inline_elements
 
     def __call__(self, request: InferRequest, deadline: Deadline) -> Answer:
-        if deadline.expired:
+        if deadline.at is not None and deadline.expired:
             raise TimedOut
         if self.inline(request):
             response = self._run(request)

@@ -62,6 +62,7 @@ def warm(
     model_name: str,
     signature: ModelSignature,
     repeats: int = 1,
+    inline_seconds: float = INLINE_SECONDS,
 ) -> Warmth:
     """Run every batch size that is worth the time.
 
@@ -69,6 +70,7 @@ def warm(
 
     Args:
         repeats: the runs of the largest batch; some runtimes compile during a later run.
+        inline_seconds: shorter runs may be made on the event loop.
 
     Raises:
         InvalidArgument: the model's outputs contradict its configuration.
@@ -86,9 +88,10 @@ def warm(
                 first = response
                 for _ in range(repeats - 1):
                     seconds = min(seconds, _timed(run, request)[1])
-                if seconds < 100 * INLINE_SECONDS:
+                if seconds < 100 * inline_seconds:
                     fastest = min(_timed(run, request)[1] for _ in range(3))
-                    inline_elements = _inline_elements(signature, request, fastest)
+                    if fastest < inline_seconds:
+                        inline_elements = _inline_elements(signature, request)
         except Contradiction as error:
             raise InvalidArgument(str(error)) from error
         except Internal as error:
@@ -122,12 +125,10 @@ def check_size(signature: ModelSignature) -> None:
         )
 
 
-def _inline_elements(signature: ModelSignature, request: InferRequest, seconds: float) -> int:
+def _inline_elements(signature: ModelSignature, request: InferRequest) -> int:
     # Integers may be loop counts or shapes, so that the size does not determine the time.
     floats = all(spec.datatype in _FLOATS for spec in signature.inputs)
-    if not floats or seconds >= INLINE_SECONDS:
-        return 0
-    return sum(tensor.data.size for tensor in request.inputs)
+    return sum(tensor.data.size for tensor in request.inputs) if floats else 0
 
 
 def _timed(

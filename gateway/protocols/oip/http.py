@@ -153,7 +153,7 @@ class OipHttp(OipErrors):
             )  # fmt: skip
         body = request_body.read(request, self._max_input_bytes, deadline, bound)
         if isinstance(body, bytes) and len(body) <= offload.INLINE_BYTES:
-            return self._answer(name, number, deadline, request, body)
+            return self._run(*self._decode(body, request.fields, name, number), deadline, request)
         return self._read(name, number, deadline, request, body)
 
     async def _read(
@@ -166,18 +166,10 @@ class OipHttp(OipErrors):
     ) -> HttpResponse:
         """Answer a request whose body is on its way, or large."""
         body = await finished(body)
-        if len(body) <= offload.INLINE_BYTES:
-            return await finished(self._answer(name, number, deadline, request, body))
         decode = partial(self._decode, body, request.fields, name, number)
-        is_quick = _holds_views(body, request.fields)
+        is_quick = len(body) <= offload.INLINE_BYTES or _holds_views(body, request.fields)
         decoded = decode() if is_quick else await offload.run(decode, deadline)
         return await finished(self._run(*decoded, deadline, request))
-
-    def _answer(
-        self, name: str, number: int, deadline: Deadline, request: HttpRequest, body: bytes
-    ) -> Answer:
-        decoded = self._decode(body, request.fields, name, number)
-        return self._run(*decoded, deadline, request)
 
     def _run(
         self,
@@ -189,7 +181,8 @@ class OipHttp(OipErrors):
         trace = request.fields.get(b"x-request-id")
         if trace:
             asked.trace = trace[:128].decode("latin-1")
-        deadline = oip_parameters.deadline(asked, deadline)
+        if asked.parameters:
+            deadline = oip_parameters.deadline(asked, deadline)
         answer = self._service.infer(asked, deadline)
         accepted = request.fields.get(b"accept-encoding")
         if isinstance(answer, InferResponse) and not http_response.is_large(answer, form):

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from modelport.gateway.protocols.oip.shared_memory import SharedTensors
-from modelport.gateway.types import Array, Datatype, InferResponse, Tensor
+from modelport.gateway.types import Array, Datatype, InferResponse
 from modelport.gateway.wire import json_tensors, json_text, json_writer, raw_tensors
 from modelport.gateway.wire.json_writer import PIECE
 from modelport.gateway.wire.raw_tensors import Buffer
@@ -47,7 +47,9 @@ def encode(response: InferResponse, form: ResponseFormat) -> tuple[Buffer, list[
             blob = raw_tensors.encode(tensor)
             blobs.append(blob)
             outputs.append(b'%b,"parameters":{"binary_data_size":%d}}' % (head, len(blob)))
-        elif not _is_large(tensor):
+        elif tensor.data.size <= PIECE and (
+            tensor.datatype is not _TEXT or not json_writer.is_large(tensor.data)
+        ):
             outputs.append(b'%b,"data":%b}' % (head, _values(json_tensors.encode(tensor))))
         else:
             large = True
@@ -86,11 +88,6 @@ def _reply_head(model_name: str, model_version: int) -> bytes:
 def _output_head(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
     """Encode an output up to its data."""
     return json_text.dumps({"name": name, "datatype": datatype.value, "shape": shape})[:-1]
-
-
-def _is_large(tensor: Tensor) -> bool:
-    several = tensor.data.size > PIECE or tensor.datatype is _TEXT
-    return several and json_writer.is_large(tensor.data)
 
 
 def is_large(response: InferResponse, form: ResponseFormat) -> bool:

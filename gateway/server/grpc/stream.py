@@ -180,7 +180,7 @@ class GrpcStream(ServerStream):
 
     def _counted(self) -> Lease:
         if self.lease is None:
-            self.lease = self.connection.memory.lease()
+            self.lease = Lease(self.connection.memory)
         return self.lease
 
     def _gather(self, part: memoryview) -> None:

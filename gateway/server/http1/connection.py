@@ -18,15 +18,15 @@ from collections import deque
 
 import httptools
 
-from modelport.gateway.protocols.http_message import Headers
+from modelport.gateway.protocols.http_message import Headers, HttpRequest
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.runtime.timer_wheel import MovableTimer
 from modelport.gateway.server import time_limits
 from modelport.gateway.server.http1 import error_response
 from modelport.gateway.server.http1.error_response import RefusedHead
 from modelport.gateway.server.http1.exchange import CONTINUE, Exchange, HttpServerState
+from modelport.gateway.server.http1.peer import peer_of
 from modelport.gateway.server.http1.read_buffer import HIGH_WATER_BYTES, SLICE_BYTES, ReadBuffer
-from modelport.gateway.server.http1.request_head import peer_of, request_of
 from modelport.gateway.server.http1.unread_timer import UnreadTimer
 from modelport.gateway.server.http2.http import Http2ServerConnection
 from modelport.gateway.server.listening_socket import Room, is_reset
@@ -37,7 +37,6 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 1000
 #: The parser's position: between requests, in a head, in a body.
 BETWEEN, HEAD, BODY = range(3)
-_NOTED = frozenset({b"host", b"via", b"expect", b"transfer-encoding"})
 #: ``uri-host [ ":" port ]`` (RFC 9110, 7.2); the host of an HTTP URI is not empty (4.2.1).
 _HOST = re.compile(
     rb"(?:\[[0-9A-Fa-f:.]+\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+)(?::[0-9]{0,5})?"
@@ -58,12 +57,10 @@ class HttpConnection(asyncio.Protocol):
         # The request being parsed.
         self._parser = httptools.HttpRequestParser(self)
         self._place = BETWEEN
-        self._url = self._via = b""
+        self._url = b""
         self._headers: Headers = []
-        self._expects_continue = self._upgrades = False
-        self._hosts = 0
+        self._upgrades = False
         self._host: bytes | None = None  # the last valid Host of the connection
-        self._coding = b""  # transfer codings
         self._begun = 0  # requests that begin in this segment
         self._stray_bytes = 0  # since its head, or the last byte of its body
         self._segment_bytes = self._head_bytes = 0  # here, and of its head in earlier segments
@@ -80,7 +77,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        self._read_buffer = ReadBuffer(self.loop, transport, self._take)
+        self._read_buffer = ReadBuffer(self.loop, transport, self.data_received)
         room = self._state.admit(self, transport)
         if room is Room.NONE:
             transport.write(error_response.serialize(error_response.CROWDED))
@@ -96,19 +93,21 @@ class HttpConnection(asyncio.Protocol):
         if tls is not None and tls.selected_alpn_protocol() == "h2":
             self._become_http2(b"")
 
-    def data_received(self, data: bytes) -> None:
-        if len(data) <= SLICE_BYTES:
-            self._take(data)
-        elif not self._closing:
+    def data_received(self, data: bytes | memoryview) -> None:
+        if self._closing:
+            return
+        if len(data) > SLICE_BYTES:
             self._read_buffer.receive(data)
-
-    def _take(self, data: bytes | memoryview) -> None:
-        if self._closing or self._error is not None:
+            return
+        if self._error is not None:
             return
         place, self._begun, self._fed = self._place, 0, False
         self._segment_bytes = len(data)
         try:
-            self._feed(data)
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._feed_on(data, upgrade.args[0])
         except httptools.HttpParserError as error:
             seen = PREFACE[: self._head_bytes]
             is_preface = self._parser.get_method() == b"PRI" and (seen + data).startswith(PREFACE)
@@ -194,18 +193,6 @@ class HttpConnection(asyncio.Protocol):
     def _hold(self) -> None:
         self._timer.stop()  # the handler is slow, not the client
         self._read_buffer.hold()
-
-    def _begin(self, exchange: Exchange) -> None:
-        """Receive the body of a request."""
-        self._place, self._receiving = BODY, exchange
-        if self._active is None:
-            self._active = exchange
-        else:
-            self._queue.append(exchange)
-            self._hold()
-
-    def leaving(self) -> bool:
-        return self._state.leaving
 
     def response_complete(self, exchange: Exchange) -> None:
         """Start the next queued request, or close."""
@@ -331,17 +318,17 @@ class HttpConnection(asyncio.Protocol):
 
     # -- the parser ------------------------------------------------------------------------------
 
-    def _feed(self, data: bytes | memoryview) -> None:
-        while True:
+    def _feed_on(self, data: bytes | memoryview, end: int) -> None:
+        """Parse on where the parser has stopped, at the end of a head that asks for an upgrade."""
+        while self._upgrades:  # or else it is CONNECT, and a tunnel's bytes follow
+            # The parser stops at the upgrade: parse the head again without it.
+            data = self._without_upgrade() + bytes(data[end:])
+            self._parser = httptools.HttpRequestParser(self)
             try:
                 self._parser.feed_data(data)
                 return
-            except httptools.HttpParserUpgrade as error:
-                if not self._upgrades:
-                    return  # CONNECT: the bytes that follow are a tunnel's
-                # The parser stops at the upgrade: parse the head again without it.
-                data = self._without_upgrade() + bytes(data[error.args[0] :])
-                self._parser = httptools.HttpRequestParser(self)
+            except httptools.HttpParserUpgrade as upgrade:
+                end = upgrade.args[0]
 
     def _without_upgrade(self) -> bytes:
         """Rebuild the head without its ``Upgrade`` header."""
@@ -350,85 +337,74 @@ class HttpConnection(asyncio.Protocol):
         lines += [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
 
-    def _measured_head(self) -> int:
-        """Return the size of a complete head: its target and its header lines."""
-        return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
-
-    def _checked_version(self) -> str:
-        """Return the HTTP version of a complete head (RFC 9112, 2.3, 3.2 and 6.1).
-
-        Raises:
-            RefusedHead: The version, the number of Host headers or the transfer coding is wrong.
-        """
-        version: str = self._parser.get_http_version()
-        if version != "1.1" and (version != "1.0" or self._coding):
-            raise RefusedHead(error_response.VERSION)
-        if self._hosts != 1 and (self._hosts or version == "1.1"):
-            raise RefusedHead(error_response.HOST)
-        if self._coding and self._coding != b"chunked":
-            raise RefusedHead(error_response.CODING)
-        return version
-
     def on_message_begin(self) -> None:
         self._place, self._stray_bytes = HEAD, 0
         self._begun += 1
-        self._url, self._via, self._headers = b"", b"", []
-        self._hosts, self._coding = 0, b""
-        self._expects_continue = self._upgrades = False
+        self._url, self._headers = b"", []
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._place == HEAD:  # trailers are dropped
-            name = name.lower()
-            if name in _NOTED:
-                self._note(name, value)
-            self._headers.append((name, value))
-
-    def _note(self, name: bytes, value: bytes) -> None:
-        if name == b"host":
-            self._hosts += 1
-            if value != self._host and _HOST.fullmatch(value) is None:
-                raise RefusedHead(error_response.HOST)
-            self._host = value
-            return
-        if name == b"transfer-encoding":
-            self._coding += value.lower()
-        elif name == b"via":
-            self._via += b", " + value if self._via else value
-        elif name == b"expect" and value.lower() == b"100-continue":
-            self._expects_continue = True
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         # Near the limit, measure: the segment that exceeds it may hold the head's end.
         if self._head_bytes + self._segment_bytes > MAX_HEAD_BYTES - SLICE_BYTES:
             self._head_bytes = 0
-            if self._measured_head() > MAX_HEAD_BYTES:
+            size = sum(len(name) + len(value) + 4 for name, value in self._headers)
+            if len(self._url) + size > MAX_HEAD_BYTES:
                 raise RefusedHead(error_response.LONG)
-        parser, url = self._parser, self._url
-        method, version = parser.get_method().decode(), self._checked_version()
-        if len(self._headers) > MAX_HEADERS:
+        parser, state, headers = self._parser, self._state, self._headers
+        if len(headers) > MAX_HEADERS:
             raise RefusedHead(error_response.LONG)
-        self._state.newcomers.pop(self, None)
-        self._upgrades = parser.should_upgrade() and method != "CONNECT"
+        version, goes_on = parser.get_http_version(), parser.should_keep_alive()
+        exchange = Exchange(state, self)
+        exchange.request = request = HttpRequest(
+            parser.get_method().decode(), self._url, headers, version, self._peer, exchange
+        )
+        fields = request.fields
+        if len(fields) != len(headers):  # of what a list holds, all counts
+            fields = _joined(headers)
+        # RFC 9112, 2.3, 3.2 and 6.1.
+        host, coding = fields.get(b"host"), fields.get(b"transfer-encoding")
+        if version != "1.1" and (version != "1.0" or coding):
+            raise RefusedHead(error_response.VERSION)
+        if host is None:
+            if version == "1.1":
+                raise RefusedHead(error_response.HOST)
+        elif host != self._host:
+            if _HOST.fullmatch(host) is None:
+                raise RefusedHead(error_response.HOST)
+            self._host = host
+        if coding and coding.lower() != b"chunked":
+            raise RefusedHead(error_response.CODING)
+        if self in state.newcomers:
+            del state.newcomers[self]
+        self._upgrades = parser.should_upgrade() and request.method != "CONNECT"
         if self._upgrades:
             return
-        if self._crowded and url not in self._state.health:
+        if self._crowded and self._url not in state.health:
             raise RefusedHead(error_response.CROWDED)
-        if self._via and via_header.loops(self._via):
-            raise RefusedHead(error_response.LOOP)
-        state = self._state
-        unqueued = self._active is None and not self.writing_paused and parser.should_keep_alive()
-        if state.overloaded and unqueued and state.refuses_unread(parser.get_method(), url):
+        via = fields.get(b"via")
+        if via:
+            if via_header.loops(via):
+                raise RefusedHead(error_response.LOOP)
+            exchange.via = via
+        unqueued = self._active is None and not self.writing_paused and goes_on
+        if state.overloaded and unqueued and state.refuses_unread(request.method, self._url):
             self._place, self._overloaded = BODY, True
             return
-        keep_alive = version == "1.1" and parser.should_keep_alive() and not self._crowded
-        expects_continue = self._expects_continue and version == "1.1"
-        exchange = Exchange(state, self, keep_alive, expects_continue)
-        exchange.request = request_of(self._peer, method, url, self._headers, version, exchange)
-        exchange.via = self._via
-        self._begin(exchange)
+        exchange.keep_alive = version == "1.1" and goes_on and not self._crowded
+        if version == "1.1" and fields.get(b"expect", b"").lower() == b"100-continue":
+            exchange.expects_continue = True
+        self._place, self._receiving = BODY, exchange
+        if self._active is None:
+            self._active = exchange
+        else:
+            self._queue.append(exchange)
+            self._hold()
 
     def on_body(self, body: bytes) -> None:
         self._fed = True
@@ -451,3 +427,11 @@ class HttpConnection(asyncio.Protocol):
             self._timer.stop()
         elif self._active is None:  # answered before its body was complete
             self._timer.after(time_limits.KEEP_ALIVE_SECONDS)
+
+
+def _joined(headers: Headers) -> dict[bytes, bytes]:
+    """The headers by name; several of one name are one list (RFC 9110, 5.3)."""
+    fields: dict[bytes, bytes] = {}
+    for name, value in headers:
+        fields[name] = b"%b, %b" % (fields[name], value) if name in fields else value
+    return fields

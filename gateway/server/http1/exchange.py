@@ -83,7 +83,7 @@ class HttpServerState(ServerState):
         self.date_header = DateHeader()
         self._refuses = refuses
 
-    def refuses_unread(self, method: bytes, raw_path: bytes) -> bool:
+    def refuses_unread(self, method: str, raw_path: bytes) -> bool:
         """Whether to refuse a request after only its head was read.
 
         That is much cheaper than to have the handler refuse it.
@@ -91,7 +91,7 @@ class HttpServerState(ServerState):
         return (
             self._refuses is not None
             and not self.leaving
-            and method == b"POST"
+            and method == "POST"
             and self._refuses(raw_path)
         )
 
@@ -119,9 +119,6 @@ class ExchangeConnection(Protocol):
             MemoryExhausted: The budget does not allow it.
         """
 
-    def leaving(self) -> bool:
-        """Whether responses ask clients to close the connection."""
-
     def response_complete(self, exchange: Exchange) -> None:
         """Start the next queued request, or close."""
 
@@ -134,22 +131,18 @@ class Exchange:
     """
 
     __slots__ = (
-        "_bodiless", "_cancelled", "_chunked", "_chunks", "_connection", "_continue", "_received",
-        "_refused", "_running", "_state", "_waiter", "begun", "buffered", "complete", "done",
-        "gone", "keep_alive", "lease", "request", "started", "task", "via",
+        "_bodiless", "_cancelled", "_chunked", "_chunks", "_connection", "_received", "_refused",
+        "_running", "_state", "_waiter", "begun", "buffered", "complete", "done",
+        "expects_continue", "gone", "keep_alive", "lease", "request", "started", "task", "via",
     )  # fmt: skip
     request: HttpRequest
 
-    def __init__(
-        self,
-        state: HttpServerState,
-        connection: ExchangeConnection,
-        keep_alive: bool,
-        expects_continue: bool,
-    ) -> None:
+    def __init__(self, state: HttpServerState, connection: ExchangeConnection) -> None:
         self._state, self._connection = state, connection
         #: Whether another request may follow on the connection.
-        self.keep_alive = keep_alive
+        self.keep_alive = True
+        #: Whether the client waits for ``100 Continue`` before it sends the body.
+        self.expects_continue = False
         #: Whether the handler was called, and the task that waits for it, if it waits.
         self.started = False
         self.task: asyncio.Task[None] | None = None
@@ -166,7 +159,6 @@ class Exchange:
         self.done = False
         #: Whether the client has disconnected.
         self.gone = False
-        self._continue = expects_continue
         self._chunks: list[bytes] = []
         self._running = self._cancelled = False
         self._refused = False  # there was no memory for the response
@@ -183,7 +175,8 @@ class Exchange:
         context = Context()
         answer = context.run(self._call)
         if answer is None:
-            self.release()
+            if self.lease is not None:
+                self.lease.release()
             return
         self._state.requests.add(self)
         task = self._connection.loop.create_task(self._finish(answer), context=context)
@@ -191,7 +184,10 @@ class Exchange:
 
     def _call(self) -> Answer | None:
         """Call the handler, and send a response that is whole; return any other answer."""
-        CURRENT.set(self.count())
+        lease = self.lease
+        if lease is None:
+            lease = self.lease = Lease(self._connection.memory)
+        CURRENT.set(lease)
         if self.via:
             via_header.CURRENT.set(self.via.decode("latin-1"))
         try:
@@ -279,12 +275,13 @@ class Exchange:
                 self.count().reserve(size)
             self._chunks.append(body)
             self.buffered += size
-            self._wake()
+            if self._waiter is not None:
+                self._wake()
 
     def count(self) -> Lease:
         """The memory that the request holds."""
         if self.lease is None:
-            self.lease = self._connection.memory.lease()
+            self.lease = Lease(self._connection.memory)
         return self.lease
 
     def release(self) -> None:
@@ -295,17 +292,19 @@ class Exchange:
     def end(self) -> None:
         """Mark the request's body as complete."""
         self.complete = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def whole(self) -> bytes | None:
         if not self.complete:
             return None
-        self._continue = False
-        return self._taken()
+        self.expects_continue = False
+        chunks, self._chunks, self.buffered = self._chunks, [], 0
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def part(self) -> bytes:
-        if self._continue and not self.begun:
-            self._continue = False
+        if self.expects_continue and not self.begun:
+            self.expects_continue = False
             self._send_continue()
         while not (self._chunks or self.complete):
             if self.gone or self.done:
@@ -318,9 +317,6 @@ class Exchange:
                 self._waiter = None
         if self.gone or self.done:
             raise ClientDisconnected
-        return self._taken()
-
-    def _taken(self) -> bytes:
         chunks, self._chunks, self.buffered = self._chunks, [], 0
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -346,7 +342,7 @@ class Exchange:
 
     def _head(self, status: int, headers: Headers, length: int | None) -> bytes:
         """Encode the head of a response; without a ``length`` its end is not known."""
-        self._note_status(status)
+        self._bodiless = self.request.method == "HEAD" or status in BODILESS
         lines = [STATUS_LINES[status], self._state.date_header.line()]
         for name, value in headers:
             if name == b"connection" and b"close" in value.lower():
@@ -363,15 +359,12 @@ class Exchange:
             else:
                 self.keep_alive = False  # the body ends with the connection
         # Without 100 Continue the client may or may not send the body: the connection must close.
-        if self._continue or self._connection.leaving():
+        if self.expects_continue or self._state.leaving:
             self.keep_alive = False
         head = b"".join(lines)
         if not head.count(b"\n") == head.count(b"\r") == len(lines):
             raise RuntimeError("a response header holds a line break")
         return head + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
-
-    def _note_status(self, status: int) -> None:
-        self._bodiless = self.request.method == "HEAD" or status in BODILESS
 
     def _write_part(self, head: bytes, body: Buffer, more: bool) -> None:
         if self._bodiless:
@@ -388,7 +381,8 @@ class Exchange:
         self.begun = True
         if not more:
             self.done = True
-            self._wake()
+            if self._waiter is not None:
+                self._wake()
             self._connection.response_complete(self)
 
     def _write(self, before: bytes, body: Buffer, more: bool) -> None:

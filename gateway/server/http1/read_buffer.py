@@ -28,7 +28,7 @@ class ReadBuffer:
         #: Whether slices wait for ``resume``.
         self.held = False
 
-    def receive(self, data: bytes) -> None:
+    def receive(self, data: bytes | memoryview) -> None:
         self._unread = memoryview(data)
         self._pause()
         self._next()

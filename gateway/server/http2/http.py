@@ -10,13 +10,13 @@ from functools import partial
 from typing import NamedTuple
 
 from modelport.gateway.errors import MemoryExhausted
-from modelport.gateway.protocols.http_message import Headers, Peer
+from modelport.gateway.protocols.http_message import Headers, HttpRequest, Peer
 from modelport.gateway.runtime.request_memory import Lease
 from modelport.gateway.server.http1 import error_response
 from modelport.gateway.server.http1.error_response import ErrorResponse
 from modelport.gateway.server.http1.exchange import BODILESS, Exchange, HttpServerState
+from modelport.gateway.server.http1.peer import peer_of
 from modelport.gateway.server.http1.read_buffer import HIGH_WATER_BYTES
-from modelport.gateway.server.http1.request_head import peer_of, request_of
 from modelport.gateway.server.http2.connection import ServerConnection, ServerStream
 from modelport.gateway.wire import via_header
 from modelport.gateway.wire.http2 import frames
@@ -75,9 +75,6 @@ class HttpStream(ServerStream):
         if not self.remote_closed and self.receive_window < STREAM_WINDOW_BYTES // 2:
             increment = self.replenish(STREAM_WINDOW_BYTES)
             self.connection.writer.write(frames.window_update(self.number, increment))
-
-    def leaving(self) -> bool:
-        return False
 
     def cut_off(self) -> None:
         self.connection.cancel_stream(self, ErrorCode.INTERNAL_ERROR)
@@ -139,12 +136,12 @@ class Http2Exchange(Exchange):
 
     def __init__(self, stream: HttpStream, head: HttpHead) -> None:
         connection = stream.connection
-        super().__init__(connection.state, stream, True, head.expects_continue)
+        super().__init__(connection.state, stream)
+        self.expects_continue = head.expects_continue
         self._stream = stream
         self.via = head.via
-        self.request = request_of(
-            connection.request_peer, head.method, head.target, list(head.headers), "2", self
-        )
+        peer, fields = connection.request_peer, list(head.headers)
+        self.request = HttpRequest(head.method, head.target, fields, "2", peer, self)
 
     def _send_continue(self) -> None:
         self._stream.connection.writer.write(frames.headers(self._stream.number, _CONTINUE))
@@ -153,7 +150,7 @@ class Http2Exchange(Exchange):
         self._stream.cut_off()
 
     def _head(self, status: int, headers: Headers, length: int | None) -> bytes:
-        self._note_status(status)
+        self._bodiless = self.request.method == "HEAD" or status in BODILESS
         block = [b"\x88" if status == 200 else literal(b":status", b"%d" % status)]
         block.append(literal(b"date", self._state.date_header.value()))
         for name, value in headers:
@@ -247,7 +244,7 @@ class Http2ServerConnection(ServerConnection[HttpHead, HttpStream]):
             self.leave()
         elif head.via and via_header.loops(head.via):
             stream.refuse(error_response.LOOP)
-        elif self.state.overloaded and self.state.refuses_unread(method.encode("latin-1"), path):
+        elif self.state.overloaded and self.state.refuses_unread(method, path):
             stream.refuse(error_response.OVERLOADED)
         else:
             if ends:

@@ -13,7 +13,7 @@ from fastapi import Request
 from modelport.gateway.errors import InvalidArgument, MemoryExhausted
 from modelport.gateway.protocols import request_body
 from modelport.gateway.protocols.asgi import scope_of
-from modelport.gateway.runtime.request_memory import CURRENT, RequestMemory
+from modelport.gateway.runtime.request_memory import CURRENT, Lease, RequestMemory
 from modelport.gateway.wire import inflation
 from tests.gateway.server.handlers import ArrivingBody, WholeBody, request_of
 
@@ -60,7 +60,7 @@ async def test_the_inflated_size_alone_decides_whatever_the_body_holds(period: i
 
 async def test_a_bomb_is_inflated_no_further_than_the_limit() -> None:
     bomb = gzip.compress(b"0" * (8 * LIMIT), 1)
-    lease = RequestMemory(1 << 40).connection().lease()
+    lease = Lease(RequestMemory(1 << 40).connection())
     token = CURRENT.set(lease)
     try:
         with pytest.raises(InvalidArgument, match="--http-max-input-size"):
@@ -88,7 +88,7 @@ async def test_a_body_past_the_models_bound_is_refused_unread() -> None:
 
 
 async def test_what_is_inflated_counts_in_the_budget() -> None:
-    lease = RequestMemory(2_000_000).connection().lease()
+    lease = Lease(RequestMemory(2_000_000).connection())
     token = CURRENT.set(lease)
     try:
         with pytest.raises(MemoryExhausted):
@@ -106,5 +106,5 @@ def test_to_inflate_takes_time_in_proportion() -> None:
 async def test_no_option_raises_the_limit_of_a_request_without_tensors() -> None:
     request = request_of("POST", "/", [], WholeBody(b"x" * (request_body.CONTROL_BYTES + 1)))
     with pytest.raises(InvalidArgument, match="larger than 262144 bytes, but no") as refused:
-        await request_body.read_control(Request(scope_of(request)))
+        await request_body.read_control(Request(scope_of(request, "/")))
     assert "--http-max-input-size" not in str(refused.value)

@@ -10,7 +10,7 @@ import pytest
 
 from modelport.gateway.errors import InvalidArgument, TimedOut
 from modelport.gateway.runtime import offload
-from modelport.gateway.runtime.request_memory import CURRENT, RequestMemory, reserve
+from modelport.gateway.runtime.request_memory import CURRENT, Lease, RequestMemory, reserve
 from modelport.gateway.types import Deadline
 
 
@@ -70,7 +70,7 @@ def test_what_is_done_at_once_has_no_end_but_its_own() -> None:
 
 
 async def test_what_the_work_reserves_is_the_requests() -> None:
-    lease = RequestMemory(1000).connection().lease()
+    lease = Lease(RequestMemory(1000).connection())
     token = CURRENT.set(lease)
     try:
         await offload.run(lambda: reserve(10))

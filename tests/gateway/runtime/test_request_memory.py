@@ -12,7 +12,7 @@ import pytest
 from modelport.gateway.errors import InvalidArgument, MemoryExhausted
 from modelport.gateway.protocols.response_encoding import JSON_BYTES, encode
 from modelport.gateway.runtime import request_memory
-from modelport.gateway.runtime.request_memory import CURRENT, RequestMemory
+from modelport.gateway.runtime.request_memory import CURRENT, Lease, RequestMemory
 from modelport.gateway.settings import MIN_REQUEST_MEMORY, Settings, request_memory_bytes
 from modelport.gateway.telemetry.metrics import memory_families
 from modelport.gateway.types import NO_DEADLINE, Datatype, Tensor
@@ -29,7 +29,7 @@ from modelport.gateway.wire.proto import grpc_service_pb2, tensorflow_pb2
 
 def test_a_request_past_the_budget_is_refused_and_holds_nothing_more() -> None:
     memory = RequestMemory(1000)
-    lease = memory.connection().lease()
+    lease = Lease(memory.connection())
     lease.reserve(400)
     with pytest.raises(MemoryExhausted):
         lease.reserve(101)  # the connection's share is one half
@@ -41,7 +41,7 @@ def test_a_request_past_the_budget_is_refused_and_holds_nothing_more() -> None:
 
 def test_connections_share_the_budget_of_the_process() -> None:
     memory = RequestMemory(1000)
-    leases = [memory.connection().lease() for _ in range(3)]
+    leases = [Lease(memory.connection()) for _ in range(3)]
     leases[0].reserve(500)
     leases[1].reserve(500)
     with pytest.raises(MemoryExhausted):
@@ -53,7 +53,7 @@ def test_connections_share_the_budget_of_the_process() -> None:
 
 def test_work_that_outlives_its_request_holds_nothing() -> None:
     memory = RequestMemory(1000)
-    lease = memory.connection().lease()
+    lease = Lease(memory.connection())
     lease.reserve(100)
     lease.release()
     lease.reserve(100)
@@ -66,7 +66,7 @@ def test_work_that_outlives_its_request_holds_nothing() -> None:
 def test_what_is_released_is_the_connections_again() -> None:
     connection = RequestMemory(1000).connection()
     for _ in range(100):
-        lease = connection.lease()
+        lease = Lease(connection)
         lease.reserve(500)
         lease.release()
     assert connection.used_bytes == 0
@@ -75,7 +75,7 @@ def test_what_is_released_is_the_connections_again() -> None:
 def test_decoders_reserve_for_the_request_of_the_running_task() -> None:
     request_memory.reserve(1 << 60)  # outside of a request nobody counts
     memory = RequestMemory(1000)
-    lease = memory.connection().lease()
+    lease = Lease(memory.connection())
     token = CURRENT.set(lease)
     try:
         request_memory.reserve(300)
@@ -89,7 +89,7 @@ def test_decoders_reserve_for_the_request_of_the_running_task() -> None:
 def test_long_arrays_of_json_are_reserved_as_they_are_decoded() -> None:
     array = LongArray()
     array.add([0] * 100)
-    lease = RequestMemory(2000).connection().lease()
+    lease = Lease(RequestMemory(2000).connection())
     token = CURRENT.set(lease)
     try:
         assert array.array(np.dtype(np.float64)).shape == (100,)
@@ -106,7 +106,7 @@ def test_threads_lose_no_byte() -> None:
     def work() -> None:
         connection = memory.connection()
         for _ in range(2000):
-            lease = connection.lease()
+            lease = Lease(connection)
             lease.reserve(3)
             lease.release()
 
@@ -126,7 +126,7 @@ def test_workers_share_what_is_given() -> None:
 
 def test_use_and_refusals_are_metrics() -> None:
     memory = RequestMemory(1000)
-    lease = memory.connection().lease()
+    lease = Lease(memory.connection())
     lease.reserve(10)
     with pytest.raises(MemoryExhausted):
         lease.reserve(1000)
@@ -143,7 +143,7 @@ def test_use_and_refusals_are_metrics() -> None:
 async def test_a_large_reply_is_reserved_while_it_is_written_and_refused_without_memory() -> None:
     tensor = Tensor("y", Datatype.FP32, np.zeros(100_000, np.float32))
     memory = RequestMemory(2 * 100_000 * JSON_BYTES)
-    lease = memory.connection().lease()
+    lease = Lease(memory.connection())
     token = CURRENT.set(lease)
     try:
         held = await encode(lambda: lease.size, [tensor], NO_DEADLINE)
@@ -179,7 +179,7 @@ def strings_of_a_tensor(count: int) -> int:
 @pytest.mark.parametrize("decode", [rows_of_json, typed_contents, strings_of_a_tensor])
 def test_what_a_large_request_is_decoded_to_is_reserved(decode: Callable[[int], int]) -> None:
     memory = RequestMemory(1 << 30)
-    lease = memory.connection().lease()
+    lease = Lease(memory.connection())
     token = CURRENT.set(lease)
     try:
         assert decode(50_000) == lease.size

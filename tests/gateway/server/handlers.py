@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from urllib.parse import unquote
 
 import httpx
 
@@ -83,12 +82,10 @@ class ArrivingBody:
         return await anext(self._parts, b"")
 
 
-def request_of(
-    method: str, path: str, headers: Headers, body: RequestBody, query: bytes = b""
-) -> HttpRequest:
+def request_of(method: str, target: str, headers: Headers, body: RequestBody) -> HttpRequest:
     """Make a request of a connection that is not known."""
     peer = Peer("http", None, None, UNKNOWN_CONNECTION, PROCESS.connection())
-    return HttpRequest(method, unquote(path), path.encode(), query, headers, "1.1", peer, body)
+    return HttpRequest(method, target.encode(), headers, "1.1", peer, body)
 
 
 class HandlerTransport(httpx.AsyncBaseTransport):
@@ -99,10 +96,9 @@ class HandlerTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         assert isinstance(request.stream, httpx.AsyncByteStream)
-        target, _, query = request.url.raw_path.partition(b"?")
         headers = [(name.lower(), value) for name, value in request.headers.raw]
         body = ArrivingBody(aiter(request.stream))
-        asked = request_of(request.method, target.decode(), headers, body, query)
+        asked = request_of(request.method, request.url.raw_path.decode(), headers, body)
         found = await finished(self._handler(asked))
         content = bytes(found.body)
         if found.parts is not None:

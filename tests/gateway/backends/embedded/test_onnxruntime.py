@@ -608,6 +608,28 @@ def test_unloading_ends_the_threads(tmp_path: Path) -> None:
     assert [t for t in made if t.is_alive() and t.name.startswith("m-1")] == []
 
 
+@pytest.mark.parametrize(
+    ("milliseconds", "cores", "text", "inline"),
+    [
+        (0.05, 4, "", True),
+        (0.05, 4, "dynamic_batching {}", True),
+        (0.5, 4, "", False),  # meanwhile the loop would have another core
+        (0.5, 1, "", True),
+        (0.5, 1, "dynamic_batching {}", False),  # meanwhile a batch would gather
+        (3, 1, "", False),
+    ],
+)
+def test_a_run_is_made_on_the_event_loop_where_a_thread_would_gain_nothing(
+    milliseconds: float, cores: int, text: str, inline: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    timed = warmup._timed
+    monkeypatch.setattr(warmup, "_timed", lambda *run: (timed(*run)[0], milliseconds / 1000))
+    models.multiply(tmp_path / "1" / "model.onnx")
+    backend = load(artifact(tmp_path / "1", text)._replace(threads=cores))
+    assert backend.execution.inline(InferRequest("m", [fp32([[1, 2, 3, 4]])])) is inline
+
+
 def test_a_run_that_is_long_for_its_input_does_not_hold_the_event_loop(tmp_path: Path) -> None:
     """Warm in microseconds, then 300 ms: the time depends on the value, not on the size."""
     models.count_up(tmp_path / "model.onnx")

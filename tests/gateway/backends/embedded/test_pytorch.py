@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from modelport.gateway.backends.embedded import pytorch, warmup
+from modelport.gateway.backends.embedded import embedded_backend, pytorch
 from modelport.gateway.backends.embedded.pytorch_archives import open_exported, open_torchscript
 from modelport.gateway.errors import (
     IntegrityError,
@@ -321,7 +321,7 @@ def scripted(folder: Path, module: nn.Module) -> Path:
 def test_a_loop_that_a_value_decides_over_never_runs_on_the_event_loop(
     module: nn.Module, inline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warmup, "INLINE_SECONDS", 1.0)  # however busy the machine is
+    monkeypatch.setattr(embedded_backend, "INLINE_SECONDS", 1.0)  # however busy the machine is
     backend = load(scripted(tmp_path / "1", module), XY)
     assert (backend._infer._inline_elements > 0) is inline
 
