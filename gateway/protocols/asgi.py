@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
@@ -39,10 +40,9 @@ def handler_of(app: App) -> Callable[[HttpRequest, str], Awaitable[HttpResponse]
 
         async def receive() -> Message:
             try:
-                part = await request.body.part()
+                return {"type": "http.request", "body": await request.body.read(sys.maxsize)}
             except ClientDisconnected:
                 return {"type": "http.disconnect"}
-            return {"type": "http.request", "body": part, "more_body": bool(part)}
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -44,10 +44,10 @@ class RequestBody(Protocol):
     """The body of a request, which may still be on its way."""
 
     def whole(self) -> bytes | None:
-        """Take the body; None if it is not complete, and ``part`` waits for it."""
+        """Take the body; None if it is not complete, and ``read`` waits for it."""
 
-    async def part(self) -> bytes:
-        """Wait for the next part of the body, which is empty at its end.
+    async def read(self, most: int) -> bytes:
+        """Wait for the whole body; of one that is longer than ``most``, for more than that.
 
         Raises:
             ClientDisconnected: There is no more, although the body is not complete.

@@ -66,11 +66,8 @@ async def _read(
         stated = request.fields.get(b"content-length", b"")
         size = int(stated) if stated.isdigit() and len(stated) < 20 else 0
         if size <= most:
-            parts, size = [], 0
-            while size <= most and (part := await request.body.part()):
-                parts.append(part)
-                size += len(part)
-            body = parts[0] if len(parts) == 1 else b"".join(parts)
+            body = await request.body.read(most)
+            size = len(body)
     else:
         size = len(body)
     if body is None or size > most:

@@ -18,6 +18,7 @@ from collections import deque
 
 import httptools
 
+from modelport.gateway.errors import MemoryExhausted
 from modelport.gateway.protocols.http_message import Headers, HttpRequest
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.runtime.timer_wheel import MovableTimer
@@ -63,6 +64,7 @@ class HttpConnection(asyncio.Protocol):
         self._host: bytes | None = None  # the last valid Host of the connection
         self._begun = 0  # requests that begin in this segment
         self._stray_bytes = 0  # since its head, or the last byte of its body
+        self._left = 0  # of a body of known length, behind the segment of its head
         self._segment_bytes = self._head_bytes = 0  # here, and of its head in earlier segments
         self._receiving: Exchange | None = None
         self._overloaded = False  # it is refused, and its body discarded
@@ -96,6 +98,10 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes | memoryview) -> None:
         if self._closing:
             return
+        if self._left and self._error is None:
+            data = self._receive_body(data)
+            if not data:
+                return
         if len(data) > SLICE_BYTES:
             self._read_buffer.receive(data)
             return
@@ -123,6 +129,26 @@ class HttpConnection(asyncio.Protocol):
         # Not within the parser, which hides what is raised; and one request of a segment only, so
         # that the event loop serves other connections before the next one.
         self._start_next()
+
+    def _receive_body(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Take what belongs to the body, which the parser need not see; return the rest."""
+        assert self._receiving is not None
+        rest = data[self._left :]
+        try:
+            self._receiving.add(data if not rest else data[: self._left])
+        except MemoryExhausted:
+            self._reject(error_response.SCARCE)
+            return b""
+        self._left -= len(data) - len(rest)
+        self._fed = True
+        if self._left:
+            self._await_body()
+        else:
+            self._parser = httptools.HttpRequestParser(self)  # the other waits for the body's end
+            self.on_message_complete()
+        if not rest:
+            self._start_next()
+        return rest
 
     def _become_http2(self, data: bytes) -> None:
         """Hand the connection over, to a client with prior knowledge (RFC 9113, 3.3) or ALPN."""
@@ -240,7 +266,7 @@ class HttpConnection(asyncio.Protocol):
         self._stray_bytes = 0 if self._fed else self._stray_bytes + self._segment_bytes
         if self._stray_bytes > MAX_HEAD_BYTES:
             self._reject(error_response.LONG)
-        elif exchange.buffered > HIGH_WATER_BYTES and not exchange.done:
+        elif exchange.buffered > HIGH_WATER_BYTES and not (exchange.done or exchange.receiving):
             self._hold()
         elif not self._read_buffer.held:
             self._timer.after(time_limits.BODY_IDLE_SECONDS)
@@ -399,6 +425,9 @@ class HttpConnection(asyncio.Protocol):
         exchange.keep_alive = version == "1.1" and goes_on and not self._crowded
         if version == "1.1" and fields.get(b"expect", b"").lower() == b"100-continue":
             exchange.expects_continue = True
+        length = fields.get(b"content-length")
+        if length and not coding:
+            self._left = int(length)
         self._place, self._receiving = BODY, exchange
         if self._active is None:
             self._active = exchange
@@ -408,10 +437,13 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._fed = True
+        if self._left:
+            self._left -= len(body)
         if self._receiving is not None:
             self._receiving.add(body)
 
     def on_message_complete(self) -> None:
+        self._left = 0
         if self._upgrades:
             return
         if self._overloaded:

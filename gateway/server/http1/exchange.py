@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import aclosing
 from contextvars import Context
 from email.utils import formatdate
+from io import BytesIO
 from typing import Protocol
 
 import structlog
@@ -31,8 +32,6 @@ from modelport.gateway.wire.raw_tensors import Buffer
 
 log = structlog.get_logger("modelport.http")
 
-#: Overhead of the object that holds one chunk of a body.
-PIECE_BYTES = 64
 #: Smaller requests do not count against the memory budget.
 UNCOUNTED_BYTES = 4096
 #: A body up to this size is joined with its head; a larger one is written without a copy.
@@ -131,8 +130,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "_bodiless", "_cancelled", "_chunked", "_chunks", "_connection", "_received", "_refused",
-        "_running", "_state", "_waiter", "begun", "buffered", "complete", "done",
+        "_bodiless", "_body", "_cancelled", "_chunked", "_connection", "_joined", "_most",
+        "_received", "_refused", "_running", "_state", "_waiter", "begun", "buffered", "complete",
+        "done",
         "expects_continue", "gone", "keep_alive", "lease", "request", "started", "task", "via",
     )  # fmt: skip
     request: HttpRequest
@@ -151,7 +151,10 @@ class Exchange:
         #: The ``via`` header: gateways that the request passed through.
         self.via = b""
         self._received = 0
-        #: Size of the body's chunks that wait for the handler, and whether the body is complete.
+        #: The body as far as it waits for the handler: its only part, or its parts joined, which
+        #: ``BytesIO`` gives without a copy. Then its size, and whether it is complete.
+        self._body = b""
+        self._joined: BytesIO | None = None
         self.buffered = 0
         self.complete = False
         #: Whether the response's head was sent, and whether all of it was.
@@ -159,10 +162,11 @@ class Exchange:
         self.done = False
         #: Whether the client has disconnected.
         self.gone = False
-        self._chunks: list[bytes] = []
         self._running = self._cancelled = False
         self._refused = False  # there was no memory for the response
+        #: Of the handler, until the body is complete or larger than this.
         self._waiter: asyncio.Future[None] | None = None
+        self._most = 0
         self._bodiless = self._chunked = False
 
     # -- the handler ----------------------------------------------------------------------------
@@ -262,21 +266,28 @@ class Exchange:
 
     # -- the request ----------------------------------------------------------------------------
 
-    def add(self, body: bytes) -> None:
-        """Append a chunk of the request's body.
+    def add(self, body: Buffer) -> None:
+        """Append a part of the request's body.
 
         Raises:
             MemoryExhausted: The request would exceed the memory budget.
         """
-        if not self.done:
-            size = len(body) + PIECE_BYTES
-            self._received += size
-            if self._received > UNCOUNTED_BYTES:
-                self.count().reserve(size)
-            self._chunks.append(body)
-            self.buffered += size
-            if self._waiter is not None:
-                self._wake()
+        if self.done:
+            return
+        size = len(body)
+        self._received += size
+        if self._received > UNCOUNTED_BYTES:
+            self.count().reserve(size)
+        if not self.buffered:
+            self._body = bytes(body)
+        elif self._joined is None:
+            self._joined = BytesIO()
+            self._joined.writelines((self._body, body))
+        else:
+            self._joined.write(body)
+        self.buffered += size
+        if self._waiter is not None and self.buffered > self._most:
+            self._wake()
 
     def count(self) -> Lease:
         """The memory that the request holds."""
@@ -299,26 +310,30 @@ class Exchange:
         if not self.complete:
             return None
         self.expects_continue = False
-        chunks, self._chunks, self.buffered = self._chunks, [], 0
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return self._body if self._joined is None else self._taken()
 
-    async def part(self) -> bytes:
+    async def read(self, most: int) -> bytes:
+        self._most = most
         if self.expects_continue and not self.begun:
             self.expects_continue = False
             self._send_continue()
-        while not (self._chunks or self.complete):
+        while not (self.complete or self.buffered > most):
             if self.gone or self.done:
                 raise ClientDisconnected
-            self._connection.resume_reading()
             self._waiter = self._connection.loop.create_future()
+            self._connection.resume_reading()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
         if self.gone or self.done:
             raise ClientDisconnected
-        chunks, self._chunks, self.buffered = self._chunks, [], 0
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        body = self._body if self._joined is None else self._joined.getvalue()
+        self._body, self._joined, self.buffered = b"", None, 0
+        return body
 
     @property
     def receiving(self) -> bool:

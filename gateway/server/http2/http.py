@@ -88,11 +88,11 @@ class HttpStream(ServerStream):
             return
         self.touched_at = self.loop.time()
         try:
-            self.exchange.add(bytes(part))
+            self.exchange.add(part)
         except MemoryExhausted:
             self.refuse(error_response.SCARCE)
             return
-        if self.exchange.buffered < HIGH_WATER_BYTES:
+        if self.exchange.receiving or self.exchange.buffered < HIGH_WATER_BYTES:
             self.resume_reading()
 
     def on_end(self) -> None:

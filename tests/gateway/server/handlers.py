@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable
 
 import httpx
@@ -23,11 +24,8 @@ Respond = Callable[[HttpRequest, bytes], HttpResponse]
 
 
 async def body_of(request: HttpRequest) -> bytes:
-    """Wait for the whole body, part by part."""
-    body = b""
-    while part := await request.body.part():
-        body += part
-    return body
+    """Wait for the whole body."""
+    return await request.body.read(sys.maxsize)
 
 
 def on_body(respond: Respond) -> Handler:
@@ -64,9 +62,8 @@ class WholeBody:
     def whole(self) -> bytes | None:
         return self._content
 
-    async def part(self) -> bytes:
-        content, self._content = self._content, b""
-        return content
+    async def read(self, most: int) -> bytes:
+        return self._content
 
 
 class ArrivingBody:
@@ -78,8 +75,13 @@ class ArrivingBody:
     def whole(self) -> bytes | None:
         return None
 
-    async def part(self) -> bytes:
-        return await anext(self._parts, b"")
+    async def read(self, most: int) -> bytes:
+        body = b""
+        async for part in self._parts:
+            body += part
+            if len(body) > most:
+                break
+        return body
 
 
 def request_of(method: str, target: str, headers: Headers, body: RequestBody) -> HttpRequest:
