@@ -40,7 +40,7 @@ def handler_of(app: App) -> Callable[[HttpRequest, str], Awaitable[HttpResponse]
 
         async def receive() -> Message:
             try:
-                return {"type": "http.request", "body": await request.body.read(sys.maxsize)}
+                return {"type": "http.request", "body": bytes(await request.body.read(sys.maxsize))}
             except ClientDisconnected:
                 return {"type": "http.disconnect"}
 

@@ -60,10 +60,10 @@ async def exchange(
 ) -> HttpResponse:
     """Pass the event's data to ``answer``, and make an event of its response.
 
-    The request's headers become those of the data. The limits are those of ``request_body.read``.
+    The request's headers become those of the data. The limits are those of ``request_body.take``.
 
     Raises:
-        InvalidArgument: The event is malformed, or as ``request_body.read``.
+        InvalidArgument: The event is malformed, or as ``request_body.take``.
     """
     headers, source = request.fields, f"io.kserve.inference.{quote(model)}"
     structured = headers.get(_CONTENT_TYPE, b"").startswith(STRUCTURED)
@@ -81,7 +81,7 @@ async def exchange(
             )
         # The data may be base64.
         most = None if bound is None else bound * 4 // 3 + ENVELOPE_BYTES
-    data = await finished(request_body.read(request, limit, deadline, most))
+    data = await request_body.read(request, limit, deadline, most)
     if structured:
         work = partial(_opened, data)
         data = await offload.run(work, deadline) if len(data) > offload.INLINE_BYTES else work()

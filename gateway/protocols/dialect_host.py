@@ -14,7 +14,6 @@ from modelport.gateway.protocols.prediction.predictor import Predictor
 from modelport.gateway.protocols.request_body import read as read_body
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
-from modelport.gateway.types import finished
 
 
 @dataclass(eq=False)
@@ -49,5 +48,4 @@ class DialectHost:
         Raises:
             InvalidArgument: it is larger, or not in the coding that it claims.
         """
-        body = read_body(request, self.max_input_bytes)
-        return await finished(body)
+        return await read_body(request, self.max_input_bytes)

@@ -43,10 +43,10 @@ class Peer(NamedTuple):
 class RequestBody(Protocol):
     """The body of a request, which may still be on its way."""
 
-    def whole(self) -> bytes | None:
+    def whole(self) -> Buffer | None:
         """Take the body; None if it is not complete, and ``read`` waits for it."""
 
-    async def read(self, most: int) -> bytes:
+    async def read(self, most: int) -> Buffer:
         """Wait for the whole body; of one that is longer than ``most``, for more than that.
 
         Raises:

@@ -12,8 +12,9 @@ from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.protocols.asgi import REQUEST
 from modelport.gateway.protocols.http_message import Answer, HttpRequest, HttpResponse
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import NO_DEADLINE, Deadline, finished
+from modelport.gateway.types import NO_DEADLINE, Deadline
 from modelport.gateway.wire import inflation
+from modelport.gateway.wire.raw_tensors import Buffer
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -29,10 +30,12 @@ HEADER_LENGTH = b"inference-header-content-length"
 _NOT_JSON = {b"content-encoding", HEADER_LENGTH}
 
 
-def read(
+def take(
     request: HttpRequest, limit: int, deadline: Deadline = NO_DEADLINE, bound: int | None = None
-) -> bytes | Awaitable[bytes]:
+) -> Buffer | Awaitable[Buffer]:
     """Read the request's body and undo its content coding; at once if nothing is to wait for.
+
+    A body that came in parts is a memoryview.
 
     Args:
         limit: Size limit, before and after decompression.
@@ -47,21 +50,29 @@ def read(
     most = limit if bound is None else min(limit, bound)
     body, encoding = request.body.whole(), request.fields.get(b"content-encoding")
     if body is None or (encoding and encoding.strip().lower() != b"identity"):
-        return _read(request, body, encoding, most, limit, deadline, bound)
+        return _arriving(request, body, encoding, most, limit, deadline, bound)
     if len(body) > most:
         raise _too_large(most, limit, request.fields, len(body))
     return body
 
 
-async def _read(
+async def read(
+    request: HttpRequest, limit: int, deadline: Deadline = NO_DEADLINE, bound: int | None = None
+) -> bytes:
+    """Read the request's body as ``take``, and copy it if it came in parts."""
+    body = take(request, limit, deadline, bound)
+    return bytes(body if isinstance(body, bytes | memoryview) else await body)
+
+
+async def _arriving(
     request: HttpRequest,
-    body: bytes | None,
+    body: Buffer | None,
     encoding: bytes | None,
     most: int,
     limit: int,
     deadline: Deadline,
     bound: int | None,
-) -> bytes:
+) -> Buffer:
     if body is None:
         stated = request.fields.get(b"content-length", b"")
         size = int(stated) if stated.isdigit() and len(stated) < 20 else 0
@@ -80,10 +91,9 @@ async def _read(
 async def read_control(request: Request, size: int = CONTROL_BYTES) -> bytes:
     """Read the body of a request to a FastAPI route, which has no tensors.
 
-    No option raises ``size``. Raises as ``read``.
+    No option raises ``size``. Raises as ``take``.
     """
-    body = read(request.scope[REQUEST], sys.maxsize, bound=size)
-    return await finished(body)
+    return await read(request.scope[REQUEST], sys.maxsize, bound=size)
 
 
 def header_length(stated: bytes, size: int) -> int:
@@ -116,7 +126,7 @@ def _too_large(most: int, limit: int, headers: Mapping[bytes, bytes], size: int)
 
 
 async def _inflated(
-    body: bytes, encoding: bytes, limit: int, deadline: Deadline, bound: int | None
+    body: Buffer, encoding: bytes, limit: int, deadline: Deadline, bound: int | None
 ) -> bytes:
     coding = encoding.strip().lower()
     if coding not in inflation.WINDOW_BITS:

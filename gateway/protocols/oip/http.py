@@ -151,8 +151,8 @@ class OipHttp(OipErrors):
                 name, request, self._max_input_bytes, deadline, bound,
                 partial(self._read, name, number, deadline),
             )  # fmt: skip
-        body = request_body.read(request, self._max_input_bytes, deadline, bound)
-        if isinstance(body, bytes) and len(body) <= offload.INLINE_BYTES:
+        body = request_body.take(request, self._max_input_bytes, deadline, bound)
+        if isinstance(body, bytes | memoryview) and len(body) <= offload.INLINE_BYTES:
             return self._run(*self._decode(body, request.fields, name, number), deadline, request)
         return self._read(name, number, deadline, request, body)
 
@@ -162,10 +162,11 @@ class OipHttp(OipErrors):
         number: int,
         deadline: Deadline,
         request: HttpRequest,
-        body: bytes | Awaitable[bytes],
+        body: Buffer | Awaitable[Buffer],
     ) -> HttpResponse:
         """Answer a request whose body is on its way, or large."""
-        body = await finished(body)
+        if not isinstance(body, bytes | memoryview):
+            body = await body
         decode = partial(self._decode, body, request.fields, name, number)
         is_quick = len(body) <= offload.INLINE_BYTES or _holds_views(body, request.fields)
         decoded = decode() if is_quick else await offload.run(decode, deadline)
@@ -206,7 +207,7 @@ class OipHttp(OipErrors):
         return await finished(request_body.coded(_response(*encoded), accepted))
 
     def _decode(
-        self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
+        self, body: Buffer, headers: dict[bytes, bytes], name: str, version: int
     ) -> tuple[InferRequest, http_response.ResponseFormat]:
         header_length = len(body)
         stated = headers.get(request_body.HEADER_LENGTH)
@@ -361,7 +362,7 @@ class OipHttp(OipErrors):
         return value
 
 
-def _holds_views(body: bytes, fields: dict[bytes, bytes]) -> bool:
+def _holds_views(body: Buffer, fields: dict[bytes, bytes]) -> bool:
     """Whether a large body is short JSON, and tensors behind it that are not copied."""
     stated = fields.get(request_body.HEADER_LENGTH)
     length = 0 if stated is None else request_body.header_length(stated, len(body))

@@ -31,7 +31,7 @@ from modelport.gateway.protocols.oip import schema as oip_schema
 from modelport.gateway.protocols.oip.http import MODEL_PATHS, Selected
 from modelport.gateway.protocols.oip.http_errors import STATUS, OipErrors
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import Deadline, InferResponse, finished
+from modelport.gateway.types import Deadline, InferResponse
 from modelport.gateway.wire.deadline_headers import http_deadline
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -85,8 +85,7 @@ class GenerateHttp(OipErrors):
         number = metadata.parse_version(version)
         served = self._manager.get(name, number)
         bound = served.validator.max_bytes
-        read = request_body.read(request, self._max_input_bytes, deadline, bound)
-        body = await finished(read)
+        body = await request_body.read(request, self._max_input_bytes, deadline, bound)
         work = partial(generate_json.decode, body, served, number)
         large = len(body) > offload.INLINE_BYTES
         asked = await offload.run(work, deadline) if large else work()

@@ -23,7 +23,7 @@ from modelport.gateway.protocols.prediction.predictor import (
     Predictor,
 )
 from modelport.gateway.runtime import offload
-from modelport.gateway.types import Deadline, finished
+from modelport.gateway.types import Deadline
 from modelport.gateway.wire.deadline_headers import http_deadline
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -74,8 +74,7 @@ class PredictionHandler:
         deadline = http_deadline(headers)
         name, version, _ = selected = find(headers)
         bound = self.predictor.max_bytes(name, version)
-        read = request_body.read(request, self.max_input_bytes, deadline, bound)
-        body = await finished(read)
+        body = await request_body.read(request, self.max_input_bytes, deadline, bound)
         call = await self._call(selected, body, headers, deadline)
         if self.streams and self.predictor.is_decoupled(name, version):
             return await self._stream(self.predictor.stream(call, deadline), headers)

@@ -124,8 +124,8 @@ class TfServingHttp(HttpDialect):
                 return await cloud_events.exchange(
                     name, request, self._max_input_bytes, deadline, bound, answer
                 )
-            body = request_body.read(request, self._max_input_bytes, deadline, bound)
-            return await answer(request, await finished(body))
+            body = await request_body.read(request, self._max_input_bytes, deadline, bound)
+            return await answer(request, body)
         except (Exception, asyncio.CancelledError) as failure:
             status = "CANCELLED"  # nobody takes a response
             error = error_of(failure)

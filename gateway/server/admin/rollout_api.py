@@ -37,7 +37,6 @@ from modelport.gateway.protocols.http_response import recovering, refusal
 from modelport.gateway.repository.scan import is_model_name
 from modelport.gateway.rollout.rollout_service import RolloutService
 from modelport.gateway.rollout.shared_state.transitions import RolloutCommand
-from modelport.gateway.types import finished
 
 #: Size limit of feedback; other bodies are ``request_body.CONTROL_BYTES`` at most.
 FEEDBACK_BYTES = 8 * 1024 * 1024
@@ -90,8 +89,7 @@ class RolloutApi:
                 return refusal(*objection)
             feedback = path.endswith("/feedback")
             limit = FEEDBACK_BYTES if feedback else request_body.CONTROL_BYTES
-            read = request_body.read(request, sys.maxsize, bound=limit)
-            body = await finished(read)
+            body = await request_body.read(request, sys.maxsize, bound=limit)
         document = await (_audited(path, answer, body) if is_command else answer(body))
         return HttpResponse(200, orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS))
 

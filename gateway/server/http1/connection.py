@@ -427,7 +427,7 @@ class HttpConnection(asyncio.Protocol):
             exchange.expects_continue = True
         length = fields.get(b"content-length")
         if length and not coding:
-            self._left = int(length)
+            self._left = exchange.length = int(length)
         self._place, self._receiving = BODY, exchange
         if self._active is None:
             self._active = exchange

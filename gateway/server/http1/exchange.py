@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import aclosing
 from contextvars import Context
 from email.utils import formatdate
-from io import BytesIO
 from typing import Protocol
 
 import structlog
@@ -25,6 +24,7 @@ from modelport.gateway.protocols.http_message import (
     HttpResponse,
 )
 from modelport.gateway.runtime.request_memory import CURRENT, ConnectionMemory, Lease
+from modelport.gateway.server.http1.body_buffer import BodyBuffer
 from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.wire import via_header
@@ -130,10 +130,31 @@ class Exchange:
     """
 
     __slots__ = (
-        "_bodiless", "_body", "_cancelled", "_chunked", "_connection", "_joined", "_most",
-        "_received", "_refused", "_running", "_state", "_waiter", "begun", "buffered", "complete",
+        "_bodiless",
+        "_body",
+        "_cancelled",
+        "_chunked",
+        "_connection",
+        "_most",
+        "_parts",
+        "_received",
+        "_refused",
+        "_running",
+        "_state",
+        "_waiter",
+        "begun",
+        "buffered",
+        "complete",
         "done",
-        "expects_continue", "gone", "keep_alive", "lease", "request", "started", "task", "via",
+        "expects_continue",
+        "gone",
+        "keep_alive",
+        "lease",
+        "length",
+        "request",
+        "started",
+        "task",
+        "via",
     )  # fmt: skip
     request: HttpRequest
 
@@ -151,11 +172,11 @@ class Exchange:
         #: The ``via`` header: gateways that the request passed through.
         self.via = b""
         self._received = 0
-        #: The body as far as it waits for the handler: its only part, or its parts joined, which
-        #: ``BytesIO`` gives without a copy. Then its size, and whether it is complete.
+        #: The body as far as it waits for the handler: its only part, or its parts. Its size, the
+        #: length that the client states, or 0, and whether it is complete.
         self._body = b""
-        self._joined: BytesIO | None = None
-        self.buffered = 0
+        self._parts: BodyBuffer | None = None
+        self.buffered = self.length = 0
         self.complete = False
         #: Whether the response's head was sent, and whether all of it was.
         self.begun = False
@@ -280,11 +301,10 @@ class Exchange:
             self.count().reserve(size)
         if not self.buffered:
             self._body = bytes(body)
-        elif self._joined is None:
-            self._joined = BytesIO()
-            self._joined.writelines((self._body, body))
         else:
-            self._joined.write(body)
+            if self._parts is None:
+                self._parts = BodyBuffer(self._body, self.length)
+            self._parts.add(body)
         self.buffered += size
         if self._waiter is not None and self.buffered > self._most:
             self._wake()
@@ -306,13 +326,13 @@ class Exchange:
         if self._waiter is not None:
             self._wake()
 
-    def whole(self) -> bytes | None:
+    def whole(self) -> Buffer | None:
         if not self.complete:
             return None
         self.expects_continue = False
-        return self._body if self._joined is None else self._taken()
+        return self._body if self._parts is None else self._taken()
 
-    async def read(self, most: int) -> bytes:
+    async def read(self, most: int) -> Buffer:
         self._most = most
         if self.expects_continue and not self.begun:
             self.expects_continue = False
@@ -330,9 +350,9 @@ class Exchange:
             raise ClientDisconnected
         return self._taken()
 
-    def _taken(self) -> bytes:
-        body = self._body if self._joined is None else self._joined.getvalue()
-        self._body, self._joined, self.buffered = b"", None, 0
+    def _taken(self) -> Buffer:
+        body = self._body if self._parts is None else self._parts.content()
+        self._body, self._parts, self.buffered = b"", None, 0
         return body
 
     @property

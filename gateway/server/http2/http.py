@@ -138,6 +138,7 @@ class Http2Exchange(Exchange):
         connection = stream.connection
         super().__init__(connection.state, stream)
         self.expects_continue = head.expects_continue
+        self.length = head.content_length or 0
         self._stream = stream
         self.via = head.via
         peer, fields = connection.request_peer, list(head.headers)

@@ -29,8 +29,7 @@ async def in_parts(body: bytes, count: int) -> AsyncIterator[bytes]:
 async def read(body: bytes, parts: int = 1, bound: int | None = None, **headers: str) -> bytes:
     fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     sent = WholeBody(body) if parts == 1 else ArrivingBody(in_parts(body, parts))
-    found = request_body.read(request_of("POST", "/", fields, sent), LIMIT, bound=bound)
-    return found if isinstance(found, bytes) else await found
+    return await request_body.read(request_of("POST", "/", fields, sent), LIMIT, bound=bound)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
