@@ -1,8 +1,8 @@
-"""The request of an export, and its parts from the arguments of ``api.export``."""
+"""The request of an export, and how the options of ``modelport export`` make it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from modelport.exporters.arguments import check_bounds, check_plain, path_of, pl
 from modelport.exporters.artifact_destination import Destination
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.optimization.options import OptimizationOptions
+from modelport.exporters.options import ExportOptions
 from modelport.exporters.proof.proof import Checks
 from modelport.exporters.publishing import contract
 from modelport.exporters.sources import SourceRequest
-from modelport.gateway.repository.storage.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,74 +43,64 @@ class ExportRequest:
     artifact: Path | None = None
 
 
-def source(
-    checkpoint: Path | str,
-    model: str | None,
-    task: str | None,
-    model_kwargs: Mapping[str, Any] | None,
-    lora: Path | str | None,
-    max_batch_size: int,
-) -> SourceRequest:
-    """The checkpoint, and the model to load it into."""
-    check_bounds(max_batch_size=max_batch_size)
-    check_plain(model_kwargs or {}, "--model-kwargs")
-    return SourceRequest(
-        checkpoint=Path(checkpoint),
-        model=model,
-        model_kwargs=dict(model_kwargs or {}),
-        max_batch_size=max_batch_size,
-        lora=path_of(lora),
-        task=task,
-    )
+#: Options that are numbers.
+_NUMBERS = (
+    *("max_batch_size", "samples", "seed", "atol", "rtol", "max_drop", "min_agreement"),
+    "max_relative_error",
+)
 
 
-def checks(
-    samples: int | None,
-    seed: int,
-    atol: float | None,
-    rtol: float | None,
-    max_drop: float,
-    min_agreement: float | None,
-    max_relative_error: float | None,
-) -> Checks:
-    """The limits that artifacts are held to."""
-    check_bounds(samples=samples, seed=seed, atol=atol, rtol=rtol, max_drop=max_drop)
-    check_bounds(min_agreement=min_agreement, max_relative_error=max_relative_error)
-    return Checks(
-        samples=samples,
-        seed=seed,
-        atol=atol,
-        rtol=rtol,
-        agreement=min_agreement,
-        relative_error=max_relative_error,
-        max_drop=max_drop,
-    )
+def request_of(checkpoint: Path, given: ExportOptions, artifact: Path | None) -> ExportRequest:
+    """The request that the complete options make.
 
-
-def optimization(
-    level: str | None,
-    calibrate: Sequence[Path | str],
-    calibration_method: str | None,
-    per_channel: bool | None,
-    block_size: int | None,
-) -> OptimizationOptions:
-    """The changes to converted graphs."""
-    files = tuple(map(Path, calibrate))
-    return OptimizationOptions(level, files, calibration_method, per_channel, block_size)
-
-
-def destination(
-    repository: Path | Location | str,
-    name: str | None,
-    name_template: str | None,
-    version: int | str,
-    output: Path | str | None,
-) -> Destination:
-    """The place that artifacts are written to, and their names there."""
-    return Destination(
-        repository=place_of(repository),
-        name=name,
-        name_template=name_template,
-        version=contract.parse_version(str(version)),
-        output=path_of(output),
+    Raises:
+        InvalidArgument: an option is wrong; the message names it.
+    """
+    kwargs = dict(given["model_kwargs"] or {})
+    values: Mapping[str, Any] = {**given}
+    check_bounds(**{name: values[name] for name in _NUMBERS})
+    check_plain(kwargs, "--model-kwargs")
+    formats = given["format"]
+    return ExportRequest(
+        source=SourceRequest(
+            checkpoint=checkpoint,
+            model=given["model"],
+            model_kwargs=kwargs,
+            max_batch_size=given["max_batch_size"],
+            lora=path_of(given["lora"]),
+            inputs=tuple(given["input"]),
+            output_names=tuple(given["output_name"]),
+            masks=tuple(given["mask"]),
+            task=given["task"],
+        ),
+        formats=(formats,) if isinstance(formats, str) else tuple(formats),
+        target=ExportTarget(given["dtype"], given["quantize"], given["opset"]),
+        checks=Checks(
+            samples=given["samples"],
+            seed=given["seed"],
+            atol=given["atol"],
+            rtol=given["rtol"],
+            agreement=given["min_agreement"],
+            relative_error=given["max_relative_error"],
+            max_drop=given["max_drop"],
+        ),
+        destination=Destination(
+            repository=place_of(given["repository"]),
+            name=given["name"],
+            name_template=given["name_template"],
+            version=contract.parse_version(str(given["model_version"])),
+            output=path_of(given["output"]),
+        ),
+        optimization=OptimizationOptions(
+            level=given["optimize"],
+            calibrate=tuple(map(Path, given["calibrate"])),
+            calibration_method=given["calibration_method"],
+            per_channel=given["per_channel"],
+            block_size=given["block_size"],
+        ),
+        data=path_of(given["data"]),
+        image=dict(given["image"] or {}),
+        labels=path_of(given["labels"]),
+        sign_key=path_of(given["sign_key"]),
+        artifact=artifact,
     )

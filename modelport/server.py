@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 import click
 import uvloop
 
 from modelport.gateway.cli import serve as command
 from modelport.gateway.cli.errors import UsageError, suggestion
+from modelport.gateway.cli.serve import ProcessOptions
+from modelport.gateway.cli.serve import ServeOptions as ServeOptions
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.runtime import signals
 from modelport.gateway.server import app
@@ -25,67 +27,9 @@ from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import logs
 
 #: Options of the command that concern its process, which here belongs to the caller.
-PROCESS_OPTIONS = frozenset({"workers", "log_format", "log_verbose"})
+PROCESS_OPTIONS = frozenset(ProcessOptions.__annotations__)
 #: Addresses that stand for every interface, and how to reach them from this machine.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-
-
-class ServeOptions(TypedDict, total=False):
-    """The options of ``modelport serve``, under the names of its flags.
-
-    ``modelport serve --help`` describes them. Sizes are in bytes, times in seconds.
-    """
-
-    name: str
-    model_repository: Path | str | Sequence[Path | str]
-    repository_cache: Path | str
-    routes: Path | str
-    model_control_mode: str
-    load_model: str | Sequence[str]
-    repository_poll_secs: float
-    model_config_file: Path | str
-    model_config_file_poll_wait_seconds: float
-    aspired_version_policy: str
-    model_load_retry_count: int
-    load_retry_interval_secs: float
-    model_load_timeout_secs: float
-    require_manifest: bool
-    require_signature: Path | str | Sequence[Path | str]
-    rollout_webhook_secret: Path | str
-    allow_native_code: bool
-    strict_readiness: bool
-    exit_on_error: bool
-    http_address: str
-    http_port: int
-    http_max_input_size: int
-    allowed_host: str | Sequence[str]
-    max_request_memory: int
-    json_nan_as_null: bool
-    dialect: str | Sequence[str]
-    allow_sagemaker: bool
-    allow_vertex_ai: bool
-    vertex_ai_default_model: str
-    grpc_address: str
-    grpc_port: int
-    metrics_address: str
-    metrics_port: int
-    http_socket: Path | str
-    grpc_socket: Path | str
-    socket_mode: str
-    tls_cert: Path | str
-    tls_key: Path | str
-    tls_client_ca: Path | str
-    tls_client_auth: str
-    access: Path | str
-    audit_log: str
-    audit_log_max_size: int
-    insecure: bool
-    monitoring_config_file: Path | str
-    cache_config: str | Sequence[str]
-    response_cache_byte_size: int
-    allow_client_shm: bool
-    max_request_timeout_secs: float
-    exit_timeout_secs: float
 
 
 class Server:

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "modelport.gateway.types": 0,
     "modelport.gateway.errors": 0,
+    "modelport.gateway.cli.declared_options": 1,
     "modelport.gateway.cli.errors": 1,
     "modelport.gateway.cli.paths": 1,
     "modelport.gateway.cli.tables": 1,
@@ -53,6 +54,7 @@ EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.runtime.child_process",
     "modelport.gateway.runtime.openvino_import",
     "modelport.gateway.server.trial_request",
+    "modelport.gateway.cli.declared_options",
     "modelport.gateway.cli.errors",
     "modelport.gateway.cli.paths",
     "modelport.gateway.cli.tables",

@@ -11,12 +11,23 @@ import pytest
 
 from modelport import cli
 from modelport.exporters import api
-from modelport.exporters.cli.export import IMAGE_FLAGS
+from modelport.exporters.options import (
+    IMAGE_FLAGS,
+    ConvertOptions,
+    ExportOptions,
+    VerifyOptions,
+)
 from modelport.gateway.cli.option_sources import flag_of
 from tests.commands import modelport
 
 #: Presentation on a terminal, and what Python has in its place.
-TERMINAL, PYTHON = {"json", "quiet"}, {"progress", "artifact", "image"}
+TERMINAL, PYTHON = {"json", "quiet"}, {"progress", "image"}
+OPTIONS = {
+    "export": ExportOptions,
+    "certify": ExportOptions,
+    "verify": VerifyOptions,
+    "convert": ConvertOptions,
+}
 
 
 def commands(
@@ -79,9 +90,9 @@ def test_a_command_and_its_function_have_the_same_names(name: str) -> None:
     assert command is not None
     flags = {flag_of(option).replace("-", "_") for option in command.params}
     flags -= {f"image_{each}" for each in IMAGE_FLAGS} | TERMINAL
-    parameters = set(inspect.signature(getattr(api, name)).parameters) - PYTHON
+    declared = OPTIONS[name].__annotations__.keys() - PYTHON
+    parameters = (inspect.signature(getattr(api, name)).parameters.keys() | declared) - {"options"}
     if name == "certify":
-        parameters |= set(inspect.signature(api.export).parameters) - PYTHON
         assert flags - {"artifact"} <= parameters
     else:
         assert flags == parameters

@@ -5,7 +5,6 @@ This module imports neither torch nor a runtime, which keeps ``--help`` fast.
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,17 @@ import click
 
 from modelport.exporters import api
 from modelport.exporters.cli import export as export_command
+from modelport.exporters.options import ExportOptions
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
+from modelport.gateway.cli.declared_options import declared_by
 from modelport.gateway.cli.paths import EXISTING
 
 #: Options of ``export`` that choose a conversion.
 _OF_CONVERSION = frozenset(
     {
-        *("checkpoint", "format", "opset", "name_template", "optimize", "calibrate"),
-        *("calibration_method", "per_channel", "block_size"),
+        *("format", "opset", "name_template", "optimize", "calibrate", "calibration_method"),
+        *("per_channel", "block_size"),
     }
 )
 
@@ -36,6 +37,9 @@ _OF_CONVERSION = frozenset(
     help="The checkpoint that the file was exported from, as for 'export' (with --model, --input "
     "...); or recorded inputs and outputs by name, one row per sample.",
 )
+@declared_by(ExportOptions, but=_OF_CONVERSION)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
 def certify(artifact: Path, against: Path, **options: Any) -> None:
     """Prove that the ONNX file ARTIFACT computes what a checkpoint or recorded answers say, and
     publish it with a certificate, as 'serve --require-manifest' and '--require-signature' need.
@@ -49,17 +53,3 @@ def certify(artifact: Path, against: Path, **options: Any) -> None:
         progress("starting", 0, 0)
         results = api.certify(artifact, against, **arguments, progress=progress)
     export_command.show(results, as_json)
-
-
-def _without_variable(option: click.Parameter) -> click.Parameter:
-    """A copy that gets a variable of the environment with this command's name."""
-    own = copy.copy(option)
-    own.envvar = None
-    return own
-
-
-certify.params += [
-    _without_variable(each)
-    for each in export_command.export.params
-    if each.name not in _OF_CONVERSION
-]

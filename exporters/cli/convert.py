@@ -6,15 +6,16 @@ This module imports neither torch nor TensorFlow, which keeps ``--help`` fast.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from modelport.exporters import api
 from modelport.exporters.cli.export import parse_kwargs
-from modelport.exporters.cli.options import seed_option
+from modelport.exporters.options import ConvertOptions
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
+from modelport.gateway.cli.declared_options import declared_by
 from modelport.gateway.cli.paths import WRITTEN
 from modelport.gateway.cli.tables import print_table
 
@@ -28,26 +29,9 @@ ROWS_SHOWN = 40  # rows printed; the report has every tensor
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("target", type=WRITTEN)
 @click.option("--model", required=True, metavar="fraud|vit", help="Model that has a Keras port.")
-@click.option("--model-kwargs", metavar="JSON", help="Hyper-parameters; they override the files'.")
-@click.option(
-    "--samples",
-    type=click.IntRange(1),
-    default=1000,
-    show_default=True,
-    help="Number of random inputs to compare both models on.",
-)
-@seed_option
-@click.option(
-    "--check", is_flag=True, help="Compare SOURCE with an existing TARGET; write no model."
-)
+@declared_by(ConvertOptions)
 def convert(
-    source: Path,
-    target: Path,
-    model: str,
-    model_kwargs: str | None,
-    samples: int,
-    seed: int,
-    check: bool,
+    source: Path, target: Path, model: str, model_kwargs: str | None, **options: Any
 ) -> None:
     """Convert the weights in SOURCE to TARGET, and prove that both are the same model.
 
@@ -61,14 +45,7 @@ def convert(
     with progress_bar() as progress:
         progress("starting", 0, 0)
         result = api.convert(
-            source,
-            target,
-            model=model,
-            model_kwargs=kwargs,
-            samples=samples,
-            seed=seed,
-            check=check,
-            progress=progress,
+            source, target, model=model, model_kwargs=kwargs, progress=progress, **options
         )
     _print(result, target)
 

@@ -7,234 +7,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from modelport.exporters import api
-from modelport.exporters.cli.options import model_version_option, seed_option
-from modelport.exporters.models.registry import MODELS
+from modelport.exporters.options import IMAGE_FLAGS, ExportOptions
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
+from modelport.gateway.cli.declared_options import declared_by
 from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.cli.paths import EXISTING, WrittenPath, WrittenRepository
+from modelport.gateway.cli.paths import EXISTING
 
 if TYPE_CHECKING:
     from modelport.exporters.export_pipeline import ExportResult
     from modelport.exporters.optimization.result import GraphOptimization
     from modelport.exporters.proof.evaluation import Evaluation
 
-FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|openvino|pt2|aoti|executorch|all"
-
-
-#: ``--image-NAME`` sets the parameter ``image.NAME`` of ``config.pbtxt``; its help text.
 NAMED = 3  # how many limits are listed
-IMAGE_FLAGS: Mapping[str, str] = {
-    "mean": "Mean, subtracted from pixels as fractions of full scale: a number, or one for "
-    "each channel: 0.485,0.456,0.406.  [default: preprocessor_config.json's or the model's own]",
-    "std": "Standard deviation, by which pixels are then divided: 0.229,0.224,0.225.",
-    "scale": "Factor applied to pixels, 0 to 255, first.  [default: 1/255, for UINT8 1]",
-    "size": "Side, or HEIGHT,WIDTH, of the model's image if its input leaves them open.",
-    "resize": "Resize the shorter side to this, then crop the centre to --image-size.",
-    "interpolation": "Interpolation: nearest, bilinear, bicubic, lanczos, box or hamming.",
-    "layout": "Layout of images, CHW or HWC.  [default: from the input's shape]",
-}
-
-
-def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
-    for name, text in reversed(list(IMAGE_FLAGS.items())):
-        command = click.option(f"--image-{name}", metavar=name.upper(), help=text)(command)
-    return command
 
 
 @click.command(cls=InterruptibleCommand)
 @click.argument("checkpoint", type=EXISTING)
-@click.option(
-    "--model",
-    metavar="NAME|package.module:factory",
-    help=f"A registered model ({', '.join(MODELS)}, or a plug-in's), or any factory of an "
-    "nn.Module; timm:NAME or torchvision:NAME. Hugging Face folders, Keras files and SavedModels "
-    "need none.",
-)
-@click.option(
-    "--task",
-    metavar="TASK",
-    help="The task to export a Hugging Face folder for: text-classification, feature-extraction, "
-    "text-generation-with-past, ...  [default: its architecture's]",
-)
-@click.option(
-    "--model-kwargs", metavar="JSON", help="Hyper-parameters; they override the checkpoint's."
-)
-@click.option(
-    "--lora",
-    type=EXISTING,
-    metavar="DIR",
-    help="PEFT adapters to merge into a Hugging Face checkpoint.",
-)
-@click.option(
-    "--input",
-    multiple=True,
-    metavar="NAME:DATATYPE[DIMS]",
-    help="Declare an input of a model that declares no signature, or sizes that a Keras model or "
-    "SavedModel leaves open: 'image:FP32[3,224,224]', 'tokens:INT64[sequence=1..64]=0..511'. "
-    "Repeatable.",
-)
-@click.option(
-    "--output-name",
-    multiple=True,
-    help="Name the model's outputs, in order, or choose some of its own names.  [default: its own, "
-    "such as logits; output, or output_0, ...]",
-)
-@click.option(
-    "--mask",
-    multiple=True,
-    metavar="NAME[:right|left|any][=OUTPUT,...]",
-    help="An input that is 1 where there is data and 0 at padding, or the number of positions with "
-    "data ('lengths:INT64[]=1..sequence'). The proof's inputs have at least one such position, "
-    "padded on the right, on the left or anywhere. The outputs are undefined at padding and not "
-    "compared there. Repeatable.  [default: INT or BOOL inputs named mask, attention_mask, "
-    "..._attention_mask, padded on the right; every output is compared]",
-)
-@click.option(
-    "--max-batch-size",
-    type=click.IntRange(0, 2**31 - 1),
-    default=8,
-    show_default=True,
-    help="0: no input or output has a batch dimension (graphs, detectors).",
-)
-@click.option(
-    "--format",
-    required=True,
-    multiple=True,
-    metavar=FORMAT_NAMES,
-    help="The artifact's format; 'all' is onnx, torchscript, savedmodel and tflite. Repeatable.",
-)
-@click.option("--name", help="The model's name in the repository.  [default: the model's own]")
-@click.option(
-    "--name-template",
-    metavar="TEMPLATE",
-    help="Template of {name}, {format} and {precision}.  [default: {name}, and {name}-{format} for "
-    "more than one format]",
-)
-@click.option(
-    "--repository",
-    type=WrittenRepository(),
-    default=Path("model_repository"),
-    show_default=True,
-    help="The model repository to publish into: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
-)
-@model_version_option
-@click.option(
-    "--dtype",
-    default="fp32",
-    show_default=True,
-    metavar="fp32|fp16|bf16",
-    help="Precision inside the artifact; inputs and outputs keep their datatypes.",
-)
-@click.option(
-    "--quantize",
-    metavar="int8|int8-weight-only|int4",
-    help="int8: weights and activations (ONNX: dynamic, or static with --calibrate; TFLite: "
-    "dynamic range). int8-weight-only, int4: weights alone, in blocks, for language models in "
-    "ONNX.",
-)
-@click.option(
-    "--calibrate",
-    multiple=True,
-    type=EXISTING,
-    metavar="FILE.npz|.jsonl",
-    help="Quantise activations of --quantize int8 statically, by their ranges on these inputs: an "
-    ".npz of rows by input name, requests as .json or .jsonl, or a file of 'modelport sample'. "
-    "Repeatable.",
-)
-@click.option(
-    "--calibration-method",
-    metavar="minmax|entropy|percentile",
-    help="Method to choose ranges with --calibrate.  [default: minmax]",
-)
-@click.option(
-    "--per-channel/--no-per-channel",
-    default=None,
-    help="One scale for each output channel of int8 weights, or for each tensor.  [default: per "
-    "channel]",
-)
-@click.option(
-    "--block-size",
-    type=int,
-    metavar="16|32|64|128|256",
-    help="Weights that share a scale, for int4 and int8-weight-only.  [default: 32]",
-)
-@click.option(
-    "--optimize",
-    metavar="O1|O2|O3",
-    help="Optimise the ONNX graph as optimum-cli does. O1: constant folding and redundant nodes, "
-    "ONNX's own operators only. O2: fusions of ONNX Runtime and of transformers, too. O3: GELU is "
-    "approximated, too, held to the bounds of fp16.",
-)
-@click.option(
-    "--opset",
-    type=int,
-    help="ONNX operator set, up to the newest that ONNX Runtime runs.  [default: 20; from "
-    "TensorFlow 18]",
-)
-@click.option(
-    "--atol", type=click.FloatRange(0), help="Absolute tolerance.  [default: the model's own]"
-)
-@click.option(
-    "--rtol", type=click.FloatRange(0), help="Relative tolerance.  [default: the model's own]"
-)
-@click.option(
-    "--samples",
-    type=click.IntRange(1),
-    help="Random inputs to compare on.  [default: 1000, fewer above 5 million parameters]",
-)
-@seed_option
-@click.option(
-    "--data",
-    type=EXISTING,
-    metavar="FILE.npz",
-    help="Held-out inputs by name, and 'labels'; below fp32 these replace the random inputs.",
-)
-@click.option(
-    "--max-drop",
-    type=click.FloatRange(0),
-    default=0.01,
-    show_default=True,
-    help="Accepted loss of accuracy (or AUC) on --data.",
-)
-@click.option(
-    "--min-agreement",
-    type=click.FloatRange(0, 1),
-    help="Below fp32, the fraction of decisions that must agree.  [default: fp16 0.995, bf16 0.98, "
-    "int8 0.97, int8-weight-only 0.98, int4 0.9]",
-)
-@click.option(
-    "--max-relative-error",
-    type=click.FloatRange(0),
-    help="Below fp32, the limit for a model without a decision.  [default: fp16 0.01, bf16 0.05, "
-    "int8 0.1, int8-weight-only 0.05, int4 0.2]",
-)
-@_image_flags
-@click.option(
-    "--labels",
-    type=EXISTING,
-    metavar="FILE",
-    help="Class names, one per line.  [default: a Hugging Face folder's]",
-)
-@click.option(
-    "--sign-key",
-    type=EXISTING,
-    metavar="FILE",
-    help="Sign the certificate with this Ed25519 key ('modelport keygen' makes one).",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=WrittenPath(),
-    help="Write the artifact and its certificate here instead of publishing.",
-)
+@declared_by(ExportOptions)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
 def export(**options: Any) -> None:

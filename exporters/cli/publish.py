@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from modelport.exporters.cli.options import model_version_option, public_key_option
+from modelport.exporters.options import MODEL_VERSION, PUBLIC_KEY
 from modelport.exporters.publishing import contract
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.gateway.cli.errors import UsageError
@@ -24,8 +25,8 @@ from modelport.gateway.repository.storage.location import Location
     required=True,
     help="The model repository to publish into: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
 )
-@model_version_option
-@public_key_option
+@MODEL_VERSION.named("model_version", str)
+@PUBLIC_KEY.named("public_key", Sequence[Path])
 def publish_command(
     path: Path | Location,
     repository: Path | Location,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelport.exporters.cli.export import parse_kwargs
-from modelport.exporters.cli.options import seed_option
+from modelport.exporters.options import SEED
 from modelport.exporters.publishing.file_errors import writing_to
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
@@ -51,7 +51,7 @@ _Subject = tuple["ModelSignature", "Sampler", "Reference", float, float]
 @click.option(
     "--batch-size", type=click.IntRange(1), default=1, show_default=True, help="Rows of a request."
 )
-@seed_option
+@SEED.named("seed", int)
 @click.option(
     "-o",
     "--output",

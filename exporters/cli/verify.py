@@ -14,10 +14,11 @@ import click
 
 from modelport.exporters import api
 from modelport.exporters.cli.export import optimization_rows
-from modelport.exporters.cli.options import public_key_option
+from modelport.exporters.options import VerifyOptions
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
-from modelport.gateway.cli.paths import EXISTING, ExistingRepository
+from modelport.gateway.cli.declared_options import declared_by
+from modelport.gateway.cli.paths import ExistingRepository
 from modelport.gateway.repository.storage.location import Location
 
 if TYPE_CHECKING:
@@ -26,41 +27,10 @@ if TYPE_CHECKING:
 
 @click.command(cls=InterruptibleCommand)
 @click.argument("path", type=ExistingRepository())
-@click.option("--integrity", is_flag=True, help="Check the files only, without running the model.")
-@public_key_option
-@click.option(
-    "--checkpoint",
-    type=EXISTING,
-    help="The checkpoint that was exported.  [default: the certificate's, here or in checkpoints/]",
-)
-@click.option("--lora", type=EXISTING, metavar="DIR", help="The adapters that the export merged.")
-@click.option(
-    "--data",
-    type=EXISTING,
-    metavar="FILE.npz",
-    help="The held-out inputs of its evaluation.",
-)
-@click.option(
-    "--model",
-    metavar="package.module:factory",
-    help="Run this factory, which an unsigned certificate names.",
-)
-@click.option(
-    "--trust",
-    is_flag=True,
-    help="Run the version's artifact and its certificate's factory although no --public-key signed "
-    "them: native code (aoti), operators that access files, factories.",
-)
+@declared_by(VerifyOptions)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
-def verify(
-    path: Path | Location,
-    integrity: bool,
-    public_key: tuple[Path, ...],
-    as_json: bool,
-    quiet: bool,
-    **given: Any,
-) -> None:
+def verify(path: Path | Location, as_json: bool, quiet: bool, **given: Any) -> None:
     """Check a published version, or the newest version of a model.
 
     DIR is the folder of the version or of the model; URL is s3://, gs:// or
@@ -76,9 +46,7 @@ def verify(
     """
     with progress_bar(quiet) as progress:
         progress("checking", 0, 0)
-        found = api.verify(
-            path, integrity=integrity, public_key=public_key, progress=progress, **given
-        )
+        found = api.verify(path, progress=progress, **given)
     checked, proven = found.checked, found.proven
     if as_json:
         click.echo(json.dumps(_document(checked, proven), indent=2))

@@ -6,8 +6,8 @@ To add one, write a module with ``load(request) -> Source`` here, and choose it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,3 @@ class SourceRequest:
     output_names: tuple[str, ...] = ()
     masks: tuple[str, ...] = ()
     task: str | None = None
-
-    def declaring(
-        self, inputs: Sequence[str], output_names: Sequence[str], masks: Sequence[str]
-    ) -> SourceRequest:
-        """This request with declarations of the model's inputs, outputs and masks."""
-        names = tuple(output_names)
-        return replace(self, inputs=tuple(inputs), output_names=names, masks=tuple(masks))

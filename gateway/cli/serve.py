@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import functools
 import os
-from collections.abc import Callable, Sequence
-from enum import StrEnum
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import click
 
 from modelport.gateway.cli import option_sources
+from modelport.gateway.cli.declared_options import declared_by, option
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.cli.paths import WrittenPath
 from modelport.gateway.cli.serve_settings import (
@@ -24,7 +23,6 @@ from modelport.gateway.cli.serve_settings import (
     read_monitoring_config,
     settings_from,
 )
-from modelport.gateway.cli.server_credentials import CommandT
 from modelport.gateway.repository.storage.location import Repository
 from modelport.gateway.runtime import collector
 from modelport.gateway.settings import Settings
@@ -34,19 +32,272 @@ DEFAULTS = Settings(model_repositories=())
 MAX_WORKERS = 256
 PORT = click.IntRange(0, 65535)
 
-_file = functools.partial(click.option, metavar="FILE", type=click.Path(path_type=Path))
+AnyPath = Path | str
 
 
-def _setting(*names: str, **attributes: Any) -> Callable[[CommandT], CommandT]:
-    """An option with the type and the default of its field in ``Settings``.
+class ServeOptions(TypedDict, total=False):
+    """Options of ``modelport serve``, ``modelport.serve`` and ``modelport.Server``.
 
-    The values of an enum are choices.
+    Sizes are in bytes, times in seconds.
     """
-    default = getattr(DEFAULTS, names[-1].lstrip("-").replace("-", "_"))
-    kind: Any = type(default)
-    if isinstance(default, StrEnum):
-        kind, default = click.Choice(list(map(str, kind))), str(default)
-    return click.option(*names, **{"type": kind, "default": default, **attributes})
+
+    name: Annotated[str, "Name of the model in the only PATH.", option(metavar="NAME")]
+    model_repository: Annotated[
+        AnyPath | Sequence[AnyPath],
+        "Folder of models, or s3://, gs:// or az://BUCKET/PREFIX. Repeatable.",
+        Repository(),
+        option("--model-store", "model_repositories"),
+    ]
+    repository_cache: Annotated[
+        AnyPath,
+        "Folder for copies of models in object storage.  [default: the user's cache folder]",
+        WrittenPath(),
+        option(metavar="DIR"),
+    ]
+    routes: Annotated[
+        AnyPath,
+        "File of models on other servers and their addresses: TOML or YAML.",
+        option("routes_file", metavar="FILE"),
+    ]
+    model_control_mode: Annotated[
+        str,
+        "none: load all models at start; poll: poll the repository; explicit: load on request.",
+    ]
+    load_model: Annotated[
+        str | Sequence[str],
+        "A model to load at start with explicit control ('*': all). Repeatable.",
+        option("load_models"),
+    ]
+    repository_poll_secs: Annotated[
+        float,
+        "Seconds between polls of the repository with poll control.",
+        FiniteSeconds(min=0, min_open=True),
+        option("repository_poll_seconds"),
+    ]
+    model_config_file: Annotated[
+        AnyPath,
+        "File of models and their base paths, as in TensorFlow Serving.",
+        option(metavar="FILE"),
+    ]
+    model_config_file_poll_wait_seconds: Annotated[
+        float,
+        "Seconds between readings of --model-config-file with poll control; 0: at start only.",
+        FiniteSeconds(min=0),
+        option("model_config_poll_seconds"),
+    ]
+    aspired_version_policy: Annotated[
+        str,
+        "Load new versions before unloading old ones, or unload old ones first.",
+    ]
+    model_load_retry_count: Annotated[
+        int,
+        "Retries of a failed load. Loads waiting for an unavailable server retry indefinitely.",
+        click.IntRange(min=0),
+    ]
+    load_retry_interval_secs: Annotated[
+        float,
+        "Seconds between retries of a load.",
+        FiniteSeconds(min=0),
+        option("load_retry_interval_seconds"),
+    ]
+    model_load_timeout_secs: Annotated[
+        float,
+        "Time limit of a load, in seconds.",
+        FiniteSeconds(min=0, min_open=True),
+        option("model_load_timeout_seconds"),
+    ]
+    require_manifest: Annotated[bool, "Serve only versions with a manifest.", option(is_flag=True)]
+    require_signature: Annotated[
+        AnyPath | Sequence[AnyPath],
+        "Serve only versions signed with this key (PEM file). Repeatable: any of the keys.",
+        option(metavar="PUBKEY"),
+    ]
+    allow_native_code: Annotated[
+        bool,
+        "Serve unsigned versions that run native code (AOTInductor, custom operators and "
+        "classes) or access files. By default only versions signed with a --require-signature "
+        "key may.",
+        option(is_flag=True),
+    ]
+    strict_readiness: Annotated[
+        bool,
+        "Report ready only while every model has a version that serves.",
+    ]
+    exit_on_error: Annotated[
+        bool,
+        "Exit with status 1 if a model does not load at start; answer no request before.",
+    ]
+    http_address: Annotated[str, "Address to serve HTTP on."]
+    http_port: Annotated[
+        int,
+        "Port to serve HTTP on.",
+        PORT,
+        option(
+            default=lambda: (
+                (on_vertex_ai() and os.environ.get("AIP_HTTP_PORT")) or DEFAULTS.http_port
+            ),
+            show_default=f"{DEFAULTS.http_port}; on Vertex AI, AIP_HTTP_PORT",
+        ),
+    ]
+    http_max_input_size: Annotated[
+        int,
+        "Largest HTTP request body or gRPC message in bytes, after decompression.",
+        click.IntRange(min=1),
+        option("http_max_input_bytes"),
+    ]
+    json_nan_as_null: Annotated[
+        bool,
+        "Write null for NaN and the infinities in JSON, in place of the tokens NaN and Infinity.",
+        option(is_flag=True),
+    ]
+    allowed_host: Annotated[
+        str | Sequence[str],
+        "Host name of web pages that may load, unload and configure models; '*': any. Repeatable.",
+        option("allowed_hosts", metavar="NAME"),
+    ]
+    max_request_memory: Annotated[
+        int,
+        "Memory for all requests and unread responses together, in bytes; a single connection "
+        "may use half of it.",
+        click.IntRange(min=1),
+        option("max_request_memory_bytes", show_default="a quarter of the usable memory"),
+    ]
+    dialect: Annotated[
+        str | Sequence[str],
+        "Also serve this protocol of an installed package (modelport.dialects). Repeatable.",
+        option("dialects", metavar="NAME"),
+    ]
+    allow_sagemaker: Annotated[
+        bool,
+        "Serve SageMaker's /invocations (SAGEMAKER_TRITON_DEFAULT_MODEL_NAME).",
+    ]
+    allow_vertex_ai: Annotated[
+        bool,
+        "Serve Vertex AI's AIP_PREDICT_ROUTE and AIP_HEALTH_ROUTE.",
+        bool,
+        option(default=on_vertex_ai, show_default="true if AIP_MODE is PREDICTION"),
+    ]
+    vertex_ai_default_model: Annotated[
+        str,
+        "The model that answers Vertex AI requests.",
+        option(default="", metavar="MODEL", show_default="the only one"),
+    ]
+    grpc_address: Annotated[str, "Address to serve gRPC on."]
+    grpc_port: Annotated[int, "Port to serve gRPC on.", PORT]
+    metrics_address: Annotated[str, "Address to serve metrics and rollouts on."]
+    metrics_port: Annotated[int, "Port to serve metrics and rollouts on.", PORT]
+    http_socket: Annotated[
+        AnyPath,
+        "Serve HTTP on a UNIX domain socket as well, in clear text.",
+        option(metavar="PATH"),
+    ]
+    grpc_socket: Annotated[
+        AnyPath,
+        "Serve gRPC on a UNIX domain socket as well, in clear text (unix:PATH).",
+        option(metavar="PATH"),
+    ]
+    socket_mode: Annotated[
+        str,
+        "Permissions of the socket files, in octal digits as for chmod.",
+        option(metavar="MODE", default=f"{DEFAULTS.socket_mode:o}", callback=file_mode),
+    ]
+    tls_cert: Annotated[
+        AnyPath,
+        "Serve TLS 1.2 and 1.3 on all ports, with this certificate and its chain (PEM). The "
+        "files are read again when they change.",
+        option(metavar="FILE"),
+    ]
+    tls_key: Annotated[AnyPath, "The certificate's private key (PEM).", option(metavar="FILE")]
+    tls_client_ca: Annotated[
+        AnyPath,
+        "Verify the certificates of clients with these authorities (PEM): mutual TLS.",
+        option(metavar="FILE"),
+    ]
+    tls_client_auth: Annotated[
+        str,
+        "Refuse clients without a certificate, or accept them.",
+        click.Choice(["required", "optional"]),
+        option(show_default="required"),
+    ]
+    access: Annotated[
+        AnyPath,
+        "File of rules that authorize clients (access.toml), read again when it changes.",
+        option(metavar="FILE"),
+    ]
+    audit_log: Annotated[
+        str,
+        "Append a line of JSON for each refusal and each control operation; '-' is stdout. "
+        "Needs --access.",
+        option(metavar="FILE"),
+    ]
+    audit_log_max_size: Annotated[
+        int,
+        "Size at which the audit log is renamed and a new one begun.",
+        click.IntRange(4096),
+        option("audit_log_max_bytes", metavar="BYTES"),
+    ]
+    insecure: Annotated[
+        bool,
+        "Serve everyone on addresses other than loopback, without --access and client "
+        "certificates.",
+        option(is_flag=True),
+    ]
+    monitoring_config_file: Annotated[
+        AnyPath,
+        "As in TensorFlow Serving: prometheus_config { enable: true } adds metrics to HTTP.",
+        option(
+            "prometheus_path",
+            type=str,
+            callback=read_monitoring_config,
+            metavar="FILE",
+            default=None,
+        ),
+    ]
+    rollout_webhook_secret: Annotated[
+        AnyPath,
+        "File with the secret that signs webhook calls of rollouts (x-modelport-signature-256).",
+        option(metavar="FILE"),
+    ]
+    cache_config: Annotated[
+        str | Sequence[str],
+        "Cache for models with response_cache { enable: true }.  [default: no cache]",
+        option("cache_configs", callback=cache_sizes, metavar="local,size=BYTES"),
+    ]
+    response_cache_byte_size: Annotated[
+        int,
+        "Deprecated, as in Triton: --cache-config local,size=BYTES.",
+        click.IntRange(min=0),
+        option("cache_bytes", default=None),
+    ]
+    allow_client_shm: Annotated[
+        bool,
+        "Let clients on this machine pass tensors in system shared memory.",
+    ]
+    max_request_timeout_secs: Annotated[
+        float,
+        "Upper limit of every request's deadline, in seconds.  [default: no limit]",
+        FiniteSeconds(min=0, min_open=True),
+        option("max_request_timeout_seconds"),
+    ]
+    exit_timeout_secs: Annotated[
+        float,
+        "Seconds for requests in flight to finish after SIGTERM.",
+        FiniteSeconds(min=0),
+        option("exit_timeout_seconds"),
+    ]
+
+
+class ProcessOptions(TypedDict, total=False):
+    """Options of the command that concern its process; in Python it belongs to the caller."""
+
+    workers: Annotated[
+        int,
+        "Processes that share the ports, each serving every model; at most one per core.",
+        click.IntRange(1, MAX_WORKERS),
+    ]
+    # Eager, so that an error of another option has the format.
+    log_format: Annotated[str, "Format of the log on standard error.", option(is_eager=True)]
+    log_verbose: Annotated[int, "1: log every request with its id.", click.IntRange(min=0)]
 
 
 class Serve(OneLineCommand):
@@ -71,262 +322,8 @@ class Serve(OneLineCommand):
 
 @click.command(cls=Serve, context_settings={"show_default": True})
 @click.argument("paths", type=ServedPath(), nargs=-1, metavar="[[NAME=]PATH]...")
-@click.option("--name", metavar="NAME", help="Name of the model in the only PATH.")
-@click.option(
-    "--model-repository",
-    "--model-store",
-    "model_repositories",
-    type=Repository(),
-    multiple=True,
-    help="Folder of models, or s3://, gs:// or az://BUCKET/PREFIX. Repeatable.",
-)
-@click.option(
-    "--repository-cache",
-    metavar="DIR",
-    type=WrittenPath(),
-    help="Folder for copies of models in object storage.  [default: the user's cache folder]",
-)
-@_file(
-    "--routes",
-    "routes_file",
-    help="File of models on other servers and their addresses: TOML or YAML.",
-)
-@_setting(
-    "--model-control-mode",
-    help="none: load all models at start; poll: poll the repository; explicit: load on request.",
-)
-@click.option(
-    "--load-model",
-    "load_models",
-    multiple=True,
-    help="A model to load at start with explicit control ('*': all). Repeatable.",
-)
-@_setting(
-    "--repository-poll-secs",
-    "repository_poll_seconds",
-    type=FiniteSeconds(min=0, min_open=True),
-    help="Seconds between polls of the repository with poll control.",
-)
-@_file(
-    "--model-config-file",
-    help="File of models and their base paths, as in TensorFlow Serving.",
-)
-@_setting(
-    "--model-config-file-poll-wait-seconds",
-    "model_config_poll_seconds",
-    type=FiniteSeconds(min=0),
-    help="Seconds between readings of --model-config-file with poll control; 0: at start only.",
-)
-@_setting(
-    "--aspired-version-policy",
-    help="Load new versions before unloading old ones, or unload old ones first.",
-)
-@_setting(
-    "--model-load-retry-count",
-    type=click.IntRange(min=0),
-    help="Retries of a failed load. Loads waiting for an unavailable server retry indefinitely.",
-)
-@_setting(
-    "--load-retry-interval-secs",
-    "load_retry_interval_seconds",
-    type=FiniteSeconds(min=0),
-    help="Seconds between retries of a load.",
-)
-@_setting(
-    "--model-load-timeout-secs",
-    "model_load_timeout_seconds",
-    type=FiniteSeconds(min=0, min_open=True),
-    help="Time limit of a load, in seconds.",
-)
-@click.option("--require-manifest", is_flag=True, help="Serve only versions with a manifest.")
-@_file(
-    "--require-signature",
-    metavar="PUBKEY",
-    multiple=True,
-    help="Serve only versions signed with this key (PEM file). Repeatable: any of the keys.",
-)
-@click.option(
-    "--allow-native-code",
-    is_flag=True,
-    help="Serve unsigned versions that run native code (AOTInductor, custom operators and classes) "
-    "or access files. By default only versions signed with a --require-signature key may.",
-)
-@_setting(
-    "--strict-readiness",
-    help="Report ready only while every model has a version that serves.",
-)
-@_setting(
-    "--exit-on-error",
-    help="Exit with status 1 if a model does not load at start; answer no request before.",
-)
-@_setting("--http-address", help="Address to serve HTTP on.")
-@click.option(
-    "--http-port",
-    type=PORT,
-    default=lambda: (on_vertex_ai() and os.environ.get("AIP_HTTP_PORT")) or DEFAULTS.http_port,
-    show_default=f"{DEFAULTS.http_port}; on Vertex AI, AIP_HTTP_PORT",
-    help="Port to serve HTTP on.",
-)
-@_setting(
-    "--http-max-input-size",
-    "http_max_input_bytes",
-    type=click.IntRange(min=1),
-    help="Largest HTTP request body or gRPC message in bytes, after decompression.",
-)
-@_setting(
-    "--json-nan-as-null",
-    is_flag=True,
-    help="Write null for NaN and the infinities in JSON, in place of the tokens NaN and Infinity.",
-)
-@click.option(
-    "--allowed-host",
-    "allowed_hosts",
-    metavar="NAME",
-    multiple=True,
-    help="Host name of web pages that may load, unload and configure models; '*': any. Repeatable.",
-)
-@click.option(
-    "--max-request-memory",
-    "max_request_memory_bytes",
-    type=click.IntRange(min=1),
-    show_default="a quarter of the usable memory",
-    help="Memory for all requests and unread responses together, in bytes; a single connection may "
-    "use half of it.",
-)
-@click.option(
-    "--dialect",
-    "dialects",
-    multiple=True,
-    metavar="NAME",
-    help="Also serve this protocol of an installed package (modelport.dialects). Repeatable.",
-)
-@_setting(
-    "--allow-sagemaker",
-    help="Serve SageMaker's /invocations (SAGEMAKER_TRITON_DEFAULT_MODEL_NAME).",
-)
-@click.option(
-    "--allow-vertex-ai",
-    type=bool,
-    default=on_vertex_ai,
-    show_default="true if AIP_MODE is PREDICTION",
-    help="Serve Vertex AI's AIP_PREDICT_ROUTE and AIP_HEALTH_ROUTE.",
-)
-@click.option(
-    "--vertex-ai-default-model",
-    default="",
-    metavar="MODEL",
-    show_default="the only one",
-    help="The model that answers Vertex AI requests.",
-)
-@_setting("--grpc-address", help="Address to serve gRPC on.")
-@_setting("--grpc-port", type=PORT, help="Port to serve gRPC on.")
-@_setting("--metrics-address", help="Address to serve metrics and rollouts on.")
-@_setting("--metrics-port", type=PORT, help="Port to serve metrics and rollouts on.")
-@_file(
-    "--http-socket",
-    metavar="PATH",
-    help="Serve HTTP on a UNIX domain socket as well, in clear text.",
-)
-@_file(
-    "--grpc-socket",
-    metavar="PATH",
-    help="Serve gRPC on a UNIX domain socket as well, in clear text (unix:PATH).",
-)
-@click.option(
-    "--socket-mode",
-    metavar="MODE",
-    default=f"{DEFAULTS.socket_mode:o}",
-    callback=file_mode,
-    help="Permissions of the socket files, in octal digits as for chmod.",
-)
-@_file(
-    "--tls-cert",
-    help="Serve TLS 1.2 and 1.3 on all ports, with this certificate and its chain (PEM). The files "
-    "are read again when they change.",
-)
-@_file("--tls-key", help="The certificate's private key (PEM).")
-@_file(
-    "--tls-client-ca",
-    help="Verify the certificates of clients with these authorities (PEM): mutual TLS.",
-)
-@click.option(
-    "--tls-client-auth",
-    type=click.Choice(["required", "optional"]),
-    show_default="required",
-    help="Refuse clients without a certificate, or accept them.",
-)
-@_file(
-    "--access",
-    help="File of rules that authorize clients (access.toml), read again when it changes.",
-)
-@click.option(
-    "--audit-log",
-    metavar="FILE",
-    help="Append a line of JSON for each refusal and each control operation; '-' is stdout. "
-    "Needs --access.",
-)
-@click.option(
-    "--audit-log-max-size",
-    "audit_log_max_bytes",
-    type=click.IntRange(4096),
-    metavar="BYTES",
-    help="Size at which the audit log is renamed and a new one begun.",
-)
-@click.option(
-    "--insecure",
-    is_flag=True,
-    help="Serve everyone on addresses other than loopback, without --access and client "
-    "certificates.",
-)
-@click.option(
-    "--monitoring-config-file",
-    "prometheus_path",
-    callback=read_monitoring_config,
-    metavar="FILE",
-    help="As in TensorFlow Serving: prometheus_config { enable: true } adds metrics to HTTP.",
-)
-@_file(
-    "--rollout-webhook-secret",
-    help="File with the secret that signs webhook calls of rollouts (x-modelport-signature-256).",
-)
-@_setting(
-    "--workers",
-    type=click.IntRange(1, MAX_WORKERS),
-    help="Processes that share the ports, each serving every model; at most one per core.",
-)
-@click.option(
-    "--cache-config",
-    "cache_configs",
-    callback=cache_sizes,
-    multiple=True,
-    metavar="local,size=BYTES",
-    help="Cache for models with response_cache { enable: true }.  [default: no cache]",
-)
-@click.option(
-    "--response-cache-byte-size",
-    "cache_bytes",
-    type=click.IntRange(min=0),
-    help="Deprecated, as in Triton: --cache-config local,size=BYTES.",
-)
-@_setting(
-    "--allow-client-shm",
-    help="Let clients on this machine pass tensors in system shared memory.",
-)
-@click.option(
-    "--max-request-timeout-secs",
-    "max_request_timeout_seconds",
-    type=FiniteSeconds(min=0, min_open=True),
-    help="Upper limit of every request's deadline, in seconds.  [default: no limit]",
-)
-@_setting(
-    "--exit-timeout-secs",
-    "exit_timeout_seconds",
-    type=FiniteSeconds(min=0),
-    help="Seconds for requests in flight to finish after SIGTERM.",
-)
-# Eager, so that an error of another option has the format.
-@_setting("--log-format", is_eager=True, help="Format of the log on standard error.")
-@_setting("--log-verbose", type=click.IntRange(min=0), help="1: log every request with its id.")
+@declared_by(ServeOptions, defaults=DEFAULTS)
+@declared_by(ProcessOptions, defaults=DEFAULTS)
 @click.pass_context
 def serve(context: click.Context, /, **options: Any) -> None:
     """Serve a model repository over HTTP and gRPC (Open Inference Protocol, Triton's flag names).
