@@ -185,7 +185,11 @@ def quantile(
     each = max(2, BLOCKS // len(rounds))
     blocks = [block for latencies in rounds for block in np.array_split(latencies, each)]
     blocks = [block for block in blocks if block.size]
-    grid = _grid(np.concatenate(rounds), q)
+    # Grid values around the quantile, dense near it; the largest value is the last.
+    values = np.concatenate(rounds)
+    odds = math.log(q / (1 - q)) + np.linspace(-4, 4, GRID)
+    around = np.quantile(values, 1 / (1 + np.exp(-odds)))
+    grid = np.unique(np.append(around, values.max()))
     spreads, units = [], len(rounds)
     for parts in (rounds, blocks) if len(rounds) >= LEAST_ROUNDS else (blocks,):
         drawn = np.log(_drawn_quantiles(parts, grid, q, seed))
@@ -242,7 +246,7 @@ def rounds_needed(interval: Interval, value: float) -> float:
 
 def _student(log_estimate: float, spread: float, units: int, tails: Tails) -> Interval:
     """Student's t interval; ``spread`` is the bootstrap's standard error of the logarithm."""
-    degrees = _degrees(units)
+    degrees = max(units - 2 * (units // TRIM) - 1, 1)
     scale = spread * math.sqrt(units / (units - 1))
     lower, upper = (
         math.exp(_clipped(log_estimate - sign * scale * float(stdtrit(degrees, 1 - error))))
@@ -255,11 +259,6 @@ def _student(log_estimate: float, spread: float, units: int, tails: Tails) -> In
 def _clipped(logarithm: float) -> float:
     """Clip a logarithm; two rounds can give bounds beyond the range of floats."""
     return min(max(logarithm, -LARGEST_LOGARITHM), LARGEST_LOGARITHM)
-
-
-def _degrees(units: int) -> int:
-    """The number of values that a trimmed mean keeps (Tukey and McLaughlin)."""
-    return max(units - 2 * (units // TRIM) - 1, 1)
 
 
 def _trimmed(values: Floats) -> Floats:
@@ -283,13 +282,6 @@ def _quantile(values: Floats, q: float) -> float:
     above = min(below + 1, values.size - 1)
     parted = np.partition(values, (below, above))
     return float(parted[below] + (at - below) * (parted[above] - parted[below]))
-
-
-def _grid(values: Floats, q: float) -> Floats:
-    """Grid values around the quantile, dense near it; the largest value is the last."""
-    odds = math.log(q / (1 - q)) + np.linspace(-4, 4, GRID)
-    around = np.quantile(values, 1 / (1 + np.exp(-odds)))
-    return np.unique(np.append(around, values.max()))
 
 
 def _drawn_quantiles(parts: Sequence[Floats], grid: Floats, q: float, seed: int) -> Floats:

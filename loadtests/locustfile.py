@@ -69,7 +69,8 @@ LOADS = Loads()
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
 def prepare(environment: Environment, **_: Any) -> None:
     """Prepare targets, payloads and user classes before any user starts."""
-    _wake_precisely()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NANOSECONDS, 0, 0, 0)
     options = environment.parsed_options
     assert options is not None
     chosen = options.user_classes or ()  # by name, on the command line
@@ -166,9 +167,3 @@ def _give_up(environment: Environment, message: str) -> None:
     if options.headless:
         environment.process_exit_code = IMPOSSIBLE
     _end(environment)
-
-
-def _wake_precisely() -> None:
-    """Reduce the timer slack of this thread, 50 microseconds by default; Linux only."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NANOSECONDS, 0, 0, 0)

@@ -23,7 +23,6 @@ from modelport.gateway.cli.paths import EXISTING
 if TYPE_CHECKING:
     from modelport.exporters.export_pipeline import ExportResult
     from modelport.exporters.optimization.result import GraphOptimization
-    from modelport.exporters.proof.evaluation import Evaluation
 
 NAMED = 3  # how many limits are listed
 
@@ -142,7 +141,16 @@ def _print(results: Sequence[ExportResult]) -> None:
                 f"; and {rest} more in the certificate" if rest > 0 else ""
             )
         if found is not None:
-            rows["held out"] = _evaluated(found)
+            parts = []
+            if found.metric is not None:
+                parts.append(
+                    f"{found.metric} {found.artifact:.4f} (checkpoint {found.reference:.4f})"
+                )
+            if found.agreement is not None:
+                parts.append(f"agreement {found.agreement:.2%}")
+            else:
+                parts.append(f"{found.relative_error:.2%} of the values' norm")
+            rows["held out"] = f"{', '.join(parts)}, {found.rows} rows"
         if result.proof.optimization is not None:
             rows |= optimization_rows(result.proof.optimization)
         usage = result.proof.usage
@@ -170,14 +178,3 @@ def optimization_rows(found: GraphOptimization) -> dict[str, str]:
             f"{one.ratio:.2f}x (middle half {one.low:.2f} to {one.high:.2f}) on {shapes}"
         )
     return rows
-
-
-def _evaluated(found: Evaluation) -> str:
-    parts = []
-    if found.metric is not None:
-        parts.append(f"{found.metric} {found.artifact:.4f} (checkpoint {found.reference:.4f})")
-    if found.agreement is not None:
-        parts.append(f"agreement {found.agreement:.2%}")
-    else:
-        parts.append(f"{found.relative_error:.2%} of the values' norm")
-    return f"{', '.join(parts)}, {found.rows} rows"

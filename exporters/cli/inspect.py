@@ -51,17 +51,13 @@ def inspect(artifact: Path | Location, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2))
     else:
-        _print(found)
-
-
-def _print(found: Inspection) -> None:
-    for label, value in _summary(found).items():
-        click.echo(f"{label:<12} {printable(value)}")
-    tensors = [("input", t) for t in found.inputs] + [("output", t) for t in found.outputs]
-    print_table(("", "name", "datatype", "shape"), [(kind, *_cells(t)) for kind, t in tensors])
-    if found.operators is not None:
-        counts = [(printable(name), f"{count:,}") for name, count in found.operators.items()]
-        print_table(("operator", "count"), counts)
+        for label, value in _summary(found).items():
+            click.echo(f"{label:<12} {printable(value)}")
+        tensors = [("input", t) for t in found.inputs] + [("output", t) for t in found.outputs]
+        print_table(("", "name", "datatype", "shape"), [(kind, *_cells(t)) for kind, t in tensors])
+        if found.operators is not None:
+            counts = [(printable(name), f"{count:,}") for name, count in found.operators.items()]
+            print_table(("operator", "count"), counts)
 
 
 def _summary(found: Inspection) -> dict[str, str]:

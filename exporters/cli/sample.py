@@ -99,7 +99,9 @@ def sample(
         from modelport.exporters.publishing import download
 
         path = click.get_current_context().with_resource(download.copied(path))
-    published = _is_published(path)
+    # Whether ``path`` is, or would be, the folder of a model or of a version.
+    places = (path, path.absolute().parent)
+    published = not path.is_file() and any((place / "config.pbtxt").is_file() for place in places)
     if output is None and not published:
         raise UsageError(f"'{path}' is a checkpoint; name the file to write with --output")
     if sign_key is not None and output is not None:
@@ -176,12 +178,6 @@ def _add(path: Path, subject: _Subject, sign_key: Path | None, seed: int) -> Non
     click.echo(f"{'requests':<10} {samples['requests']}")
     click.echo(f"{'tolerance':<10} {tolerance[0]:g} + {tolerance[1]:g} * |answer|")
     click.echo(f"{'path':<10} {version / sample_requests.FILENAME}")
-
-
-def _is_published(path: Path) -> bool:
-    """Whether ``path`` is, or would be, the folder of a model or of a version."""
-    places = (path, path.absolute().parent)
-    return not path.is_file() and any((place / "config.pbtxt").is_file() for place in places)
 
 
 def _checkpoint(

@@ -45,7 +45,14 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
             model = _convert(source, opset)
     except Exception as error:
         raise _refusal(error) from error
-    _name_axes(model, source.signature)
+    # Name the symbolic axes, which tf2onnx only numbers, as in the signature.
+    batch = ["batch"] if source.signature.max_batch_size else []
+    declared = {spec.name: spec for spec in (*source.signature.inputs, *source.signature.outputs)}
+    for value in (*model.graph.input, *model.graph.output):
+        dims = [*batch, *model_dims(declared[value.name])]
+        for i, (shape, dim) in enumerate(zip(value.type.tensor_type.shape.dim, dims, strict=True)):
+            if not shape.HasField("dim_value"):
+                shape.dim_param = dim if isinstance(dim, str) else f"{value.name}_dim{i}"
     large = model.ByteSize() > EXTERNAL_DATA_BYTES
     onnx.save(
         model, path, save_as_external_data=large, location=f"{path.name}.data" if large else None
@@ -140,17 +147,6 @@ def _tensor_spec(spec: TensorSpec, signature: ModelSignature) -> Any:
     batch = [None] if signature.max_batch_size else []
     dims = [None if isinstance(dim, str) or dim == -1 else dim for dim in model_dims(spec)]
     return tf.TensorSpec([*batch, *dims], tf.as_dtype(NUMPY_DTYPES[spec.datatype]), name=spec.name)
-
-
-def _name_axes(model: onnx.ModelProto, signature: ModelSignature) -> None:
-    """Name the symbolic axes, which tf2onnx only numbers, as in the signature."""
-    batch = ["batch"] if signature.max_batch_size else []
-    declared = {spec.name: spec for spec in (*signature.inputs, *signature.outputs)}
-    for value in (*model.graph.input, *model.graph.output):
-        dims = [*batch, *model_dims(declared[value.name])]
-        for i, (shape, dim) in enumerate(zip(value.type.tensor_type.shape.dim, dims, strict=True)):
-            if not shape.HasField("dim_value"):
-                shape.dim_param = dim if isinstance(dim, str) else f"{value.name}_dim{i}"
 
 
 def _refusal(error: Exception) -> Unsupported:

@@ -59,15 +59,11 @@ def dynamic_shapes(signature: ModelSignature, module: nn.Module) -> tuple[Any, .
         dims = enumerate(model_dims(spec), start=offset)
         shape = {i: axes[dim] for i, dim in dims if isinstance(dim, str) and axes[dim] is not None}
         shapes.append({0: batch, **shape} if offset else shape)
-    single = _positional(module)
-    return tuple(shapes) if single is None else (*shapes[:single], tuple(shapes[single:]))
-
-
-def _positional(module: nn.Module) -> int | None:
-    """The number of ``forward``'s arguments before its variadic one; None: it has none."""
+    # The number of ``forward``'s arguments before its variadic one; None: it has none.
     kinds = [a.kind for a in inspect.signature(module.forward).parameters.values()]
     variadic = inspect.Parameter.VAR_POSITIONAL
-    return kinds.index(variadic) if variadic in kinds else None
+    single = kinds.index(variadic) if variadic in kinds else None
+    return tuple(shapes) if single is None else (*shapes[:single], tuple(shapes[single:]))
 
 
 def _dim(axis: Axis) -> Any:

@@ -33,7 +33,10 @@ def port(state: Mapping[str, Any], model: Any, links: Sequence[Link]) -> None:
     for key, parts in joints.items():
         value = _array(state[key])
         for link in parts:
-            expected = _torch_shape(link, variables[link.keras_path])
+            # The shape of the whole tensor that ``variable`` is a part of.
+            variable = variables[link.keras_path]
+            part = link.to_torch(np.broadcast_to(np.float32(0), tuple(variable.shape)))
+            expected = (part.shape[0] * link.part[1], *part.shape[1:])
             if value.shape != expected:
                 raise UsageError(
                     f"layer '{link.layer}': '{key}' has shape {list(value.shape)} where the Keras "
@@ -118,12 +121,6 @@ def _array(value: Any) -> Array:
         value = value.float()
     array: Array = value.detach().cpu().numpy()
     return array
-
-
-def _torch_shape(link: Link, variable: Any) -> tuple[int, ...]:
-    """The shape of the whole tensor that ``variable`` is a part of."""
-    part = link.to_torch(np.broadcast_to(np.float32(0), tuple(variable.shape)))
-    return (part.shape[0] * link.part[1], *part.shape[1:])
 
 
 def _same(value: Array) -> Array:

@@ -53,7 +53,12 @@ def prepared(traced: ExportedProgram) -> ExportedProgram:
     program: ExportedProgram = traced.run_decompositions(decompositions())
     for graph in graphs(program):
         _drop_assertions(graph)
-        _resolve_sizes(graph)
+        for node in graph.nodes:
+            if node.op == "call_function" and name_of(node.target) in ("view", "_unsafe_view"):
+                x, wanted = node.args
+                known = node.meta["val"].shape
+                sizes = [k if isinstance(k, int) else w for k, w in zip(known, wanted, strict=True)]
+                node.args = (x, sizes)
         simplify(graph)
     return program
 
@@ -80,16 +85,6 @@ def _drop_assertions(graph: fx.Graph) -> None:
         if node.op == "call_function" and name_of(node.target) in ASSERTIONS:
             graph.erase_node(node)
     graph.eliminate_dead_code()
-
-
-def _resolve_sizes(graph: fx.Graph) -> None:
-    """Write the static sizes of views into their arguments, in place of -1 and of arithmetic."""
-    for node in graph.nodes:
-        if node.op == "call_function" and name_of(node.target) in ("view", "_unsafe_view"):
-            x, wanted = node.args
-            known = node.meta["val"].shape
-            sizes = [k if isinstance(k, int) else w for k, w in zip(known, wanted, strict=True)]
-            node.args = (x, sizes)
 
 
 def check_operators(program: ExportedProgram) -> None:

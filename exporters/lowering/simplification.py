@@ -122,13 +122,12 @@ def _select_first(graph: fx.Graph, node: fx.Node, views: dict[fx.Node, View]) ->
     rest = [each - (each > chosen) for each in view.dims if each not in (None, chosen)]
     with graph.inserting_before(node):
         selected = graph.call_function(aten.select.int, (view.root, chosen, index))
-        selected.meta = {**node.meta, "val": node.meta["val"].permute(_inverse(rest))}
+        selected.meta = {
+            **node.meta,
+            "val": node.meta["val"].permute([rest.index(i) for i in range(len(rest))]),
+        }
         if rest == sorted(rest):
             node.replace_all_uses_with(selected)
             return
         node.target, node.args = aten.permute.default, (selected, rest)
     views[node] = View(selected, tuple(rest))
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    return [order.index(i) for i in range(len(order))]

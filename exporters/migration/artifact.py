@@ -153,16 +153,12 @@ def _declared(
             )
         if {spec.name for spec in inputs} <= set(names):  # any order is accepted
             inputs.sort(key=lambda spec: names.index(spec.name))
-        count = _results(forward.result)
+        count = forward.result.count(",") + 1 if forward.result.startswith("Tuple[") else 1
         if len(outputs) != count and forward.result != NAMED:
             raise UsageError(
                 f"--output-tensor is given {len(outputs)} times, but forward() returns {count}"
             )
     return ModelSignature(tuple(inputs), tuple(outputs), max_batch_size, axes)
-
-
-def _results(result: str) -> int:
-    return result.count(",") + 1 if result.startswith("Tuple[") else 1
 
 
 def _stored(found: Inspection, max_batch_size: int) -> ModelSignature:

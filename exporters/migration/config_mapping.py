@@ -170,7 +170,13 @@ def add_handler(
         unknown = (MigrationState.PERSON, "its pre- and postprocessing is not carried over")
         report.add(f"handler '{handler}'", *AROUND.get(handler, unknown))
     else:
-        _add_own_handler(archive, report)
+        file = handler_file(archive)
+        code = next((code for code in report.code if code.file == file), None)
+        report.add(
+            f"handler '{archive.manifest.handler}'",
+            MigrationState.PERSON,
+            f"not carried over: {_advice(code)}",
+        )
     _add_files(archive, report)
 
 
@@ -195,16 +201,6 @@ def _add_preprocessing(
             f"the handler makes images of 224 x 224, but the input is {list(sides)}: images are "
             f"resized to that unless {' and '.join(SIZES)} are set",
         )
-
-
-def _add_own_handler(archive: TorchServeArchive, report: MigrationReport) -> None:
-    file = handler_file(archive)
-    code = next((code for code in report.code if code.file == file), None)
-    report.add(
-        f"handler '{archive.manifest.handler}'",
-        MigrationState.PERSON,
-        f"not carried over: {_advice(code)}",
-    )
 
 
 def _advice(code: HandlerCode | None) -> str:

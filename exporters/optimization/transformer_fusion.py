@@ -95,7 +95,12 @@ def fuse(
             fusion = Fusion(transformer, level == "O3" and _approximate(model))
         if half:
             model.convert_float_to_float16(keep_io_types=True)
-        _leave_out_unused_domains(model.model)
+        # ONNX Runtime names every domain that it knows; other runtimes may know fewer.
+        used = {"" if node.domain == "ai.onnx" else node.domain for node in model.model.graph.node}
+        kept = [entry for entry in model.model.opset_import if entry.domain in used | {""}]
+        if not model.model.functions:
+            del model.model.opset_import[:]
+            model.model.opset_import.extend(kept)
         model.save_model_to_file(str(path), use_external_data_format=external_data)
     return fusion
 
@@ -133,15 +138,6 @@ def _approximate(model: Any) -> bool:
     before = len(model.get_nodes_by_op_type(APPROXIMATE_GELU))
     model.gelu_approximation()
     return len(model.get_nodes_by_op_type(APPROXIMATE_GELU)) > before
-
-
-def _leave_out_unused_domains(model: Any) -> None:
-    """ONNX Runtime names every domain that it knows; other runtimes may know fewer."""
-    used = {"" if node.domain == "ai.onnx" else node.domain for node in model.graph.node}
-    kept = [entry for entry in model.opset_import if entry.domain in used | {""}]
-    if not model.functions:
-        del model.opset_import[:]
-        model.opset_import.extend(kept)
 
 
 @contextlib.contextmanager

@@ -230,13 +230,6 @@ def _reference(source: Source, case: ParityCase) -> dict[str, Array]:
         ) from error
 
 
-def _declared_shape(output: TensorSpec, case: ParityCase) -> tuple[int, ...]:
-    """The shape that the signature declares, with -1 for open sizes."""
-    dims = output.dims if output.reshape is None else output.reshape
-    shape = tuple(case.sizes.get(dim, -1) if isinstance(dim, str) else dim for dim in dims)
-    return (case.batch, *shape) if case.batch else shape
-
-
 def _check_form(output: TensorSpec, expected: Array, actual: Array, case: ParityCase) -> None:
     """Refuse another datatype or shape than the signature's."""
     where = f"output '{output.name}' at {case}"
@@ -246,7 +239,10 @@ def _check_form(output: TensorSpec, expected: Array, actual: Array, case: Parity
                 f"{where}: {kind} datatype is {array.dtype}, the signature says {output.datatype}; "
                 "correct the signature or cast in forward()"
             )
-    declared = _declared_shape(output, case)
+    # The shape that the signature declares, with -1 for open sizes.
+    dims = output.dims if output.reshape is None else output.reshape
+    shape = tuple(case.sizes.get(dim, -1) if isinstance(dim, str) else dim for dim in dims)
+    declared = (case.batch, *shape) if case.batch else shape
     kept = len(declared) == expected.ndim and all(
         promised in (-1, size) for promised, size in zip(declared, expected.shape, strict=True)
     )

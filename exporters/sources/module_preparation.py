@@ -52,14 +52,10 @@ def without_parametrizations(module: nn.Module) -> None:
                     parametrize.remove_parametrizations(part, name, leave_parametrized=True)
         for hook in list(part._forward_pre_hooks.values()):
             if type(hook).__module__ in HOOKS:
-                _remove_hook(part, hook)
-
-
-def _remove_hook(part: nn.Module, hook: object) -> None:
-    """Remove a weight normalisation of the older kind, a hook that computes before each call."""
-    remove = HOOKS[type(hook).__module__]
-    with warnings.catch_warnings(action="ignore"), contextlib.suppress(ValueError):
-        remove(part, getattr(hook, "name", "weight"))
+                # A weight normalisation of the older kind is a hook that computes before each call.
+                remove = HOOKS[type(hook).__module__]
+                with warnings.catch_warnings(action="ignore"), contextlib.suppress(ValueError):
+                    remove(part, getattr(hook, "name", "weight"))
 
 
 def check_not_quantised(module: nn.Module) -> None:

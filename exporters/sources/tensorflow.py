@@ -161,7 +161,7 @@ def _load_keras(path: Path) -> _LoadedModule:
     if path.suffix != ".keras":
         raise UsageError(f"'{path.name}' must end in .keras; rename it")
     keras_guard.read_config(path)
-    _register_own_layers()
+
     try:
         model = keras.saving.load_model(path, compile=False, safe_mode=True)
     except Exception as error:
@@ -172,11 +172,6 @@ def _load_keras(path: Path) -> _LoadedModule:
             "again"
         )
     return _functional(model)
-
-
-def _register_own_layers() -> None:
-    """Register the layers of the ports that ``modelport convert`` writes."""
-    from modelport.exporters.keras_ports import layers  # noqa: F401
 
 
 def _functional(model: Any) -> _LoadedModule:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from modelport.exporters.loaded_model import Origin, Source
 from modelport.exporters.model_spec import Decision, ModelSpec
@@ -155,17 +155,13 @@ def _signature(
     image = TensorSpec(IMAGE, Datatype.FP32, size)
     specs = tuple(
         TensorSpec(
-            _name_of(value) if name == UNNAMED else name,
+            (LOGITS if value.ndim == 2 else FEATURES) if name == UNNAMED else name,
             datatype_of(name, value),
             tuple(value.shape[1:]),
         )
         for name, value in outputs.items()
     )
     return ModelSignature((image,), specs, request.max_batch_size)
-
-
-def _name_of(output: Tensor) -> str:
-    return LOGITS if output.ndim == 2 else FEATURES
 
 
 def _resized(found: VisionModel, wanted: Any) -> VisionModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -71,7 +71,15 @@ def show(state: State, number: int = 0) -> None:
     _show_stages(state, plan)
     if state["evidence"]:
         click.echo()
-        _show_criteria(state["evidence"])
+        evidence = state["evidence"]
+        rows = []
+        for row in evidence:
+            bounds = f"{_figure(row['lower'])} to {_figure(row['upper'])}"
+            e_value = f"{math.exp(min(row['log_e_value'], 50.0)):.3g} of {1 / row['alpha']:.3g}"
+            figures = (_figure(row["limit"]), _figure(row["estimate"]), bounds, e_value)
+            rows.append((row["name"], *figures, row["status"]))
+        head = ("criterion", "limit", "estimate", "interval", "e-value", "state")
+        print_table(head, rows, colours=_COLOURS)
     click.echo()
     decision = state.get("decision")
     if decision:
@@ -108,17 +116,6 @@ def _show_stages(state: State, plan: RolloutPlan) -> None:
         rows.append((mark, str(stage), *cells))
     head = ("", "stage", "candidate", "baseline", "compared", "disagreed", "failed")
     print_table(head, rows, numbers=head[2:])
-
-
-def _show_criteria(evidence: Sequence[Mapping[str, Any]]) -> None:
-    rows = []
-    for row in evidence:
-        bounds = f"{_figure(row['lower'])} to {_figure(row['upper'])}"
-        e_value = f"{math.exp(min(row['log_e_value'], 50.0)):.3g} of {1 / row['alpha']:.3g}"
-        figures = (_figure(row["limit"]), _figure(row["estimate"]), bounds, e_value)
-        rows.append((row["name"], *figures, row["status"]))
-    head = ("criterion", "limit", "estimate", "interval", "e-value", "state")
-    print_table(head, rows, colours=_COLOURS)
 
 
 def _figure(value: float | None) -> str:

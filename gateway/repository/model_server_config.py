@@ -81,18 +81,17 @@ class ModelServerConfigFile:
         now = time.monotonic()
         if self._poll_seconds and now - self._read_at >= self._poll_seconds:
             self._read_at = now
-            self._read_again()
+            reason = ""
+            try:
+                self._models = read(self._file)
+            except InvalidArgument as error:
+                reason = str(error)
+                if reason != self._reason:
+                    log.error(
+                        "the model config file is invalid; its last models stay", reason=reason
+                    )
+            self._reason = reason
         return [_scan(model) for model in self._models]
-
-    def _read_again(self) -> None:
-        reason = ""
-        try:
-            self._models = read(self._file)
-        except InvalidArgument as error:
-            reason = str(error)
-            if reason != self._reason:
-                log.error("the model config file is invalid; its last models stay", reason=reason)
-        self._reason = reason
 
 
 def _scan(model: serving_pb2.ModelConfig) -> ModelEntry:

@@ -91,7 +91,10 @@ class LongArray:
         start = 0
         for part in self._parts:
             count = len(part.array)
-            _check_range(part.array, dtype)
+            if dtype.kind in "iu" and part.array.dtype.kind in "iu" and part.array.size:
+                limits = np.iinfo(dtype)
+                if int(part.array.min()) < limits.min or int(part.array.max()) > limits.max:
+                    raise OverflowError
             with np.errstate(over="ignore"):  # values beyond FP32 become infinity, as in C
                 found[start : start + count] = part.array
             start += count
@@ -113,13 +116,6 @@ class LongArray:
             if part.kind == "strings":
                 array = np.frompyfunc(bytes.decode, 1, 1)(array)
             yield array.tolist()
-
-
-def _check_range(array: Array, dtype: np.dtype[Any]) -> None:
-    if dtype.kind in "iu" and array.dtype.kind in "iu" and array.size:
-        limits = np.iinfo(dtype)
-        if int(array.min()) < limits.min or int(array.max()) > limits.max:
-            raise OverflowError
 
 
 def _part(items: Sequence[Any]) -> _Part | None:

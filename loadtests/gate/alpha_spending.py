@@ -41,7 +41,8 @@ def level(error: float, looks: tuple[float, ...]) -> float:
         raise ValueError(f"looks at {looks} do not ascend")
     if looks[-1] > 1:
         raise ValueError(f"a look at {looks[-1]} is after the end")
-    bound = _bound_of_first(error, looks[0])
+    look = looks[0]
+    bound = float(-ndtri(spend(error, look)) * math.sqrt(look))
     nodes = np.linspace(LOWEST * math.sqrt(looks[0]), bound, GRID)
     density = np.exp(-(nodes**2) / (2 * looks[0])) / math.sqrt(2 * math.pi * looks[0])
     for before, now in itertools.pairwise(looks):
@@ -54,10 +55,6 @@ def level(error: float, looks: tuple[float, ...]) -> float:
         density = kernel @ weights / (step * math.sqrt(2 * math.pi))
         nodes = ahead
     return float(ndtr(-bound / math.sqrt(looks[-1])))
-
-
-def _bound_of_first(error: float, look: float) -> float:
-    return float(-ndtri(spend(error, look)) * math.sqrt(look))
 
 
 def _bound(nodes: np.ndarray, weights: np.ndarray, step: float, wanted: float) -> float:

@@ -46,7 +46,9 @@ class Triton:
         if self.program:
             command, env = self._installed(http, grpc, metrics)
         else:
-            _check_onnx(self.package / self.model)
+            folder = self.package / self.model
+            if not any(folder.glob("*/model.onnx")):
+                raise Missing("the Triton of the wheel nvidia-pytriton runs ONNX files only")
             command, env = pytriton.command(self.package, self.model, work, http, grpc, metrics)
         targets = {
             protocol: LoadTestTarget(protocol, f"{HOST}:{port}", self.model)
@@ -71,8 +73,3 @@ class Triton:
             "metrics-port": metrics,
         }
         return [self.program, *(f"--{name}={value}" for name, value in flags.items())], {}
-
-
-def _check_onnx(folder: Path) -> None:
-    if not any(folder.glob("*/model.onnx")):
-        raise Missing("the Triton of the wheel nvidia-pytriton runs ONNX files only")

@@ -236,7 +236,10 @@ class LoadDriver:
         for due in target_load.due:  # shared by its users; the first free one takes the next
             _sleep_until(began + due)
             if (now := perf_counter()) - began - due > self.load.timeout_seconds:
-                self._never_sent(target_load, began + due, now)
+                # Record a request whose client would have given up, so that an overload can end.
+                intended = began + due
+                why = f"not sent within {self.load.timeout_seconds:g} s: every user was waiting"
+                self._record(target_load, (intended, now, now, now), Outcome.TIMED_OUT, 0, why)
             else:
                 self._ask(target_load, client, began + due)
 
@@ -257,11 +260,6 @@ class LoadDriver:
         self._record(target_load, times, outcome, size, problem)
         if outcome == Outcome.FAILED and intended is None:
             gevent.sleep(PAUSE_SECONDS)
-
-    def _never_sent(self, target_load: TargetLoad, intended: float, now: float) -> None:
-        """Record a request whose client would have given up, so that an overload can end."""
-        why = f"not sent within {self.load.timeout_seconds:g} s: every user was waiting"
-        self._record(target_load, (intended, now, now, now), Outcome.TIMED_OUT, 0, why)
 
     def _record(
         self,

@@ -144,7 +144,11 @@ def power(x: Any, exponent: Any) -> Any:
     simple = None if is_tensor(exponent) or isinstance(exponent, complex) else exponent
     x, exponent = promoted(x, exponent)
     if x.dtype.is_integer:
-        return _integer_power(x, exponent)
+        # A power of integers; a negative exponent gives 0 except for 1 and -1.
+        if exponent.dtype == tf.uint8:
+            return cast(tf.pow(cast(x, tf.int32), cast(exponent, tf.int32)), tf.uint8)
+        natural = tf.pow(x, tf.abs(exponent))
+        return tf.where((exponent < 0) & (tf.abs(x) != 1), tf.zeros_like(natural), natural)
     if simple == 2:
         return x * x
     if simple == 3:
@@ -154,14 +158,6 @@ def power(x: Any, exponent: Any) -> Any:
     if simple == -0.5 and x.dtype.is_floating:
         return tf.math.rsqrt(x)
     return tf.pow(x, exponent)
-
-
-def _integer_power(x: Any, exponent: Any) -> Any:
-    """A power of integers; a negative exponent gives 0 except for 1 and -1."""
-    if exponent.dtype == tf.uint8:
-        return cast(tf.pow(cast(x, tf.int32), cast(exponent, tf.int32)), tf.uint8)
-    natural = tf.pow(x, tf.abs(exponent))
-    return tf.where((exponent < 0) & (tf.abs(x) != 1), tf.zeros_like(natural), natural)
 
 
 @lowers("clamp", "clamp.Tensor")

@@ -67,7 +67,12 @@ def _load(request: SourceRequest) -> Source:
         )
     folder = open_model(request.checkpoint)
     if "architecture" in folder.config and "model_type" not in folder.config:
-        return _load_timm(folder, request)
+        if request.model is not None or request.task not in (None, "image-classification"):
+            raise UsageError(
+                f"'{folder.path}' holds an image model of timm; omit --model and --task, or give "
+                "--model timm:NAME"
+            )
+        return vision_models.load(replace(request, model=f"timm:{folder.config['architecture']}"))
     _check_undeclared(request)
     if request.model not in (None, "vit", "causal-lm"):
         raise UsageError(
@@ -93,15 +98,6 @@ def _load(request: SourceRequest) -> Source:
         name = transformer.model_name(folder.path, found.spec.name)
         return replace(found, spec=replace(found.spec, name=name))
     return transformer.load(folder, request, choice)
-
-
-def _load_timm(folder: Folder, request: SourceRequest) -> Source:
-    if request.model is not None or request.task not in (None, "image-classification"):
-        raise UsageError(
-            f"'{folder.path}' holds an image model of timm; omit --model and --task, or give "
-            "--model timm:NAME"
-        )
-    return vision_models.load(replace(request, model=f"timm:{folder.config['architecture']}"))
 
 
 def _check_undeclared(request: SourceRequest) -> None:

@@ -88,13 +88,11 @@ def _part_of(task: ExportTask, model: Any) -> ExportTask:
         return task
     if hasattr(model, "get_text_features") and hasattr(model, "get_image_features"):
         return replace(task, part=Part.TEXT)
-    if getattr(model.config, "is_encoder_decoder", False) and _decodes(model):
+    if getattr(model.config, "is_encoder_decoder", False) and (
+        "EncoderModel" not in type(model).__name__
+    ):
         return replace(task, part=Part.ENCODER)
     return task
-
-
-def _decodes(model: Any) -> bool:
-    return "EncoderModel" not in type(model).__name__
 
 
 # -- weights --------------------------------------------------------------------------------------

@@ -79,7 +79,13 @@ def _load(artifact: Artifact, path: Path) -> EmbeddedBackend:
         kinds = {operation.get_type_name() for operation in model.get_ops()}
         compiled = core.compile_model(model, DEVICE, properties)
         declared = {tensor.name for tensor in (*config.input, *config.output)}
-        batch = _fixed_batch(compiled, config.max_batch_size)
+        # The batch size that every tensor of the model has; 0: there is none, or no batching.
+        shapes = [port.get_partial_shape() for port in (*compiled.inputs, *compiled.outputs)]
+        fixed = config.max_batch_size > 0 and all(
+            shape.rank.is_static and len(shape) and shape[0] == config.max_batch_size
+            for shape in shapes
+        )
+        batch = config.max_batch_size if fixed else 0
         sessions = [OpenVinoSession(compiled, kinds, declared, batch) for _ in range(count)]
     return embedded_backend.serve(artifact, SessionPool(sessions), config)
 
@@ -106,15 +112,6 @@ def _properties(config: ModelConfig, threads: int, count: int) -> dict[str, Any]
         # Other models use the same cores.
         "ENABLE_CPU_PINNING": False,
     }
-
-
-def _fixed_batch(compiled: Any, max_batch_size: int) -> int:
-    """The batch size that every tensor of the model has; 0: there is none, or no batching."""
-    shapes = [port.get_partial_shape() for port in (*compiled.inputs, *compiled.outputs)]
-    fixed = max_batch_size > 0 and all(
-        shape.rank.is_static and len(shape) and shape[0] == max_batch_size for shape in shapes
-    )
-    return max_batch_size if fixed else 0
 
 
 def _reason(error: Exception) -> str:

@@ -107,13 +107,7 @@ def open_exported(
         module = program.module()
     program.state_dict.clear()
     program.constants.clear()
-    _forget_shapes(program)
-    forward = _by_keyword(module, signature)
-    return OpenedArchive(forward, pytorch_graphs.of_exported(module), lambda: _empty(module))
-
-
-def _forget_shapes(program: torch.export.ExportedProgram) -> None:
-    """Clear torch's caches for ``program``, which form reference cycles through C++."""
+    # Clear torch's caches for ``program``, which form reference cycles through C++.
     from torch._guards import detect_fake_mode
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -121,6 +115,8 @@ def _forget_shapes(program: torch.export.ExportedProgram) -> None:
     mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
     if mode is not None and mode.shape_env is not None:
         mode.shape_env.fake_tensor_cache.clear()
+    forward = _by_keyword(module, signature)
+    return OpenedArchive(forward, pytorch_graphs.of_exported(module), lambda: _empty(module))
 
 
 def compiled_for(archive: Archive) -> str:

@@ -158,7 +158,11 @@ class TritonGrpcClient(RemoteGrpcClient, RemoteClient):
         if request.parameters:
             message = pb.ModelInferRequest()
             for key, value in parameters(request, limit.remaining()).items():
-                _set(message.parameters[key], key, value)
+                parameter = message.parameters[key]
+                field = _FIELDS[type(value)]
+                if type(value) is int and (key == "priority" or value > _MAX_INT64):
+                    field = "uint64_param"  # Triton reads a priority only there
+                setattr(parameter, field, value)
             parts.append(message.SerializeToString())
         blobs: list[Buffer] = []
         for tensor in self._agreement.to_wire(request):
@@ -241,13 +245,6 @@ def _input(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
     message = pb.ModelInferRequest()
     message.inputs.add(name=name, datatype=datatype.value, shape=shape)
     return bytes(message.SerializeToString())
-
-
-def _set(parameter: Any, key: str, value: Parameter) -> None:
-    field = _FIELDS[type(value)]
-    if type(value) is int and (key == "priority" or value > _MAX_INT64):
-        field = "uint64_param"  # Triton reads a priority only there
-    setattr(parameter, field, value)
 
 
 def _value(parameter: Any) -> Parameter:

@@ -204,7 +204,11 @@ class Batcher:
             self._dispatch()  # before the responses are delivered, because the instance is idle
         finally:
             for waiting, outcome in zip(members, outcomes, strict=True):
-                self._deliver(waiting, outcome)
+                if self._ordering:
+                    waiting.outcome = outcome
+                    self._answer_in_order()
+                else:
+                    settle(waiting.reply, outcome)
 
     def _put_back(self, batch: Batch) -> None:
         """Put the remaining requests of a withdrawn batch back in their places."""
@@ -266,13 +270,6 @@ class Batcher:
         return answers
 
     # -- answers ----------------------------------------------------------------------------------
-
-    def _deliver(self, waiting: QueuedRequest, outcome: Outcome) -> None:
-        if self._ordering:
-            waiting.outcome = outcome
-            self._answer_in_order()
-        else:
-            settle(waiting.reply, outcome)
 
     def _answer_in_order(self) -> None:
         order = self._order

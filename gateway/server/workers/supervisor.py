@@ -214,7 +214,13 @@ class WorkerSupervisor:
             return await self._coordinator.join(connected, arguments["revision"])
 
         async def listening(_: dict[str, Any]) -> list[dict[str, Any]]:
-            self._on_listening(connected)
+            before = len(self._listening)
+            self._listening.add(connected.number)
+            connected.join()
+            if before < len(self._listening) == len(self._workers):
+                warn_if_exposed(self._settings)
+                named = {f"{name}_port": port for name, port in self._ports.items()}
+                log.info("listening", **named, metrics_port=self._metrics.port)
             return self._coordinator.routings
 
         async def started(arguments: dict[str, Any]) -> None:
@@ -234,15 +240,6 @@ class WorkerSupervisor:
         # A process without a channel is useless; its successor may have been spawned already.
         if not self._stopping.is_set() and worker.pid == pid:
             worker.kill()
-
-    def _on_listening(self, worker: ConnectedWorker) -> None:
-        before = len(self._listening)
-        self._listening.add(worker.number)
-        worker.join()
-        if before < len(self._listening) == len(self._workers):
-            warn_if_exposed(self._settings)
-            named = {f"{name}_port": port for name, port in self._ports.items()}
-            log.info("listening", **named, metrics_port=self._metrics.port)
 
     async def _on_started(self, number: int, report: Mapping[str, Any]) -> None:
         first = not self._all_started

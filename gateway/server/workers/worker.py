@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,7 +41,12 @@ def take_assignment() -> Assignment:
     fields = json.loads(os.environ.pop(VARIABLE))
     assignment = Assignment(**{**fields, "arguments": tuple(fields["arguments"])})
     if assignment.spare:
-        _prepare_spare(assignment.backends)
+        # Import what takes long before the wait, so that the spare is ready when it is needed.
+        _name_process("modelport:spare")
+        _leave_signals_to_parent()
+        for backend in assignment.backends:
+            with contextlib.suppress(ModelportError):  # it is reported when a model needs it
+                registry.find_loader(backend)
     with socket.socket(fileno=os.dup(assignment.channel)) as stream:
         try:
             number, rows = receive(stream)
@@ -189,15 +194,6 @@ def _handlers(
     for method in (*methods, control.operations.run):
         handlers[method.__name__] = plain(method)
     return {**handlers, **server.participant.handlers}
-
-
-def _prepare_spare(backends: Iterable[str]) -> None:
-    """Import what takes long before the wait, so that the spare is ready when it is needed."""
-    _name_process("modelport:spare")
-    _leave_signals_to_parent()
-    for backend in backends:
-        with contextlib.suppress(ModelportError):  # it is reported when a model needs it
-            registry.find_loader(backend)
 
 
 def _name_process(name: str) -> None:

@@ -213,7 +213,14 @@ class Http2Connection(FlowController, asyncio.BufferedProtocol, Generic[Head, St
             stream &= MAX_STREAM
             start = at + FRAME_BYTES
             if kind == DATA:
-                self._check_data(stream, size)
+                if not self.settings_received:
+                    raise ProtocolError("the first frame is not SETTINGS")
+                if self._block is not None:
+                    raise ProtocolError("a header block is interrupted")
+                if size > MAX_DATA_BYTES:
+                    raise ProtocolError("a frame is too large", ErrorCode.FRAME_SIZE_ERROR)
+                if stream == 0:
+                    raise ProtocolError("DATA on stream 0")
                 padding = extra = 0
                 if flags & PADDED:
                     if end - start < 1:
@@ -239,16 +246,6 @@ class Http2Connection(FlowController, asyncio.BufferedProtocol, Generic[Head, St
                 self.on_frame(kind, flags, stream, data[start:at])
         if at < end:
             self._rest = data[at:]
-
-    def _check_data(self, stream: int, size: int) -> None:
-        if not self.settings_received:
-            raise ProtocolError("the first frame is not SETTINGS")
-        if self._block is not None:
-            raise ProtocolError("a header block is interrupted")
-        if size > MAX_DATA_BYTES:
-            raise ProtocolError("a frame is too large", ErrorCode.FRAME_SIZE_ERROR)
-        if stream == 0:
-            raise ProtocolError("DATA on stream 0")
 
     def _check(self, kind: int, flags: int, stream: int, size: int) -> None:
         if not self.settings_received and (kind != SETTINGS or flags & 1):
@@ -350,7 +347,12 @@ class Http2Connection(FlowController, asyncio.BufferedProtocol, Generic[Head, St
             self.limits.idle_frame()
         found = self.streams.get(stream)
         if found is None or found.remote_closed:
-            self._stray_data(stream, found, last)
+            if self._is_idle(stream):
+                raise ProtocolError("DATA on an idle stream")
+            if found is not None or stream not in self._abandoned:
+                raise ProtocolError("DATA on a closed stream", ErrorCode.STREAM_CLOSED)
+            if last:
+                del self._abandoned[stream]
             return
         found.receive_window -= size
         if found.receive_window < 0:
@@ -369,14 +371,6 @@ class Http2Connection(FlowController, asyncio.BufferedProtocol, Generic[Head, St
             self.reset_stream(stream, ErrorCode.PROTOCOL_ERROR)
         elif stream.reset_code is None:
             stream.on_end()
-
-    def _stray_data(self, stream: int, found: StreamT | None, last: bool) -> None:
-        if self._is_idle(stream):
-            raise ProtocolError("DATA on an idle stream")
-        if found is not None or stream not in self._abandoned:
-            raise ProtocolError("DATA on a closed stream", ErrorCode.STREAM_CLOSED)
-        if last:
-            del self._abandoned[stream]
 
     def _is_idle(self, stream: int) -> bool:
         return stream > self.last_stream or not stream & 1
