@@ -248,7 +248,7 @@ upstream-triton: $(READY) ## Compare answers through the gateway with a real Tri
 
 protos: $(READY) ## Generate the messages of gateway/wire, exporters/formats and loadtests/users again
 	$(BIN)/python -m modelport.gateway.wire.proto
-	$(BIN)/python -m modelport.exporters.formats.proto
+	$(BIN)/python -m modelport.exporters.publishing.proto
 	$(BIN)/python -m modelport.loadtests.users.proto
 
 deploy: $(READY) ## Build images, render the chart, check and run what is in deploy/; Debian, root; 20 minutes

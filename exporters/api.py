@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from modelport.exporters.arguments import check_bounds, path_of, place_of
 from modelport.exporters.options import ConvertOptions, ExportOptions, VerifyOptions
 from modelport.gateway.cli.declared_options import complete
-from modelport.gateway.cli.errors import UsageError, naming_extras
+from modelport.gateway.errors import UsageError
+from modelport.gateway.extras import naming_extras
 from modelport.gateway.repository.storage.location import Location
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.repository.storage import location
 from modelport.gateway.repository.storage.location import Location
 

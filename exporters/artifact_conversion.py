@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from modelport.exporters import inspection
+from modelport.exporters.errors import ParityError
 from modelport.exporters.formats import conversion_time
 from modelport.exporters.formats.base import ExportTarget, ParitySession
 from modelport.exporters.formats.onnx_adopted import adopt
@@ -21,9 +22,8 @@ from modelport.exporters.optimization.result import GraphOptimization
 from modelport.exporters.proof import ranges
 from modelport.exporters.proof.edges import ValuesDiffer
 from modelport.exporters.proof.proof import Checks, Proof, convert, held_to, prove
-from modelport.exporters.proof.resource_usage import Usage, measured
-from modelport.gateway.cli.errors import ParityError, first_line
-from modelport.gateway.errors import ModelportError, Unsupported
+from modelport.exporters.runtime.resource_usage import Usage, measured
+from modelport.gateway.errors import ModelportError, Unsupported, first_line
 
 #: Called with the stage's name, the amount done and the total; 0 of 0 means unknown.
 Progress = Callable[[str, int, int], None]

@@ -10,8 +10,8 @@ from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.registry import Format
 from modelport.exporters.publishing import contract
 from modelport.exporters.sources import reader_selection
-from modelport.gateway.backends.registry import platforms
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.backend_registry import platforms
+from modelport.gateway.errors import UsageError
 from modelport.gateway.repository.storage.location import Location
 
 #: Default ``--name-template`` for one format and for several.

@@ -20,17 +20,17 @@ from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.registry import ALL, Format, check_route, find_format
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.optimization.options import OptimizationOptions
-from modelport.exporters.proof import certificate, evaluation, ranges, resource_usage
+from modelport.exporters.proof import certificate, evaluation, ranges
 from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.proof.proof import Checks, Progress, Proof
 from modelport.exporters.publishing import contract, publish, served_once
-from modelport.exporters.publishing.file_errors import writing_to
 from modelport.exporters.requests import sample_requests, triton_warmup
 from modelport.exporters.requests.random_inputs import counts_positions, sampler, unpadded_sampler
+from modelport.exporters.runtime import resource_usage
+from modelport.exporters.runtime.file_errors import writing_to
 from modelport.exporters.runtime.garbage import collected_without_libraries
 from modelport.exporters.sources import image_metadata, reader_selection
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import AlreadyExists, Unsupported
+from modelport.gateway.errors import AlreadyExists, Unsupported, UsageError
 from modelport.gateway.repository import config, signed_config, signing, signing_keys
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.manifest import files_of
@@ -244,7 +244,7 @@ def _make(
         source = replace(source, signature=ranges.applied(source.signature, proven))
         requests = triton_warmup.requests(source.signature, sampler(source.spec), checks.seed)
         if row.name == "savedmodel":
-            from modelport.exporters.requests import tensorflow_serving_warmup
+            from modelport.exporters.publishing import tensorflow_serving_warmup
 
             tensorflow_serving_warmup.write(path, artifact.config.name, requests)
         if request.destination.output is None:

@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modelport.exporters.models import registry
-from modelport.exporters.proof.tolerance import FP32
+from modelport.exporters import model_registry as registry
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.gateway.cli.errors import UsageError, suggestion
-from modelport.gateway.errors import ModelportError
+from modelport.exporters.tolerance import FP32
+from modelport.gateway.errors import ModelportError, UsageError, suggestion
 from modelport.gateway.types import Array, Datatype, ModelSignature, TensorSpec
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypedDict
 
 import click
 
-from modelport.exporters.models.registry import MODELS
+from modelport.exporters.model_registry import MODELS
 from modelport.gateway.cli.declared_options import option
 from modelport.gateway.cli.paths import EXISTING, WrittenPath, WrittenRepository
 from modelport.gateway.repository.storage.location import Location

@@ -2,6 +2,7 @@
 
     ModelportError
     ├── InvalidArgument      the request is invalid
+    │   └── UsageError       an argument of a command or function is wrong
     ├── NotFound             no such model, version or route
     ├── AlreadyExists        a published version is never overwritten
     ├── Unsupported          a feature, format or type that is not available
@@ -50,6 +51,8 @@ class ModelportError(Exception):
     """Base class of all errors. ``str(error)`` is the public message."""
 
     code = Code.INTERNAL
+    #: The exit code of a command.
+    exit_code = 1
     default_message = ""
 
     def __init__(self, message: str = "") -> None:
@@ -70,24 +73,32 @@ class InvalidArgument(ModelportError):
     """The request is invalid."""
 
     code = Code.INVALID_ARGUMENT
+    exit_code = 2
+
+
+class UsageError(InvalidArgument):
+    """The command was called wrongly; the message names the argument and the remedy."""
 
 
 class NotFound(ModelportError):
     """There is no such model, version or route."""
 
     code = Code.NOT_FOUND
+    exit_code = 2
 
 
 class AlreadyExists(ModelportError):
     """A published version is never overwritten."""
 
     code = Code.ALREADY_EXISTS
+    exit_code = 2
 
 
 class Unsupported(ModelportError):
     """The feature, format or type is not available."""
 
     code = Code.UNSUPPORTED
+    exit_code = 4
 
 
 class Decoupled(Unsupported):
@@ -165,6 +176,8 @@ class Internal(ModelportError):
 class IntegrityError(Internal):
     """An artifact does not match its manifest, or its configuration."""
 
+    exit_code = 5
+
 
 def closest(wrong: str, known: Iterable[str]) -> str:
     """The name of ``known`` that ``wrong`` most likely means; empty if none is similar."""
@@ -173,9 +186,10 @@ def closest(wrong: str, known: Iterable[str]) -> str:
     return by_folded[found[0]] if found else ""
 
 
-def install_extra(extra: str) -> str:
-    """The instruction that installs an extra: from the sources, since no package index has them."""
-    return f"pip install '.[{extra}]' in modelport's checkout"
+def suggestion(wrong: str, known: Iterable[str], before: str = "") -> str:
+    """A question with the name that ``wrong`` most likely means, after ``before``; else empty."""
+    found = closest(wrong, known)
+    return f"{before}did you mean '{found}'?" if found else ""
 
 
 #: First lines of TensorFlow and TorchScript that only announce the reason.
@@ -196,6 +210,26 @@ def reason_of(error: BaseException) -> str:
         return ""
     # TensorFlow gives the reason first, TorchScript last, behind the code that failed.
     return _CLASS.sub("", told[0 if lines[0].startswith(_ANNOUNCEMENTS[0]) else -1])
+
+
+#: A message may quote a name of the model, as long as its author likes.
+SEARCHED_CHARACTERS = 1000
+_ONNX_RUNTIME = re.compile(
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+\.(?:cc|h):\d+ [^()]*\([^()]*\) ?"
+)
+
+
+def first_line(error: Exception, most: int = 200) -> str:
+    """The line of a library's message with the reason; without a message, the error's type.
+
+    ONNX Runtime's prefix and source files are left out, and its indices, which follow on lines of
+    their own, are kept.
+    """
+    lines = str(error).strip().splitlines()
+    if lines and lines[0].startswith("[ONNXRuntimeError]"):
+        said = " ".join(line.strip() for line in lines if "Please fix either" not in line)
+        return _ONNX_RUNTIME.sub("", said[:SEARCHED_CHARACTERS])[:most]
+    return (reason_of(error) or type(error).__name__)[:most]
 
 
 def plain_reason(error: BaseException) -> str:

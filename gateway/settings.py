@@ -12,9 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from modelport.gateway.repository.routes_file import ModelRoute
-
 if TYPE_CHECKING:
+    from modelport.gateway.repository.routes_file import ModelRoute
     from modelport.gateway.repository.signing_keys import PublicKey
     from modelport.gateway.repository.storage.location import Location
 

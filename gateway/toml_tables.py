@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.errors import UsageError, first_line
 from modelport.gateway.repository import untrusted_files
 
 #: Python reads a dotted key in time that grows with the square of its length.

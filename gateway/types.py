@@ -255,3 +255,18 @@ InferStream = Callable[[InferRequest, Deadline], AsyncGenerator[InferResponse, N
 async def finished(answer: T | Awaitable[T]) -> T:
     """Wait for what is answered, unless it is there."""
     return await answer if isinstance(answer, Awaitable) else answer
+
+
+class Reshape:
+    """Triton's ``reshape``: dynamic dims keep their sizes, in order."""
+
+    def __init__(self, source: Sequence[int], target: Sequence[int], batched: bool) -> None:
+        batch = (0,) if batched else ()
+        dynamic = iter([i + len(batch) for i, d in enumerate(source) if d == -1])
+        # For each target dim: a size, or ~index of the source dim with its size.
+        self._plan = [~index for index in batch]
+        self._plan += [~next(dynamic) if d == -1 else d for d in target]
+
+    def __call__(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        shape = data.shape
+        return data.reshape([shape[~step] if step < 0 else step for step in self._plan])

@@ -52,7 +52,7 @@ COMMANDS = {
         "Show what is in an artifact, of any format.",
     ),
     "compare": (
-        "modelport.loadtests.compare.cli:compare",
+        "modelport.loadtests.cli.compare:compare",
         "Compare formats and backends on this machine.",
     ),
     "sample": (
@@ -68,12 +68,12 @@ COMMANDS = {
         "Package models for other servers.",
     ),
     "gate": (
-        "modelport.loadtests.gate.cli:gate",
+        "modelport.loadtests.cli.gate:gate",
         "Decide whether a candidate may replace a baseline.",
     ),
     "serve": ("modelport.gateway.cli.serve:serve", "Serve a model repository over HTTP and gRPC."),
     "loadtest": (
-        "modelport.loadtests.loadtest.cli:loadtest",
+        "modelport.loadtests.cli.loadtest:loadtest",
         "Measure a model server under load.",
     ),
     "key": (
@@ -122,7 +122,7 @@ TASKS = {
     "Measure and compare": ("loadtest", "compare", "gate"),
 }
 #: Subcommands from a higher layer than their command's.
-SUBCOMMANDS = {"rollout": {"report": "modelport.loadtests.rollout_report:report"}}
+SUBCOMMANDS = {"rollout": {"report": "modelport.loadtests.cli.rollout_report:report"}}
 #: Start of the places of the exporters' commands.
 _EXPORTERS = "modelport.exporters."
 

@@ -11,13 +11,13 @@ import json
 import sys
 
 from modelport.gateway import extensions
-from modelport.gateway.backends.registry import BACKENDS
+from modelport.gateway.backend_registry import BACKENDS
 from modelport.gateway.extensions import ExtensionError, ExtensionTable
 
 #: Extension point → where its table of descriptors is; models have factories instead.
 TABLES = {
     "modelport.authenticators": "modelport.gateway.access.authenticators:AUTHENTICATORS",
-    "modelport.backends": "modelport.gateway.backends.registry:BACKENDS",
+    "modelport.backends": "modelport.gateway.backend_registry:BACKENDS",
     "modelport.dialects": "modelport.gateway.protocols.dialects:DIALECTS",
     "modelport.formats": "modelport.exporters.formats.registry:FORMATS",
 }
@@ -35,7 +35,7 @@ def check(group: str, name: str) -> str:
                     f"the name is built in; register the {extensions.GROUPS[group]} under another"
                 )
             return "" if table.get(name) is not None else NOT_REGISTERED
-        from modelport.exporters.models.registry import MODELS
+        from modelport.exporters.model_registry import MODELS
 
         if name in MODELS:
             return "the name is built in; register the model under another"

@@ -16,10 +16,9 @@ import click
 import uvloop
 
 from modelport.gateway.cli import serve as command
-from modelport.gateway.cli.errors import UsageError, suggestion
 from modelport.gateway.cli.serve import ProcessOptions
 from modelport.gateway.cli.serve import ServeOptions as ServeOptions
-from modelport.gateway.errors import Unavailable
+from modelport.gateway.errors import Unavailable, UsageError, suggestion
 from modelport.gateway.runtime import signals
 from modelport.gateway.server import app
 from modelport.gateway.server.app import Ports

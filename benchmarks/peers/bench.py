@@ -36,7 +36,7 @@ from benchmarks.peers.results import LOOP, PeerCase, PeerRow, PeerSample, Result
 from benchmarks.peers.running_servers import TROUBLE, RunningServer
 from benchmarks.peers.servers import ALL
 from benchmarks.peers.servers.base import PeerServer
-from modelport.loadtests.report import marked_block
+from modelport.loadtests import marked_block
 from modelport.loadtests.system import environments, script
 from modelport.loadtests.system.processes import ServerFailed
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.peers import models, plots, runtime_limit, tables
 from benchmarks.peers.results import Results
-from modelport.loadtests.report import marked_block
+from modelport.loadtests import marked_block
 
 BLOCK = "benchmark"
 LEGEND = (

@@ -32,9 +32,8 @@ from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
 
-from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.cli.serve import settings_of
-from modelport.gateway.errors import ModelportError
+from modelport.gateway.errors import ModelportError, UsageError
 from modelport.gateway.models.control import LocalControl
 from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.grpc_method import Methods

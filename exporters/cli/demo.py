@@ -16,9 +16,9 @@ import numpy as np
 import modelport
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.local_gateway import serving
-from modelport.gateway.cli.errors import UsageError, missing_extra
 from modelport.gateway.cli.paths import unwritable
-from modelport.gateway.errors import Internal, Unavailable
+from modelport.gateway.errors import Internal, Unavailable, UsageError
+from modelport.gateway.extras import missing_extra
 from modelport.gateway.types import Array
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from modelport.exporters.options import IMAGE_FLAGS, ExportOptions
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.declared_options import declared_by
-from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.cli.paths import EXISTING
+from modelport.gateway.errors import UsageError
 
 if TYPE_CHECKING:
     from modelport.exporters.export_pipeline import ExportResult

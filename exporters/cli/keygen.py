@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from modelport.exporters.publishing.file_errors import writing_to
+from modelport.exporters.runtime.file_errors import writing_to
 from modelport.exporters.runtime.interruption import InterruptibleCommand
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.repository.signing_keys import PrivateKey
 
 

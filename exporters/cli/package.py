@@ -12,8 +12,9 @@ import click
 from modelport.exporters.packaging import SERVERS
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
-from modelport.gateway.cli.errors import UsageError, missing_extra
 from modelport.gateway.cli.paths import ExistingRepository, WrittenPath
+from modelport.gateway.errors import UsageError
+from modelport.gateway.extras import missing_extra
 from modelport.gateway.repository.storage.location import Location
 
 

@@ -12,8 +12,8 @@ import click
 from modelport.exporters.options import MODEL_VERSION, PUBLIC_KEY
 from modelport.exporters.publishing import contract
 from modelport.exporters.runtime.interruption import InterruptibleCommand
-from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.cli.paths import ExistingRepository, WrittenRepository
+from modelport.gateway.errors import UsageError
 from modelport.gateway.repository.storage.location import Location
 
 
@@ -45,7 +45,7 @@ def publish_command(
     """
     from modelport.exporters.proof import verify
     from modelport.exporters.publishing import download, publish
-    from modelport.exporters.publishing.file_errors import writing_to
+    from modelport.exporters.runtime.file_errors import writing_to
     from modelport.gateway.repository import config, manifest, signing_keys, untrusted_files
 
     keys = [signing_keys.load_public_key(key) for key in public_key]

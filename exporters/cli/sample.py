@@ -12,11 +12,12 @@ import click
 
 from modelport.exporters.cli.export import parse_kwargs
 from modelport.exporters.options import SEED
-from modelport.exporters.publishing.file_errors import writing_to
+from modelport.exporters.runtime.file_errors import writing_to
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.exporters.runtime.progress import progress_bar
-from modelport.gateway.cli.errors import UsageError, missing_extra
 from modelport.gateway.cli.paths import EXISTING, WRITTEN, ExistingRepository
+from modelport.gateway.errors import UsageError
+from modelport.gateway.extras import missing_extra
 from modelport.gateway.repository.storage.location import Location
 
 if TYPE_CHECKING:

@@ -19,14 +19,14 @@ from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 from torch.export.pt2_archive._package import AOTICompiledModel
 
-from modelport.exporters.formats import torch_errors
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.pt2 import program
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import TorchParitySession, by_position, signature_of
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.publishing.temporary_folder import temporary_folder
 from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.runtime.temporary_folder import temporary_folder
+from modelport.exporters.sources import torch_errors
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks.torch_archive import (
     COMPILED_MODEL,

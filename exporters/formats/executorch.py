@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from modelport.exporters.formats import pt2, torch_errors
+from modelport.exporters.formats import pt2
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import muted, quiet
-from modelport.gateway.cli.errors import first_line
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.exporters.sources import torch_errors
+from modelport.gateway.errors import IntegrityError, Unsupported, first_line
 from modelport.gateway.types import Array
 
 METHOD = "forward"

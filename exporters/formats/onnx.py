@@ -19,17 +19,12 @@ from onnxscript.rewriter._matcher import SimplePatternMatcher
 from torch import Tensor, nn
 from torch.onnx import ONNXProgram
 
-from modelport.exporters.formats import (
-    onnx_difference,
-    onnx_opsets,
-    open_sizes,
-    torch_errors,
-    tracing,
-)
+from modelport.exporters.formats import onnx_difference, onnx_opsets, open_sizes, tracing
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.requests.random_inputs import model_dims
 from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.sources import torch_errors
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import Array, ModelSignature

@@ -8,7 +8,7 @@ from pathlib import Path
 from modelport.exporters import inspection
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.proof.resource_usage import Usage, measured
+from modelport.exporters.runtime.resource_usage import Usage, measured
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository.artifact_checks import onnx_guard
 

@@ -19,8 +19,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from modelport.exporters.formats.onnx_session import OnnxParitySession
-from modelport.exporters.publishing.temporary_folder import temporary_folder
 from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.runtime.temporary_folder import temporary_folder
 from modelport.gateway.types import Array, ModelSignature
 
 #: Rounding of a value inside a model, relative to the largest value beside it.

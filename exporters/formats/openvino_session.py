@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from modelport.gateway.cli.errors import first_line
-from modelport.gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError, first_line
 from modelport.gateway.repository.artifact_checks import openvino_guard, trial_load
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.runtime.openvino_import import openvino

@@ -18,7 +18,7 @@ from torch.export._patches import (
 )
 from torch.fx.experimental import _config as symbolic_sizes
 
-from modelport.exporters.formats import open_sizes, torch_errors, tracing
+from modelport.exporters.formats import open_sizes, tracing
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import (
@@ -29,6 +29,7 @@ from modelport.exporters.formats.torch_binding import (
 )
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.sources import torch_errors
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.errors import IntegrityError, ModelportError
 from modelport.gateway.repository.artifact_checks import pt2_guard

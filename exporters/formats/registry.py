@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from modelport.exporters.formats import onnx_opsets
 from modelport.exporters.formats.base import ExportTarget, ParitySession
 from modelport.exporters.loaded_model import Framework, Source
-from modelport.gateway.backends.registry import Platform, platforms
-from modelport.gateway.cli.errors import missing_extra, suggestion
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.backend_registry import Platform, platforms
+from modelport.gateway.errors import Unsupported, suggestion
 from modelport.gateway.extensions import ExtensionError, ExtensionTable
+from modelport.gateway.extras import missing_extra
 from modelport.gateway.types import Array
 
 if TYPE_CHECKING:

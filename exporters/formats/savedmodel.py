@@ -12,14 +12,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from modelport.exporters.formats import pt2
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.lowering import lower
+from modelport.exporters.lowering.program import prepared
 from modelport.exporters.requests.random_inputs import model_dims
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import tf
-from modelport.gateway.cli.errors import first_line
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.exporters.sources import torch_errors
+from modelport.exporters.sources.torch_eager import inference_mode
+from modelport.gateway.errors import IntegrityError, Unsupported, first_line
 from modelport.gateway.repository.artifact_checks import saved_model_guard
 from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 
@@ -47,7 +50,7 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         Unsupported: TensorFlow cannot trace or save the model, or lacks one of its operators.
     """
     lowered = source.framework is Framework.PYTORCH
-    model = lower(source, target) if lowered else source.model
+    model = _lowered(source, target) if lowered else source.model
     try:
         with quiet():
             function = signature_function(model, source.signature)
@@ -65,6 +68,14 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
         raise Unsupported(
             f"TensorFlow cannot save this model ({reason}); rewrite what it names"
         ) from error
+
+
+def _lowered(source: Source, target: ExportTarget) -> Model:
+    with torch_errors.translated("torch.export"), quiet():
+        traced = pt2.traced_program(source, target)
+        with inference_mode(source.model), pt2.recurrent_layers():
+            program = prepared(traced)
+    return lower(program, source.signature)
 
 
 def signature_function(model: Model, signature: ModelSignature) -> Any:

@@ -15,8 +15,7 @@ from ai_edge_litert.interpreter import Interpreter
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import muted
-from modelport.gateway.cli.errors import first_line
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported, first_line
 from modelport.gateway.repository.artifact_checks import tflite_guard
 from modelport.gateway.types import Array
 

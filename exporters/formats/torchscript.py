@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch._guards import TracingContext
 
-from modelport.exporters.formats import torch_errors, tracing
+from modelport.exporters.formats import tracing
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import Named, TorchParitySession, signature_of
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.sources import torch_errors
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository.artifact_checks import torchscript_guard, trial_load

@@ -14,8 +14,7 @@ from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.trees.fitted_model import FEATURES, PROBABILITIES, FittedModel
-from modelport.gateway.cli.errors import first_line
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.errors import Unsupported, first_line
 
 #: Libraries whose probabilities are means of many trees, which rounding takes above 1; those of the
 #: others come from a sigmoid or a softmax.

@@ -20,9 +20,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from modelport.exporters.requests.random_inputs import model_dims
-from modelport.gateway.backends.registry import platforms
-from modelport.gateway.cli.errors import UsageError, missing_extra
-from modelport.gateway.errors import IntegrityError, InvalidArgument
+from modelport.gateway.backend_registry import platforms
+from modelport.gateway.errors import IntegrityError, InvalidArgument, UsageError
+from modelport.gateway.extras import missing_extra
 from modelport.gateway.repository import config, untrusted_files
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 from modelport.gateway.repository.scan import VERSION_NAME

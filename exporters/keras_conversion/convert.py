@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 
 from modelport.exporters import model_spec
+from modelport.exporters.errors import ParityError
 from modelport.exporters.keras_conversion import output_comparison, report, weight_comparison
 from modelport.exporters.keras_conversion.convert_request import ConvertRequest, framework_of
 from modelport.exporters.keras_conversion.keras_weights import MODEL_KWARGS_KEY, STATED
@@ -26,11 +27,10 @@ from modelport.exporters.keras_ports import KerasPort, find_port
 from modelport.exporters.keras_ports.weights import extract, port
 from modelport.exporters.loaded_model import Framework
 from modelport.exporters.model_spec import ModelSpec
-from modelport.exporters.publishing.file_errors import writing_to
-from modelport.exporters.publishing.temporary_folder import temporary_folder
+from modelport.exporters.runtime.file_errors import writing_to
 from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.runtime.temporary_folder import temporary_folder
 from modelport.exporters.sources import SAFETENSORS, checkpoint
-from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.errors import AlreadyExists, Unsupported
 
 #: Called with the stage's name, the amount done and the total; 0 of 0 means unknown.

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from modelport.exporters import model_registry as registry
 from modelport.exporters import model_spec
 from modelport.exporters.loaded_model import Framework
-from modelport.exporters.models import registry
 from modelport.exporters.sources import PICKLED, SAFETENSORS, keras_guard
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import AlreadyExists
+from modelport.gateway.errors import AlreadyExists, UsageError
 
 DEFAULT_SAMPLES = 1000
 KERAS_SUFFIX = ".keras"

@@ -19,8 +19,7 @@ import numpy as np
 
 from modelport.exporters.keras_ports import KerasPort, Link
 from modelport.exporters.sources import keras_guard
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError, UsageError
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.types import Array
 

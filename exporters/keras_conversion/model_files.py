@@ -21,8 +21,7 @@ from modelport.exporters.loaded_model import Framework
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.sources import checkpoint
 from modelport.exporters.sources.checkpoint import Checkpoint
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError, UsageError
 from modelport.gateway.types import Array
 
 

@@ -20,7 +20,7 @@ from modelport.exporters.keras_conversion.output_comparison import (
     ProbeRow,
 )
 from modelport.exporters.keras_conversion.weight_comparison import TensorRow
-from modelport.exporters.publishing.temporary_folder import temporary_folder
+from modelport.exporters.runtime.temporary_folder import temporary_folder
 
 FORMAT = "modelport-conversion/1"
 SUFFIX = ".report.json"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from modelport.exporters.keras_ports import Link
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.types import Array
 
 KEYS_NAMED = 3  # how many offending names a message lists before it only counts

@@ -1,8 +1,8 @@
 """PyTorch to TensorFlow: an interpreter of ``torch.export`` programs inside a ``tf.function``.
 
-``lower`` exports a module with symbolic sizes, decomposes it into the operators of a table, and
-runs these one by one with TensorFlow's tensors. Sizes that are not static are read from the tensors
-at run time; weights are variables.
+``program.prepared`` decomposes a program into the operators of a table; ``lower`` runs these one by
+one with TensorFlow's tensors. Sizes that are not static are read from the tensors at run time;
+weights are variables.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from modelport.exporters.formats.base import ExportTarget
-from modelport.exporters.loaded_model import Source
+from torch.export import ExportedProgram
+
 from modelport.exporters.lowering.interpreter import Interpreter
-from modelport.exporters.lowering.program import lowerable_program
+from modelport.exporters.lowering.program import check_operators
 from modelport.gateway.repository.artifact_checks.torch_archive import arguments
+from modelport.gateway.types import ModelSignature
 
 
-def lower(source: Source, target: ExportTarget) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """A PyTorch model as a function of TensorFlow's tensors by name.
+def lower(
+    program: ExportedProgram, signature: ModelSignature
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """A prepared program as a function of TensorFlow's tensors by name.
 
     Raises:
-        Unsupported: PyTorch cannot export the model, or the table lacks one of its operators.
+        Unsupported: the table lacks one of its operators.
     """
-    signature = source.signature
-    interpreter = Interpreter(lowerable_program(source, target))
+    check_operators(program)
+    interpreter = Interpreter(program)
     names = dict(zip(arguments(signature), (spec.name for spec in signature.inputs), strict=True))
     outputs = [spec.name for spec in signature.outputs]
 

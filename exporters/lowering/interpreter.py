@@ -10,15 +10,14 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from modelport.exporters.formats.torch_errors import origin
 from modelport.exporters.lowering import weights
 from modelport.exporters.lowering.datatypes import tf_dtype
 from modelport.exporters.lowering.program import elsewhere
 from modelport.exporters.lowering.registry import apply, name_of
 from modelport.exporters.lowering.sizes import rank, static_shape
 from modelport.exporters.runtime.tensorflow_runtime import tf
-from modelport.gateway.cli.errors import first_line
-from modelport.gateway.errors import Unsupported
+from modelport.exporters.sources.torch_errors import origin
+from modelport.gateway.errors import Unsupported, first_line
 
 #: Largest result in bytes that is always computed at export if it depends on weights alone.
 FOLDED_BYTES = 4096

@@ -10,14 +10,10 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from modelport.exporters.formats import pt2, torch_errors
-from modelport.exporters.formats.base import ExportTarget
-from modelport.exporters.loaded_model import Source
 from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.lowering.registry import name_of
 from modelport.exporters.lowering.simplification import simplify
-from modelport.exporters.runtime.output_capture import quiet
-from modelport.exporters.sources.torch_eager import inference_mode
+from modelport.exporters.sources import torch_errors
 from modelport.gateway.errors import Unsupported
 
 #: Checks of sizes and values; the gateway checks requests before they reach the model.
@@ -31,21 +27,6 @@ ASSERTIONS = frozenset(
         "sym_constrain_range_for_size",
     )
 )
-
-
-def lowerable_program(source: Source, target: ExportTarget) -> ExportedProgram:
-    """The program of ``source`` with operators of the table alone.
-
-    Raises:
-        Unsupported: PyTorch cannot export the model, or an operator is missing; the message names
-            it and the line it stems from.
-    """
-    with torch_errors.translated("torch.export"), quiet():
-        traced = pt2.traced_program(source, target)
-        with inference_mode(source.model), pt2.recurrent_layers():
-            program = prepared(traced)
-    check_operators(program)
-    return program
 
 
 def prepared(traced: ExportedProgram) -> ExportedProgram:

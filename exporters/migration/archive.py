@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.exporters.migration.unpacking import MAX_DEPTH, MAX_MEMBERS, unpack
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported, UsageError
 from modelport.gateway.repository import untrusted_files
 
 MANIFEST = "MAR-INF/MANIFEST.json"

@@ -9,8 +9,7 @@ from pathlib import Path
 from modelport.exporters import inspection
 from modelport.exporters.inspection import DAMAGE, Inspection, TensorInfo, torchscript
 from modelport.exporters.sources.tensor_flags import parse_tensors
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported, UsageError
 from modelport.gateway.repository import config
 from modelport.gateway.repository.artifact_checks import pt2_guard, torch_archive, torchscript_guard
 from modelport.gateway.repository.config import Platform

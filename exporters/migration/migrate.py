@@ -13,8 +13,7 @@ from modelport.exporters.migration.artifact import Flags
 from modelport.exporters.migration.report import MigrationReport, MigrationState
 from modelport.exporters.packaging.torchserve import CONFIGURATION, HANDLER
 from modelport.exporters.publishing import contract, publish
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, InvalidArgument, Unsupported
+from modelport.gateway.errors import IntegrityError, InvalidArgument, Unsupported, UsageError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import signing
 from modelport.gateway.repository.config import ModelConfig, Platform

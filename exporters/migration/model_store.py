@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from modelport.exporters.errors import ParityError
 from modelport.exporters.migration import replay
 from modelport.exporters.migration.archive import is_archive
 from modelport.exporters.migration.migrate import MigrationRequest, MigrationRun, migrate
 from modelport.exporters.migration.replay import ReplayServer
 from modelport.exporters.migration.report import MigrationReport, MigrationState
-from modelport.exporters.publishing.file_errors import explained
+from modelport.exporters.runtime.file_errors import explained
 from modelport.exporters.runtime.local_gateway import serving
-from modelport.gateway.cli.errors import ParityError, UsageError, exit_code
-from modelport.gateway.errors import ModelportError, Unavailable
+from modelport.gateway.cli.errors import exit_code
+from modelport.gateway.errors import ModelportError, Unavailable, UsageError
 from modelport.gateway.repository.storage.location import Location
 
 Progress = Callable[[str, int, int], None]

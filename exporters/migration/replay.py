@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.exporters.migration.report import ReplayComparison
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.upstream import connection_errors
 

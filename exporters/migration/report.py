@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from modelport.exporters.migration.handlers import HandlerCode
-from modelport.exporters.publishing.file_errors import writing_to
+from modelport.exporters.runtime.file_errors import writing_to
 
 FORMAT = "modelport-migration/1"
 
-#: Exit code of a published version that needs a manual step; see ``cli.errors.EXIT_CODES``.
+#: Exit code of a published version that needs a manual step; see ``ModelportError.exit_code``.
 EXIT_NEEDS_A_PERSON = 6
 #: Exit codes of several archives by precedence.
 SEVERITY = (1, 5, 4, 2, 3, EXIT_NEEDS_A_PERSON, 0)

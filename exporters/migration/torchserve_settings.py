@@ -17,8 +17,7 @@ from typing import Any
 import yaml
 
 from modelport.exporters.migration.archive import MAX_DOCUMENT_BYTES, TorchServeArchive
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError, UsageError
 from modelport.gateway.repository import untrusted_files
 
 MAX_YAML_BYTES = 64 * 1024  # the parser is slow

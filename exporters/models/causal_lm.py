@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from modelport.exporters.model_spec import Decision, ModelSpec, Shape
 from modelport.exporters.requests.random_inputs import draw
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 
 #: Default for the longest sequence: the logits of 512 positions with a vocabulary of 50 000 take

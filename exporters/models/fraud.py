@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from modelport.exporters.model_spec import Decision, ModelSpec, Shape, count_blocks
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 LAYER_NORM_EPS = 1e-5

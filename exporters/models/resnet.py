@@ -14,7 +14,7 @@ from modelport.exporters.model_spec import (
     classifies_images,
     count_blocks,
 )
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 
 STAGES = 4
 EXPANSION = 4  # ratio of a bottleneck's output width to its inner width

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from modelport.exporters.model_spec import ModelSpec, Shape, count_blocks
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 DEFAULT_MAX_SIZE = 256

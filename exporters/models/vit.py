@@ -16,7 +16,7 @@ from modelport.exporters.model_spec import (
     classifies_images,
     count_blocks,
 )
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 
 LAYER_NORM_EPS = 1e-6  # timm's; PyTorch's default is 1e-5, Hugging Face's configurations have 1e-12
 

@@ -11,7 +11,7 @@ from onnxruntime.quantization import CalibrationDataReader
 
 from modelport.exporters.loaded_model import Origin, Source
 from modelport.exporters.requests import input_files
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.types import Array, TensorSpec
 

@@ -21,8 +21,7 @@ from modelport.exporters.optimization import (
 )
 from modelport.exporters.optimization.result import GraphOptimization
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.errors import Unsupported, UsageError
 
 #: Larger weights go to ``<file>.data`` beside the model, as a protobuf message ends at 2 GiB.
 EXTERNAL_DATA_BYTES = 1 << 30

@@ -9,8 +9,7 @@ from pathlib import Path
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.registry import Format
 from modelport.exporters.loaded_model import Source
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.errors import Unsupported, UsageError
 
 LEVELS = ("O1", "O2", "O3")
 METHODS = ("minmax", "entropy", "percentile")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from modelport.gateway.backends.registry import platforms
+from modelport.gateway.backend_registry import platforms
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from modelport.exporters.packaging import SERVERS, PackageTarget
 from modelport.exporters.packaging.selection import SelectedModel, select
-from modelport.exporters.publishing.file_errors import writing_to
-from modelport.exporters.publishing.temporary_folder import temporary_folder
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import AlreadyExists, Unsupported
+from modelport.exporters.runtime.file_errors import writing_to
+from modelport.exporters.runtime.temporary_folder import temporary_folder
+from modelport.gateway.errors import AlreadyExists, Unsupported, UsageError
 from modelport.gateway.repository import untrusted_files
 
 

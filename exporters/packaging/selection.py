@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, InvalidArgument
+from modelport.gateway.errors import IntegrityError, InvalidArgument, UsageError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import manifest, signing
 from modelport.gateway.repository.config import ModelConfig

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from modelport.exporters.loaded_model import Diagnostics
-from modelport.exporters.proof.tolerance import Tolerance
+from modelport.exporters.tolerance import Tolerance
 from modelport.gateway.types import Array
 
 Answers = Mapping[str, Array]

@@ -15,8 +15,8 @@ import numpy as np
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof.parity_cases import ParityCase
 from modelport.exporters.proof.parity_report import Conditioning, OutputError
-from modelport.exporters.proof.tolerance import Tolerance
 from modelport.exporters.requests import attention_masks
+from modelport.exporters.tolerance import Tolerance
 from modelport.gateway.types import Array
 
 #: An artifact rounds in other places than the variants: it may deviate this much more than they.

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from modelport.exporters.errors import ParityError
 from modelport.exporters.formats.base import ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof.conditioning import CAP
 from modelport.exporters.proof.parity_cases import ParityCase
 from modelport.exporters.proof.parity_report import Limit, ParityReport
-from modelport.exporters.proof.tolerance import Tolerance
 from modelport.exporters.requests.random_inputs import Fill
-from modelport.gateway.cli.errors import ParityError
+from modelport.exporters.tolerance import Tolerance
 from modelport.gateway.errors import ModelportError, Unsupported
 from modelport.gateway.types import Array, TensorSpec
 

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
+from modelport.exporters.errors import ParityError
 from modelport.exporters.formats.base import ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import Decision
 from modelport.exporters.proof import decisions
 from modelport.exporters.proof.parity import Progress
-from modelport.exporters.proof.tolerance import Bounds
 from modelport.exporters.requests import attention_masks, input_files
-from modelport.gateway.cli.errors import ParityError, UsageError, first_line
-from modelport.gateway.errors import ModelportError
+from modelport.exporters.tolerance import Bounds
+from modelport.gateway.errors import ModelportError, UsageError, first_line
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.types import Array
 

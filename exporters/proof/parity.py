@@ -17,16 +17,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from modelport.exporters.errors import ParityError
 from modelport.exporters.formats.base import ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import branch_points, conditioning, decisions, edges, ranges
 from modelport.exporters.proof.edges import ValuesDiffer
 from modelport.exporters.proof.parity_cases import ParityCase, plan
 from modelport.exporters.proof.parity_report import OutputError, ParityReport
-from modelport.exporters.proof.tolerance import Bounds, Tolerance, pieces
 from modelport.exporters.requests import attention_masks
-from modelport.gateway.cli.errors import ParityError, UsageError, first_line
-from modelport.gateway.errors import ModelportError
+from modelport.exporters.tolerance import Bounds, Tolerance, pieces
+from modelport.gateway.errors import ModelportError, UsageError, first_line
 from modelport.gateway.types import NUMPY_DTYPES, Array, TensorSpec
 
 #: Number of samples by parameter count: seconds for a small model, about a minute for a large one.

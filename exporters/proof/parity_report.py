@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from modelport.exporters.model_spec import AttentionMask, Decision
-from modelport.exporters.proof.tolerance import Bounds
+from modelport.exporters.tolerance import Bounds
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from modelport.exporters.optimization.result import GraphOptimization
 from modelport.exporters.proof import evaluation, parity
 from modelport.exporters.proof.evaluation import Evaluation, HeldOut
 from modelport.exporters.proof.parity_report import ParityReport
-from modelport.exporters.proof.resource_usage import Usage, measured
-from modelport.exporters.proof.tolerance import APPROXIMATE, BOUNDS, Bounds
+from modelport.exporters.runtime.resource_usage import Usage, measured
+from modelport.exporters.tolerance import APPROXIMATE, BOUNDS, Bounds
 from modelport.gateway.errors import Unsupported
 
 #: Called with the stage's name, the amount done and the total; 0 of 0 means unknown.

@@ -10,8 +10,8 @@ import numpy as np
 from modelport.exporters.formats.base import ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof.parity_cases import EDGE_ROWS
-from modelport.exporters.proof.tolerance import Tolerance
 from modelport.exporters.requests.random_inputs import WITHIN, Fill, draw, name_axes, sizes_of
+from modelport.exporters.tolerance import Tolerance
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
 
 #: The largest absolute values that are tried where an artifact differs: of a float's exact

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from modelport.exporters.arguments import MOST
+from modelport.exporters.errors import ParityError
 from modelport.exporters.formats.base import ExportTarget, ParitySession
 from modelport.exporters.formats.registry import Format, find_format
 from modelport.exporters.loaded_model import Origin, Source
-from modelport.exporters.models.registry import registered
+from modelport.exporters.model_registry import registered
 from modelport.exporters.optimization import result
 from modelport.exporters.optimization.result import GraphOptimization
 from modelport.exporters.proof import evaluation, proof
@@ -25,10 +26,9 @@ from modelport.exporters.proof.evaluation import Evaluation
 from modelport.exporters.proof.model_proportion import in_proportion
 from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.proof.proof import Checks, Progress
-from modelport.exporters.proof.tolerance import BOUNDS
 from modelport.exporters.sources import SourceRequest, reader_selection
-from modelport.gateway.cli.errors import ParityError, UsageError, first_line
-from modelport.gateway.errors import IntegrityError, ModelportError
+from modelport.exporters.tolerance import BOUNDS
+from modelport.gateway.errors import IntegrityError, ModelportError, UsageError, first_line
 from modelport.gateway.repository import manifest, signing
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.repository.scan import VERSION_NAME

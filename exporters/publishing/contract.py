@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import AlreadyExists, InvalidArgument
+from modelport.gateway.errors import AlreadyExists, InvalidArgument, UsageError
 from modelport.gateway.repository import config
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.scan import MAX_VERSION, VERSION_NAME, is_model_name

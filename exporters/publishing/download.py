@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from modelport.exporters.publishing.temporary_folder import temporary_folder
-from modelport.gateway.cli.errors import UsageError
+from modelport.exporters.runtime.temporary_folder import temporary_folder
+from modelport.gateway.errors import UsageError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import manifest
 from modelport.gateway.repository.config import WARMUP

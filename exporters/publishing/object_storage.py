@@ -19,8 +19,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from modelport.exporters.publishing.contract import PublishedVersion, check_contract, next_version
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import AlreadyExists, InvalidArgument, ModelportError, NotFound
+from modelport.gateway.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    UsageError,
+)
 from modelport.gateway.repository import config, manifest, untrusted_files
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.storage.complete_versions import CLAIM, StoredModel, group

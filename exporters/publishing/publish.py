@@ -23,8 +23,8 @@ from typing import Any
 
 from modelport.exporters.proof import certificate
 from modelport.exporters.publishing.contract import PublishedVersion, check_contract, next_version
-from modelport.exporters.publishing.temporary_folder import temporary_folder
 from modelport.exporters.runtime.interruption import finally_call
+from modelport.exporters.runtime.temporary_folder import temporary_folder
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import config, manifest, signing, untrusted_files
 from modelport.gateway.repository.config import ModelConfig

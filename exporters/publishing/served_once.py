@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from modelport.exporters.errors import ParityError
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof.parity_report import ParityReport
-from modelport.exporters.proof.tolerance import Tolerance
 from modelport.exporters.requests import sample_requests
 from modelport.exporters.requests.random_inputs import unpadded_sampler
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.gateway.cli.errors import ParityError
+from modelport.exporters.tolerance import Tolerance
 from modelport.gateway.errors import ModelportError, Unsupported
 from modelport.gateway.repository import config
 from modelport.gateway.repository.config import ModelConfig

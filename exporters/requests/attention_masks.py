@@ -12,7 +12,7 @@ import numpy as np
 
 from modelport.exporters.model_spec import AttentionMask
 from modelport.exporters.requests.random_inputs import counts_positions, model_dims
-from modelport.gateway.cli.errors import UsageError, suggestion
+from modelport.gateway.errors import UsageError, suggestion
 from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 
 PADDINGS = ("right", "left", "any")

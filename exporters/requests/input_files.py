@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from modelport.exporters.requests.random_inputs import MOST_OF_MEMORY, model_dims, physical_memory
-from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.errors import UsageError, first_line
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec

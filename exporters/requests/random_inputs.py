@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from modelport.exporters.model_spec import AttentionMask, ModelSpec, Sampler, calling
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.errors import Unsupported, UsageError
 from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, Datatype, ModelSignature, TensorSpec
 
 DEFAULT_LONGEST = 64  # maximum of a dynamic axis without one, counted from its minimum

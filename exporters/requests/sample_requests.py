@@ -33,7 +33,7 @@ import numpy as np
 from modelport.exporters.loaded_model import Reference
 from modelport.exporters.model_spec import Sampler
 from modelport.exporters.requests.random_inputs import name_axes, sizes_of
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.repository import manifest, signing, signing_keys, untrusted_files
 from modelport.gateway.types import Array, ModelSignature, TensorSpec
 

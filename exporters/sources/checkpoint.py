@@ -23,8 +23,7 @@ from torch.nn.parameter import is_lazy
 from modelport.exporters.arguments import check_plain
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import PICKLED, SAFETENSORS, safetensors_header
-from modelport.gateway.cli.errors import UsageError, first_line
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported, UsageError, first_line
 from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.repository.artifact_checks.load_guard import no_code
 from modelport.gateway.repository.manifest import sha256_of

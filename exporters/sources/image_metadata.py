@@ -8,8 +8,7 @@ from pathlib import Path
 
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import Decision
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.errors import InvalidArgument, UsageError
 from modelport.gateway.inference import image_decoding
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.scan import MAX_LABEL_BYTES

@@ -26,8 +26,7 @@ from modelport.exporters.requests.random_inputs import (
 )
 from modelport.exporters.runtime.memory_limit import more_memory
 from modelport.exporters.sources.tensor_flags import parse_tensors
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.errors import Unsupported, UsageError
 from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, Datatype, ModelSignature, TensorSpec
 
 #: Sizes to try until the model runs; common networks shrink images by up to 32.

@@ -21,8 +21,7 @@ from typing import Any
 
 import h5py
 
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported, UsageError
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.artifact_checks import zip_guard
 

@@ -39,8 +39,7 @@ from modelport.exporters.sources.torch_eager import (
     narrow_weights,
     widen_weights,
 )
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.errors import Unsupported, UsageError
 from modelport.gateway.types import Array, Datatype, ModelSignature
 
 HALVES = (torch.bfloat16, torch.float16)

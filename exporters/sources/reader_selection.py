@@ -7,7 +7,8 @@ from pathlib import Path
 
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.sources import SourceRequest
-from modelport.gateway.cli.errors import UsageError, missing_extra
+from modelport.gateway.errors import UsageError
+from modelport.gateway.extras import missing_extra
 
 KERAS_SUFFIXES = frozenset({".keras", ".h5", ".hdf5"})
 #: ``--model LIBRARY:NAME``.

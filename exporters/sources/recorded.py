@@ -13,7 +13,7 @@ from modelport.exporters.loaded_model import Framework, Origin, Source
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.requests import input_files
 from modelport.exporters.sources import SourceRequest
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
 

@@ -39,7 +39,7 @@ from modelport.exporters.sources.torch_eager import (
     keywords_of,
     named_tensors,
 )
-from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.errors import UsageError, first_line
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 EXAMPLE_ATTRIBUTES = ("example_inputs", "example_input_array", "dummy_inputs")

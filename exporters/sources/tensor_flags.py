@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modelport.gateway.cli.errors import UsageError, suggestion
+from modelport.gateway.errors import UsageError, suggestion
 from modelport.gateway.types import NUMPY_DTYPES, Axis, Datatype, ModelSignature, TensorSpec
 
 #: Longest size of a dynamic axis without declared bounds.

@@ -12,13 +12,18 @@ from typing import Any
 
 from modelport.exporters.loaded_model import Framework, Origin, Source, digest_of
 from modelport.exporters.model_spec import BFLOAT16_STEP, ModelSpec
-from modelport.exporters.proof.tolerance import FP32
 from modelport.exporters.requests import attention_masks
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.exporters.sources import SourceRequest, input_bounds, keras_guard
-from modelport.gateway.cli.errors import UsageError, first_line
-from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.exporters.tolerance import FP32
+from modelport.gateway.errors import (
+    IntegrityError,
+    ModelportError,
+    Unsupported,
+    UsageError,
+    first_line,
+)
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.artifact_checks import saved_model_guard
 from modelport.gateway.repository.manifest import sha256_of

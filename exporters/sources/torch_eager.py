@@ -16,8 +16,7 @@ from torch._higher_order_ops import utils as higher_order
 from torch.masked import is_masked_tensor
 
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.errors import Unsupported, UsageError
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature
 
 #: Published datatypes; a bfloat16 is published as the float32 of the same value.

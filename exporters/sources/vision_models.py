@@ -29,8 +29,8 @@ from modelport.exporters.sources.torch_eager import (
     named_tensors,
     widen_weights,
 )
-from modelport.gateway.cli.errors import UsageError, first_line, missing_extra, suggestion
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported, UsageError, first_line, suggestion
+from modelport.gateway.extras import missing_extra
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 
 #: Both libraries' classes of ImageNet.

@@ -27,8 +27,7 @@ from typing import Any, Final, TypeVar
 from modelport.gateway.access import located_toml
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.operations import Operation
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import AlreadyExists, NotFound, closest
+from modelport.gateway.errors import AlreadyExists, NotFound, UsageError, closest
 from modelport.gateway.runtime import file_lock, gateway_files
 from modelport.gateway.runtime.gateway_files import FileContent
 from modelport.gateway.toml_tables import InvalidValue, digest, read_by

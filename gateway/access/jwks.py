@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import structlog
 
-from modelport.gateway.cli.errors import UsageError, first_line
-from modelport.gateway.errors import ModelportError
+from modelport.gateway.errors import ModelportError, UsageError, first_line
 from modelport.gateway.runtime.gateway_files import FILES
 from modelport.gateway.upstream.single_requests import download
 

@@ -26,8 +26,8 @@ from modelport.gateway.access.credential_headers import token_fingerprint
 from modelport.gateway.access.jwks import ALGORITHMS, JwksFile, JwksUrl, KeySet
 from modelport.gateway.access.located_toml import TomlTable
 from modelport.gateway.access.principal import Principal
-from modelport.gateway.cli.errors import missing_extra
 from modelport.gateway.errors import Unauthenticated, Unavailable, plain_reason
+from modelport.gateway.extras import missing_extra
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from modelport.gateway.runtime.gateway_files import Contents, at_path
 from modelport.gateway.toml_tables import InvalidValue, number, read_by, text

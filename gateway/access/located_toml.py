@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.errors import UsageError, first_line
 from modelport.gateway.runtime.gateway_files import FileContent
 from modelport.gateway.toml_tables import InvalidKey, read_table
 

@@ -18,7 +18,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar, cast, get_args, get_orig
 
 import click
 
-from modelport.gateway.cli.errors import CommandT, UsageError
+from modelport.gateway.cli.errors import CommandT
+from modelport.gateway.errors import UsageError
 
 OptionsT = TypeVar("OptionsT", bound=Mapping[str, Any])
 #: The first of these that a hint contains is the type of the command's value.

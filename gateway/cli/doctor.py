@@ -22,11 +22,12 @@ from typing import Any
 import click
 
 from modelport.gateway import extensions
-from modelport.gateway.backends.registry import BACKENDS, Library, find_versions
+from modelport.gateway.backend_registry import BACKENDS, Library, find_versions
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.cli.paths import EXISTING
 from modelport.gateway.cli.tables import print_table
-from modelport.gateway.errors import ModelportError, install_extra
+from modelport.gateway.errors import ModelportError
+from modelport.gateway.extras import install_extra
 from modelport.gateway.repository.routes_file import ModelRoute
 
 #: A program or a library that takes longer to respond is reported as broken.

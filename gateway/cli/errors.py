@@ -1,42 +1,19 @@
-"""Errors of commands: one line on stderr and an exit code.
-
-ModelportError                (modelport.gateway.errors)
-├── InvalidArgument
-│   └── UsageError      2     an argument is wrong, or does not fit the checkpoint
-├── AlreadyExists       2     a published version is never overwritten
-├── NotFound            2
-├── ParityError         3     the artifact does not compute what the checkpoint computes
-├── Unsupported         4     a format, opset, datatype or operator without an exporter
-└── Internal
-    └── IntegrityError  5     a file is damaged, or wants to run code
-"""
+"""Errors of commands: one line on stderr and an exit code."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
 import os
-import re
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any, NoReturn, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from modelport.gateway.cli.tables import printable
-from modelport.gateway.errors import (
-    AlreadyExists,
-    IntegrityError,
-    InvalidArgument,
-    ModelportError,
-    NotFound,
-    Unsupported,
-    closest,
-    install_extra,
-    reason_of,
-)
+from modelport.gateway.errors import ModelportError
+from modelport.gateway.extras import is_library, missing_extra
 
 #: Longest message; the longest of modelport's own, a list of names, has about 1,000.
 MOST_CHARACTERS = 4000
@@ -44,14 +21,6 @@ MOST_CHARACTERS = 4000
 NO_MEMORY = "the memory, or the limit on it, is too small for this; give smaller inputs, or more"
 
 EXIT_FAILURE = 1  # none of the documented reasons: a bug, or the machine's fault
-
-
-class UsageError(InvalidArgument):
-    """The command was called wrongly; the message names the argument and the remedy."""
-
-
-class ParityError(ModelportError):
-    """Artifact and checkpoint disagree; the message names output, error, tolerance and sizes."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -64,111 +33,13 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
-#: The first class that matches decides.
-EXIT_CODES: Mapping[type[BaseException], int] = {
-    click.UsageError: 2,
-    InvalidArgument: 2,
-    AlreadyExists: 2,
-    NotFound: 2,
-    ParityError: 3,
-    Unsupported: 4,
-    IntegrityError: 5,
-}
-
-
 def exit_code(error: BaseException) -> int:
     """The exit code of the process for ``error``; that of a signal is a shell's."""
     if isinstance(error, Interrupted):
         return 128 + error.number
-    for kind, code in EXIT_CODES.items():
-        if isinstance(error, kind):
-            return code
-    return EXIT_FAILURE
-
-
-#: Package → the extra that installs it; all others are in ``torch``.
-_EXTRAS = {
-    "tensorflow": "tensorflow",
-    "keras": "tensorflow",
-    "tf2onnx": "tensorflow",
-    "h5py": "tensorflow",
-    "ai_edge_litert": "litert",
-    "openvino": "openvino",
-    "executorch": "executorch",
-    **dict.fromkeys(("lightgbm", "onnxmltools", "skl2onnx", "skops", "xgboost"), "trees"),
-    "transformers": "huggingface",
-    "peft": "huggingface",
-    "timm": "timm",
-    "torchvision": "torchvision",
-    "PIL": "images",
-    "jwt": "jwt",
-    **dict.fromkeys(
-        (
-            *("locust", "gevent", "geventhttpclient", "hdrh", "psutil", "scipy", "jinja2"),
-            *("matplotlib", "rich", "tritonclient", "grpc"),
-        ),
-        "load",
-    ),
-}
-
-
-#: Packages that an extra installs.
-_LIBRARIES = frozenset(_EXTRAS) | {"torch", "onnx", "onnxscript", "safetensors", "sklearn"}
-
-
-def missing_extra(error: ImportError) -> Unsupported:
-    """The message for a missing library of an extra."""
-    package = (error.name or "").partition(".")[0]
-    return Unsupported(
-        f"'{package}' is not installed; this needs it: "
-        f"{install_extra(_EXTRAS.get(package, 'torch'))}"
-    )
-
-
-@contextlib.contextmanager
-def naming_extras() -> Iterator[None]:
-    """Raise ``Unsupported``, which names the extra, in place of the absence of a library."""
-    try:
-        yield
-    except ImportError as error:
-        if not _is_library(error):
-            raise
-        raise missing_extra(error) from error
-
-
-def require_extra(extra: str) -> None:
-    """Raise ``Unsupported`` unless every package of ``extra`` is installed; import none."""
-    for package in [name for name, brought_by in _EXTRAS.items() if brought_by == extra]:
-        with contextlib.suppress(ValueError):  # a module without a specification, as None
-            if importlib.util.find_spec(package) is not None:
-                continue
-        raise missing_extra(ModuleNotFoundError(name=package))
-
-
-def suggestion(wrong: str, known: Iterable[str], before: str = "") -> str:
-    """A question with the name that ``wrong`` most likely means, after ``before``; else empty."""
-    found = closest(wrong, known)
-    return f"{before}did you mean '{found}'?" if found else ""
-
-
-#: A message may quote a name of the model, as long as its author likes.
-SEARCHED_CHARACTERS = 1000
-_ONNX_RUNTIME = re.compile(
-    r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+\.(?:cc|h):\d+ [^()]*\([^()]*\) ?"
-)
-
-
-def first_line(error: Exception, most: int = 200) -> str:
-    """The line of a library's message with the reason; without a message, the error's type.
-
-    ONNX Runtime's prefix and source files are left out, and its indices, which follow on lines of
-    their own, are kept.
-    """
-    lines = str(error).strip().splitlines()
-    if lines and lines[0].startswith("[ONNXRuntimeError]"):
-        said = " ".join(line.strip() for line in lines if "Please fix either" not in line)
-        return _ONNX_RUNTIME.sub("", said[:SEARCHED_CHARACTERS])[:most]
-    return (reason_of(error) or type(error).__name__)[:most]
+    if isinstance(error, click.UsageError):
+        return click.UsageError.exit_code
+    return error.exit_code if isinstance(error, ModelportError) else EXIT_FAILURE
 
 
 def one_line(text: str) -> str:
@@ -249,7 +120,7 @@ class OneLineCommand(click.Command):
         except MemoryError as error:
             _fail(RuntimeError(NO_MEMORY), error)
         except Exception as error:
-            if isinstance(error, ModuleNotFoundError) and _is_library(error):
+            if isinstance(error, ModuleNotFoundError) and is_library(error):
                 _fail(missing_extra(error), error)
             _fail(RuntimeError(f"unexpected {type(error).__name__}: {error}"), error)
 
@@ -272,11 +143,6 @@ def renamed_option(old: str, new: str) -> Callable[[CommandT], CommandT]:
 
     name = f"renamed_{old.strip('-')}"
     return click.option(old, name, hidden=True, expose_value=False, callback=refuse)
-
-
-def _is_library(error: ImportError) -> bool:
-    """Whether the missing module belongs to a library, not to modelport or the user's code."""
-    return (error.name or "").partition(".")[0] in _LIBRARIES
 
 
 def _fail(error: BaseException, cause: BaseException | None = None) -> NoReturn:

@@ -15,10 +15,10 @@ import numpy as np
 from modelport.client import Client
 from modelport.client_models import ModelDescription, TensorDescription, as_datatype
 from modelport.gateway.cli import server_credentials
-from modelport.gateway.cli.errors import renamed_option, suggestion
+from modelport.gateway.cli.errors import renamed_option
 from modelport.gateway.cli.server_credentials import CommandT, credential_options
 from modelport.gateway.cli.tables import print_table
-from modelport.gateway.errors import InvalidArgument, NotFound
+from modelport.gateway.errors import InvalidArgument, NotFound, suggestion
 from modelport.gateway.inference import image_decoding
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.artifact_checks import zip_guard

@@ -14,9 +14,10 @@ import click
 from modelport.gateway.access import api_key_file
 from modelport.gateway.access.api_key_file import ApiKey, Entries
 from modelport.gateway.access.operations import Operation
-from modelport.gateway.cli.errors import OneLineGroup, UsageError
+from modelport.gateway.cli.errors import OneLineGroup
 from modelport.gateway.cli.paths import WRITTEN
 from modelport.gateway.cli.tables import print_table
+from modelport.gateway.errors import UsageError
 
 DEFAULT_FILE = "keys.toml"
 #: Operations of a key with ``--models`` and without ``--operations``.

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from modelport.gateway.cli.errors import suggestion
 from modelport.gateway.cli.paths import ExistingRepository
-from modelport.gateway.errors import InvalidArgument, NotFound
+from modelport.gateway.errors import InvalidArgument, NotFound, suggestion
 from modelport.gateway.repository.scan import is_model_name
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.version_choice import VersionChoice

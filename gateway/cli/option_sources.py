@@ -21,7 +21,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from modelport.gateway.cli.errors import suggestion
+from modelport.gateway.errors import suggestion
 from modelport.gateway.repository import untrusted_files
 
 MAX_FILE_BYTES = 1024 * 1024

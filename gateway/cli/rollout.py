@@ -15,12 +15,12 @@ import click
 from modelport.gateway import slo
 from modelport.gateway.cli import rollout_display
 from modelport.gateway.cli.admin_client import DEFAULT_URL, AdminClient
-from modelport.gateway.cli.errors import Failure, OneLineGroup, UsageError
+from modelport.gateway.cli.errors import Failure, OneLineGroup
 from modelport.gateway.cli.paths import EXISTING, WRITTEN
 from modelport.gateway.cli.rollout_options import read_share, read_shares, request_of, user_name
 from modelport.gateway.cli.server_credentials import CommandT, credential_options
 from modelport.gateway.cli.tables import printable
-from modelport.gateway.errors import ModelportError, Unavailable
+from modelport.gateway.errors import ModelportError, Unavailable, UsageError
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.scan import is_model_name
 from modelport.gateway.rollout.plan import (

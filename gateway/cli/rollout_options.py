@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from modelport.gateway import slo
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.rollout import gate_report as gate_reports
 from modelport.gateway.rollout.plan import RolloutLimits
 

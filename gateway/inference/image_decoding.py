@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modelport.gateway.cli.errors import missing_extra, require_extra
 from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.extras import missing_extra, require_extra
 from modelport.gateway.inference import image_cost
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, TensorSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from modelport.gateway.backends.registry import Versions
+from modelport.gateway.backend_registry import Versions
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.repository import scan, standalone_model, untrusted_files
 from modelport.gateway.repository.model_server_config import ModelServerConfigFile

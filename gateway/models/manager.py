@@ -12,10 +12,10 @@ from pathlib import Path
 
 import structlog
 
+from modelport.gateway.backend_registry import Versions, find_loader, find_versions
 from modelport.gateway.backends import base
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.capabilities import RoutedBackend
-from modelport.gateway.backends.registry import Versions, find_loader, find_versions
 from modelport.gateway.errors import (
     InvalidArgument,
     ModelportError,

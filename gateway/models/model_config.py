@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from modelport.gateway.backends.registry import platforms
+from modelport.gateway.backend_registry import platforms
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import config_schema

@@ -26,9 +26,9 @@ from typing import Any
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from modelport.gateway.backends.registry import BACKENDS
-from modelport.gateway.backends.registry import PLATFORMS as PLATFORMS
-from modelport.gateway.backends.registry import Platform as Platform
+from modelport.gateway.backend_registry import BACKENDS
+from modelport.gateway.backend_registry import PLATFORMS as PLATFORMS
+from modelport.gateway.backend_registry import Platform as Platform
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.extensions import ExtensionError
 from modelport.gateway.repository import config_schema, padding

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from modelport.gateway.backends.registry import platforms
+from modelport.gateway.backend_registry import platforms
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig

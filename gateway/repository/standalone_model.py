@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modelport.gateway.backends.registry import Platform, platforms
+from modelport.gateway.backend_registry import Platform, platforms
 from modelport.gateway.errors import IntegrityError, InvalidArgument
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import untrusted_files

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from modelport.gateway.cli.errors import first_line
+from modelport.gateway.errors import first_line
 from modelport.gateway.runtime.gateway_files import FILES, Contents, Rows
 
 log = structlog.get_logger("modelport.access")

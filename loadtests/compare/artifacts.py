@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.repository import untrusted_files
 from modelport.loadtests.compare.plan import Variant
 from modelport.loadtests.compare.result import Absent

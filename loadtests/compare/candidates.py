@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.loadtests import model_quality
 from modelport.loadtests.compare.artifacts import ComparedArtifact
 from modelport.loadtests.compare.measured_candidate import MeasuredCandidate

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from modelport.gateway.backends.registry import BACKENDS
+from modelport.gateway.backend_registry import BACKENDS
 
 #: Formats of those backends that only the Python runtime opens.
 NEEDS_PYTHON: Mapping[str, str] = {

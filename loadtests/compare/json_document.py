@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway.repository import untrusted_files
+from modelport.loadtests import marked_block
 from modelport.loadtests.compare.result import Comparison
-from modelport.loadtests.report import marked_block
 
 FORMAT = "modelport-comparison/1"
 MOST_BYTES = 1 << 28

@@ -11,11 +11,11 @@ from modelport.loadtests import model_quality as quality
 from modelport.loadtests.compare.artifacts import ComparedArtifact
 from modelport.loadtests.compare.plan import Entry
 from modelport.loadtests.compare.result import Candidate, Measured
-from modelport.loadtests.load import answer_collection
 from modelport.loadtests.load.payloads import Payloads
 from modelport.loadtests.model_quality import Deciding, Quality
 from modelport.loadtests.serving.answer_check import AnswerCheck
 from modelport.loadtests.serving.server import ReadyServer, ServedBackend
+from modelport.loadtests.users import answer_collection
 from modelport.loadtests.users.client import Unanswered
 
 SECONDS_IN_HOUR = 3600.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.repository.storage.location import Location
 from modelport.loadtests.compare import artifacts, candidates, plan
 from modelport.loadtests.compare.artifacts import ComparedArtifact, ComparedCheckpoint

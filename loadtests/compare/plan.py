@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from modelport.gateway.backends.registry import BACKENDS as DESCRIPTORS
-from modelport.gateway.backends.registry import platforms
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.backend_registry import BACKENDS as DESCRIPTORS
+from modelport.gateway.backend_registry import platforms
+from modelport.gateway.errors import UsageError
 from modelport.loadtests.load.target import LoadTestProtocol
 
 

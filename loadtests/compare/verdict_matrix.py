@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from modelport.loadtests import confidence_intervals
+from modelport.loadtests import confidence_intervals, number_format
 from modelport.loadtests.compare import deployment_facts
 from modelport.loadtests.compare.result import Candidate, ConcernVerdict
-from modelport.loadtests.report import number_format
 
 #: Confidence of the intervals.
 CONFIDENCE = 0.95

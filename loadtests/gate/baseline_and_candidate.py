@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests.cli_options import authenticated
+from modelport.gateway.errors import UsageError
 from modelport.loadtests.load import target
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving.gateway import newest_version
 from modelport.loadtests.system.environments import Missing
 from modelport.loadtests.users import signature
+from modelport.loadtests.users.authentication import authenticated
 from modelport.loadtests.users.signature import RequestSignature, SignatureUnknown
 
 FORMS = (

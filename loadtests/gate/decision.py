@@ -21,15 +21,15 @@ from dataclasses import dataclass, field, replace
 
 from modelport.gateway.slo import Slo
 from modelport.loadtests import confidence_intervals
+from modelport.loadtests.checks import Check, CheckStatus
 from modelport.loadtests.confidence_intervals import Interval, Tails, TooFewSamples
 from modelport.loadtests.gate.agreement import AnswerAgreement
 from modelport.loadtests.gate.alpha_spending import level
 from modelport.loadtests.gate.criteria import Criterion, PairedRound, SideMeasurements
 from modelport.loadtests.gate.criteria import criteria as criteria_of
 from modelport.loadtests.load.samples import LoadRun
-from modelport.loadtests.report.checks import Check, CheckStatus
-from modelport.loadtests.report.number_format import change as as_change
-from modelport.loadtests.report.number_format import duration, with_unit
+from modelport.loadtests.number_format import change as as_change
+from modelport.loadtests.number_format import duration, with_unit
 
 #: Times of the looks, as fractions of the longest duration. The first two catch gross failures.
 LOOKS = (0.05, 0.2, 0.4, 0.6, 0.8, 1.0)

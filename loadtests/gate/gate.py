@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.slo import Slo
+from modelport.loadtests.checks import CheckStatus, worst
 from modelport.loadtests.gate import integrity, object_storage
 from modelport.loadtests.gate.baseline_and_candidate import Published, Running, Side, Stored
 from modelport.loadtests.gate.criteria import PairedRound
@@ -24,7 +25,6 @@ from modelport.loadtests.gate.paired_rounds import Cores, OutOfTime, PairedMeasu
 from modelport.loadtests.gate.preflight import Preflight
 from modelport.loadtests.load.samples import LoadRun
 from modelport.loadtests.load.target import LoadTestProtocol
-from modelport.loadtests.report.checks import CheckStatus, worst
 from modelport.loadtests.system.hardware import hardware
 
 #: Messages reported per side.

@@ -7,14 +7,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.slo import CertificateSettings
+from modelport.loadtests.checks import CheckStatus
 from modelport.loadtests.gate.baseline_and_candidate import Published
 from modelport.loadtests.gate.decision import Question
 from modelport.loadtests.load import payloads
 from modelport.loadtests.load.payloads import BadPayload, Payloads
-from modelport.loadtests.report.checks import CheckStatus
 from modelport.loadtests.system.modelport_command import INTEGRITY, INTERRUPTED, Failed, modelport
 
 CERTIFICATE = "certificate.json"

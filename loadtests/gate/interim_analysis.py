@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modelport.gateway.slo import Slo
+from modelport.loadtests.checks import CheckStatus, worst
 from modelport.loadtests.gate.criteria import PairedRound
 from modelport.loadtests.gate.decision import LOOKS, Question, decide
-from modelport.loadtests.report.checks import CheckStatus, worst
 
 
 class Looks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.loadtests.gate.baseline_and_candidate import Published, Side, Stored
 from modelport.loadtests.gate.paired_rounds import SideFailed
 from modelport.loadtests.serving.gateway import newest_version

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.loadtests import confidence_intervals, model_quality
+from modelport.loadtests.checks import CheckStatus
 from modelport.loadtests.gate import agreement, baseline_and_candidate, integrity, reference_answers
 from modelport.loadtests.gate.agreement import AnswerAgreement
 from modelport.loadtests.gate.baseline_and_candidate import Published
@@ -25,9 +26,8 @@ from modelport.loadtests.gate.criteria import WRONG
 from modelport.loadtests.gate.decision import SHARES_PART, Question
 from modelport.loadtests.gate.paired_rounds import LiveSide, PairedMeasurement, SideFailed
 from modelport.loadtests.load import payloads
-from modelport.loadtests.load.answer_collection import CollectedAnswer, given
 from modelport.loadtests.load.payloads import Payloads
-from modelport.loadtests.report.checks import CheckStatus
+from modelport.loadtests.users.answer_collection import CollectedAnswer, given
 from modelport.loadtests.users.client import Unanswered
 from modelport.loadtests.users.signature import RequestSignature, SignatureUnknown
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from modelport.exporters.runtime.progress import Heartbeat, heartbeat
 from modelport.loadtests.gate.criteria import SideMeasurements
 from modelport.loadtests.gate.gate import GateRequest, GateSnapshot
-from modelport.loadtests.report.number_format import change, duration
+from modelport.loadtests.number_format import change, duration
 
 
 class GateProgress:

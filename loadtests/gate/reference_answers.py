@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.slo import Answers
-from modelport.loadtests.load import payloads, random_requests
-from modelport.loadtests.load.answer_collection import CollectedAnswer
+from modelport.loadtests.load import payloads
 from modelport.loadtests.load.payloads import BadPayload, Payloads, Tensors
 from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.serving.answer_check import shown
+from modelport.loadtests.users import random_requests
 from modelport.loadtests.users.answer_checker import Checker
+from modelport.loadtests.users.answer_collection import CollectedAnswer
 from modelport.loadtests.users.protocol_table import dialect
 from modelport.loadtests.users.signature import RequestSignature
 

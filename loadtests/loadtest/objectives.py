@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from modelport.loadtests.checks import Check, CheckStatus
 from modelport.loadtests.load.percentiles import Percentiles
 from modelport.loadtests.load.samples import LoadRun
 from modelport.loadtests.load.summary import Summary
-from modelport.loadtests.report.checks import Check, CheckStatus
-from modelport.loadtests.report.number_format import with_unit
+from modelport.loadtests.number_format import with_unit
 
 #: Fields by name; the names apply to latency and, after ``ttfb-``, to the time to first byte.
 QUANTILES = {

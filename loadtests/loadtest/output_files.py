@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from modelport.loadtests import marked_block
+from modelport.loadtests.checks import Check, worst
 from modelport.loadtests.load.percentiles import curve, histogram
 from modelport.loadtests.load.samples import LoadRun
 from modelport.loadtests.load.summary import Summary, first_bytes, latencies
-from modelport.loadtests.report import html, junit, marked_block
-from modelport.loadtests.report.checks import Check, worst
+from modelport.loadtests.report import html, junit
 from modelport.loadtests.system.hardware import hardware
 
 FORMAT = "modelport-loadtest/1"

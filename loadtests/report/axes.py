@@ -9,7 +9,8 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 
-from modelport.loadtests.report import number_format, svg
+from modelport.loadtests import number_format
+from modelport.loadtests.report import svg
 
 #: Ratio of the largest to the smallest value from which the axis is logarithmic.
 LOG_FROM = 12.0

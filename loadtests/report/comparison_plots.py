@@ -10,9 +10,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from modelport.loadtests import number_format
 from modelport.loadtests.compare.result import Candidate, Comparison, Measured
 from modelport.loadtests.report import axes as scales
-from modelport.loadtests.report import colours, loads, number_format, svg, text_escaping
+from modelport.loadtests.report import colours, loads, svg, text_escaping
 from modelport.loadtests.report.svg import Plot
 
 #: Height in points of a bar with the name above it.

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from modelport.loadtests import number_format
 from modelport.loadtests.compare.result import Candidate, Comparison, Measured
-from modelport.loadtests.report import loads, number_format
+from modelport.loadtests.report import loads
 from modelport.loadtests.report.loads import LoadKey
 
 

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from modelport.loadtests import number_format
+from modelport.loadtests.checks import Check, CheckStatus, worst
 from modelport.loadtests.compare.result import Comparison
 from modelport.loadtests.gate.decision import GateDecision
 from modelport.loadtests.load.samples import LoadRun
@@ -19,11 +21,9 @@ from modelport.loadtests.report import (
     gate_tables,
     loads,
     matrix_text,
-    number_format,
     run_tables,
     text_escaping,
 )
-from modelport.loadtests.report.checks import Check, CheckStatus, worst
 from modelport.loadtests.report.comparison_tables import Table
 
 #: Width of a pipe, so wide that no cell is folded and messages stay in one piece.

@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from modelport.loadtests import marked_block
 from modelport.loadtests.compare import json_document
 from modelport.loadtests.compare.result import Comparison
 from modelport.loadtests.report import (
@@ -18,7 +19,6 @@ from modelport.loadtests.report import (
     comparison_tables,
     loads,
     markdown,
-    marked_block,
     svg,
     text_escaping,
 )

@@ -8,12 +8,13 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from modelport.loadtests import number_format
+from modelport.loadtests.checks import CheckStatus
 from modelport.loadtests.gate.decision import GateDecision, Question
 from modelport.loadtests.load import percentiles, summary
 from modelport.loadtests.load.samples import LoadRun
 from modelport.loadtests.report import axes as scales
-from modelport.loadtests.report import colours, number_format, svg, text_escaping
-from modelport.loadtests.report.checks import CheckStatus
+from modelport.loadtests.report import colours, svg, text_escaping
 from modelport.loadtests.report.svg import Plot
 
 BASELINE, CANDIDATE = 1, 2

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from modelport.loadtests import number_format
+from modelport.loadtests.checks import CheckStatus
 from modelport.loadtests.gate.agreement import AnswerAgreement
 from modelport.loadtests.gate.decision import GateDecision, Question, longer_text
 from modelport.loadtests.load.summary import summary_of
-from modelport.loadtests.report import number_format, text_escaping
-from modelport.loadtests.report.checks import CheckStatus
+from modelport.loadtests.report import text_escaping
 from modelport.loadtests.report.comparison_tables import Table, TableRow
 
 

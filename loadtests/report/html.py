@@ -8,6 +8,8 @@ from typing import Any
 
 import jinja2
 
+from modelport.loadtests import marked_block, number_format
+from modelport.loadtests.checks import Check, worst
 from modelport.loadtests.compare.result import Comparison
 from modelport.loadtests.gate.decision import GateDecision
 from modelport.loadtests.load.samples import LoadRun
@@ -19,16 +21,13 @@ from modelport.loadtests.report import (
     gate_plots,
     gate_tables,
     loads,
-    marked_block,
     matrix_text,
-    number_format,
     rollout_plots,
     rollout_tables,
     run_plots,
     run_tables,
     text_escaping,
 )
-from modelport.loadtests.report.checks import Check, worst
 
 #: The page may load nothing; styles are inline, and scripts do not run.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -12,8 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
-from modelport.loadtests.report import marked_block, text_escaping
-from modelport.loadtests.report.checks import Check, CheckStatus
+from modelport.loadtests import marked_block
+from modelport.loadtests.checks import Check, CheckStatus
+from modelport.loadtests.report import text_escaping
 
 #: Elements of checks that do not pass.
 ELEMENTS = {CheckStatus.FAIL: "failure", CheckStatus.INCONCLUSIVE: "error"}

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from modelport.loadtests import number_format
 from modelport.loadtests.compare.result import Candidate, Measured
-from modelport.loadtests.report import number_format
 
 #: Most plots of one kind; the table has every load.
 MOST_SHARED = 6

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from modelport.loadtests import number_format
+from modelport.loadtests.checks import Check, CheckStatus, worst
 from modelport.loadtests.compare.result import Comparison
 from modelport.loadtests.gate.decision import GateDecision
 from modelport.loadtests.load.samples import LoadRun
@@ -14,11 +16,9 @@ from modelport.loadtests.report import (
     gate_tables,
     loads,
     matrix_text,
-    number_format,
     run_tables,
     text_escaping,
 )
-from modelport.loadtests.report.checks import Check, CheckStatus, worst
 from modelport.loadtests.report.comparison_tables import Table
 
 #: Signs that are readable without images.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from modelport.loadtests import number_format
 from modelport.loadtests.compare.result import Comparison, ConcernVerdict
-from modelport.loadtests.report import number_format
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from modelport.loadtests.report import colours, number_format, svg, text_escaping
+from modelport.loadtests import number_format
+from modelport.loadtests.report import colours, svg, text_escaping
 from modelport.loadtests.report.svg import Plot
 
 BASELINE, CANDIDATE = 1, 2

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from modelport.loadtests.report import number_format
+from modelport.loadtests import number_format
 from modelport.loadtests.report.comparison_tables import Table, TableRow
 
 Document = Mapping[str, Any]

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 
+from modelport.loadtests import number_format
 from modelport.loadtests.load import percentiles, summary
 from modelport.loadtests.load.samples import LoadRun, Outcome
 from modelport.loadtests.report import axes as scales
-from modelport.loadtests.report import colours, number_format, svg
+from modelport.loadtests.report import colours, svg
 from modelport.loadtests.report.svg import Plot
 
 HEIGHT = 280.0

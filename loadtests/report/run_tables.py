@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from modelport.loadtests import number_format
 from modelport.loadtests.load.percentiles import Percentiles
 from modelport.loadtests.load.samples import LoadRun
 from modelport.loadtests.load.summary import Summary
-from modelport.loadtests.report import number_format
 from modelport.loadtests.report.comparison_tables import Table, TableRow
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving.server import MeasuredServerLaunch, get
 from modelport.loadtests.system.environments import Missing
+from modelport.loadtests.system.modelport_command import MODELPORT
 from modelport.loadtests.system.processes import HOST, free_ports
 
 HTTP = (
@@ -27,8 +27,6 @@ GRPC = (
     LoadTestProtocol.TORCHSERVE_GRPC,
     LoadTestProtocol.TRITON_GRPC,
 )
-#: The command of this Python's environment.
-MODELPORT = (sys.executable, "-m", "modelport")
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 
 from modelport.gateway.runtime.child_process import ChildProcess
-from modelport.loadtests.serving.gateway import MODELPORT
 from modelport.loadtests.system.processes import STOP_SECONDS
 
+#: The command of this Python's environment.
+MODELPORT = (sys.executable, "-m", "modelport")
 _PREFIX = "modelport: error: "
 #: Exit codes of ``modelport``: invalid argument, damaged checkpoint, interrupted.
 USAGE, INTEGRITY, INTERRUPTED = 2, 5, 130

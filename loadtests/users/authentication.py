@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import ssl
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from modelport.gateway.cli import server_credentials
 from modelport.gateway.cli.server_credentials import ServerCredentials
+from modelport.gateway.errors import UsageError
 from modelport.loadtests.load.target import LoadTestTarget
 
 HTTP, HTTP2 = "http/1.1", "h2"
@@ -70,3 +73,26 @@ def grpc_credentials(target: LoadTestTarget) -> Any:
     return grpc.ssl_channel_credentials(
         **{name: None if path is None else path.read_bytes() for name, path in files.items()}
     )
+
+
+def authenticated(target: LoadTestTarget, given: str) -> LoadTestTarget:
+    """Return ``target`` with the credentials of the command at hand, which are checked.
+
+    Files for TLS make an address without a scheme mean TLS.
+
+    Raises:
+        InvalidArgument: A file cannot be used.
+        UsageError: They are files for TLS, and the URL ``given`` is clear text.
+    """
+    credentials = server_credentials.current().absolute()
+    if credentials.needs_tls and not target.tls:
+        if "://" in given:
+            raise UsageError(
+                f"'{given}' is clear text; with --ca-file or --client-cert "
+                "give https:// or grpcs://"
+            )
+        target = replace(target, tls=True)
+    credentials.token()
+    if target.tls:
+        credentials.context()
+    return replace(target, credentials=credentials)

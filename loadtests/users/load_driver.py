@@ -12,13 +12,13 @@ import gevent
 from gevent.event import Event
 
 from modelport.gateway.errors import plain_reason
-from modelport.loadtests.load import load_shapes, random_requests, sample_recording
+from modelport.loadtests.load import load_shapes, sample_recording
 from modelport.loadtests.load import payloads as files
 from modelport.loadtests.load.locust_arguments import Plan
 from modelport.loadtests.load.payloads import Payloads
 from modelport.loadtests.load.samples import LoadProfile, Outcome
 from modelport.loadtests.load.target import LoadTestTarget
-from modelport.loadtests.users import signature
+from modelport.loadtests.users import random_requests, signature
 from modelport.loadtests.users.answer_checker import Checker
 from modelport.loadtests.users.client import DialectClient, Unanswered
 from modelport.loadtests.users.protocol_table import Dialect, dialect

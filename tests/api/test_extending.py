@@ -24,15 +24,15 @@ import modelport
 from modelport import extension_check
 from modelport.cli import modelport as command
 from modelport.exporters.formats.registry import FORMATS, find_format
+from modelport.exporters.model_registry import MODELS, registered
 from modelport.exporters.model_spec import find_factory
-from modelport.exporters.models.registry import MODELS, registered
 from modelport.exporters.packaging import SERVERS
 from modelport.gateway import extensions
 from modelport.gateway.access import located_toml
 from modelport.gateway.access.authentication import AuthenticatorChain
 from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
 from modelport.gateway.access.principal import ANONYMOUS, UNKNOWN_CONNECTION
-from modelport.gateway.backends.registry import BACKENDS, find_loader
+from modelport.gateway.backend_registry import BACKENDS, find_loader
 from modelport.gateway.errors import Unauthenticated, Unsupported
 from modelport.gateway.protocols.dialects import DIALECTS
 from modelport.gateway.runtime.file_watcher import FileWatcher

@@ -27,8 +27,7 @@ from modelport.gateway.access.authenticators import ALWAYS, AUTHENTICATORS
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.principal import ANONYMOUS, ConnectionIdentity, Principal
 from modelport.gateway.access.rules_file import read_access_file
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import Unauthenticated
+from modelport.gateway.errors import Unauthenticated, UsageError
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from tests.attacks.test_fuzz import CASES, Finds, mutate_bytes, mutate_value
 from tests.gateway.access.identities import AUDIENCE, ISSUER, Issuer, key_set, table

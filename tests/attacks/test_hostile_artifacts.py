@@ -34,9 +34,8 @@ from modelport.cli import modelport
 from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.proof import evaluation, verify
 from modelport.exporters.sources import checkpoint, keras_guard
-from modelport.gateway.backends.registry import find_loader
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, ModelportError
+from modelport.gateway.backend_registry import find_loader
+from modelport.gateway.errors import IntegrityError, ModelportError, UsageError
 from modelport.gateway.models.loader import VersionLoader
 from modelport.gateway.models.model_config import read_config
 from modelport.gateway.repository import config as configuration

@@ -10,7 +10,7 @@ from tests.attacks import patterns
 
 #: Patterns whose texts come from the operator, or are cut before.
 TRUSTED = {
-    "gateway/cli/errors.py _ONNX_RUNTIME": "cut to SEARCHED_CHARACTERS",
+    "gateway/errors.py _ONNX_RUNTIME": "cut to SEARCHED_CHARACTERS",
     "exporters/sources/tensor_flags.py _INPUT": "an option of the command line",
 }
 #: Patterns that are made at run time, of what the operator writes.

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from modelport.exporters.formats.registry import FORMATS
+from modelport.gateway.backend_registry import find_loader
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.errors import (
     IntegrityError,
     Internal,

@@ -17,7 +17,7 @@ from benchmarks.peers import (
     tables,
 )
 from benchmarks.peers.results import PeerCase, PeerRow, PeerSample, Results
-from modelport.loadtests.report import marked_block
+from modelport.loadtests import marked_block
 
 BEGIN, END = marked_block.markers(document_block.BLOCK)
 X2, FRAUD = (models.ALL[name] for name in ("x2", "fraud128"))

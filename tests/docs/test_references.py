@@ -12,7 +12,8 @@ import pytest
 
 from docs import generate
 from modelport.cli import modelport
-from modelport.gateway.errors import InvalidArgument, install_extra
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.extras import install_extra
 from modelport.gateway.repository import config_schema, routes_file
 from modelport.gateway.wire.proto import model_config_pb2
 from tests.docs import pages

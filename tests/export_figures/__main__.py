@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from modelport.loadtests.report import marked_block
+from modelport.loadtests import marked_block
 from tests import verb
 from tests.export_figures import all_formats, folders, lowered
 

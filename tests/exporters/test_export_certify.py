@@ -17,8 +17,8 @@ from modelport.exporters import api
 from modelport.exporters.cli.certify import certify
 from modelport.exporters.cli.keygen import keygen
 from modelport.exporters.cli.verify import verify
-from modelport.gateway.backends.registry import find_loader
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.backend_registry import find_loader
+from modelport.gateway.errors import UsageError
 from modelport.gateway.models.loader import VersionLoader
 from modelport.gateway.models.model_config import read_config
 from modelport.gateway.repository import scan, signing_keys

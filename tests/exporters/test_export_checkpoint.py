@@ -20,8 +20,8 @@ from torch import nn
 
 from modelport.exporters import model_spec
 from modelport.exporters.sources import SourceRequest, checkpoint, pytorch
-from modelport.gateway.cli.errors import UsageError, exit_code
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.cli.errors import exit_code
+from modelport.gateway.errors import IntegrityError, Unsupported, UsageError
 from tests import processor
 from tests.exporters.conftest import FRAUD_KWARGS
 from tests.pickle_bomb import PickleBomb

@@ -15,6 +15,7 @@ from click.testing import Result
 from torch import Tensor, nn
 
 from modelport.exporters import artifact_conversion
+from modelport.exporters.errors import ParityError
 from modelport.exporters.formats.registry import find_format
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.proof import certificate, parity
@@ -22,7 +23,6 @@ from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.requests import random_inputs
 from modelport.exporters.sources import input_bounds, pytorch, randomness
 from modelport.exporters.sources.torch_eager import inference_mode
-from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.repository import config

@@ -14,7 +14,7 @@ import torch
 from click.testing import Result
 
 import modelport.exporters.formats.onnx as formats_onnx
-from modelport.exporters.publishing.file_errors import STAGING_PREFIX, explained
+from modelport.exporters.runtime.file_errors import STAGING_PREFIX, explained
 from modelport.gateway.repository.storage import location
 from tests import commands
 

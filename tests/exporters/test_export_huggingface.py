@@ -24,8 +24,8 @@ from modelport.exporters.models.vit import VisionTransformer
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import SourceRequest, huggingface
 from modelport.exporters.sources.reader_selection import load
-from modelport.gateway.cli.errors import UsageError, exit_code
-from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.cli.errors import exit_code
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported, UsageError
 from tests.pickle_bomb import PickleBomb
 
 VERSION_4 = "vit.encoder.layer.1.attention.attention.query.weight"

@@ -26,8 +26,8 @@ from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.reader_selection import load
-from modelport.gateway.cli.errors import UsageError, exit_code
-from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.cli.errors import exit_code
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported, UsageError
 from modelport.gateway.types import Array
 from tests.exporters.huggingface_folders import FAMILIES, write
 

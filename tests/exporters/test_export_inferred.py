@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from modelport.exporters.sources import SourceRequest, signature_inference
 from modelport.exporters.sources.tensor_flags import DEFAULT_LONGEST, parse_tensors
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.repository import config
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 

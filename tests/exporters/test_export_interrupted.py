@@ -18,8 +18,8 @@ from click.testing import Result
 
 import modelport.exporters.formats.onnx as formats_onnx
 from modelport.exporters import api
-from modelport.exporters.publishing.file_errors import STAGING_PREFIX
-from modelport.exporters.publishing.temporary_folder import temporary_folder
+from modelport.exporters.runtime.file_errors import STAGING_PREFIX
+from modelport.exporters.runtime.temporary_folder import temporary_folder
 from modelport.gateway.repository.scan import scan
 
 Invoke = Callable[..., Result]
@@ -137,7 +137,7 @@ def test_a_killed_process_leaves_one_folder_which_the_next_one_removes(tmp_path:
     code = """
         import os, signal, sys
         from pathlib import Path
-        from modelport.exporters.publishing.temporary_folder import temporary_folder
+        from modelport.exporters.runtime.temporary_folder import temporary_folder
         with temporary_folder(Path(sys.argv[1])) as folder:
             folder.joinpath("half").write_bytes(b"half an artifact")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -21,8 +21,7 @@ from modelport.exporters.loaded_model import Source
 from modelport.exporters.requests.random_inputs import draw
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.exporters.sources import SourceRequest, input_bounds, tensorflow
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported, UsageError
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 from tests import half_plus_two
 from tests.keras_models import functional, layers, ops, read, saved, saved_graph, scorer

@@ -16,8 +16,8 @@ import pytest
 
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
-from modelport.gateway.cli.errors import UsageError, exit_code
-from modelport.gateway.errors import IntegrityError, ModelportError
+from modelport.gateway.cli.errors import exit_code
+from modelport.gateway.errors import IntegrityError, ModelportError, UsageError
 from tests.keras_models import functional, layers, read, saved, saved_graph, scorer
 
 

@@ -20,7 +20,7 @@ from modelport.exporters.models.vit import VisionTransformer
 from modelport.exporters.requests.random_inputs import draw
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.exporters.sources.pytorch import source
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 
 FRAUD_KWARGS: dict[str, Any] = {
     "vocab_size": 32,

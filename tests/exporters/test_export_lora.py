@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from modelport.exporters.cli.export import export
+from modelport.exporters.errors import ParityError
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.registry import find_format
 from modelport.exporters.loaded_model import Framework, Source
@@ -26,8 +27,8 @@ from modelport.exporters.requests.random_inputs import corners, draw, name_axes
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.reader_selection import load
-from modelport.gateway.cli.errors import ParityError, UsageError, exit_code
-from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.cli.errors import exit_code
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported, UsageError
 from modelport.gateway.types import Array
 from tests.pickle_bomb import PickleBomb
 

@@ -14,6 +14,7 @@ from click.testing import Result
 from torch import Tensor, nn
 
 from modelport.exporters import api
+from modelport.exporters.errors import ParityError
 from modelport.exporters.model_spec import AttentionMask, Decision, ModelSpec
 from modelport.exporters.proof import evaluation, parity
 from modelport.exporters.requests import attention_masks
@@ -26,7 +27,7 @@ from modelport.exporters.requests.random_inputs import (
 )
 from modelport.exporters.sources import SourceRequest, signature_inference
 from modelport.exporters.sources.pytorch import source
-from modelport.gateway.cli.errors import ParityError, UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 from tests.exporters.test_export_parity import ModuleSession
 

@@ -18,14 +18,14 @@ from modelport.exporters.cli.export import export
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.registry import find_format
 from modelport.exporters.loaded_model import Framework, Source
-from modelport.exporters.models.registry import MODELS
+from modelport.exporters.model_registry import MODELS
 from modelport.exporters.models.resnet import ResNet50
 from modelport.exporters.models.unet import SameConvTranspose2d, UNet
 from modelport.exporters.proof import parity
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import checkpoint
 from modelport.exporters.sources.pytorch import source
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.types import Array
 
 UNET_KWARGS: dict[str, Any] = {

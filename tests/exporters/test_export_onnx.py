@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import modelport.exporters.formats.onnx as formats_onnx
+from modelport.exporters.errors import ParityError
 from modelport.exporters.formats import onnx_session
 from modelport.exporters.formats.base import ExportTarget, ParitySession
 from modelport.exporters.formats.registry import find_format
@@ -19,7 +20,7 @@ from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.proof import parity
 from modelport.exporters.sources.pytorch import source
-from modelport.gateway.cli.errors import ParityError, exit_code
+from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 

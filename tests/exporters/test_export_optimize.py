@@ -25,8 +25,7 @@ from modelport.exporters.proof import verify as verification
 from modelport.exporters.requests import sample_requests
 from modelport.exporters.requests.random_inputs import sampler
 from modelport.exporters.sources.pytorch import source
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError, UsageError
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from modelport.loadtests.compare import artifacts
 from modelport.loadtests.compare.plan import Variant

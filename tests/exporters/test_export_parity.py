@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch import nn
 
+from modelport.exporters.errors import ParityError
 from modelport.exporters.model_spec import Decision, ModelSpec
 from modelport.exporters.proof import parity
 from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.requests.random_inputs import BEYOND, WITHIN, Fill
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.sources.torch_eager import inference_mode
-from modelport.gateway.cli.errors import ParityError, UsageError, first_line
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.errors import Unsupported, UsageError, first_line
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 
 Spoil = Callable[[dict[str, Array]], dict[str, Array]]

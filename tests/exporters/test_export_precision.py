@@ -14,14 +14,14 @@ import torch
 from click.testing import Result
 from torch import nn
 
+from modelport.exporters.errors import ParityError
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.model_spec import Decision, ModelSpec
 from modelport.exporters.optimization import dynamic_quantization
 from modelport.exporters.proof import evaluation
 from modelport.exporters.proof.evaluation import HeldOut
-from modelport.exporters.proof.tolerance import Bounds
 from modelport.exporters.sources.torch_eager import inference_mode
-from modelport.gateway.cli.errors import ParityError
+from modelport.exporters.tolerance import Bounds
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from tests.pickle_bomb import PickleBomb
 

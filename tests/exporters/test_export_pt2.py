@@ -15,13 +15,14 @@ import torch
 from torch import nn
 from torch._inductor import config as inductor
 
+from modelport.exporters.errors import ParityError
 from modelport.exporters.formats import aoti, pt2
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.torch_binding import TorchParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import parity
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.gateway.cli.errors import ParityError, exit_code
+from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec

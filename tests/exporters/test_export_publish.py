@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from modelport.exporters.publishing import contract, publish
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import AlreadyExists, IntegrityError
+from modelport.gateway.errors import AlreadyExists, IntegrityError, UsageError
 from modelport.gateway.repository import config, manifest
 from modelport.gateway.repository.scan import scan
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec

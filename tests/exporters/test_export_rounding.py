@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from modelport.exporters.errors import ParityError
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.proof import parity
 from modelport.exporters.proof.parity_report import ParityReport
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.sources.torch_eager import inference_mode, named_tensors
-from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.types import Array, Datatype, ModelSignature, TensorSpec
 
 X = TensorSpec("x", Datatype.FP32, (6,), -1, 1)

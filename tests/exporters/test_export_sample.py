@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from modelport.exporters.cli.sample import sample
 from modelport.exporters.requests import sample_requests
 from modelport.exporters.requests.random_inputs import draw
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from modelport.loadtests.load import payloads
 from modelport.loadtests.users.answer_checker import Checker

@@ -16,14 +16,14 @@ from torch import nn
 
 from modelport.exporters.formats import savedmodel
 from modelport.exporters.formats.base import ExportTarget
-from modelport.exporters.formats.proto import prediction_log_pb2
 from modelport.exporters.keras_ports import find_port
 from modelport.exporters.keras_ports.weights import port
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.lowering.operators import OPERATORS
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.requests import tensorflow_serving_warmup
+from modelport.exporters.publishing import tensorflow_serving_warmup
+from modelport.exporters.publishing.proto import prediction_log_pb2
 from modelport.exporters.requests.random_inputs import draw
 from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.exporters.sources.pytorch import source

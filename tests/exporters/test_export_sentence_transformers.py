@@ -19,8 +19,7 @@ from modelport.exporters.cli.export import export
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.huggingface import companions
 from modelport.exporters.sources.reader_selection import load
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported, UsageError
 from modelport.gateway.types import Array
 from tests.exporters.huggingface_folders import write
 

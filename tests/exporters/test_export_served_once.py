@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from modelport.exporters import api, artifact_conversion
+from modelport.exporters.errors import ParityError
 from modelport.exporters.formats import onnx as onnx_format
 from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.publishing import served_once
-from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository.artifact_checks import trial_load
 from modelport.gateway.server import trial_request

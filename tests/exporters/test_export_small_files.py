@@ -19,7 +19,8 @@ from torch import nn
 from modelport.cli import modelport
 from modelport.exporters import api
 from modelport.exporters.requests import input_files
-from modelport.gateway.cli.errors import NO_MEMORY, UsageError
+from modelport.gateway.cli.errors import NO_MEMORY
+from modelport.gateway.errors import UsageError
 
 FACTORY = "tests.exporters.test_export_small_files:build"
 #: Memory that a command may take beyond what the test has.

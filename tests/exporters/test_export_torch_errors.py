@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters.formats import torch_errors
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.registry import FORMATS
+from modelport.exporters.sources import torch_errors
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import Axis, ModelSignature
 from tests.torch_subjects import fp32, subject

@@ -19,6 +19,7 @@ import torch
 from onnxruntime.quantization import quantize_dynamic
 from torch import Tensor, nn
 
+from modelport.exporters.errors import ParityError
 from modelport.exporters.formats import onnx as onnx_format
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.registry import find_format
@@ -31,7 +32,6 @@ from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.sources.torch_eager import inference_mode
-from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.repository import config

@@ -42,8 +42,7 @@ from modelport.exporters.cli.verify import verify
 from modelport.exporters.formats import trees_onnx
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.sources import SourceRequest, reader_selection, trees
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported, UsageError
 from tests.gateway.backends.embedded.runtimes import fp32, load, run
 
 X, Y = make_classification(400, 6, n_informative=4, n_classes=3, random_state=0)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from modelport.exporters.errors import ParityError
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.proof import parity
 from modelport.exporters.requests.random_inputs import FAINT, LOUD, Fill, draw
 from modelport.exporters.sources.pytorch import source
-from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.exporters.test_export_parity import ModuleSession
 

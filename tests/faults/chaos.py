@@ -22,9 +22,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from modelport.gateway.backend_registry import find_loader
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.routes_file import (

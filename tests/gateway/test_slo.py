@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from modelport.gateway import slo
-from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.cli.rollout_options import settings_of
-from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.errors import InvalidArgument, UsageError
 from modelport.gateway.rollout.plan import RolloutLimits, RolloutPlan
 from modelport.loadtests.load.target import LoadTestProtocol
 

@@ -18,8 +18,8 @@ from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.proof.tolerance import FP32, Tolerance
 from modelport.exporters.sources import pytorch
+from modelport.exporters.tolerance import FP32, Tolerance
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import Array
 from modelport.gateway.wire.proto import model_config_pb2 as pb

@@ -15,12 +15,12 @@ from modelport.gateway.rollout.shared_state.transitions import Change
 from modelport.gateway.rollout.statistics.counts import Attribution, StageCounts, latency_bucket
 from modelport.gateway.rollout.statistics.evidence import criteria_of
 from modelport.gateway.rollout.statistics.latency_ranks import RANK_SHARES, heavier
+from modelport.loadtests.checks import Check, CheckStatus
 from modelport.loadtests.compare.result import Absent, Candidate, Comparison, Measured, Percentiles
 from modelport.loadtests.compare.verdict_matrix import matrix
 from modelport.loadtests.gate.decision import GateDecision, Question
 from modelport.loadtests.load.samples import SAMPLE, LoadProfile, LoadRun, Outcome
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
-from modelport.loadtests.report.checks import Check, CheckStatus
 from tests.gateway.rollout import plans
 
 #: Markup, quotes, mathematics of matplotlib's kind, control characters, 200 letters, pictures.

@@ -15,10 +15,11 @@ from click.testing import CliRunner
 from modelport.exporters.runtime import output_capture, progress
 from modelport.exporters.runtime.progress import Heartbeat
 from modelport.gateway.cli import errors
-from modelport.gateway.cli.errors import Failure, OneLineCommand, UsageError
-from modelport.loadtests.compare import cli as compare_cli
+from modelport.gateway.cli.errors import Failure, OneLineCommand
+from modelport.gateway.errors import UsageError
+from modelport.loadtests.checks import Check, CheckStatus
+from modelport.loadtests.cli import compare as compare_cli
 from modelport.loadtests.report import console
-from modelport.loadtests.report.checks import Check, CheckStatus
 from modelport.loadtests.system import environments
 
 ROOT = Path(__file__).parents[2]

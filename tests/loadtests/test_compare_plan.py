@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.loadtests.compare import candidates as lineup
 from modelport.loadtests.compare import json_document, models_to_compare, plan
 from modelport.loadtests.compare.measured_candidate import cost_per_million, evaluate

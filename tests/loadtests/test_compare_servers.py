@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from modelport.loadtests.compare.cli import print_and_write
+from modelport.loadtests.cli.compare import print_and_write
 from modelport.loadtests.compare.comparison_run import ComparisonRun, ComparisonSubject
 from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.result import Comparison

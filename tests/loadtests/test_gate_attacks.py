@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from modelport.gateway.repository import manifest
-from modelport.loadtests.gate import cli
+from modelport.loadtests.cli import gate as cli
 from modelport.loadtests.serving.gateway import MODELPORT
 from modelport.loadtests.system.environments import ROOT
 from tests.full_disk import full_disk

@@ -22,7 +22,8 @@ import pytest
 from click.testing import CliRunner
 
 from modelport.gateway.repository import manifest
-from modelport.loadtests.gate import baseline_and_candidate, cli
+from modelport.loadtests.cli import gate as cli
+from modelport.loadtests.gate import baseline_and_candidate
 from modelport.loadtests.load.target import LoadTestProtocol, parse
 from modelport.loadtests.serving.gateway import MODELPORT
 from modelport.loadtests.system.environments import ROOT

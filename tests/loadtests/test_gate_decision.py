@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from modelport.gateway.slo import Slo, parse
+from modelport.loadtests.checks import CheckStatus
 from modelport.loadtests.gate import decision, json_document
 from modelport.loadtests.gate.criteria import PairedRound, SideMeasurements, half_of
 from modelport.loadtests.gate.decision import GateDecision, Question, decide
 from modelport.loadtests.gate.interim_analysis import Looks
 from modelport.loadtests.load.samples import SAMPLE, LoadProfile, LoadRun, Outcome
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
-from modelport.loadtests.report.checks import CheckStatus
 from tests.loadtests.gating import simulation
 from tests.loadtests.gating.simulation import (
     IDENTICAL,

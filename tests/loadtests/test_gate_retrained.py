@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.slo import Slo, parse
-from modelport.loadtests.gate import agreement, cli, object_storage, paired_rounds
+from modelport.loadtests.cli import gate as cli
+from modelport.loadtests.gate import agreement, object_storage, paired_rounds
 from modelport.loadtests.gate.baseline_and_candidate import Published, Stored
 from modelport.loadtests.gate.decision import Question
 from modelport.loadtests.gate.paired_rounds import Cores, LiveSide, PairedMeasurement, SideFailed

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from modelport.gateway.repository import manifest, signing, signing_keys
 from modelport.gateway.repository.signing_keys import PrivateKey
 from modelport.gateway.slo import CertificateSettings
-from modelport.loadtests.gate import baseline_and_candidate, cli, integrity
+from modelport.loadtests.checks import CheckStatus
+from modelport.loadtests.cli import gate as cli
+from modelport.loadtests.gate import baseline_and_candidate, integrity
 from modelport.loadtests.gate.baseline_and_candidate import Published
-from modelport.loadtests.report.checks import CheckStatus
 from tests.loadtests.gating.models import published
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from modelport.loadtests.gate import cli
+from modelport.loadtests.cli import gate as cli
 from tests.gateway.repository.storage.moto_server import ENVIRONMENT, Moto
 from tests.loadtests.gating.models import published
 

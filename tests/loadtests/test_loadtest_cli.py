@@ -157,7 +157,7 @@ def test_where_nothing_can_be_asked_there_is_one_line_and_no_report(tmp_path: Pa
 def test_a_mistake_is_one_line_and_exit_2(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from modelport.loadtests.loadtest.cli import loadtest
+    from modelport.loadtests.cli.loadtest import loadtest
 
     with pytest.raises(SystemExit) as caught:
         loadtest(arguments)

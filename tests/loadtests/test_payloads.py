@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modelport.loadtests.load import payloads, random_requests
+from modelport.loadtests.load import payloads
 from modelport.loadtests.load.payloads import BadPayload, Payloads
 from modelport.loadtests.load.samples import SAMPLE, LoadProfile, LoadRun, Outcome
 from modelport.loadtests.load.summary import summarise, summary_of
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget, address, parse
-from modelport.loadtests.users import signature
+from modelport.loadtests.users import random_requests, signature
 from modelport.loadtests.users.answer_checker import Checker
 
 CONFIG = """

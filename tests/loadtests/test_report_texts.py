@@ -12,6 +12,8 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
+from modelport.loadtests import marked_block, number_format
+from modelport.loadtests.checks import Check, CheckStatus, worst
 from modelport.loadtests.compare import json_document
 from modelport.loadtests.report import (
     comparison_tables,
@@ -20,11 +22,8 @@ from modelport.loadtests.report import (
     junit,
     loads,
     markdown,
-    marked_block,
-    number_format,
     text_escaping,
 )
-from modelport.loadtests.report.checks import Check, CheckStatus, worst
 from modelport.loadtests.system.environments import Missing
 from tests.loadtests import report_subject
 from tests.loadtests.report_subject import HOSTILE

@@ -33,7 +33,7 @@ import numpy as np
 
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.sources import SourceRequest, reader_selection
-from modelport.gateway.cli.errors import first_line
+from modelport.gateway.errors import first_line
 from modelport.gateway.types import Array, ModelSignature
 from modelport.loadtests.system import environments
 from tests import verb

@@ -34,7 +34,7 @@ from modelport.exporters.sources.huggingface.folder import (
     read_json,
 )
 from modelport.exporters.sources.pytorch import source
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 
 
 def load(request: SourceRequest) -> Source:

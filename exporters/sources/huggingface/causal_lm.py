@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelport.exporters.errors import ParityError
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.causal_lm import DEFAULT_MAX_POSITIONS, CausalLanguageModel
 from modelport.exporters.sources import SourceRequest
@@ -18,8 +19,8 @@ from modelport.exporters.sources.huggingface import pretrained
 from modelport.exporters.sources.huggingface.causal_lm_with_past import CachedLanguageModel
 from modelport.exporters.sources.huggingface.folder import Folder, open_adapters
 from modelport.exporters.sources.pytorch import source
-from modelport.gateway.cli.errors import ParityError, UsageError, missing_extra
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.errors import Unsupported, UsageError
+from modelport.gateway.extras import missing_extra
 
 PROBE_TOKENS = 16
 

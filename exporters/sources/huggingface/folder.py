@@ -12,8 +12,7 @@ from torch import Tensor
 
 from modelport.exporters.loaded_model import Origin, digest_of
 from modelport.exporters.sources import checkpoint
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported, UsageError
 from modelport.gateway.repository import untrusted_files
 
 CONFIG = "config.json"

@@ -14,8 +14,7 @@ from modelport.exporters.model_spec import AttentionMask
 from modelport.exporters.models.causal_lm import DEFAULT_MAX_POSITIONS
 from modelport.exporters.sources.huggingface.folder import PREPROCESSOR, Folder, read_json
 from modelport.exporters.sources.huggingface.tasks import Part
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported, UsageError
 from modelport.gateway.types import Axis, Datatype, TensorSpec
 
 TOKENIZER_CONFIG = "tokenizer_config.json"

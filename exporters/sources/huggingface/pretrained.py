@@ -22,8 +22,8 @@ from modelport.exporters.runtime import torchvision_operators
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import checkpoint
 from modelport.exporters.sources.huggingface.folder import Folder
-from modelport.gateway.cli.errors import UsageError, missing_extra
-from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported, UsageError
+from modelport.gateway.extras import missing_extra
 
 #: The ends of keys of weights; integers under other names may be positions.
 WEIGHTS = (".weight", ".bias")

@@ -28,8 +28,7 @@ from modelport.exporters.sources.huggingface.folder import (
 )
 from modelport.exporters.sources.huggingface.task_model import TaskModel
 from modelport.exporters.sources.huggingface.tasks import Choice, Part
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported, UsageError
 
 MODULES = "modules.json"
 LENGTHS = ("sentence_bert_config.json", "sentence_xlnet_config.json")

@@ -56,15 +56,7 @@ class TaskModel(nn.Module):
         if self.part is Part.IMAGE:
             return {"image_embeds": _pooled(self.model.get_image_features(**inputs))}
         if self.part is Part.DECODER:
-            from transformers.modeling_outputs import BaseModelOutput
-
-            inputs = {
-                "encoder_outputs": BaseModelOutput(
-                    last_hidden_state=inputs["encoder_hidden_states"]
-                ),
-                "attention_mask": inputs["encoder_attention_mask"],
-                "decoder_input_ids": inputs["input_ids"],
-            }
+            inputs = _decoder_arguments(inputs)
         result: Any = self.model(**inputs, **self._switches(), return_dict=True)
         return {name: result[name] for name in result}
 
@@ -78,6 +70,16 @@ def _pooled(features: Any) -> Tensor:
     """The embedding in a result; transformers 4 returns it alone."""
     pooled: Tensor = features if isinstance(features, Tensor) else features.pooler_output
     return pooled
+
+
+def _decoder_arguments(inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    from transformers.modeling_outputs import BaseModelOutput
+
+    return {
+        "encoder_outputs": BaseModelOutput(last_hidden_state=inputs["encoder_hidden_states"]),
+        "attention_mask": inputs["encoder_attention_mask"],
+        "decoder_input_ids": inputs["input_ids"],
+    }
 
 
 class SignatureFinder:

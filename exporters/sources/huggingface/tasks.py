@@ -12,8 +12,7 @@ from enum import Enum
 from typing import Any
 
 from modelport.exporters.sources.huggingface.folder import Folder
-from modelport.gateway.cli.errors import UsageError, suggestion
-from modelport.gateway.errors import Unsupported
+from modelport.gateway.errors import Unsupported, UsageError, suggestion
 
 
 class Part(Enum):

@@ -20,8 +20,7 @@ from modelport.exporters.sources.huggingface.pretrained import Pretrained
 from modelport.exporters.sources.huggingface.task_model import SignatureFinder, TaskModel
 from modelport.exporters.sources.huggingface.tasks import Choice, ExportTask, Part
 from modelport.exporters.sources.pytorch import check_batch, source
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported, UsageError
 from modelport.gateway.types import ModelSignature, TensorSpec
 
 Maker = Callable[[Any, Part, Sequence[str], Sequence[str]], TaskModel]

@@ -16,7 +16,7 @@ from modelport.exporters.loaded_model import Origin, Source
 from modelport.exporters.model_spec import Decision, ModelSpec
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.trees.fitted_model import FEATURES, PROBABILITIES, FittedModel
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.repository.artifact_checks import trial_load
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.types import Array, Datatype, ModelSignature, TensorSpec

@@ -10,8 +10,7 @@ import numpy as np
 
 from modelport.exporters.loaded_model import Framework
 from modelport.exporters.sources.trees.fitted_model import FittedModel, distinct
-from modelport.gateway.cli.errors import first_line
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported, first_line
 from modelport.gateway.types import Array
 
 #: The first line of each file.

@@ -13,8 +13,7 @@ import skops.io
 
 from modelport.exporters.loaded_model import Framework
 from modelport.exporters.sources.trees.fitted_model import FittedModel, distinct
-from modelport.gateway.cli.errors import first_line
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported, first_line
 from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.repository.artifact_checks.load_guard import no_code
 from modelport.gateway.types import Array

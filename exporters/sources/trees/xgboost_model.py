@@ -12,8 +12,7 @@ import xgboost
 
 from modelport.exporters.loaded_model import Framework
 from modelport.exporters.sources.trees.fitted_model import FittedModel, distinct
-from modelport.gateway.cli.errors import first_line
-from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported, first_line
 from modelport.gateway.types import Array
 
 BINARY, MULTICLASS = "binary:logistic", ("multi:softprob", "multi:softmax")

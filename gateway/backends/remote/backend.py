@@ -13,8 +13,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing
 from typing import NamedTuple
 
+from modelport.gateway.backend_registry import RemoteVersions
 from modelport.gateway.backends.base import ELSEWHERE, Artifact
-from modelport.gateway.backends.registry import RemoteVersions
 from modelport.gateway.backends.remote.signature_negotiation import (
     Metadata,
     RemoteClient,

@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from modelport.gateway.errors import InvalidArgument, Unsupported
-from modelport.gateway.inference.validation import Reshape
 from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.autocomplete import ArtifactTensor
@@ -26,6 +25,7 @@ from modelport.gateway.types import (
     InferRequest,
     ModelSignature,
     Parameter,
+    Reshape,
     Tensor,
     fits,
 )

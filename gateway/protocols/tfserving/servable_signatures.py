@@ -30,7 +30,6 @@ from modelport.gateway.errors import (
 )
 from modelport.gateway.inference.image_decoding import Decoder
 from modelport.gateway.inference.signatures import UsualShapes
-from modelport.gateway.inference.validation import Reshape
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.protocols import image_inputs
 from modelport.gateway.runtime import offload
@@ -39,6 +38,7 @@ from modelport.gateway.types import (
     Datatype,
     InferRequest,
     InferResponse,
+    Reshape,
     Tensor,
     TensorSpec,
     fits,

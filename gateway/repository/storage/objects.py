@@ -30,8 +30,8 @@ from modelport.gateway.errors import (
     NotFound,
     Unavailable,
     Unsupported,
-    install_extra,
 )
+from modelport.gateway.extras import install_extra
 from modelport.gateway.repository.storage.location import Location
 
 CONNECT_SECONDS = 5.0

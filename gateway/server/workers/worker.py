@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 import structlog
 
+from modelport.gateway import backend_registry as registry
 from modelport.gateway.access.quota_ledger import QuotaLedger
-from modelport.gateway.backends import registry
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.models.control import Operation, Operations
 from modelport.gateway.runtime.gateway_files import FILES

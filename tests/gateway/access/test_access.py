@@ -16,8 +16,7 @@ from structlog.testing import capture_logs
 from modelport.gateway.access import access, api_key_file
 from modelport.gateway.access.access_metrics import ERRORS
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import MAX_MESSAGE, Unauthenticated
+from modelport.gateway.errors import MAX_MESSAGE, Unauthenticated, UsageError
 from modelport.gateway.protocols.oip.http import OipHttp
 from modelport.gateway.runtime import file_watcher
 from modelport.gateway.runtime.file_watcher import FileWatcher

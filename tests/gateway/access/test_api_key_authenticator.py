@@ -15,8 +15,7 @@ from modelport.gateway.access.api_key_authenticator import ApiKeyAuthenticator
 from modelport.gateway.access.api_key_file import ApiKey
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION, Grant, Principal
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import Unauthenticated
+from modelport.gateway.errors import Unauthenticated, UsageError
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from tests.gateway.access.identities import table
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from modelport.gateway.access import api_key_file
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import AlreadyExists, NotFound
+from modelport.gateway.errors import AlreadyExists, NotFound, UsageError
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)

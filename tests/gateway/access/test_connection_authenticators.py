@@ -18,8 +18,7 @@ from modelport.gateway.access.principal import (
     ConnectionIdentity,
     Principal,
 )
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import Unauthenticated
+from modelport.gateway.errors import Unauthenticated, UsageError
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from tests.gateway.access.identities import table
 

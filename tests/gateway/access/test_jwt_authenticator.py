@@ -24,8 +24,7 @@ from modelport.gateway.access.authentication import AuthenticatorChain
 from modelport.gateway.access.authenticators import AUTHENTICATORS
 from modelport.gateway.access.jwt_authenticator import JwtAuthenticator
 from modelport.gateway.access.principal import UNKNOWN_CONNECTION, Principal
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import Unauthenticated
+from modelport.gateway.errors import Unauthenticated, UsageError
 from modelport.gateway.runtime.file_watcher import FileWatcher
 from tests.gateway.access.identities import AUDIENCE, ISSUER, Issuer, key_set, table
 

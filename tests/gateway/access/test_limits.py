@@ -217,7 +217,7 @@ def test_workers_share_a_quota_and_the_audit_log_and_sigusr1_ends_nothing(tmp_pa
 )
 def test_a_wrong_quota_is_refused_with_its_line(tmp_path: Path, table: str, message: str) -> None:
     from modelport.gateway.access.rules_file import read_access_file
-    from modelport.gateway.cli.errors import UsageError
+    from modelport.gateway.errors import UsageError
 
     path = tmp_path / "access.toml"
     path.write_text(f"\n[[quotas]]\n{table}\n")

@@ -10,7 +10,7 @@ import pytest
 
 from modelport.gateway import toml_tables
 from modelport.gateway.access.located_toml import TomlFile, parse, parse_file
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.runtime import gateway_files
 from modelport.gateway.toml_tables import read_by
 

@@ -9,7 +9,7 @@ import pytest
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.principal import ANONYMOUS, Principal
 from modelport.gateway.access.rules_file import read_access_file
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 
 WHOLE = """
 [groups]

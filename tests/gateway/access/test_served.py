@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from modelport.cli import modelport
 from modelport.gateway.access import api_key_file
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.server import Server
 from tests.certificates import TestAuthority
 from tests.gateway.access.gateway import KEYS, repository, write_keys

@@ -9,7 +9,7 @@ import pytest
 
 from modelport import cli
 from modelport.gateway.cli import serve
-from modelport.gateway.cli.errors import suggestion
+from modelport.gateway.errors import suggestion
 from modelport.gateway.server import app
 from modelport.gateway.settings import Settings
 

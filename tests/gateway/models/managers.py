@@ -9,9 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from modelport.gateway.backend_registry import RemoteVersions, Versions
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import ELSEWHERE, Artifact, BackendLoader
-from modelport.gateway.backends.registry import RemoteVersions, Versions
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository.routes_file import ModelRoute

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from modelport.gateway.backend_registry import find_loader
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact, Backend, BackendLoader
-from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.errors import NotFound, Unavailable
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models import manager, reconciler

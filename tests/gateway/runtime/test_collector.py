@@ -9,7 +9,7 @@ import pytest
 
 VISITED = """
 import gc
-from modelport.gateway.backends.registry import find_loader
+from modelport.gateway.backend_registry import find_loader
 from modelport.gateway.runtime import collector
 from modelport.gateway.server import app
 collector.exempt_modules = {exempt}

@@ -19,7 +19,7 @@ from rich.progress import track
 
 from modelport.gateway.slo import Slo
 from modelport.loadtests import confidence_intervals
-from modelport.loadtests.report.checks import CheckStatus
+from modelport.loadtests.checks import CheckStatus
 from tests.loadtests.gating import simulation
 from tests.loadtests.gating.simulation import (
     IDENTICAL,

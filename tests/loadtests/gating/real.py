@@ -28,7 +28,7 @@ from modelport.loadtests.gate import baseline_and_candidate, gate
 from modelport.loadtests.gate.criteria import PairedRound
 from modelport.loadtests.gate.decision import GateDecision
 from modelport.loadtests.load.target import LoadTestProtocol
-from modelport.loadtests.report.number_format import change
+from modelport.loadtests.number_format import change
 from modelport.loadtests.serving.gateway import MeasuredGateway, newest_version
 from modelport.loadtests.serving.server import served
 from modelport.loadtests.system.environments import ROOT

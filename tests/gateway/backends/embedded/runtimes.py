@@ -20,8 +20,8 @@ from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
 from modelport.exporters.requests.random_inputs import draw
 from modelport.exporters.sources import pytorch
+from modelport.gateway.backend_registry import find_loader
 from modelport.gateway.backends.base import Artifact, Backend
-from modelport.gateway.backends.registry import find_loader
 from modelport.gateway.repository import config, manifest
 from modelport.gateway.types import (
     NO_DEADLINE,

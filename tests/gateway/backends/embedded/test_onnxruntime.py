@@ -13,11 +13,11 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from modelport.gateway.backend_registry import BACKENDS, BackendDescriptor, find_loader
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import warmup
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
 from modelport.gateway.backends.embedded.onnxruntime import load
-from modelport.gateway.backends.registry import BACKENDS, BackendDescriptor, find_loader
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.manager import ModelManager

@@ -18,15 +18,20 @@ import numpy as np
 import pytest
 
 from modelport.exporters.loaded_model import Source
+from modelport.gateway.backend_registry import BACKENDS, find_loader
 from modelport.gateway.backends.embedded import warmup
 from modelport.gateway.backends.embedded.embedded_backend import (
     SessionPool,
     artifact_file,
     public_reason,
 )
-from modelport.gateway.backends.registry import BACKENDS, find_loader
-from modelport.gateway.cli.errors import first_line
-from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported, reason_of
+from modelport.gateway.errors import (
+    InvalidArgument,
+    ModelportError,
+    Unsupported,
+    first_line,
+    reason_of,
+)
 from modelport.gateway.repository import config
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype

@@ -13,7 +13,7 @@ import pytest
 from ai_edge_litert.tools import flatbuffer_utils
 
 from modelport.exporters.runtime.tensorflow_runtime import tf
-from modelport.gateway.backends.registry import find_loader
+from modelport.gateway.backend_registry import find_loader
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
 from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor, finished
 from tests.gateway.backends.embedded.runtimes import fp32, load, run

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from modelport.gateway.backends.registry import RemoteVersions, find_versions
+from modelport.gateway.backend_registry import RemoteVersions, find_versions
 from modelport.gateway.repository.routes_file import ModelRoute, UpstreamProtocol
 from modelport.gateway.wire.proto import grpc_service_pb2 as oip
 from modelport.gateway.wire.proto import serving_pb2 as pb

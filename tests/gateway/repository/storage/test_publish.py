@@ -13,8 +13,7 @@ from click.testing import CliRunner
 
 from modelport.cli import modelport
 from modelport.exporters.publishing import contract, object_storage, publish
-from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.errors import AlreadyExists, InvalidArgument
+from modelport.gateway.errors import AlreadyExists, InvalidArgument, UsageError
 from modelport.gateway.repository import config, manifest
 from modelport.gateway.repository.storage import complete_versions
 from modelport.gateway.repository.storage.location import Location

@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from modelport.gateway.cli.errors import (
-    Failure,
-    OneLineCommand,
-    UsageError,
-    annotate,
-    renamed_option,
-    require_extra,
-)
+from modelport.gateway.cli.errors import Failure, OneLineCommand, annotate, renamed_option
 from modelport.gateway.cli.paths import EXISTING, WRITTEN
 from modelport.gateway.cli.server_credentials import credential_options
-from modelport.loadtests.cli_options import (
+from modelport.gateway.errors import UsageError
+from modelport.gateway.extras import require_extra
+from modelport.loadtests.cli.options import (
     DurationParam,
     PositiveParam,
-    authenticated,
     check_writable,
     interruptible,
     seed_option,
@@ -42,6 +36,7 @@ from modelport.loadtests.load.target import (
 )
 from modelport.loadtests.loadtest import objectives
 from modelport.loadtests.loadtest.objectives import Objective
+from modelport.loadtests.users.authentication import authenticated
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,17 +14,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelport.exporters.runtime.progress import Heartbeat, heartbeat
-from modelport.gateway.cli.errors import (
-    EXIT_FAILURE,
-    Failure,
-    OneLineCommand,
-    UsageError,
-    renamed_option,
-    require_extra,
-)
+from modelport.gateway.cli.errors import EXIT_FAILURE, Failure, OneLineCommand, renamed_option
 from modelport.gateway.cli.paths import EXISTING, WRITTEN, ExistingRepository, WrittenPath
-from modelport.gateway.errors import plain_reason
-from modelport.loadtests.cli_options import (
+from modelport.gateway.errors import UsageError, plain_reason
+from modelport.gateway.extras import require_extra
+from modelport.loadtests.cli.options import (
     DurationParam,
     PositiveParam,
     check_writable,

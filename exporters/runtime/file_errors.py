@@ -9,7 +9,7 @@ import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
-from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.errors import UsageError, first_line
 from modelport.gateway.repository.storage.location import Location
 
 #: Names of folders for unfinished files begin with it.

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from modelport.exporters.publishing.file_errors import STAGING_PREFIX
+from modelport.exporters.runtime.file_errors import STAGING_PREFIX
 from modelport.exporters.runtime.interruption import finally_call
 
 

@@ -8,16 +8,13 @@ import signal
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from modelport.gateway.cli import server_credentials
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.runtime import child_process
-from modelport.loadtests.load.target import LoadTestTarget
 
 UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 TIME = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|m|h)?")
@@ -63,29 +60,6 @@ class PositiveParam(click.ParamType[float]):
         if not 0 < number < math.inf:
             self.fail(f"'{value}' is not a number above 0", param, ctx)
         return number
-
-
-def authenticated(target: LoadTestTarget, given: str) -> LoadTestTarget:
-    """Return ``target`` with the credentials of the command at hand, which are checked.
-
-    Files for TLS make an address without a scheme mean TLS.
-
-    Raises:
-        InvalidArgument: A file cannot be used.
-        UsageError: They are files for TLS, and the URL ``given`` is clear text.
-    """
-    credentials = server_credentials.current().absolute()
-    if credentials.needs_tls and not target.tls:
-        if "://" in given:
-            raise UsageError(
-                f"'{given}' is clear text; with --ca-file or --client-cert "
-                "give https:// or grpcs://"
-            )
-        target = replace(target, tls=True)
-    credentials.token()
-    if target.tls:
-        credentials.context()
-    return replace(target, credentials=credentials)
 
 
 def check_writable(paths: Iterable[Path | None]) -> None:

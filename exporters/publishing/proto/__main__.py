@@ -17,7 +17,7 @@ from tensorflow.core.framework import (
 
 import modelport.exporters.runtime.tensorflow_runtime  # noqa: F401  # before TensorFlow: it keeps it quiet
 
-PROTO = "modelport/exporters/formats/proto/prediction_log.proto"
+PROTO = "modelport/exporters/publishing/proto/prediction_log.proto"
 
 
 def main() -> int:

@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from modelport.gateway.cli.admin_client import DEFAULT_URL, AdminClient
-from modelport.gateway.cli.errors import OneLineCommand, UsageError
+from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.cli.paths import WRITTEN
 from modelport.gateway.cli.server_credentials import credential_options
-from modelport.gateway.errors import ModelportError, install_extra
+from modelport.gateway.errors import ModelportError, UsageError
+from modelport.gateway.extras import install_extra
 
 _MODEL = re.compile(r"[\w.-]+\Z")
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint
 
 from modelport.gateway import extensions
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import UsageError
 from modelport.gateway.extensions import ExtensionError
 
 MODELS: Mapping[str, str] = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from modelport.exporters.formats.proto import prediction_log_pb2 as pb
 from modelport.exporters.formats.savedmodel import SIGNATURE
+from modelport.exporters.publishing.proto import prediction_log_pb2 as pb
 from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.types import Array
 

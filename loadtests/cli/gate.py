@@ -12,17 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from modelport.gateway.cli.errors import (
-    Failure,
-    OneLineCommand,
-    UsageError,
-    annotate,
-    renamed_option,
-    require_extra,
-)
+from modelport.gateway.cli.errors import Failure, OneLineCommand, annotate, renamed_option
 from modelport.gateway.cli.paths import EXISTING, WRITTEN
 from modelport.gateway.cli.server_credentials import credential_options
-from modelport.loadtests.cli_options import (
+from modelport.gateway.errors import UsageError
+from modelport.gateway.extras import require_extra
+from modelport.loadtests.cli.options import (
     DurationParam,
     PositiveParam,
     check_writable,
@@ -251,8 +246,9 @@ def _judged(asked: GateRequest, quiet: bool) -> GateDecision:
 def _report(decision: GateDecision, files: Mapping[str, Path | None]) -> list[str]:
     """Print the decision and write the files; return the errors of those that could not be
     written."""
+    from modelport.loadtests import marked_block
     from modelport.loadtests.gate.json_document import document
-    from modelport.loadtests.report import console, html, junit, markdown, marked_block
+    from modelport.loadtests.report import console, html, junit, markdown
 
     console.decision(decision, console.standard())
     for check in decision.checks:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from modelport.gateway.errors import Unsupported, install_extra
+from modelport.gateway.errors import Unsupported
 from modelport.gateway.extensions import ExtensionTable
+from modelport.gateway.extras import install_extra
 from modelport.gateway.runtime import collector
 
 if TYPE_CHECKING:

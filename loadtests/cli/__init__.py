@@ -1,0 +1,1 @@
+"""One module per command; each measures or decides, and prints or writes the result."""
