@@ -23,8 +23,8 @@ from modelport.gateway.access.policy import ALL_VERSIONS
 from modelport.gateway.access.principal import ANONYMOUS_NAME
 from modelport.gateway.access.quotas import Quotas, retry_after
 from modelport.gateway.errors import InvalidArgument, QuotaExceeded
-from modelport.gateway.inference.service import SupportsInference
 from modelport.gateway.models.control import Control
+from modelport.gateway.models.inference_service import SupportsInference
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.repository import config as configuration

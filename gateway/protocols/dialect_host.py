@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from modelport.gateway.inference.service import SupportsInference
 from modelport.gateway.models.control import Control
+from modelport.gateway.models.inference_service import SupportsInference
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols.http_message import HttpRequest
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory

@@ -19,9 +19,9 @@ from modelport.gateway.access.guards import GuardedParts, guard
 from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.errors import Unavailable
-from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.inference.shared_memory import SharedMemoryRegions
 from modelport.gateway.models.control import Control, LocalControl
+from modelport.gateway.models.inference_service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.snapshot import Snapshot
 from modelport.gateway.protocols.authentication import authenticated

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.inference_service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository.artifact_checks import trial_load
 from modelport.gateway.settings import ModelControlMode, Settings

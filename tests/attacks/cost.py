@@ -37,8 +37,8 @@ import grpc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from PIL import Image
 
-from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.inference.shared_memory import SharedMemoryRegions
+from modelport.gateway.models.inference_service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.dialects import Dialects

@@ -22,7 +22,7 @@ from modelport.gateway.backends.base import Execution
 from modelport.gateway.backends.embedded.instances import Instances
 from modelport.gateway.errors import Internal, ModelportError, QueueFull, TimedOut
 from modelport.gateway.inference.batching.batcher import Batcher
-from modelport.gateway.inference.service import within
+from modelport.gateway.models.inference_service import within
 from modelport.gateway.types import (
     NO_DEADLINE,
     Datatype,

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.inference.service import SupportsInference
+from modelport.gateway.models.inference_service import SupportsInference
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols import image_inputs, response_encoding

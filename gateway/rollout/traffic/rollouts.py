@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Any
 
 from modelport.gateway.errors import NotFound
-from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.inference_service import InferenceService
 from modelport.gateway.rollout.plan import RolloutPlan, StageKind
 from modelport.gateway.rollout.traffic import feedback, request_routing, shadow
 from modelport.gateway.rollout.traffic.traffic_split import TrafficSplit

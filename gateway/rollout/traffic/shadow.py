@@ -23,8 +23,8 @@ import structlog
 
 from modelport.gateway.backends.capabilities import BackgroundWork, BlockingInfer
 from modelport.gateway.errors import MemoryExhausted, ModelportError, QueueFull
-from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.inference.validation import Validator
+from modelport.gateway.models.inference_service import InferenceService
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.rollout.plan import RolloutSide
 from modelport.gateway.rollout.traffic import request_routing

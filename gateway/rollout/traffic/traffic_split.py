@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from modelport.gateway.errors import Code, ModelportError, TimedOut, Unavailable
-from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.inference_service import InferenceService
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide, StageKind
 from modelport.gateway.rollout.statistics.counts import StageCounts
 from modelport.gateway.rollout.traffic import examples

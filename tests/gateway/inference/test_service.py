@@ -19,7 +19,7 @@ from modelport.gateway.errors import (
     TimedOut,
     Unavailable,
 )
-from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.inference_service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.repository import config as configuration

@@ -13,7 +13,7 @@ import pytest
 
 from modelport.gateway.backends.base import Artifact, Execution
 from modelport.gateway.errors import Decoupled, Internal, InvalidArgument, ModelportError, TimedOut
-from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.inference_service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.repository import config as configuration

@@ -15,8 +15,8 @@ from modelport.gateway.backend_registry import find_loader
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact, Backend, BackendLoader
 from modelport.gateway.errors import NotFound, Unavailable
-from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models import manager, reconciler
+from modelport.gateway.models.inference_service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.repository import manifest

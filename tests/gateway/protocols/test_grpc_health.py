@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2
 
-from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.inference.shared_memory import SharedMemoryRegions
 from modelport.gateway.models.control import LocalControl
+from modelport.gateway.models.inference_service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.oip import grpc_health

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from modelport.gateway.backends.base import Artifact, Execution
-from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.inference_service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.repository import config as configuration

@@ -20,7 +20,7 @@ import orjson
 import pytest
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.inference_service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository.version_choice import VersionChoice
 from modelport.gateway.rollout.controller import RolloutController

@@ -19,7 +19,7 @@ from modelport.gateway.backends.embedded import warmup
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
 from modelport.gateway.backends.embedded.onnxruntime import load
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
-from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.inference_service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.repository import config as configuration
