@@ -235,6 +235,30 @@ def test_every_file_and_folder_of_the_architecture_exists() -> None:
             assert any(place.exists() for place in places), f"{word} of {line!r} does not exist"
             count += 1
     assert count > 60
+    named = set(re.findall(r"(\w+)/", tree[1]))
+    folders = {
+        folder.name
+        for package in ("gateway", "exporters", "loadtests")
+        for folder in (ROOT / package).rglob("*/")
+        if any(folder.glob("*.*"))
+    }
+    assert folders - named == {"__pycache__"}
+
+
+def test_every_module_of_the_three_ways_exists() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    ways = text[text.index("## A request") : text.index("## Folders")]
+    count = 0
+    for row in re.findall(r"^\| \d.*$", ways, re.MULTILINE):
+        folder = ROOT
+        for name in re.findall(r"`([\w/]+(?:\.py|/))`", row):
+            found = next(
+                (each for each in (ROOT, folder, folder.parent) if (each / name).exists()), None
+            )
+            assert found is not None, f"{name} of {row!r} does not exist"
+            folder = found / name if name.endswith("/") else (found / name).parent
+            count += 1
+    assert count > 40
 
 
 def test_every_file_and_folder_that_the_table_of_changes_names_exists() -> None:
