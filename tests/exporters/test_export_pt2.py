@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pickle
@@ -24,6 +25,7 @@ from modelport.exporters.proof import parity
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.repository.artifact_checks import pt2_guard
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.pickle_bomb import PickleBomb
@@ -117,6 +119,31 @@ def test_unusual_signatures_and_names_hold(tmp_path: Path, declared: ModelSignat
     model = subject(SumAndDifference(), declared)
     assert worst(model, convert(model, tmp_path / "model.pt2")) == 0
     assert Archive(tmp_path / "model.pt2").signature() == declared
+
+
+class NamedAsFields(nn.Module):
+    """Inputs with the names of fields of an exported program, which the gateway checks."""
+
+    def forward(
+        self,
+        target: torch.Tensor,
+        as_operator: torch.Tensor,
+        expr_str: torch.Tensor,
+        guards_code: torch.Tensor,
+        range_constraints: torch.Tensor,
+        in_spec: torch.Tensor,
+        metadata: torch.Tensor,
+        as_custom_obj: torch.Tensor,
+    ) -> torch.Tensor:
+        some = target + as_operator + expr_str + guards_code
+        return some + range_constraints + in_spec + metadata + as_custom_obj
+
+
+def test_an_input_may_have_the_name_of_a_field_of_the_program(tmp_path: Path) -> None:
+    names = [*inspect.signature(NamedAsFields.forward).parameters][1:]
+    declared = ModelSignature(tuple(fp32(name, 3) for name in names), (fp32("y", 3),), 8)
+    convert(subject(NamedAsFields(), declared), tmp_path / "model.pt2")
+    pt2_guard.check(Archive(tmp_path / "model.pt2"))
 
 
 def test_a_recurrent_layer_runs_for_every_length(tmp_path: Path) -> None:

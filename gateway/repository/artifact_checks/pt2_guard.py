@@ -38,6 +38,9 @@ _TREES = frozenset({None, "builtins.tuple", "builtins.list", "builtins.dict"}) |
 #: Values that torch quotes as strings, or notes for people.
 _TEXTS = frozenset({"as_string", "as_strings", "torch_version", "stack_trace"})
 
+#: Maps from names of values, which the model's author chooses: ``target`` may be an input.
+_BY_NAME = frozenset({"tensor_values", "sym_int_values", "sym_float_values", "sym_bool_values"})
+
 #: Sympy expands and compares expressions, at a cost that grows with the product of their sums.
 MAX_EXPRESSION = 4000
 MAX_LEAVES = 64
@@ -140,6 +143,8 @@ class _ProgramCheck:
         if name in ("target", "as_operator"):
             if not self._native and not is_pure_target(str(value)):
                 raise self._refused(str(value), "is not an operator that only computes")
+        elif name in _BY_NAME:
+            self.check("", [*value.keys(), *value.values()])
         elif name == "expr_str":
             self._check_expression(value)
         elif name in ("guards_code", "range_constraints"):
