@@ -280,9 +280,14 @@ class _RequestInFlight:
         return response
 
     async def wait(self, answer: Awaitable[InferResponse]) -> InferResponse:
-        """Wait for the response, and end."""
-        with self.ending():
-            return await answer
+        """Wait for the response, and end, as ``ending``; every request that waits comes here."""
+        try:
+            response = await answer
+        except BaseException as error:
+            self.end(error)
+            raise
+        self.end()
+        return response
 
     @contextmanager
     def ending(self) -> Iterator[None]:

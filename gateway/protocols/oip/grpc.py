@@ -228,7 +228,7 @@ async def _with(
     answer: InferResponse | Awaitable[InferResponse], shared: SharedTensors
 ) -> tuple[InferResponse, SharedTensors]:
     try:
-        return await finished(answer), shared
+        return answer if isinstance(answer, InferResponse) else await answer, shared
     except Decoupled as error:
         raise Unsupported(_DECOUPLED) from error
 
