@@ -209,11 +209,15 @@ class InferenceService:
     def _run(self, flight: _RequestInFlight, deadline: Deadline) -> Answer:
         if self._max_seconds is not None:
             deadline = deadline.earliest(self._max_seconds)
-        flight.check()
+        request = flight.request
+        if request.signature:
+            flight.validator = flight.version.signatures.validator(request.signature)
+        flight.batch = flight.validator.check(request)
+        request.timing.compute_input_ns += time.perf_counter_ns() - flight.started
         if deadline.at is not None and deadline.expired:
             raise TimedOut
-        answer = flight.version.infer(flight.request, deadline)
-        if isinstance(answer, InferResponse) and not flight.request.classification:
+        answer = flight.version.infer(request, deadline)
+        if isinstance(answer, InferResponse) and not request.classification:
             flight.restore(answer)
             return flight.complete(answer)
         return self._complete(flight, deadline, answer)
@@ -238,32 +242,20 @@ class _RequestInFlight:
     ``started`` and other times are those of ``time.perf_counter_ns``.
     """
 
-    __slots__ = ("_answered", "_batch", "_validator", "_verbose", "request", "started", "version")
+    __slots__ = ("_answered", "_verbose", "batch", "request", "started", "validator", "version")
 
     def __init__(self, version: ServedVersion, request: InferRequest, verbose: bool) -> None:
         self.version, self.request, self.started = version, request, time.perf_counter_ns()
         self._verbose = verbose
-        self._validator = version.validator
-        self._batch = self._answered = 0
+        self.validator = version.validator
+        self.batch = self._answered = 0
         version.in_flight += 1
         version.statistics.pending += 1
-
-    def check(self) -> None:
-        """Check the request for its version and signature.
-
-        Raises:
-            ModelportError: it does not fit, or there is no such signature.
-        """
-        request = self.request
-        if request.signature:
-            self._validator = self.version.signatures.validator(request.signature)
-        self._batch = self._validator.check(request)
-        request.timing.compute_input_ns += time.perf_counter_ns() - self.started
 
     def restore(self, response: InferResponse) -> None:
         """Give the outputs of a response the shapes of the wire."""
         self._answered = time.perf_counter_ns()
-        self._validator.restore(response)
+        self.validator.restore(response)
 
     def complete(self, response: InferResponse) -> InferResponse:
         """Count a response that has been restored; return it with the request's id."""
@@ -271,10 +263,10 @@ class _RequestInFlight:
         response.id = request.id
         done = time.perf_counter_ns()
         request.timing.compute_output_ns += done - self._answered
-        version.statistics.succeeded(self._batch, done - self.started, request.timing)
+        version.statistics.succeeded(self.batch, done - self.started, request.timing)
         if self._verbose:
             log.debug(
-                "infer", model=version.name, version=version.number, batch_size=self._batch,
+                "infer", model=version.name, version=version.number, batch_size=self.batch,
                 request_id=_request_id(request), milliseconds=(done - self.started) / 1e6,
             )  # fmt: skip
         return response

@@ -235,10 +235,10 @@ async def _with(
 
 def _is_large(response: InferResponse) -> bool:
     """Whether to serialize takes more than a millisecond."""
-    return any(
-        tensor.datatype is Datatype.BYTES and tensor.data.size > raw_tensors.PIECE
-        for tensor in response.outputs
-    )
+    for tensor in response.outputs:  # a loop is faster than ``any``, for every response
+        if tensor.data.size > raw_tensors.PIECE and tensor.datatype is Datatype.BYTES:
+            return True
+    return False
 
 
 def _shared_memory(kind: str, memory: SharedMemory | CudaSharedMemory) -> dict[str, Unary]:

@@ -171,7 +171,7 @@ class Service:
         except Exception as error:
             self._fail(method, call, error, routing)
             return None
-        if isinstance(answer, Coroutine):
+        if hasattr(answer, "__await__"):  # the abstract class takes five times as long
             return self._finish(method, call, answer, routing)
         call.only(parts_of(answer), _ok(call, routing))
         return None
