@@ -55,6 +55,12 @@ PUBLIC_KEY = option(
     metavar="PUBKEY",
 )
 
+SIGN_KEY = option(
+    help="Sign the certificate with this Ed25519 key ('modelport keygen' makes one).",
+    type=EXISTING,
+    metavar="FILE",
+)
+
 
 class ExportOptions(TypedDict, total=False):
     """Options of ``export`` and ``certify``.
@@ -231,12 +237,7 @@ class ExportOptions(TypedDict, total=False):
         EXISTING,
         option(metavar="FILE"),
     ]
-    sign_key: Annotated[
-        AnyPath | None,
-        "Sign the certificate with this Ed25519 key ('modelport keygen' makes one).",
-        EXISTING,
-        option(metavar="FILE"),
-    ]
+    sign_key: Annotated[AnyPath | None, SIGN_KEY]
     output: Annotated[
         AnyPath | None,
         "Write the artifact and its certificate here instead of publishing.",

@@ -198,6 +198,7 @@ _BUILTIN = (
             ),
         ),
     ),
+    BackendDescriptor("python", f"{_PACKAGE}.python.backend", "Python"),
     BackendDescriptor("ensemble", f"{_PACKAGE}.ensemble", "Ensemble"),
     BackendDescriptor("triton", f"{_PACKAGE}.remote.triton", "Triton"),
     BackendDescriptor("tfserving", f"{_PACKAGE}.remote.tfserving", "TensorFlow Serving"),
@@ -211,6 +212,8 @@ BACKENDS: ExtensionTable[BackendDescriptor] = ExtensionTable(
 )
 #: The built-in formats.
 PLATFORMS = tuple(platform for backend in _BUILTIN for platform in backend.platforms)
+#: Code, which is served and never exported.
+PYTHON = Platform("python", "", "python", "model.py")
 
 
 def platforms() -> Iterator[Platform]:
@@ -249,11 +252,6 @@ def find_versions(backend: str) -> Versions:
 
 
 def _module(backend: str) -> ModuleType:
-    if backend == "python":
-        raise Unsupported(
-            "backend 'python' runs Python code, as only Triton does; start a Triton server with "
-            "the model and give the model a route to it"
-        )
     descriptor = BACKENDS.get(backend)
     if descriptor is None:
         known = ", ".join(sorted(BACKENDS.names()))

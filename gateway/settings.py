@@ -68,6 +68,23 @@ class TlsFiles(NamedTuple):
     client_required: bool = True
 
 
+class PythonModels(NamedTuple):
+    """Limits of the workers of Python models.
+
+    Attributes:
+        max_seconds: the longest execution, and the longest wait for a response that an execution
+            has left to a sender; None: no limit.
+        max_memory_bytes: the resident memory of one worker; None: no limit.
+        load_seconds: the longest load.
+        most_bytes: the largest response.
+    """
+
+    max_seconds: float | None = 300.0
+    max_memory_bytes: int | None = None
+    load_seconds: float = 1200.0
+    most_bytes: int = 2**40
+
+
 class Settings(NamedTuple):
     """All settings of a gateway."""
 
@@ -90,6 +107,9 @@ class Settings(NamedTuple):
     require_signature: tuple[PublicKey, ...] = ()
     #: Whether unsigned versions may use native code, and operators that access files.
     allow_native_code: bool = False
+    #: Whether unsigned versions may be Python code.
+    allow_python: bool = False
+    python_models: PythonModels = PythonModels()
     #: Models on upstream servers, by name.
     routes: Mapping[str, ModelRoute] = MappingProxyType({})
     strict_readiness: bool = True

@@ -6,15 +6,20 @@ import contextlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from modelport.exporters.options import MODEL_VERSION, PUBLIC_KEY
+from modelport.exporters.options import MODEL_VERSION, PUBLIC_KEY, SIGN_KEY
 from modelport.exporters.publishing import contract
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.gateway.cli.paths import ExistingRepository, WrittenRepository
 from modelport.gateway.errors import UsageError
 from modelport.gateway.repository.storage.location import Location
+
+if TYPE_CHECKING:
+    from modelport.exporters.proof.verify import Checked
+    from modelport.gateway.repository.config import ModelConfig
 
 
 @click.command(cls=InterruptibleCommand)
@@ -27,11 +32,13 @@ from modelport.gateway.repository.storage.location import Location
 )
 @MODEL_VERSION.named("model_version", str)
 @PUBLIC_KEY.named("public_key", Sequence[Path])
+@SIGN_KEY.named("sign_key", Path)
 def publish_command(
     path: Path | Location,
     repository: Path | Location,
     model_version: str,
     public_key: tuple[Path, ...],
+    sign_key: Path | None,
 ) -> None:
     """Copy a published version, or the newest version of a model, to another repository.
 
@@ -41,37 +48,64 @@ def publish_command(
     The files are published unchanged if they match their manifest and their certificate. A
     model that is new in the repository gets the configuration, labels and warm-up samples too.
 
+    A Python model (model.py) of your own gets a certificate of its files, and a signature with
+    --sign-key.
+
     Exit codes: 0 done, 2 usage, 5 the files were changed.
     """
     from modelport.exporters.proof import verify
-    from modelport.exporters.publishing import download, publish
+    from modelport.exporters.publishing import download, publish, python_version
     from modelport.exporters.runtime.file_errors import writing_to
-    from modelport.gateway.repository import config, manifest, signing_keys, untrusted_files
+    from modelport.gateway.repository import config, manifest, signing_keys
 
     keys = [signing_keys.load_public_key(key) for key in public_key]
+    key = None if sign_key is None else signing_keys.load_private_key(sign_key)
     with contextlib.ExitStack() as stack:
         version = verify.find_version(stack.enter_context(download.local(path)))
-        checked = verify.check(version, keys)
-        try:
-            text = untrusted_files.read_text(
-                version.parent / config.FILENAME, untrusted_files.MAX_CONFIG_BYTES
-            )
-        except (OSError, UnicodeDecodeError):
+        wanted = python_version.uncertified(version)
+        if wanted is None and key is not None:
             raise UsageError(
-                f"'{checked.model}' has no {config.FILENAME} to publish beside the version"
-            ) from None
-        wanted = config.parse(text)
-        wanted.name = checked.model
+                f"--sign-key signs Python models, and '{version.parent.name}' is none, or has a "
+                "certificate; sign it with 'modelport export --sign-key'"
+            )
+        is_code = wanted is not None
+        if wanted is None:
+            wanted = _published_config(verify.check(version, keys))
+        elif keys:
+            raise UsageError(
+                f"'{version.parent.name}' is not signed, so --public-key cannot verify it; sign it "
+                "with --sign-key"
+            )
         number = contract.parse_version(model_version)
         stack.enter_context(writing_to(repository, "choose another --repository"))
         staged = stack.enter_context(publish.staging(repository))
-        shutil.copytree(version, staged, dirs_exist_ok=True)
+        if is_code:
+            python_version.stage(version, staged, wanted, key)
+        else:
+            shutil.copytree(version, staged, dirs_exist_ok=True)
         for each in version.parent.iterdir():
             if each.name == config.WARMUP and each.is_dir():
                 shutil.copytree(each, staged.parent / each.name)
             elif each.is_file():
                 shutil.copy2(each, staged.parent / each.name)
-        manifest.verify(staged)  # verify the copy
+        if not is_code:
+            manifest.verify(staged)  # verify the copy
         done = publish.publish(staged, repository, wanted, number)
     for label, value in (("model", done.name), ("version", done.version), ("path", done.path)):
         click.echo(f"{label:<10} {value}")
+
+
+def _published_config(checked: Checked) -> ModelConfig:
+    from modelport.gateway.repository import config, untrusted_files
+
+    try:
+        text = untrusted_files.read_text(
+            checked.path.parent / config.FILENAME, untrusted_files.MAX_CONFIG_BYTES
+        )
+    except (OSError, UnicodeDecodeError):
+        raise UsageError(
+            f"'{checked.model}' has no {config.FILENAME} to publish beside the version"
+        ) from None
+    wanted = config.parse(text)
+    wanted.name = checked.model
+    return wanted

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import Infer, InferStream
+
+
+class ModelControl(Protocol):
+    """Changes the served models, as ``models.control.Control``, which has all methods."""
+
+    async def load(self, name: str, override: str | None = None, source: str = "") -> None: ...
+
+    async def unload(self, name: str, dependents: bool = False) -> None: ...
+
+    async def require_ready(self, name: str, number: int = 0) -> None: ...
 
 
 class Host(NamedTuple):
@@ -21,6 +31,7 @@ class Host(NamedTuple):
             raises ``NotFound`` or ``Unavailable``.
         labels_of: the class labels of a READY model's output, by model, version and output; raises
             the same errors.
+        control: of the whole gateway; None in tests of single backends.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -28,3 +39,4 @@ class Host(NamedTuple):
     config_of: Callable[[str, int], ModelConfig]
     stream: InferStream
     labels_of: Callable[[str, int, str], tuple[str, ...]]
+    control: ModelControl | None = None

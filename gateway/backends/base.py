@@ -17,17 +17,18 @@ if TYPE_CHECKING:
     from modelport.gateway.backends.backend_host import Host
     from modelport.gateway.repository.config import ModelConfig
     from modelport.gateway.repository.routes_file import ModelRoute
+    from modelport.gateway.settings import PythonModels
 
 
 class Artifact(NamedTuple):
     """The argument of a loader.
 
     ``config`` may lack inputs and outputs; the loader then reads them from the artifact. ``path``
-    may be a copy that is removed after loading; for a model that only a route names, it is the
-    current folder. ``host`` is None only in tests of embedded runtimes.
-
-    ``native``: the artifact may run native code, and operators that access files, because its
-    signature was verified or ``--allow-native-code`` is set. Even then it may not unpickle objects.
+    may be a copy that is removed after loading (``copied``); for a model that only a route names,
+    it is the current folder. ``host`` is None only in tests of embedded runtimes. ``native``:
+    it may run native code, and operators that access files, because its signature was verified or
+    ``--allow-native-code`` is set; even then it may not unpickle objects. ``python``: the limits of
+    Python models; None: it may not be one.
     """
 
     model_name: str
@@ -38,21 +39,20 @@ class Artifact(NamedTuple):
     route: ModelRoute | None = None
     host: Host | None = None
     native: bool = False
+    python: PythonModels | None = None
+    copied: bool = False
 
 
 class Execution(NamedTuple):
     """The properties of a backend's execution that a batcher needs.
 
     Attributes:
-        batches: the backend forms batches itself, or passes requests to a server that may.
-        interruptible: cancelling a call stops its computation; otherwise it runs to the end.
+        batches: the backend forms batches, or passes requests to a server that may.
+        interruptible: cancelling a call stops its computation.
         parameters: a response may depend on the request's parameters.
-        inline: whether a call with this request, made now, returns the response itself, so soon
-            that batching would cost more.
-        queues: requests wait in the backend for an instance, and ``Timing.queue_ns`` is 0 until
-            then.
-        ahead: the number of calls the backend accepts beyond those running, so that it can start
-            the next at once. A call that is cancelled before it begins is not computed.
+        inline: whether a call with this request now returns the response itself, soon.
+        queues: requests wait in the backend, and ``Timing.queue_ns`` is 0 until their turn.
+        ahead: the number of calls accepted beyond those running; not computed if cancelled before.
     """
 
     batches: bool = True

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+from modelport.gateway.errors import ModelportError
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
 
 #: Computes the response to a request in the calling thread.
@@ -49,6 +50,24 @@ class StreamingBackend(Protocol):
         Closing the generator, or cancelling the task that awaits the next response, stops the work.
         The caller enforces the deadline; a backend may also raise ``TimedOut`` itself.
         """
+
+
+@runtime_checkable
+class CheckedBackend(Protocol):
+    """A ``Backend`` whose model has a check of its own."""
+
+    async def check_ready(self) -> None:
+        """Ask the model; raises ``Unavailable`` if it is not ready, or does not say so in time."""
+
+
+@runtime_checkable
+class TogetherBackend(Protocol):
+    """A ``Backend`` whose batches are requests side by side, not one request with all rows."""
+
+    async def infer_together(
+        self, requests: Sequence[InferRequest], deadlines: Sequence[Deadline]
+    ) -> Sequence[InferResponse | ModelportError]:
+        """Run ``requests`` as one batch; each has an outcome of its own."""
 
 
 @runtime_checkable

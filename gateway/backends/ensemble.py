@@ -19,6 +19,7 @@ from typing import Any
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import ELSEWHERE, Artifact
 from modelport.gateway.backends.ensemble_check import check
+from modelport.gateway.backends.python.codec import ModelAnswered
 from modelport.gateway.errors import Internal, NotFound, Unavailable
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
@@ -202,6 +203,8 @@ class EnsembleBackend:
         try:
             asked = self._request(step, tensors, request)
             response = await finished(self._host.infer(asked, deadline))
+        except ModelAnswered as error:
+            raise type(error)(f"in ensemble '{self._name}', {error}") from error
         except NotFound as error:
             raise self._gone(error) from error
         tensors.update(_outputs(step, response))

@@ -119,6 +119,26 @@ class ServeOptions(TypedDict, total=False):
         "key may.",
         option(is_flag=True),
     ]
+    allow_python: Annotated[
+        bool,
+        "Serve unsigned Python models, which are code and can do anything. By default only "
+        "versions signed with a --require-signature key may be Python.",
+        option(is_flag=True),
+    ]
+    python_max_seconds: Annotated[
+        float,
+        "Longest execution of a Python model, in seconds: its worker is ended then, and started "
+        "again. 0: no limit.",
+        FiniteSeconds(min=0),
+        option(default=DEFAULTS.python_models.max_seconds),
+    ]
+    python_max_memory: Annotated[
+        int,
+        "Resident memory in bytes at which the worker of a Python model is ended, and started "
+        "again. 0: no limit.",
+        click.IntRange(min=0),
+        option(default=0),
+    ]
     strict_readiness: Annotated[
         bool,
         "Report ready only while every model has a version that serves.",

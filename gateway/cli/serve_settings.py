@@ -18,6 +18,7 @@ from modelport.gateway.settings import (
     AspiredVersionPolicy,
     LogFormat,
     ModelControlMode,
+    PythonModels,
     Settings,
     TlsFiles,
     VertexAi,
@@ -237,6 +238,8 @@ def settings_from(
     tls_key: Path | None,
     tls_client_ca: Path | None,
     tls_client_auth: str | None,
+    python_max_seconds: float,
+    python_max_memory: int,
     **options: Any,
 ) -> Settings:
     """Check the options of ``serve`` against each other and make the settings."""
@@ -281,6 +284,7 @@ def settings_from(
         aspired_version_policy=AspiredVersionPolicy(aspired_version_policy),
         log_format=LogFormat(log_format),
         require_signature=_public_keys(require_signature),
+        python_models=PythonModels(python_max_seconds or None, python_max_memory or None),
         tls=tls,
         routes=found,
         sagemaker_default_model=os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""),

@@ -10,6 +10,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
+from modelport.gateway.backends.capabilities import CheckedBackend
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
@@ -137,7 +138,9 @@ class LocalControl:
         return self._manager.ready
 
     async def require_ready(self, name: str, number: int = 0) -> None:
-        self._manager.require_ready(name, number)
+        version = self._manager.require_ready(name, number)
+        if isinstance(version.backend, CheckedBackend):
+            await version.backend.check_ready()
 
     async def index(self, ready_only: bool = False) -> list[dict[str, str]]:
         return self._manager.index(ready_only)

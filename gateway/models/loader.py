@@ -24,7 +24,7 @@ from modelport.gateway.repository import config_schema, manifest
 from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
 from modelport.gateway.repository.file_states import VersionFiles
 from modelport.gateway.repository.scan import ModelEntry, VersionEntry
-from modelport.gateway.settings import Settings, request_memory_bytes
+from modelport.gateway.settings import PythonModels, Settings, request_memory_bytes
 from modelport.gateway.telemetry import Statistics
 
 if TYPE_CHECKING:
@@ -92,8 +92,12 @@ class VersionLoader:
             )
         load = self._find_backend(config.backend if route is None else route.backend)
         with _verified(version.path, entry.repository_name, config, keys, here) as (path, config):
-            native = bool(keys) or self._settings.allow_native_code
-            artifact = Artifact(name, number, path, config, self._threads, route, self.host, native)
+            artifact = Artifact(
+                name, number, path, config, self._threads, route, self.host,
+                native=bool(keys) or self._settings.allow_native_code,
+                python=self._python(signed=bool(keys)),
+                copied=path != version.path,
+            )  # fmt: skip
             backend = load(artifact)
             try:
                 if before is not None:
@@ -106,6 +110,16 @@ class VersionLoader:
             except BaseException:
                 backend.unload()
                 raise
+
+    def _python(self, signed: bool) -> PythonModels | None:
+        """The limits of Python models; None: they are refused."""
+        settings = self._settings
+        if not (signed or settings.allow_python):
+            return None
+        return settings.python_models._replace(
+            load_seconds=settings.model_load_timeout_seconds,
+            most_bytes=request_memory_bytes(settings),
+        )
 
     def _warm_up(self, version: ServedVersion, entry: ModelEntry) -> None:
         if version.config.model_warmup:

@@ -26,7 +26,7 @@ from typing import Any
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from modelport.gateway.backend_registry import BACKENDS
+from modelport.gateway.backend_registry import BACKENDS, PYTHON
 from modelport.gateway.backend_registry import PLATFORMS as PLATFORMS
 from modelport.gateway.backend_registry import Platform as Platform
 from modelport.gateway.errors import InvalidArgument
@@ -206,7 +206,7 @@ def platform_of(config: ModelConfig) -> Platform | None:
     """The format that ``config`` names by platform, backend or file name."""
     names = config.platform, config.backend, config.default_model_filename
     for name, field in zip(names, ("platform", "backend", "default_filename"), strict=True):
-        for known in PLATFORMS:
+        for known in (*PLATFORMS, PYTHON):
             if name and name == getattr(known, field):
                 return known
     return _extension_platform(config)

@@ -98,7 +98,9 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "input.is_non_linear_format_io": _TENSORRT,
     "output.is_shape_tensor": _TENSORRT,
     "output.is_non_linear_format_io": _TENSORRT,
-    "input.allow_ragged_batch": "requests of different shapes run in different batches",
+    "input.allow_ragged_batch": (
+        "requests of different shapes run in different batches, except in Python models"
+    ),
     "optimization.priority": _TENSORRT,
     "optimization.cuda": _TENSORRT,
     "optimization.input_pinned_memory": _CUDA,
@@ -190,6 +192,8 @@ PARAMETERS = ParameterTable(
     }
 )
 _SIGNATURE = {"TF_SIGNATURE_DEF": "signature"}
+#: The backend of models that are code.
+_CODE = "python"
 #: By backend.
 BACKEND_PARAMETERS: Mapping[str, ParameterTable] = {
     "onnxruntime": ParameterTable(
@@ -252,6 +256,15 @@ BACKEND_PARAMETERS: Mapping[str, ParameterTable] = {
         refused={"CPU_EXTENSION_PATH": "it names native code, which is not loaded; remove it"},
     ),
     "executorch": ParameterTable(),
+    "python": ParameterTable(
+        read={
+            "EXECUTION_ENV_PATH": (
+                "a virtual environment, or a tar archive of one, whose interpreter runs the model; "
+                "`$$TRITON_MODEL_DIRECTORY` is the model's folder"
+            )
+        },
+        without_effect={"FORCE_CPU_ONLY_INPUT_TENSORS": "tensors are always in the CPU's memory"},
+    ),
     "ensemble": ParameterTable(),
     "fake": ParameterTable(
         read={
@@ -300,6 +313,8 @@ def refusal(path: str, model: str) -> InvalidArgument:
 def without_effect(config: Any) -> list[tuple[str, str]]:
     """The fields and parameters of ``config`` that have no effect here, and the reasons."""
     found = {*_paths(config)}
+    if config.backend == _CODE:
+        found.discard("input.allow_ragged_batch")
     fields = [(path, reason) for path, reason in WITHOUT_EFFECT.items() if path in found]
     table = _table(config).without_effect
     return fields + [(key, table[key]) for key in sorted(config.parameters) if key in table]
@@ -310,9 +325,10 @@ def unknown_parameters(config: Any, elsewhere: bool = False) -> Iterator[tuple[s
 
     Args:
         config: completed with the model's inputs and outputs.
-        elsewhere: another server runs the model, and may know parameters that are like no other.
+        elsewhere: another server runs the model, and may know parameters that are like no other,
+            as the code of a Python model may.
     """
-    elsewhere |= config.backend not in BACKEND_PARAMETERS
+    elsewhere |= config.backend not in BACKEND_PARAMETERS or config.backend == _CODE
     tensors = dict.fromkeys(tensor.name for tensor in (*config.input, *config.output))
     tables = (PARAMETERS, _table(config))
     names = [name for table in tables for part in table for name in part]

@@ -148,6 +148,7 @@ class GatewayServer:
             config_of=lambda name, number: manager.get(name, number).config,
             stream=partial(self.rollouts.stream, step=True),
             labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),
+            control=self.control,
         )
 
     def _dialect_host(self, requests: TfServingRequests) -> DialectHost:

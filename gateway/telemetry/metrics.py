@@ -23,6 +23,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from modelport.gateway.runtime.request_memory import RequestMemory
+from modelport.gateway.telemetry.model_metrics import FAMILIES
 from modelport.gateway.telemetry.statistics import FIRST_RESPONSE_BUCKETS_MS, Statistics
 from modelport.gateway.telemetry.tfserving_counters import REQUEST_BUCKETS_US, TfServingRequests
 
@@ -275,6 +276,7 @@ def registry(
         partial(tfserving_families, requests),
         partial(condition_families, conditions),
         partial(memory_families, memory),
+        FAMILIES.collect,
     ):
         made.register(FamiliesCollector(families))
     if process:

@@ -167,7 +167,8 @@ BROKEN_CONFIGS = {
         'backend: "onnxruntime" default_model_filename: "../../1/model.onnx"',
         "must be a plain file name",
     ),
-    "unknown backend": ('backend: "python"', "backend 'python' runs Python code"),
+    "unknown backend": ('backend: "fortran"', "backend 'fortran' is not supported"),
+    "code": ('backend: "python"', "is Python code, which can do anything; give --allow-python"),
     "contradiction": (
         probes.CONFIG.format(backend="onnxruntime").replace("dims: 4", "dims: 5"),
         "but the model has",

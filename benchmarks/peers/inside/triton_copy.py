@@ -9,6 +9,7 @@ from typing import Any
 sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)  # the backend's Python ignores it
 
 import numpy  # noqa: E402, F401 - this one, before the backend finds another
+
 import triton_python_backend_utils as pb_utils  # noqa: E402
 
 

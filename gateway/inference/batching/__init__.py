@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Backend
+from modelport.gateway.backends.capabilities import TogetherBackend
 from modelport.gateway.inference.batching import dynamic_batching
 from modelport.gateway.inference.batching.batcher import Batcher
 from modelport.gateway.inference.batching.joining import Joiner
@@ -28,5 +29,8 @@ def wrap(
     wanted = dynamic_batching.read(config)
     if wanted is None or (execution.batches and not here):
         return backend
-    joiner = Joiner(signature, execution.parameters)
-    return Batcher(backend, execution, wanted, joiner, statistics)
+    if isinstance(backend, TogetherBackend):
+        ragged = frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
+        joiner = Joiner(signature, parameters=False, ragged=ragged)
+        return Batcher(backend, execution, wanted, joiner, statistics, backend.infer_together)
+    return Batcher(backend, execution, wanted, Joiner(signature, execution.parameters), statistics)

@@ -12,7 +12,7 @@ import copy
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from modelport.gateway.backends.base import Execution
 from modelport.gateway.errors import TimedOut, Unavailable
@@ -36,6 +36,7 @@ from modelport.gateway.types import (
 )
 
 Outcome = InferResponse | BaseException
+Together = Callable[[Sequence[InferRequest], Sequence[Deadline]], Awaitable[Sequence[Outcome]]]
 
 
 class Batcher:
@@ -48,8 +49,11 @@ class Batcher:
         settings: BatchingSettings,
         joiner: Joiner,
         statistics: Statistics,
+        together: Together | None = None,
     ) -> None:
         self._infer = infer
+        #: Runs a batch without joining its requests, in place of ``joiner``.
+        self._together = together
         self._execution = execution
         self._settings = settings
         self._joiner = joiner
@@ -228,8 +232,11 @@ class Batcher:
             waiting.request.timing.queue_ns += started - waiting.queued_ns
         if len(members) == 1:
             return [await self._execute_one(members[0])]
+        requests = [waiting.request for waiting in members]
+        if self._together is not None:
+            return await self._execute_beside(requests, members)
         try:
-            return await self._execute_together([w.request for w in members], _latest(members))
+            return await self._execute_together(requests, _latest(members))
         except Unavailable as error:  # not caused by a single request
             return [copy.copy(error) for _ in members]
         except Exception:
@@ -247,6 +254,21 @@ class Batcher:
         self._statistics.executed(waiting.size, request.timing)
         request.timing.counted = True
         return response
+
+    async def _execute_beside(
+        self, requests: Sequence[InferRequest], members: Sequence[QueuedRequest]
+    ) -> Sequence[Outcome]:
+        """Run a batch of a backend that takes its requests side by side."""
+        assert self._together is not None
+        try:
+            outcomes = await self._together(requests, [waiting.deadline for waiting in members])
+        except Exception as error:
+            return [copy.copy(error) for _ in members]
+        size = sum(waiting.size for waiting in members)
+        self._statistics.executed(size, requests[0].timing)
+        for request in requests:
+            request.timing.counted = True
+        return outcomes
 
     async def _execute_together(
         self, requests: Sequence[InferRequest], deadline: Deadline

@@ -37,9 +37,14 @@ class Joiner:
             axes of an input have different values.
     """
 
-    def __init__(self, signature: ModelSignature, parameters: bool) -> None:
+    def __init__(
+        self,
+        signature: ModelSignature,
+        parameters: bool,
+        ragged: frozenset[str] = frozenset(),
+    ) -> None:
         self._batched = signature.max_batch_size > 0
-        self._parameters = parameters
+        self._parameters, self._ragged = parameters, ragged
         self._inputs = {spec.name: _JoinedInput(spec, signature) for spec in signature.inputs}
         self._outputs = {spec.name: _padded(spec, signature) for spec in signature.outputs}
         self._pads = any(tensor.padded for tensor in self._inputs.values())
@@ -58,7 +63,10 @@ class Joiner:
         if self._uniform:
             return None
         inputs = self._inputs
-        shapes = [(t.name, inputs[t.name].fixed(t.data.shape[1:])) for t in request.inputs]
+        shapes = [
+            (t.name, () if t.name in self._ragged else inputs[t.name].fixed(t.data.shape[1:]))
+            for t in request.inputs
+        ]
         shapes.sort()
         if not self._parameters:
             return tuple(shapes)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from google.protobuf import text_format
 from prometheus_client import CollectorRegistry, exposition
+from prometheus_client.core import Metric
 
 from modelport.gateway.access.access import Access
 from modelport.gateway.access.access_metrics import AccessCollector
@@ -88,8 +89,33 @@ def register(
 
 def text(registry: CollectorRegistry) -> Text:
     """Format the current values of ``registry``."""
-    content = _SUFFIX.sub(rb"\1 ", exposition.generate_latest(registry))
+    families = list(registry.collect())
+    content = exposition.generate_latest(_CollectedFamilies(families))
+    content = _SUFFIX.sub(rb"\1 ", content)
+    for name in _plain_counters(families):  # of models
+        for kind in (b"HELP", b"TYPE"):
+            content = content.replace(
+                b"\n# %b %b_total " % (kind, name), b"\n# %b %b " % (kind, name)
+            )
     return exposition.CONTENT_TYPE_LATEST, _HOST_FIRST.sub(rb"\1\3,\2\4", content)
+
+
+class _CollectedFamilies(CollectorRegistry):
+    """Families that have been collected already."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        super().__init__()
+        self._collected = families
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._collected)
+
+
+def _plain_counters(families: Iterable[Metric]) -> Iterator[bytes]:
+    """The names of counters whose samples have the family's own name."""
+    for family in families:
+        if family.type == "counter" and any(s.name == family.name for s in family.samples):
+            yield family.name.encode()
 
 
 def _not_found(request: HttpRequest) -> HttpResponse:

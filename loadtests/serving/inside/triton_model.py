@@ -10,6 +10,7 @@ from typing import Any
 sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)  # the backend's Python ignores it
 
 import onnxruntime  # noqa: E402
+
 import triton_python_backend_utils as pb_utils  # noqa: E402
 
 

@@ -1,0 +1,1 @@
+"""Models in Python: each instance is a process with an interpreter of its own."""

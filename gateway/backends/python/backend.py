@@ -1,0 +1,368 @@
+"""Triton's Python models: ``model.py`` with a class ``TritonPythonModel``, unmodified.
+
+Each instance is a process with an interpreter of its own (``python_worker``), so what a model does
+wrong stays there. Requests wait here for an instance; a short execution gets the next one ahead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import structlog
+from google.protobuf import json_format
+
+from modelport.gateway.backends.backend_host import Host
+from modelport.gateway.backends.base import Artifact, Execution
+from modelport.gateway.backends.python import environment
+from modelport.gateway.backends.python.calls import CALLERS
+from modelport.gateway.backends.python.codec import ResponseDecoder
+from modelport.gateway.backends.python.environment import WorkerEnvironment
+from modelport.gateway.backends.python.instance import Instance, InstanceSettings
+from modelport.gateway.backends.python.metrics import ModelMetrics
+from modelport.gateway.backends.python.requests import (
+    PendingRequest,
+    ResponseStream,
+)
+from modelport.gateway.backends.python_worker.channel import WINDOW
+from modelport.gateway.errors import (
+    Internal,
+    InvalidArgument,
+    ModelportError,
+    QueueFull,
+    TimedOut,
+    Unavailable,
+    Unsupported,
+)
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.config import DEFAULT_MAX_QUEUE_SIZE, ModelConfig
+from modelport.gateway.settings import PythonModels
+from modelport.gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway.wire.proto import model_config_pb2 as pb
+
+log = structlog.get_logger("modelport.python")
+
+#: Between two looks at busy workers, and at idle ones.
+WATCH_SECONDS, IDLE_WATCH_SECONDS = 0.25, 1.0
+#: What ``auto_complete_config`` may complete.
+_COMPLETED = (
+    "max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy",
+)  # fmt: skip
+_KINDS = {pb.ModelInstanceGroup.KIND_GPU: "GPU", pb.ModelInstanceGroup.KIND_MODEL: "MODEL"}
+
+
+def load(artifact: Artifact) -> PythonBackend:
+    """Start the instances of a model, complete its configuration, and initialize them.
+
+    Raises:
+        Unsupported: Python models are not allowed.
+        InvalidArgument: the model does not load; the message has its exception.
+        Internal: the loader runs outside of a gateway.
+    """
+    allowed, host = artifact.python, artifact.host
+    if allowed is None:
+        raise Unsupported(
+            f"model '{artifact.model_name}' is Python code, which can do anything; give "
+            "--allow-python if you trust the repository, or sign the version and give "
+            "--require-signature"
+        )
+    if host is None:
+        raise Internal("a Python model can only be loaded by a gateway")
+    name = artifact.config.default_model_filename
+    if not name.endswith(".py"):
+        raise InvalidArgument(f"'default_model_filename' must end in .py, not '{name}'")
+    if not (artifact.path / name).is_file():
+        raise InvalidArgument(f"'{name}' is missing from version {artifact.version}")
+    groups = artifact.config.instance_group
+    prepared = environment.prepare(artifact, configuration.instance_count(artifact.config))
+    backend = PythonBackend(artifact, host, allowed, prepared)
+    try:
+        starting = asyncio.run_coroutine_threadsafe(backend.start(groups), host.loop)
+        try:
+            starting.result(allowed.load_seconds)
+        except TimeoutError:
+            starting.cancel()
+            raise Internal("the load exceeds the limit of --model-load-timeout-secs") from None
+    except BaseException:
+        backend.unload()
+        raise
+    return backend
+
+
+class PythonBackend:
+    """An ``Infer`` over the instances of one model. Belongs to the event loop."""
+
+    def __init__(
+        self, artifact: Artifact, host: Host, allowed: PythonModels, prepared: WorkerEnvironment
+    ) -> None:
+        self.config: ModelConfig = artifact.config
+        self._name, self._version = artifact.model_name, artifact.version
+        self._host, self._prepared = host, prepared
+        self._file: str = artifact.config.default_model_filename
+        self._code = self._code_files()
+        self._metrics = ModelMetrics()
+        start = {
+            "kind": "triton", "model": self._name, "folder": str(prepared.folder),
+            "file": self._file,
+        }  # fmt: skip
+        self._settings = InstanceSettings(host, prepared, allowed, start, self._metrics)
+        self._instances: list[Instance] = []
+        #: Batches that wait for an instance, and how many requests of them somebody waits for.
+        self._queue: deque[list[PendingRequest]] = deque()
+        self._queued = 0
+        self._next = 0
+        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.arguments: dict[str, str] = {}
+        self.decoder = ResponseDecoder(self._name, self._version, self.config)
+        self.execution = Execution(batches=False, queues=True)
+
+    # -- start and end ----------------------------------------------------------------------------
+
+    async def start(self, groups: Sequence[Any]) -> None:
+        """Start all instances; the first one completes the configuration."""
+        names = _instance_names(groups)
+        for name, kind, device in names:
+            self._instances.append(Instance(self, name, self._settings, kind, device))
+        first = self._instances[0]
+        document = configuration.to_json(self.config)
+        self._complete(await first.launch(json.dumps(document)))
+        self.decoder = ResponseDecoder(self._name, self._version, self.config)
+        self.arguments = {
+            "model_config": json.dumps(configuration.to_json(self.config)),
+            "model_name": self._name,
+            "model_version": str(self._version),
+            "model_repository": str(self._prepared.folder.parent),
+        }
+        await asyncio.gather(first.initialize(), *map(_start, self._instances[1:]))
+        self._watch()
+
+    def _complete(self, completed: object) -> None:
+        """Take over what ``auto_complete_config`` has completed."""
+        if completed is None:
+            return
+        if not isinstance(completed, dict):
+            raise InvalidArgument("auto_complete_config has returned no configuration")
+        part = {key: completed[key] for key in _COMPLETED if key in completed}
+        found = pb.ModelConfig()
+        found.CopyFrom(self.config)
+        for key in _COMPLETED:
+            found.ClearField(key)
+        try:
+            json_format.ParseDict(part, found)
+            configuration.signature(found)
+        except (json_format.ParseError, ValueError, RecursionError) as error:
+            raise InvalidArgument(
+                f"auto_complete_config of model '{self._name}': {' '.join(str(error).split())}"
+            ) from error
+        self.config = found
+
+    def unload(self) -> None:
+        """End the workers, from any thread."""
+        closing = self._close()
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run_coroutine_threadsafe(closing, self._host.loop).result()
+        else:
+            self._closing = running.create_task(closing)
+
+    async def _close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._refuse(Unavailable("the model is unloaded"))
+        await asyncio.gather(*(each.close() for each in self._instances))
+        self._metrics.close()
+        await asyncio.to_thread(self._prepared.remove)
+
+    def _watch(self) -> None:
+        for instance in self._instances:
+            instance.watch()
+        busy = any(instance.busy for instance in self._instances)
+        seconds = WATCH_SECONDS if busy else IDLE_WATCH_SECONDS
+        if not self._closed:
+            self._timer = self._host.loop.call_later(seconds, self._watch)
+
+    @property
+    def problem(self) -> str:
+        """The reason why no instance answers now."""
+        if any(instance.ready for instance in self._instances):
+            return ""
+        found = [each.problem for each in self._instances if each.problem]
+        return found[0] if found else f"the workers of model '{self._name}' are being restarted"
+
+    async def check_ready(self) -> None:
+        for instance in self._instances:
+            if instance.ready and not await instance.check():
+                raise Unavailable(
+                    f"Model '{instance.name}' is not ready (user-defined check failed)."
+                )
+
+    def _code_files(self) -> dict[str, tuple[int, int, int]]:
+        return {
+            str(path): (found.st_size, found.st_mtime_ns, found.st_ino)
+            for path in sorted(self._prepared.folder.rglob("*.py"))
+            for found in [path.stat()]
+        }
+
+    def may_restart(self) -> str:
+        if self._code_files() != self._code:
+            return f"the code of model '{self._name}' has changed; load the model again"
+        return ""
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def __call__(self, request: InferRequest, deadline: Deadline) -> PendingRequest:
+        pending = self._pending(request, deadline)
+        self._enter([pending])
+        return pending
+
+    async def infer_together(
+        self, requests: Sequence[InferRequest], deadlines: Sequence[Deadline]
+    ) -> list[InferResponse | ModelportError]:
+        """Run requests as one batch: the model gets each by itself, and may fail some."""
+        batch = [self._pending(*each) for each in zip(requests, deadlines, strict=True)]
+        self._enter(batch)
+        outcomes: list[InferResponse | ModelportError] = []
+        try:
+            for pending in batch:
+                try:
+                    outcomes.append(await pending.reply)
+                except ModelportError as error:
+                    outcomes.append(error)
+        except asyncio.CancelledError:
+            for pending in batch:
+                self._abandon(pending)
+            raise
+        return outcomes
+
+    async def stream(
+        self, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[InferResponse, None]:
+        pending = self._pending(request, deadline)
+        stream = pending.stream = ResponseStream()
+        self._enter([pending])
+        taken = 0
+        try:
+            while (outcome := await stream.get()) is not None:
+                if isinstance(outcome, ModelportError):
+                    raise outcome
+                yield outcome
+                taken += 1
+                if taken == WINDOW // 2 and pending.instance is not None:
+                    pending.instance.credit(pending, taken)
+                    taken = 0
+        finally:
+            self._abandon(pending)
+
+    def _pending(self, request: InferRequest, deadline: Deadline) -> PendingRequest:
+        if deadline.expired:
+            raise TimedOut
+        return PendingRequest(request, deadline, self._host.loop.create_future(), self._abandon)
+
+    def _enter(self, batch: list[PendingRequest]) -> None:
+        if not self._queue:
+            instance = self._free()
+            if instance is not None:
+                instance.run(batch)
+                return
+        if self._closed:
+            raise Unavailable("the model is unloaded")
+        if all(instance.problem for instance in self._instances):
+            raise Unavailable(self.problem)
+        if self._queued >= DEFAULT_MAX_QUEUE_SIZE:
+            raise QueueFull
+        self._check_callers()
+        self._queue.append(batch)
+        self._queued += len(batch)
+
+    def _check_callers(self) -> None:
+        """Refuse a request that waits for itself: its callers hold all instances."""
+        callers = CALLERS.get()
+        if callers and all(any(map(each.holds, callers)) for each in self._instances):
+            raise Unavailable(
+                f"model '{self._name}' calls itself, and each of its instances waits for such a "
+                "call; raise 'count' of its 'instance_group'"
+            )
+
+    def _free(self) -> Instance | None:
+        """The instance for the next batch: an idle one, by turns, or one that takes it ahead."""
+        instances = self._instances
+        if len(instances) == 1:
+            only = instances[0]
+            return only if only.accepts else None
+        count = len(instances)
+        for turn in range(self._next, self._next + count):
+            if instances[turn % count].idle:
+                self._next = (turn + 1) % count
+                return instances[turn % count]
+        able = [instance for instance in instances if instance.accepts]
+        return min(able, key=len) if able else None
+
+    def freed(self, instance: Instance) -> None:
+        while self._queue:
+            free = self._free()
+            if free is None:
+                return
+            batch = self._queue.popleft()
+            self._queued -= sum(not pending.abandoned_at for pending in batch)
+            wanted = [pending for pending in batch if _is_wanted(pending)]
+            if wanted:
+                free.run(wanted)
+
+    def lost(self, instance: Instance, waiting: Sequence[PendingRequest]) -> None:
+        for pending in reversed(waiting):
+            pending.instance = None
+            if not pending.abandoned_at:
+                self._queue.appendleft([pending])
+                self._queued += 1
+        if all(each.problem for each in self._instances):
+            self._refuse(Unavailable(self.problem))
+        self.freed(instance)
+
+    def _refuse(self, error: ModelportError) -> None:
+        """Answer everything that waits with ``error``."""
+        queue, self._queue, self._queued = self._queue, deque(), 0
+        for batch in queue:
+            for pending in batch:
+                pending.settle(error, True)
+
+    def _abandon(self, pending: PendingRequest) -> None:
+        """Nobody waits for ``pending`` any more."""
+        if pending.instance is not None:
+            pending.instance.cancel(pending)
+        elif not pending.abandoned_at and not pending.reply.done():
+            pending.abandoned_at = self._host.loop.time()
+            self._queued -= 1
+
+
+async def _start(instance: Instance) -> None:
+    await instance.launch("")
+    await instance.initialize()
+
+
+def _is_wanted(pending: PendingRequest) -> bool:
+    if pending.abandoned_at:
+        return False
+    if pending.deadline.expired:
+        pending.settle(TimedOut(), True)
+        return False
+    return True
+
+
+def _instance_names(groups: Sequence[Any]) -> list[tuple[str, str, str]]:
+    """Name, kind and device of every instance, as Triton's."""
+    found = []
+    for group in groups:
+        kind = _KINDS.get(group.kind, "CPU")
+        devices = [str(gpu) for gpu in group.gpus] if kind == "GPU" and group.gpus else ["0"]
+        places = [device for device in devices for _ in range(group.count)]
+        for index, device in enumerate(places):
+            name = group.name if len(places) == 1 else f"{group.name}_{index}"
+            found.append((name, kind, device))
+    return found

@@ -1,0 +1,234 @@
+"""Requests and responses of the gateway ↔ frames of a worker.
+
+A worker may run any code, so everything in its frames is checked: the shape of the JSON, names,
+datatypes, sizes, and the outputs against the model's configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from modelport.gateway.backends.python_worker import frames
+from modelport.gateway.backends.python_worker.frames import (
+    Buffer,
+    FrameError,
+    OutgoingFrame,
+    aligned,
+)
+from modelport.gateway.errors import (
+    AlreadyExists,
+    Cancelled,
+    Internal,
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.types import (
+    Datatype,
+    InferRequest,
+    InferResponse,
+    Parameter,
+    Tensor,
+    dims_text,
+    fits,
+)
+from modelport.gateway.wire import raw_tensors
+
+
+class ModelAnswered(ModelportError):
+    """An error that a model has answered with, by ``TritonError`` or by an exception."""
+
+
+def _answered(kind: type[ModelportError]) -> type[ModelAnswered]:
+    return type(f"Answered{kind.__name__}", (ModelAnswered, kind), {"code": kind.code})
+
+
+#: By the codes of ``TritonError``; UNKNOWN has the status of an invalid argument over HTTP, too.
+_ERRORS = tuple(map(_answered, (
+    InvalidArgument, Internal, NotFound, InvalidArgument, Unavailable, Unsupported, AlreadyExists,
+    Cancelled,
+)))  # fmt: skip
+_INTERNAL = 1
+#: Parameters that a model sees by methods of the request, or not at all.
+_OWN = frozenset(
+    {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"}
+)
+_MAX_OUTPUTS = 4096
+
+
+def describe(tensors: Sequence[Tensor], buffers: list[Buffer]) -> list[Any]:
+    """The rows of ``tensors`` in a frame; their contents are added to ``buffers``."""
+    rows = []
+    for tensor in tensors:
+        content = raw_tensors.encode(tensor)
+        buffers.append(content)
+        rows.append([tensor.name, tensor.datatype, tensor.data.shape, len(content)])
+    return rows
+
+
+def request_frame(number: int, requests: Sequence[InferRequest]) -> OutgoingFrame:
+    """The frame of a batch, whose requests have consecutive numbers from ``number``.
+
+    Raises:
+        InvalidArgument: the texts of a request are too large.
+        Unavailable: there is no memory for the tensors.
+    """
+    buffers: list[Buffer] = []
+    rows = [
+        [describe(each.inputs, buffers), each.outputs or None, _extra(each)] for each in requests
+    ]
+    try:
+        return frames.pack(frames.INFER, number, 0, orjson.dumps(rows), buffers)
+    except frames.TooLarge as error:
+        raise InvalidArgument(str(error)) from error
+    except OSError as error:
+        raise Unavailable(f"there is no memory for tensors: {error.strerror}") from error
+
+
+def _extra(request: InferRequest) -> list[Any] | None:
+    """Id, correlation id, flags, timeout, parameters and trace; None: all have their defaults."""
+    parameters = request.parameters
+    if not parameters:
+        return [request.id, 0, 0, 0, "{}", None] if request.id else None
+    flags = bool(parameters.get("sequence_start")) | bool(parameters.get("sequence_end")) << 1
+    own = {key: value for key, value in parameters.items() if key not in _OWN}
+    sequence, timeout = parameters.get("sequence_id", 0), parameters.get("timeout", 0)
+    return [request.id, sequence, flags, timeout, orjson.dumps(own).decode(), None]
+
+
+def parsed(meta: bytes) -> Any:
+    """The JSON of a frame; raises ``FrameError``."""
+    try:
+        return orjson.loads(meta)
+    except ValueError as error:
+        raise FrameError("a frame is not JSON") from error
+
+
+def tensors_of(rows: Any, content: Any, offset: int) -> tuple[list[Tensor], int]:
+    """The tensors that a worker describes, as views of ``content``, and the place after the last.
+
+    Raises:
+        FrameError: the description is false.
+    """
+    if type(rows) is not list or len(rows) > _MAX_OUTPUTS:
+        raise FrameError("a frame has too many tensors, or none")
+    size_of_all = 0 if content is None else len(content)
+    tensors = []
+    for row in rows:
+        try:
+            name, datatype, shape, size = row
+            kind = raw_tensors.parse_datatype(name, datatype)
+            dims = raw_tensors.parse_shape(name, shape)
+            if type(name) is not str or type(size) is not int or not size >= 0:
+                raise ValueError(name)
+            if size > size_of_all - offset:
+                raise ValueError("the content is shorter")
+            part: Any = memoryview(content)[offset : offset + size] if size else b""
+            if kind is Datatype.BOOL and size != math.prod(dims):
+                raise ValueError("wrong size")
+            array = raw_tensors.decode(name, kind, dims, part)
+        except (TypeError, ValueError, InvalidArgument) as error:
+            raise FrameError("a tensor is described wrongly") from error
+        tensors.append(Tensor(name, kind, array))
+        offset += aligned(size)
+    return tensors, offset
+
+
+def error_of(row: Any) -> ModelportError:
+    """The error of a response; raises ``FrameError``."""
+    try:
+        _, message, code = row
+        if type(message) is not str or type(code) is not int or not 0 <= code < len(_ERRORS):
+            raise ValueError(code)
+    except (TypeError, ValueError) as error:
+        raise FrameError("an error is described wrongly") from error
+    return _ERRORS[code](message)
+
+
+def error_row(error: ModelportError) -> list[Any]:
+    """The error of a reply to a call, whose code in Triton is always INTERNAL."""
+    return [1, str(error), _INTERNAL]
+
+
+class ResponseDecoder:
+    """Makes responses of what a worker sends, checked against the configuration."""
+
+    def __init__(self, name: str, version: int, config: ModelConfig) -> None:
+        self._name, self._version = name, version
+        signature = configuration.signature(config)
+        self._batched = signature.max_batch_size > 0
+        self._outputs = {s.name: (s.datatype, s.model_dims) for s in signature.outputs}
+        self._names = tuple(self._outputs)
+        self._decoupled = bool(config.model_transaction_policy.decoupled)
+
+    def response(
+        self, row: Any, content: Any, offset: int, request: InferRequest
+    ) -> tuple[InferResponse | ModelportError, int]:
+        """The response to ``request``, and the place after its tensors.
+
+        Raises:
+            FrameError: it is no response.
+        """
+        if type(row) is not list or len(row) != 3 or row[0] not in (0, 1):
+            raise FrameError("a response is described wrongly")
+        if row[0]:
+            return error_of(row), offset
+        tensors, offset = tensors_of(row[1], content, offset)
+        try:
+            outputs = self._checked(tensors, request)
+        except Internal as error:
+            return error, offset
+        parameters = row[2]
+        if parameters is None:
+            return InferResponse(self._name, self._version, outputs), offset
+        try:
+            found = _parameters(parameters)
+        except Internal as error:
+            return error, offset
+        return InferResponse(self._name, self._version, outputs, parameters=found), offset
+
+    def _checked(self, tensors: Sequence[Tensor], request: InferRequest) -> list[Tensor]:
+        """The wanted outputs in their order; raises ``Internal`` if one is missing or wrong."""
+        by_name = {tensor.name: tensor for tensor in tensors}
+        if len(by_name) != len(tensors):
+            names = [tensor.name for tensor in tensors]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise Internal(f"output '{twice}' is in the model's response twice")
+        batch = request.inputs[0].data.shape[:1] if self._batched and request.inputs else ()
+        outputs = []
+        for name in request.outputs or self._names:
+            tensor = by_name.get(name)
+            if tensor is None:
+                if self._decoupled:
+                    continue
+                raise Internal(f"output '{name}' is missing in the model's response")
+            datatype, dims = self._outputs[name]
+            shape = tensor.data.shape
+            wanted = batch + dims
+            if tensor.datatype is not datatype:
+                raise Internal(
+                    f"output '{name}' must be {datatype}, but the model returns {tensor.datatype}"
+                )
+            if shape != wanted and not fits(shape, wanted):
+                raise Internal(
+                    f"output '{name}' must have shape {dims_text(wanted)}, but the model returns "
+                    f"{dims_text(shape)}"
+                )
+            outputs.append(tensor)
+        return outputs
+
+
+def _parameters(parameters: Any) -> Mapping[str, Parameter]:
+    if type(parameters) is not dict or any(
+        type(value) not in (bool, int, float, str) for value in parameters.values()
+    ):
+        raise Internal("a parameter of the model's response is no bool, int, float or str")
+    return parameters

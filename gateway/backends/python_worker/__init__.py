@@ -1,0 +1,5 @@
+"""The program of a worker process, which runs one instance of a model.
+
+It needs numpy and ``triton_python_backend_utils`` alone: its interpreter may be that of another
+environment, in which modelport is not installed. So its modules import each other relatively.
+"""

@@ -1,0 +1,41 @@
+"""Texts of a model's exceptions, in the format of Triton's stub, without absolute paths."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+from .frames import MAX_TEXT
+
+_EMPTY = "<EMPTY MESSAGE>"
+_UNAVAILABLE = "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
+#: Of one exception's stack; the innermost are shown.
+_MAX_FRAMES = 20
+_INSIDE = os.path.dirname(__file__)
+
+
+def text_of(error: BaseException, folder: str) -> str:
+    """The exception and where it was raised, innermost first.
+
+    Args:
+        folder: the version's folder, which file names are relative to.
+    """
+    try:
+        message = str(error) or _EMPTY
+    except BaseException:
+        message = _UNAVAILABLE
+    frames = [
+        f"  {_short(frame.filename, folder)}({frame.lineno}): {frame.name}\n"
+        for frame in reversed(traceback.extract_tb(error.__traceback__))
+        if not frame.filename.startswith((_INSIDE, "<frozen importlib"))
+    ]
+    place = f"\n\nAt:\n{''.join(frames[:_MAX_FRAMES])}" if frames else ""
+    return f"{type(error).__name__}: {message.replace(folder + os.sep, '')}{place}"[:MAX_TEXT]
+
+
+def _short(path: str, folder: str) -> str:
+    for parent in (folder, os.path.dirname(folder)):
+        if path.startswith(parent + os.sep):
+            return path[len(parent) + 1 :]
+    _, found, package = path.rpartition("site-packages" + os.sep)
+    return package if found else os.path.basename(path)

@@ -1,0 +1,224 @@
+"""Frames between the gateway and a worker, over a stream socket.
+
+A frame is a header, JSON and the content of tensors. Contents of more than ``INLINE_BYTES`` travel
+in a sealed memory file, whose descriptor comes with the frame: neither side can change or truncate
+what the other one reads. Both sides use this module; what a worker sends is checked (``parse``).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+#: Size of the JSON and of everything after the header, kind, descriptors, number, and a value.
+HEADER = struct.Struct("<IIBBxxQQ")
+INLINE_BYTES = 64 * 1024
+#: Of JSON. Texts are cut to ``MAX_TEXT`` before they are sent.
+MAX_META_BYTES = 1024 * 1024
+MAX_TEXT = 8 * 1024
+#: Begins a line of standard error that is a record of ``Logger``.
+LOG_MARK = "\x1emodelport-log "
+#: Tensors begin at multiples of it.
+ALIGNMENT = 64
+READ_BYTES = 256 * 1024
+_MAX_FDS = 32
+_INT = struct.Struct("i")
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_NO_FDS = socket.CMSG_SPACE(_MAX_FDS * 4)
+
+# From the gateway.
+START, INITIALIZE, INFER, CANCEL, CREDIT, REPLY, STOP, CHECK = range(1, 9)
+# From the worker.
+(
+    CONFIGURED,
+    READY,
+    FAILED,
+    RESULT,
+    RESPONSE,
+    CALL,
+    CALL_NEXT,
+    CALL_END,
+    CONTROL,
+    METRICS,
+    CHECKED,
+) = range(16, 27)
+#: Bits of a header's value: of the last response; of READY, that the model works on several batches
+#: at once, and that it checks itself.
+FINAL = CONCURRENT = 1
+CHECKS = 2
+
+Buffer = bytes | bytearray | memoryview
+
+
+class FrameError(Exception):
+    """The other side does not keep to the protocol."""
+
+
+class TooLarge(ValueError):
+    """The texts of a frame are too large."""
+
+
+class Frame(NamedTuple):
+    """A received frame. ``content`` has the tensors; it is read-only unless it is a bytearray."""
+
+    kind: int
+    number: int
+    value: int
+    meta: bytes
+    content: Any
+
+
+class OutgoingFrame(NamedTuple):
+    """A frame to send; ``descriptor`` is closed once it is sent, -1: none."""
+
+    data: bytes
+    descriptor: int = -1
+
+
+def aligned(size: int) -> int:
+    """The place after ``size`` bytes where the next tensor begins."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def pack(
+    kind: int, number: int, value: int = 0, meta: bytes = b"", buffers: Sequence[Buffer] = ()
+) -> OutgoingFrame:
+    """Make a frame.
+
+    Raises:
+        TooLarge: its JSON is too large.
+        OSError: there is no memory for its tensors.
+    """
+    if len(meta) > MAX_META_BYTES:
+        raise TooLarge(
+            f"names, parameters and other texts of tensors take {len(meta)} bytes, at most "
+            f"{MAX_META_BYTES}"
+        )
+    if not buffers:
+        return OutgoingFrame(HEADER.pack(len(meta), len(meta), kind, 0, number, value) + meta)
+    if len(buffers) == 1 and len(buffers[0]) <= INLINE_BYTES:
+        size = len(meta) + len(buffers[0])
+        head = HEADER.pack(len(meta), size, kind, 0, number, value)
+        return OutgoingFrame(b"".join((head, meta, buffers[0])))
+    parts: list[Buffer] = []
+    for buffer in buffers:
+        parts += (buffer, bytes(aligned(len(buffer)) - len(buffer)))
+    size = sum(map(len, parts))
+    if size <= INLINE_BYTES:
+        head = HEADER.pack(len(meta), len(meta) + size, kind, 0, number, value)
+        return OutgoingFrame(b"".join((head, meta, *parts)))
+    head = HEADER.pack(len(meta), len(meta), kind, 1, number, value)
+    return OutgoingFrame(head + meta, _sealed(parts))
+
+
+def _sealed(parts: Sequence[Buffer]) -> int:
+    """A memory file of ``parts`` that nobody can change any more."""
+    file = os.memfd_create("tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        for part in parts:
+            view = memoryview(part)
+            while view.nbytes:
+                view = view[os.write(file, view) :]
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+class FrameReader:
+    """Splits what a socket receives into frames.
+
+    Args:
+        most: the largest memory file that is mapped, in bytes.
+        writable: tensors are copied, or mapped so that writes stay private.
+    """
+
+    def __init__(self, stream: socket.socket, most: int, writable: bool) -> None:
+        self._stream, self._most, self._writable = stream, most, writable
+        # Python would make and shrink an object of this size for every read.
+        self._received = memoryview(bytearray(READ_BYTES))
+        self._into = [self._received]
+        self._buffer = b""
+        self._descriptors: deque[int] = deque()
+
+    def read(self, flags: int = 0) -> list[Frame]:
+        """Receive once, and return the frames that are complete.
+
+        Raises:
+            EOFError: the other side has closed its end.
+            FrameError: it does not keep to the protocol.
+            OSError: nothing is there (``BlockingIOError``), or the socket fails.
+        """
+        size, ancillary, message_flags, _ = self._stream.recvmsg_into(
+            self._into, _NO_FDS, flags | socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                usable = len(content) - len(content) % 4
+                self._descriptors.extend(memoryview(content)[:usable].cast("i"))
+        if not size:
+            raise EOFError
+        data = bytes(self._received[:size])
+        if message_flags & socket.MSG_CTRUNC or len(self._descriptors) > _MAX_FDS:
+            raise FrameError("it sends too many descriptors")
+        return list(self._frames(self._buffer + data if self._buffer else data))
+
+    def _frames(self, data: bytes) -> Iterator[Frame]:
+        start, end = 0, len(data)
+        while end - start >= HEADER.size:
+            meta_size, size, kind, files, number, value = HEADER.unpack_from(data, start)
+            if not meta_size <= size <= MAX_META_BYTES + INLINE_BYTES or files > 1:
+                raise FrameError("a frame has a false size")
+            begin = start + HEADER.size
+            if end - begin < size:
+                break
+            start = begin + size
+            content: Any = None
+            if files:
+                content = self._mapped()
+            elif size > meta_size:
+                content = data[begin + meta_size : start]
+                if self._writable:
+                    content = bytearray(content)
+            yield Frame(kind, number, value, data[begin : begin + meta_size], content)
+        self._buffer = data[start:]
+
+    def _mapped(self) -> mmap.mmap:
+        if not self._descriptors:
+            raise FrameError("a frame lacks its descriptor")
+        file = self._descriptors.popleft()
+        try:
+            if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+                raise FrameError("a memory file is not sealed")
+            size = os.fstat(file).st_size
+            if not 0 < size <= self._most:
+                raise FrameError(f"a memory file has {size} bytes, at most {self._most}")
+            access = mmap.ACCESS_COPY if self._writable else mmap.ACCESS_READ
+            return mmap.mmap(file, size, access=access)
+        except OSError as error:
+            raise FrameError("a descriptor is no memory file") from error
+        finally:
+            os.close(file)
+
+    def close(self) -> None:
+        """Close the descriptors that no frame has taken."""
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+
+def send(stream: socket.socket, frame: OutgoingFrame, flags: int = 0) -> OutgoingFrame | None:
+    """Send what the socket takes; return the rest of ``frame``, whose descriptor is gone then."""
+    if frame.descriptor < 0:
+        sent = stream.send(frame.data, flags)
+    else:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _INT.pack(frame.descriptor))
+        sent = stream.sendmsg([frame.data], [rights], flags)
+        os.close(frame.descriptor)
+    return None if sent == len(frame.data) else OutgoingFrame(frame.data[sent:])

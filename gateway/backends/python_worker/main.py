@@ -1,0 +1,339 @@
+"""The life of a worker: load the model, answer requests one batch after the other, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import triton_python_backend_utils._runtime as utils_runtime
+from triton_python_backend_utils._errors import TritonError
+from triton_python_backend_utils._requests import (
+    InferenceRequest,
+    InferenceResponse,
+    InferenceTrace,
+    RequestOrigin,
+)
+from triton_python_backend_utils._tensors import Tensor
+
+from . import frames
+from .channel import WINDOW, Channel
+from .errors import text_of
+from .frames import MAX_TEXT, Buffer, Frame
+from .runtime import CURRENT, WorkerRuntime
+from .tensors import describe, restore
+from .triton_model import Answer, TritonPythonModelAdapter, is_plain
+
+#: The kinds of models that a worker serves.
+KINDS = {"triton": TritonPythonModelAdapter}
+#: A check of readiness takes no longer.
+_CHECK_SECONDS = 5.0
+_CANCELLED = TritonError("the request was cancelled", TritonError.CANCELLED)
+
+
+def run(stream: socket.socket) -> None:
+    """Serve one instance until the gateway says that it is enough."""
+    channel = Channel(stream)
+    os.register_at_fork(after_in_child=channel.close)
+    channel.wait(lambda: bool(channel.inbox))
+    start = json.loads(channel.inbox.popleft().meta)
+    try:
+        worker = _load(channel, start)
+    except BaseException as error:
+        text = str(error) if is_plain(error) else text_of(error, start["folder"])
+        channel.send(frames.FAILED, 0, 0, text)
+        return
+    if worker.model.asynchronous:
+        asyncio.run(worker.serve_async(stream))
+    else:
+        worker.serve()
+
+
+def _load(channel: Channel, start: dict[str, Any]) -> Worker:
+    runtime = WorkerRuntime(channel, start["instance"], start["folder"])
+    utils_runtime.Current.runtime = runtime
+    model = KINDS[start["kind"]](start)
+    channel.send(frames.CONFIGURED, 0, 0, model.complete(start["config"]))
+    channel.wait(lambda: bool(channel.inbox))
+    arguments = json.loads(channel.inbox.popleft().meta)
+    model.initialize(arguments)
+    outputs = [each["name"] for each in json.loads(arguments["model_config"]).get("output", ())]
+    runtime.flush_metrics()
+    runtime.serving = True
+    concurrent = frames.CONCURRENT if model.asynchronous and model.decoupled else 0
+    channel.send(frames.READY, 0, concurrent | (frames.CHECKS if model.checks else 0))
+    return Worker(channel, runtime, model, start, outputs)
+
+
+@functools.lru_cache(256)
+def _parsed(meta: bytes) -> Any:
+    """The JSON of a request without texts of its own, which others repeat."""
+    return json.loads(meta)
+
+
+class Worker(RequestOrigin):
+    """Answers the requests of one instance; the origin of those requests."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        runtime: WorkerRuntime,
+        model: TritonPythonModelAdapter,
+        start: dict[str, Any],
+        outputs: Sequence[str],
+    ) -> None:
+        self._channel, self._runtime, self.model = channel, runtime, model
+        self._folder: str = start["folder"]
+        self._failed = f"Failed to process the request(s) for model '{start['instance']}', message:"
+        self._outputs = set(outputs)
+        self.decoupled = model.decoupled
+        #: The outputs that requests with a sender want, until the sender sends the end.
+        self._wanted: dict[int, set[str]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Answer requests in this thread."""
+        channel = self._channel
+        inbox = channel.inbox
+        while True:
+            channel.wait(lambda: bool(inbox))
+            frame = inbox.popleft()
+            if frame.kind == frames.INFER:
+                self._execute(frame)
+            elif frame.kind == frames.CHECK:
+                ready = self.model.is_ready
+                self._channel.send(frames.CHECKED, frame.number, asyncio.run(self._checked(ready)))
+            else:
+                asyncio.run(self._finalize())
+                return
+
+    async def serve_async(self, stream: socket.socket) -> None:
+        """Answer requests by a model with ``async def execute``, on this loop.
+
+        Decoupled models work on several batches at once.
+        """
+        channel = self._channel
+        loop = channel.loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+        channel.arrived = arrived.set
+        loop.add_reader(stream.fileno(), channel.poll)
+        while True:
+            while not channel.inbox:
+                arrived.clear()
+                await arrived.wait()
+            frame = channel.inbox.popleft()
+            if frame.kind == frames.INFER and self.decoupled:
+                task = loop.create_task(self._execute_async(frame))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            elif frame.kind == frames.INFER:
+                await self._execute_async(frame)
+            elif frame.kind == frames.CHECK:
+                ready = await self._checked(self.model.is_ready)
+                self._channel.send(frames.CHECKED, frame.number, ready)
+            else:
+                await self._finalize()
+                return
+
+    async def _checked(self, check: Any) -> int:
+        with contextlib.suppress(BaseException):
+            answer = check()
+            if inspect.isawaitable(answer):
+                answer = await asyncio.wait_for(answer, _CHECK_SECONDS)
+            return int(answer is True)
+        return 0
+
+    async def _finalize(self) -> None:
+        try:
+            answer = self.model.finalize()
+            if inspect.isawaitable(answer):
+                await answer
+        except BaseException as error:
+            self._runtime.log("INFO", f"finalize: {text_of(error, self._folder)}", "model.py", 0)
+        self._runtime.flush_metrics()
+
+    # -- one batch --------------------------------------------------------------------------------
+
+    def _execute(self, frame: Frame) -> None:
+        started = time.perf_counter_ns()
+        requests = self._received(frame)
+        waiting = [each for each in requests if each.number not in self._channel.cancelled]
+        answers: list[Answer] = []
+        if waiting:
+            CURRENT.set(frame.number)
+            self._runtime.executing = True
+            try:
+                returned = self.model.execute(waiting)
+                if inspect.iscoroutine(returned):
+                    returned = asyncio.run(returned)
+                answers = self.model.answers(waiting, returned)
+            except BaseException as error:  # also sys.exit(): an error of the request
+                answers = [self._error(error)] * len(waiting)
+            finally:
+                self._runtime.executing = False
+        self._finish(frame, requests, waiting, answers, time.perf_counter_ns() - started)
+
+    async def _execute_async(self, frame: Frame) -> None:
+        started = time.perf_counter_ns()
+        requests = self._received(frame)
+        waiting = [each for each in requests if each.number not in self._channel.cancelled]
+        answers: list[Answer] = []
+        if waiting:
+            CURRENT.set(frame.number)
+            try:
+                answers = self.model.answers(waiting, await self.model.execute(waiting))
+            except BaseException as error:
+                if isinstance(error, asyncio.CancelledError) and self._cancelling():
+                    raise
+                answers = [self._error(error)] * len(waiting)
+        self._finish(frame, requests, waiting, answers, time.perf_counter_ns() - started)
+
+    def _cancelling(self) -> bool:
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+
+    def _error(self, error: BaseException) -> TritonError:
+        text = str(error) if is_plain(error) else text_of(error, self._folder)
+        return TritonError(f"{self._failed} {text}")
+
+    def _received(self, frame: Frame) -> list[InferenceRequest]:
+        """The requests of a batch; their numbers follow each other."""
+        plain = len(frame.meta) <= 1024
+        rows = _parsed(frame.meta) if plain else json.loads(frame.meta)
+        requests, offset = [], 0
+        for number, (inputs, outputs, extra) in enumerate(rows, frame.number):
+            tensors, offset = restore(inputs, frame.content, offset)
+            requests.append(self._request(number, tensors, outputs, extra))
+        return requests
+
+    def _request(
+        self, number: int, inputs: list[Tensor], outputs: list[str] | None, extra: Any
+    ) -> InferenceRequest:
+        request = InferenceRequest.__new__(InferenceRequest)
+        request._inputs = inputs
+        request._outputs = set(outputs) if outputs else self._outputs
+        request._request_id, request._correlation_id, request._flags = "", 0, 0
+        request._timeout, request._parameters, request._trace = 0, "{}", _NO_TRACE
+        request._model_name, request._model_version = "", -1
+        request._release_flags, request._preferred_memory = 1, None
+        if extra is not None:
+            request._request_id, request._correlation_id, request._flags, request._timeout = extra[
+                :4
+            ]
+            request._parameters, trace = extra[4:]
+            request._trace = InferenceTrace(trace) if trace else _NO_TRACE
+        request.number, request.origin, request.sender = number, self, None
+        return request
+
+    def _finish(
+        self,
+        frame: Frame,
+        requests: Sequence[InferenceRequest],
+        waiting: Sequence[InferenceRequest],
+        answers: Sequence[Answer],
+        nanoseconds: int,
+    ) -> None:
+        """Send the answers of a batch; those of senders come later."""
+        by_number = dict(zip((each.number for each in waiting), answers, strict=True))
+        metas: list[Any] = []
+        buffers: list[Buffer] = []
+        for request in requests:
+            answer = by_number.get(request.number, _CANCELLED)
+            if answer is not None:
+                self._end(request.number, request.sender)
+            metas.append(self._packed(answer, request._outputs, buffers))
+            request.sender = None  # the model may hold it
+        self._runtime.flush_metrics()
+        try:
+            self._channel.send(frames.RESULT, frame.number, nanoseconds, metas, buffers)
+        except Exception as error:
+            failure = [1, self._error(error).message()[:MAX_TEXT], TritonError.INTERNAL]
+            self._channel.send(frames.RESULT, frame.number, nanoseconds, [failure] * len(metas))
+
+    def _packed(self, answer: Answer, wanted: set[str], buffers: list[Buffer]) -> Any:
+        """The JSON of an answer, whose tensors follow those in ``buffers``."""
+        if answer is None:
+            return None
+        try:
+            if isinstance(answer, InferenceResponse):
+                tensors = [each for each in answer._outputs if each._name in wanted]
+                rows, contents = describe(tensors)
+                buffers += contents
+                parameters = answer._parameters
+                return [0, rows, None if parameters == "{}" else json.loads(parameters)]
+            message, code = answer.message(), answer.code()
+            if type(code) is int and 0 <= code <= TritonError.CANCELLED:
+                return [1, str(message)[:MAX_TEXT], code]
+            return [1, str(message)[:MAX_TEXT], TritonError.INTERNAL]
+        except Exception as error:  # an object of the model's own in a tensor of strings
+            return [1, f"{self._failed} {text_of(error, self._folder)}", TritonError.INTERNAL]
+
+    def _end(self, number: int, sender: Any) -> None:
+        if sender is not None:
+            sender.close()
+        self._wanted.pop(number, None)
+        self._channel.credits.pop(number, None)
+        self._channel.cancelled.discard(number)
+
+    # -- the origin of requests ------------------------------------------------------------------
+
+    def sender(self, request: InferenceRequest) -> Any:
+        self._wanted[request.number] = request._outputs
+        self._channel.credits[request.number] = WINDOW
+        return super().sender(request)
+
+    def is_cancelled(self, number: int) -> bool:
+        self._channel.poll()
+        return number in self._channel.cancelled
+
+    def send(self, number: int, response: InferenceResponse | None, final: bool) -> None:
+        wanted, channel = self._wanted.get(number), self._channel
+        if wanted is None:
+            return  # the batch has ended by an error
+        cancelled = channel.cancelled
+        if self.decoupled and response is not None:
+            # A reader that is slow slows the model down, instead of filling memory.
+            channel.wait(lambda: channel.credits.get(number, 1) > 0 or number in cancelled)
+            if number in channel.credits:
+                channel.credits[number] -= 1
+        meta: Any = None
+        buffers: list[Buffer] = []
+        if response is not None and number not in cancelled:
+            meta = self._packed(response.error() or response, wanted, buffers)
+        if final:
+            self._end(number, None)
+        self._runtime.flush_metrics()
+        channel.send(frames.RESPONSE, number, frames.FINAL if final else 0, meta, buffers)
+
+    def forget(self, number: int, answered: bool) -> None:
+        if number not in self._wanted:
+            return
+        self._end(number, None)
+        failure = None
+        if not answered or self.decoupled:
+            text = "the model has dropped the sender of the request without sending its end"
+            failure = [1, f"{self._failed} {text}", TritonError.INTERNAL]
+        self._channel.send_late(frames.RESPONSE, number, frames.FINAL, failure)
+
+
+_NO_TRACE = InferenceTrace()
+
+
+def main() -> None:
+    """Serve on the socket whose descriptor is the first argument."""
+    stream = socket.socket(fileno=int(sys.argv[1]))
+    stream.set_inheritable(False)
+    run(stream)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads of the model may go on

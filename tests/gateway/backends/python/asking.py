@@ -1,0 +1,23 @@
+"""Requests to the models of ``python_models``."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from tests.server import Gateway
+
+
+def ask(gateway: Gateway, code: str, model: str = "act", **fields: Any) -> tuple[int, Any]:
+    """Status of a request with ``code`` over HTTP, and its document, or its error."""
+    document = {"inputs": [{"name": "code", "datatype": "BYTES", "shape": [1], "data": [code]}]}
+    url = f"http://{gateway.http}/v2/models/{model}/infer"
+    body = json.dumps({**document, **fields}).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)["error"]

@@ -1,0 +1,139 @@
+"""A Python model that crashes, hangs or floods: its request fails, and others do not notice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.backends.python import python_models
+from tests.gateway.backends.python.asking import ask
+from tests.server import Gateway, serving
+
+FLAGS = ("--allow-python", "--python-max-seconds", "2", "--python-max-memory", str(200 << 20))
+ONE = "return [reply(1)]"
+#: What a model does, and the reason in its answer.
+ENDS = {
+    "os._exit": ("os._exit(3)", "it has ended with status 3"),
+    "abort": ("os.abort()", "it was ended by signal 6 (SIGABRT)"),
+    "kill": ("os.kill(os.getpid(), 9)", "it was ended by signal 9 (SIGKILL)"),
+    "segfault": ("import ctypes; ctypes.string_at(0)", "it was ended by signal 11 (SIGSEGV)"),
+    "hang": (
+        "while True: pass",
+        "an execution exceeds 2 s, the limit of --python-max-seconds",
+    ),
+    "stop": ("os.kill(os.getpid(), 19)", "it is stopped (SIGSTOP)"),
+    "leak": (
+        "self.leak = b'x' * (250 << 20)\ntime.sleep(60)",
+        "the limit of --python-max-memory is 200 MiB",
+    ),
+    "close all files": (
+        "os.closerange(3, 1000); time.sleep(60)",
+        "it has closed its socket",
+    ),
+    "garbage": (
+        "import stat\n"
+        "sockets = [fd for fd in map(int, os.listdir('/proc/self/fd')) if fd > 2]\n"
+        "for fd in sockets:\n"
+        "  try:\n"
+        "    if stat.S_ISSOCK(os.fstat(fd).st_mode): os.write(fd, b'x' * 4096)\n"
+        "  except OSError: pass\n"
+        "time.sleep(60)",
+        "it has broken the protocol of workers: a frame has a false size",
+    ),
+    "a child that lives on": (
+        "os.fork() and os._exit(0)\ntime.sleep(60)",
+        "it has ended with status 0",
+    ),
+}  # fmt: skip
+
+#: Those of the default suite.
+USUAL = ("os._exit", "hang", "stop", "leak", "garbage")
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    repository = tmp_path_factory.mktemp("repository")
+    python_models.coded(repository, "act")
+    python_models.coded(repository, "other")
+    with serving(repository, *FLAGS) as gateway:
+        yield gateway
+
+
+def crash(gateway: Gateway, end: str) -> None:
+    code, reason = ENDS[end]
+    status, text = ask(gateway, code)
+    assert status == 503, text
+    assert text.startswith("Stub process 'act_0' is not healthy: ")
+    assert reason in text
+    assert ask(gateway, ONE)[0] == 200
+    assert ask(gateway, ONE, "other")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "end", [end if end in USUAL else pytest.param(end, marks=pytest.mark.thorough) for end in ENDS]
+)
+def test_a_worker_that_ends_fails_its_request_at_once_and_is_restarted(
+    gateway: Gateway, end: str
+) -> None:
+    crash(gateway, end)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("end", ENDS)
+def test_a_worker_that_ends_again_and_again_is_restarted(gateway: Gateway, end: str) -> None:
+    for _ in range(5 if end == "hang" else 50):
+        crash(gateway, end)
+
+
+def test_requests_that_wait_outlive_the_end_of_the_worker(gateway: Gateway) -> None:
+    found: list[tuple[int, Any]] = []
+    crashing = threading.Thread(
+        target=lambda: found.append(ask(gateway, "time.sleep(0.3); os._exit(1)"))
+    )
+    crashing.start()
+    waiting = [threading.Thread(target=lambda: found.append(ask(gateway, ONE))) for _ in range(8)]
+    for thread in waiting:
+        thread.start()
+    for thread in (crashing, *waiting):
+        thread.join()
+    assert sorted(status for status, _ in found) == [200] * 8 + [503]
+
+
+def test_a_flood_of_output_is_cut_and_harms_nobody(gateway: Gateway) -> None:
+    flood = "import sys\nfor _ in range(20000): print('x' * 100)\nreturn [reply(1)]"
+    assert ask(gateway, flood)[0] == 200
+    assert ask(gateway, ONE, "other")[0] == 200
+    assert ask(gateway, ONE)[0] == 200
+    lines = [row for row in gateway.logs if row.get("line", "").startswith("xxx")]
+    assert 0 < len(lines) < 5000
+
+
+def test_a_model_cannot_be_asked_to_end_by_the_signals_of_a_service_manager(
+    gateway: Gateway,
+) -> None:
+    code = "import json\nreturn [Response([], Error(json.dumps(os.getpid())))]"
+    pid = int(ask(gateway, code)[1])
+    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGINT)
+    assert int(ask(gateway, code)[1]) == pid
+
+
+def test_workers_end_with_their_gateway_however_it_ends(tmp_path: Path) -> None:
+    python_models.coded(tmp_path, "act")
+    code = "import json\nreturn [Response([], Error(json.dumps(os.getpid())))]"
+    with serving(tmp_path, "--allow-python") as gateway:
+        pid = int(ask(gateway, code)[1])
+        pidfd = os.pidfd_open(pid)
+        gateway.process.kill()
+        gateway.process.wait()
+        import select
+
+        ended, _, _ = select.select([pidfd], [], [], 10)
+        os.close(pidfd)
+    assert ended

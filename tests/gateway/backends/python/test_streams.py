@@ -1,0 +1,192 @@
+"""Decoupled and asynchronous Python models, and their cancellation."""
+
+from __future__ import annotations
+
+import json
+import queue
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+
+from tests.gateway.backends.python import python_models
+from tests.gateway.backends.python.asking import ask
+from tests.gateway.backends.python.python_models import DECOUPLED
+from tests.server import Gateway, serving
+
+#: Tells whether an earlier request has seen that it is cancelled.
+NOTED = "return [reply(float(getattr(self, 'noted', 0)))]"
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    repository = tmp_path_factory.mktemp("repository")
+    python_models.coded(repository, "act")
+    python_models.coded(repository, "stream", DECOUPLED)
+    python_models.coded(repository, "later", DECOUPLED, asynchronous=True)
+    python_models.coded(repository, "awaited", asynchronous=True)
+    with serving(repository, "--allow-python", "--python-max-seconds", "5") as gateway:
+        yield gateway
+
+
+def code_input(code: str) -> Any:
+    tensor = triton_grpc.InferInput("code", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([code], dtype=object))
+    return tensor
+
+
+def streamed(
+    gateway: Gateway, model: str, *codes: str, count: int | None = None, **options: Any
+) -> list[tuple[str, Any]]:
+    """Id and value or error of each message, until ``count`` or every request has its last."""
+    found: queue.Queue[Any] = queue.Queue()
+    rows: list[tuple[str, Any]] = []
+    with triton_grpc.InferenceServerClient(gateway.grpc) as client:
+        client.start_stream(lambda result, error: found.put((result, error)))
+        for number, code in enumerate(codes):
+            client.async_stream_infer(
+                model, [code_input(code)], request_id=str(number),
+                enable_empty_final_response=True, **options,
+            )  # fmt: skip
+        ended = 0
+        while ended < len(codes) if count is None else len(rows) < count:
+            result, error = found.get(timeout=20)
+            if error is not None:
+                rows.append(("", str(error.message())))
+                ended += 1
+                continue
+            response = result.get_response()
+            if response.outputs:
+                rows.append((response.id, result.as_numpy("y").tolist()))
+            ended += response.parameters["triton_final_response"].bool_param
+        client.stop_stream(cancel_requests=True)
+    return rows
+
+
+SENDS = """
+s = requests[0].get_response_sender()
+for n in range(3): s.send(reply(n))
+s.send(flags=FINAL)
+"""
+
+
+@pytest.mark.parametrize("model", ["stream", "later"])
+def test_a_decoupled_model_sends_any_number_of_responses(gateway: Gateway, model: str) -> None:
+    rows = [("0", [0.0]), ("0", [1.0]), ("0", [2.0])]
+    assert streamed(gateway, model, SENDS) == rows
+    last = SENDS.replace("s.send(flags=FINAL)", "s.send(reply(9), FINAL)")
+    assert streamed(gateway, model, last) == [*rows, ("0", [9.0])]
+    assert streamed(gateway, model, "requests[0].get_response_sender().send(flags=FINAL)") == []
+
+
+def test_a_thread_may_send_after_execute_has_returned(gateway: Gateway) -> None:
+    code = """
+request = requests[0]
+def work():
+    for n in range(3):
+        time.sleep(0.01)
+        s.send(reply(n))
+    s.send(flags=FINAL)
+s = request.get_response_sender()
+threading.Thread(target=work).start()
+"""
+    assert len(streamed(gateway, "stream", code, code)) == 6
+
+
+def test_many_responses_arrive_in_order_although_the_window_is_small(gateway: Gateway) -> None:
+    code = SENDS.replace("range(3)", "range(500)")
+    assert streamed(gateway, "stream", code) == [("0", [float(n)]) for n in range(500)]
+
+
+def test_an_asynchronous_decoupled_model_works_on_several_requests(gateway: Gateway) -> None:
+    code = """
+self.waiting = getattr(self, 'waiting', 0) + 1
+s = requests[0].get_response_sender()
+while self.waiting < 3: await asyncio.sleep(0.001)
+s.send(reply(self.waiting), FINAL)
+"""
+    assert [value for _, value in streamed(gateway, "later", code, code, code)] == [[3.0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "error"),
+    [
+        ("stream", "requests[0].get_response_sender().send(reply(1))\nraise ValueError('bad')",
+         "Failed to process the request(s) for model 'stream_0', message: ValueError: bad"),
+        ("later", "raise ValueError('bad')",
+         "Failed to process the request(s) for model 'later_0', message: ValueError: bad"),
+        ("stream", "return []",
+         "Failed to process the request(s) for model 'stream_0', message: Python model "
+         "'stream_0' is using the decoupled mode and the execute function must return None."),
+        ("stream", "pass", "Python model 'stream_0' has returned no response to a request"),
+        ("stream", "requests[0].get_response_sender().send(reply(1))",
+         "Failed to process the request(s) for model 'stream_0', message: the model has dropped"),
+        ("stream", "requests[0].get_response_sender().send(Response(error=Error('no')), FINAL)",
+         "no"),
+        ("stream", "s = requests[0].get_response_sender()\ns.send(reply(1))\nos._exit(1)",
+         "Stub process 'stream_0' is not healthy: it has ended with status 1"),
+    ],
+)  # fmt: skip
+def test_no_stream_stays_without_an_end(
+    gateway: Gateway, model: str, code: str, error: str
+) -> None:
+    rows = streamed(gateway, model, code)
+    assert rows[-1][1].startswith(error)
+    assert streamed(gateway, model, SENDS)[-1] == ("0", [2.0])
+
+
+def test_a_sender_that_is_kept_and_silent_ends_at_the_limit(gateway: Gateway) -> None:
+    rows = streamed(gateway, "stream", "self.kept.append(requests[0].get_response_sender())")
+    assert "--python-max-seconds" in rows[-1][1]
+
+
+def test_coroutines_of_execute_are_awaited(gateway: Gateway) -> None:
+    code = "await asyncio.sleep(0.001)\nreturn [reply(4)]"
+    assert ask(gateway, code, "awaited")[1]["outputs"][0]["data"] == [4.0]
+    assert ask(gateway, "raise ValueError('bad')", "awaited")[0] == 500
+    assert ask(gateway, code, "awaited")[0] == 200
+    whole = "async def run():\n    return [reply(5)]\nreturn run()"
+    assert ask(gateway, whole)[1]["outputs"][0]["data"] == [5.0]
+
+
+WAITS = """
+until = time.monotonic() + 5
+while not requests[0].is_cancelled() and time.monotonic() < until: time.sleep(0.001)
+self.noted = getattr(self, 'noted', 0) + requests[0].is_cancelled()
+return [reply(1)]
+"""
+
+
+def test_a_client_that_disconnects_is_noticed(gateway: Gateway) -> None:
+    before = ask(gateway, NOTED)[1]["outputs"][0]["data"][0]
+    body = json.dumps(
+        {"inputs": [{"name": "code", "datatype": "BYTES", "shape": [1], "data": [WAITS]}]}
+    ).encode()
+    with socket.create_connection(("127.0.0.1", gateway.http_port)) as client:
+        head = f"POST /v2/models/act/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
+        client.sendall(head.encode() + b"\r\n" + body)
+        busy(gateway, "act")
+    assert ask(gateway, NOTED)[1]["outputs"][0]["data"] == [before + 1]
+
+
+def test_a_deadline_over_grpc_is_noticed(gateway: Gateway) -> None:
+    before = ask(gateway, NOTED)[1]["outputs"][0]["data"][0]
+    with triton_grpc.InferenceServerClient(gateway.grpc) as client, pytest.raises(Exception):  # noqa: B017, PT011
+        client.infer("act", [code_input(WAITS)], client_timeout=0.1)
+    assert ask(gateway, NOTED)[1]["outputs"][0]["data"] == [before + 1]
+
+
+def busy(gateway: Gateway, model: str) -> None:
+    """Wait until a request of ``model`` is in progress."""
+    wanted = f'nv_inference_pending_request_count{{model="{model}",version="1"}} 1.0'
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(gateway.metrics) as answer:
+            if wanted in answer.read().decode():
+                return
+    raise AssertionError(f"no request of {model} is in progress")
