@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -65,9 +66,16 @@ class TogetherBackend(Protocol):
     """A ``Backend`` whose batches are requests side by side, not one request with all rows."""
 
     async def infer_together(
-        self, requests: Sequence[InferRequest], deadlines: Sequence[Deadline]
+        self,
+        requests: Sequence[InferRequest],
+        deadlines: Sequence[Deadline],
+        replies: Sequence[asyncio.Future[InferResponse]],
     ) -> Sequence[InferResponse | ModelportError]:
-        """Run ``requests`` as one batch; each has an outcome of its own."""
+        """Run ``requests`` as one batch; each has an outcome of its own.
+
+        Args:
+            replies: those that the clients wait for; a cancelled one withdraws its request.
+        """
 
 
 @runtime_checkable

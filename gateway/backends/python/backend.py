@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -223,10 +224,15 @@ class PythonBackend:
         return pending
 
     async def infer_together(
-        self, requests: Sequence[InferRequest], deadlines: Sequence[Deadline]
+        self,
+        requests: Sequence[InferRequest],
+        deadlines: Sequence[Deadline],
+        replies: Sequence[asyncio.Future[InferResponse]],
     ) -> list[InferResponse | ModelportError]:
         """Run requests as one batch: the model gets each by itself, and may fail some."""
         batch = [self._pending(*each) for each in zip(requests, deadlines, strict=True)]
+        for pending, reply in zip(batch, replies, strict=True):
+            reply.add_done_callback(partial(self._withdrawn, pending))
         self._enter(batch)
         outcomes: list[InferResponse | ModelportError] = []
         try:
@@ -240,6 +246,10 @@ class PythonBackend:
                 self._abandon(pending)
             raise
         return outcomes
+
+    def _withdrawn(self, pending: PendingRequest, reply: asyncio.Future[InferResponse]) -> None:
+        if reply.cancelled():
+            self._abandon(pending)
 
     async def stream(
         self, request: InferRequest, deadline: Deadline

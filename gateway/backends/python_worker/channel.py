@@ -32,9 +32,11 @@ from .frames import (
 
 #: Threads look again after this time, whatever happens.
 _LOOK_SECONDS = 1.0
+_MAX_CANCELLED = 1024
 #: Unread responses of one stream.
 WINDOW = 64
-_json = json.JSONEncoder(separators=(",", ":")).encode
+#: NaN and lone surrogates, which a model may have, are no JSON.
+_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 #: Any size: the gateway is trusted.
 _ANY = 2**63
 
@@ -168,6 +170,8 @@ class Channel:
                 if call.arrived is not None:
                     call.arrived()
         elif kind == CANCEL:
+            if len(self.cancelled) > _MAX_CANCELLED:  # of requests that ended meanwhile
+                self.cancelled = {each for each in self.cancelled if each in self.credits}
             self.cancelled.add(number)
         elif kind == CREDIT:
             if number in self.credits:
@@ -187,4 +191,4 @@ class Channel:
 
 
 def encode(meta: Any) -> bytes:
-    return _json(meta).encode()
+    return _json(meta).encode("utf-8", "replace")

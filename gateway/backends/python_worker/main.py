@@ -313,7 +313,12 @@ class Worker(RequestOrigin):
         if final:
             self._end(number, None)
         self._runtime.flush_metrics()
-        channel.send(frames.RESPONSE, number, frames.FINAL if final else 0, meta, buffers)
+        value = frames.FINAL if final else 0
+        try:
+            channel.send(frames.RESPONSE, number, value, meta, buffers)
+        except Exception as error:  # a parameter that is no JSON, or too little memory
+            failure = [1, self._error(error).message()[:MAX_TEXT], TritonError.INTERNAL]
+            channel.send(frames.RESPONSE, number, value, failure)
 
     def forget(self, number: int, answered: bool) -> None:
         if number not in self._wanted:

@@ -36,7 +36,10 @@ from modelport.gateway.types import (
 )
 
 Outcome = InferResponse | BaseException
-Together = Callable[[Sequence[InferRequest], Sequence[Deadline]], Awaitable[Sequence[Outcome]]]
+Replies = Sequence[asyncio.Future[InferResponse]]
+Together = Callable[
+    [Sequence[InferRequest], Sequence[Deadline], Replies], Awaitable[Sequence[Outcome]]
+]
 
 
 class Batcher:
@@ -261,7 +264,11 @@ class Batcher:
         """Run a batch of a backend that takes its requests side by side."""
         assert self._together is not None
         try:
-            outcomes = await self._together(requests, [waiting.deadline for waiting in members])
+            outcomes = await self._together(
+                requests,
+                [waiting.deadline for waiting in members],
+                [waiting.reply for waiting in members],
+            )
         except Exception as error:
             return [copy.copy(error) for _ in members]
         size = sum(waiting.size for waiting in members)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -46,6 +47,23 @@ class TritonPythonModel:
             for t in tensors
         ]
 """
+WAITS = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        if len(requests) == 2:
+            print("both are here")
+        until = time.monotonic() + 10
+        while len(requests) == 2 and time.monotonic() < until:
+            if any(r.is_cancelled() for r in requests):
+                break
+            time.sleep(0.001)
+        count = np.array([[sum(r.is_cancelled() for r in requests)]], np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", count)]) for r in requests]
+"""
 X_TO_Y = """
 input { name: "x" data_type: TYPE_FP32 dims: -1 }
 output { name: "y" data_type: TYPE_FP32 dims: -1 }
@@ -61,6 +79,11 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     python_models.model(
         repository, "double", DOUBLE,
         X_TO_Y + "max_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 200000 "
+        "preferred_batch_size: 2 }\n",
+    )  # fmt: skip
+    python_models.model(
+        repository, "waits", WAITS,
+        X_TO_Y + "max_batch_size: 2\ndynamic_batching { max_queue_delay_microseconds: 9000000 "
         "preferred_batch_size: 2 }\n",
     )  # fmt: skip
     python_models.coded(repository, "late")
@@ -243,6 +266,38 @@ def control(gateway: Gateway, model: str, verb: str) -> None:
         pass
 
 
+def test_one_request_of_a_batch_is_cancelled_alone(gateway: Gateway) -> None:
+    """Its batch-mate is answered, and tells that the other was cancelled."""
+
+    def body(number: int) -> bytes:
+        row = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [number]}
+        return json.dumps({"inputs": [row]}).encode()
+
+    control(gateway, "waits", "load")
+    url = f"http://{gateway.http}/v2/models/waits/infer"
+    with socket.create_connection(("127.0.0.1", gateway.http_port)) as client:
+        head = f"POST /v2/models/waits/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body(1))}"
+        client.sendall(head.encode() + b"\r\n\r\n" + body(1))
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(urllib.request.urlopen, urllib.request.Request(url, body(2)))
+            gateway.wait_for("model output", line="both are here")
+            client.close()
+            with asked.result(20) as answer:
+                assert json.load(answer)["outputs"][0]["data"] == [1.0]
+
+
+def test_texts_and_numbers_that_are_no_json_are_answered(gateway: Gateway) -> None:
+    status, text = ask(gateway, "return [Response(error=Error(chr(0xd800)))]")
+    assert (status, text) == (500, "?")
+    nan = "Response(reply(1).output_tensors(), None, {'a': float('nan')})"
+    status, text = ask(gateway, f"return [{nan}]")
+    assert (status, text.partition("ValueError: ")[2][:9]) == (500, "Out of ra")
+    status, text = ask(gateway, f"requests[0].get_response_sender().send({nan}, FINAL)")
+    assert (status, text.partition("ValueError: ")[2][:9]) == (500, "Out of ra")
+    ended = [row["reason"] for row in gateway.logs if row["event"] == "a worker has ended"]
+    assert not any("protocol" in reason for reason in ended)
+
+
 def test_a_dynamic_batch_is_requests_side_by_side(gateway: Gateway) -> None:
     def asked(number: int) -> Any:
         row = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [number]}
@@ -265,6 +320,6 @@ def test_an_ensemble_has_steps_in_python(gateway: Gateway) -> None:
 
 def test_records_of_the_logger_have_the_callers_place(gateway: Gateway) -> None:
     assert ask(gateway, "pb.Logger.log_warn('look\\nhere')\nreturn [reply(1)]")[0] == 200
-    row = next(row for row in gateway.logs if row["event"] == "look\nhere")
+    row = gateway.wait_for("look\nhere")
     assert (row["level"], row["instance"]) == ("warning", "act_0")
     assert row["file"] == "request.py:2"
