@@ -7,8 +7,10 @@ them; the page is ``GET /docs``.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from functools import cache, lru_cache, partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, lru_cache, partial
+from inspect import Parameter, Signature
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, unquote_to_bytes
 
@@ -57,31 +59,86 @@ class Route(NamedTuple):
     handler: Handler
 
 
+class PathPart(NamedTuple):
+    """A part of a path: its type as FastAPI documents it, and the texts that it may be."""
+
+    hint: Any = str
+    pattern: str = "[^/]+"
+
+
+@dataclass(frozen=True)
+class DialectRoute:
+    """A row of a dialect's table: what answers a method of a path, and how it is documented.
+
+    Attributes:
+        path: as in OpenAPI, such as ``/v2/models/{model}/infer``.
+        handler: called with the ``parts``, decoded, and the request. A part that the path lacks is
+            an empty string.
+        documented: keywords of FastAPI's routes: ``name``, ``description``, ``tags`` ...
+    """
+
+    method: str
+    path: str
+    operation: Operation
+    handler: Callable[..., Answer]
+    documented: Mapping[str, Any]
+    parts: Mapping[str, PathPart] = field(default_factory=dict)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        groups = {name: f"(?P<{name}>{part.pattern})" for name, part in self.parts.items()}
+        return re.compile(self.path.format_map(groups))
+
+    def find(self, path: str) -> Route | None:
+        """Return the route of a percent-encoded path; None if the path is of another kind."""
+        found = self._pattern.fullmatch(path)
+        if found is None:
+            return None
+        texts = found.groupdict()
+        parts = [unquote(texts.get(name, "")) for name in self.parts]
+        return Route(self.operation, partial(self.handler, *parts) if parts else self.handler)
+
+    def document(self, app: FastAPI) -> None:
+        """Add the route to FastAPI's table, which the OpenAPI document is made of."""
+
+        async def stub(**_: str) -> Response:  # for a path that ``find`` refuses
+            raise HTTPException(404, "Not Found")
+
+        parts = [
+            Parameter(name, Parameter.KEYWORD_ONLY, annotation=part.hint)
+            for name, part in self.parts.items()
+            if f"{{{name}}}" in self.path
+        ]
+        stub.__signature__ = Signature(parts)  # type: ignore[attr-defined]
+        operation = http_operations.declares(self.operation)
+        app.add_api_route(
+            self.path, stub, methods=[self.method], dependencies=operation, **self.documented
+        )
+
+
 class HttpDialect(Protocol):
     """The routes of one protocol, and the format of its errors."""
 
     #: First segments of the dialect's paths.
     segments: frozenset[str]
+    #: Its routes of inference, and others that FastAPI does not serve.
+    table: Sequence[DialectRoute] = ()
     #: Statuses of its errors, besides those of refusals, and their schema.
     statuses: Collection[int] = (500,)
     error: openapi.Schema = openapi.ERROR
 
     def route(self, method: str, path: str) -> Route | None:
-        """Return the route of inference, or of another request that FastAPI does not serve.
-
-        ``path`` is percent-encoded.
-        """
-        return None
+        """Return the route of the table for a request; ``path`` is percent-encoded."""
+        rows = (row.find(path) for row in self.table if row.method == method)
+        return next((found for found in rows if found is not None), None)
 
     def canonical(self, path: str) -> str:
         """Return the path of a request as the routes have it."""
         return path
 
     def add_routes(self, app: FastAPI) -> None:
-        """Add the other routes to ``app``, and document those of ``route`` (``documented``).
-
-        Each declares its operation (``http_operations``).
-        """
+        """Add the other routes to ``app``; each declares its operation (``http_operations``)."""
+        return
 
     def refuses(self, raw_path: bytes) -> bool:
         """Whether a POST to this path is refused because of overload; if so, count it."""
@@ -219,6 +276,8 @@ class HttpApplication:
             return framed(_failed(dialect, request.scope[REQUEST], error))
 
         for each in dialects:
+            for row in each.table:
+                row.document(app)
             each.add_routes(app)
         api_pages.add_routes(app)
         http_operations.check(app.routes)

@@ -7,19 +7,17 @@ because models come from the repository.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Awaitable, Sequence
 from typing import Annotated, Any
-from urllib.parse import unquote
 
-from fastapi import FastAPI, Path, Response
+from fastapi import Path
 
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http import Route, documented
+from modelport.gateway.protocols.http import DialectRoute, PathPart, Route
 from modelport.gateway.protocols.http_message import JSON, HttpRequest, HttpResponse
-from modelport.gateway.protocols.http_operations import INFER
 from modelport.gateway.protocols.oip.http_errors import OipErrors
 from modelport.gateway.protocols.oip.metadata import ready_models
 from modelport.gateway.protocols.oip.schema import INFER_BODY
@@ -33,11 +31,13 @@ from modelport.gateway.protocols.prediction.http import (
 
 DEFAULT_MODEL_VARIABLE = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 MEDIA_TYPE = b"application/vnd.sagemaker-triton"
-_INVOCATIONS = "/invocations"
 _MODELS, _INVOKE = "/models/", "/invoke"
 _TARGET_MODEL = b"x-amzn-sagemaker-target-model"
 _ARCHIVE = ".tar.gz"
 _WRONG_METHOD = b'{"error":"Method Not Allowed"}'
+
+
+_PARTS = {"model": PathPart(Annotated[str, Path(description="Model name")])}
 
 
 class SageMakerHttp(OipErrors):
@@ -49,41 +49,47 @@ class SageMakerHttp(OipErrors):
         self._manager = host.manager
         self._default_model = host.settings.sagemaker_default_model
         self._predict = platform_handler(host, MEDIA_TYPE)
+        self.table = self._routes()
+
+    def _routes(self) -> Sequence[DialectRoute]:
+        kinds = (BYTES, f"{MEDIA_TYPE.decode()}{JSON_HEADER_SIZE.partition(b';')[0].decode()}")
+        documented: dict[str, Any] = {
+            "responses": {200: {"content": {kind: {} for kind in kinds}}},
+            "openapi_extra": INFER_BODY,
+            "tags": ["sagemaker"],
+        }
+        default = "Run the default model, or the one in `X-Amzn-SageMaker-Target-Model`."
+        one = "Run this model of a multi-model endpoint."
+        rows = (
+            ("/invocations", "invocations", default),
+            (f"{_MODELS}{{model}}{_INVOKE}", "invoke", one),
+        )
+        return [
+            DialectRoute(
+                "POST",
+                path,
+                Operation.INFER,
+                self._invoke,
+                {"name": name, "description": text, **documented},
+                _PARTS,
+            )
+            for path, name, text in rows
+        ]
 
     def route(self, method: str, path: str) -> Route | None:
-        if path == _INVOCATIONS and method == "POST":
-            return Route(Operation.INFER, partial(self._predict, self._find))
-        if not (path.startswith(_MODELS) and path.endswith(_INVOKE)):
-            return None
-        if method != "POST":  # no version of TorchServe's is called so
+        if method != "POST" and path.startswith(_MODELS) and path.endswith(_INVOKE):
+            # no version of TorchServe's is called so
             return Route(Operation.INFER, _wrong_method)
-        name = unquote(path[len(_MODELS) : -len(_INVOKE)])
-        if not name or "/" in name:
-            return None
-        return Route(Operation.INFER, partial(self._predict, lambda _: PredictionTarget(name)))
+        return super().route(method, path)
+
+    def _invoke(self, name: str, request: HttpRequest) -> Awaitable[HttpResponse]:
+        return self._predict((lambda _: PredictionTarget(name)) if name else self._find, request)
 
     def _find(self, headers: RequestHeaders) -> PredictionTarget:
         target = headers.get(_TARGET_MODEL, b"").decode(errors="replace").removesuffix(_ARCHIVE)
         return PredictionTarget(
             target or only_model(self._manager, self._default_model, DEFAULT_MODEL_VARIABLE)
         )
-
-    def add_routes(self, app: FastAPI) -> None:
-        kinds = (BYTES, f"{MEDIA_TYPE.decode()}{JSON_HEADER_SIZE.partition(b';')[0].decode()}")
-        declared: dict[str, Any] = {
-            "responses": {200: {"content": {kind: {} for kind in kinds}}},
-            "openapi_extra": INFER_BODY,
-        }
-
-        @app.post(_INVOCATIONS, tags=["sagemaker"], dependencies=INFER, **declared)
-        async def invocations() -> Response:
-            """Run the default model, or the one in `X-Amzn-SageMaker-Target-Model`."""
-            return await documented()
-
-        @app.post("/models/{model}/invoke", tags=["sagemaker"], dependencies=INFER, **declared)
-        async def invoke(model: Annotated[str, Path(description="Model name")]) -> Response:
-            """Run this model of a multi-model endpoint."""
-            return await documented()
 
 
 def _wrong_method(_: HttpRequest) -> HttpResponse:

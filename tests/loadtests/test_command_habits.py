@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 BASE_INSTALL = """
 import importlib.abc, json, sys
 from click.testing import CliRunner
-from modelport.gateway.cli.errors import _LIBRARIES
+from modelport.gateway.extras import _LIBRARIES
 
 class Missing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):

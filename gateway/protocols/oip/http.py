@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
-from urllib.parse import unquote
 
 from fastapi import Depends, FastAPI, Path, Request, Response
 from fastapi.params import Depends as Dependency
@@ -29,14 +28,14 @@ from modelport.gateway.protocols import (
 )
 from modelport.gateway.protocols.asgi import document
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http import Route, documented
+from modelport.gateway.protocols.http import DialectRoute, PathPart
 from modelport.gateway.protocols.http_message import (
     Answer,
     Headers,
     HttpRequest,
     HttpResponse,
 )
-from modelport.gateway.protocols.http_operations import CONTROL, HEALTH, INFER, METADATA, STATISTICS
+from modelport.gateway.protocols.http_operations import CONTROL, HEALTH, METADATA, STATISTICS
 from modelport.gateway.protocols.oip import http_request, http_response, metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip import schema as oip_schema
@@ -59,7 +58,7 @@ _READY_BODY = {
 _INFERRED: dict[int | str, dict[str, Any]] = {
     200: {"content": {kind: {} for kind in (BYTES, cloud_events.MEDIA_TYPE.decode())}}
 }
-_MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/(infer|explain)", re.ASCII)
+_MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/infer", re.ASCII)
 #: Longer version numbers are left to ``parse_version``.
 _DIGITS = 17
 #: The JSON of a request whose tensors behind it are views of the body, and what they are not.
@@ -72,6 +71,12 @@ _PROBES = {
     (_READY, True): b'{"ready":true}',
     (_READY, False): b'{"ready":false}',
 }
+_INFER = """Run the model.
+
+The body is JSON, or JSON and raw tensors (binary tensor data extension).
+`Inference-Header-Content-Length` is the size of the JSON part; without it the whole
+body is JSON, and with 0 the whole body is the single input's raw tensor."""
+_EXPLAIN = "Run the explainer that the model's parameter `explainer` names."
 #: Name and version of a model; version 0 is the newest that is READY.
 Selected = tuple[str, int]
 Served = Callable[..., Awaitable[Response]]
@@ -99,6 +104,20 @@ MODEL_PATHS: tuple[tuple[str, str, Callable[..., Selected]], ...] = (
 )
 
 
+PARTS = {"model": PathPart(Model), "version": PathPart(Version, "[0-9]+")}
+
+
+def model_routes(
+    ending: str, handler: Callable[..., Answer], description: str, **documented: Any
+) -> Iterator[DialectRoute]:
+    """The routes for inference with a model and with one of its versions."""
+    for path, suffix, _ in MODEL_PATHS:
+        said = {"name": ending + suffix, "description": description, "tags": ["inference"]}
+        yield DialectRoute(
+            "POST", f"{path}/{ending}", Operation.INFER, handler, {**said, **documented}, PARTS
+        )
+
+
 class OipHttp(OipErrors):
     """The dialect of ``/v2``."""
 
@@ -110,20 +129,34 @@ class OipHttp(OipErrors):
         self._manager = host.manager
         self._control = host.control
         self._max_input_bytes = host.max_input_bytes
+        self.table = self._routes()
 
-    def route(self, method: str, path: str) -> Route | None:
-        if method == "GET" and path in (_LIVE, _READY):
-            return Route(Operation.HEALTH, self._probe)
-        found = _MODEL.fullmatch(path) if method == "POST" else None
-        if found is None:
-            return None
-        handler = self._infer if found[3] == "infer" else self._explain
-        return Route(Operation.INFER, partial(handler, unquote(found[1]), found[2] or ""))
+    def _routes(self) -> Sequence[DialectRoute]:
+        health = {"tags": ["health"]}
+        unready = {400: {"content": {JSON: {"schema": _READY_BODY}}}}
+        live = {"name": "server_live", "description": "200 while the process answers.", **health}
+        ready = {
+            "name": "server_ready",
+            "description": "200 when the server is ready, else 400.",
+            "responses": unready,
+            **health,
+        }
+        inference: dict[str, Any] = {
+            "response_model": oip_schema.OipInferResponse,
+            "responses": _INFERRED,
+            "openapi_extra": oip_schema.INFER_BODY,
+        }
+        return (
+            DialectRoute("GET", _LIVE, Operation.HEALTH, self._probe, live),
+            DialectRoute("GET", _READY, Operation.HEALTH, self._probe, ready),
+            *model_routes("infer", self._infer, _INFER, **inference),
+            *model_routes("explain", self._explain, _EXPLAIN, **inference),
+        )
 
     def refuses(self, raw_path: bytes) -> bool:
         """Ask ``InferenceService.refuses`` for a plain path of ``infer``."""
         found = _MODEL.fullmatch(raw_path.decode("ascii", "replace"))
-        if found is None or found[3] != "infer" or len(found[2] or "") > _DIGITS:
+        if found is None or len(found[2] or "") > _DIGITS:
             return False
         return self._service.refuses(found[1], int(found[2] or 0))
 
@@ -219,23 +252,12 @@ class OipHttp(OipErrors):
                 return http_request.decode_raw(body, spec, shape, name, version)
         return http_request.decode(body, header_length, name, version, self._shared.transfer())
 
-    # -- routes, documented --------------------------------------------------------------------
+    # -- other routes -----------------------------------------------------------------------------
 
     def add_routes(self, app: FastAPI) -> None:
         manager, control = self._manager, self._control
 
-        probe = partial(app.get, tags=["health"], dependencies=HEALTH)
         describe = partial(app.get, tags=["metadata"], dependencies=METADATA)
-
-        @probe("/v2/health/live")
-        async def server_live() -> Response:
-            """200 while the process answers."""
-            return await documented()
-
-        @probe("/v2/health/ready", responses={400: {"content": {JSON: {"schema": _READY_BODY}}}})
-        async def server_ready() -> Response:
-            """200 when the server is ready, else 400."""
-            return await documented()
 
         @describe("/v2/", name="server metadata, with a slash")
         @describe("/v2", response_model=oip_schema.OipServerMetadata)
@@ -271,18 +293,6 @@ class OipHttp(OipErrors):
                 path + ending, tags=[tag], name=name + suffix, dependencies=operation, **declared
             )
 
-        def post(ending: str) -> Callable[[Served], Served]:
-            """Return the decorator of a route for inference."""
-            return app.post(
-                f"{path}/{ending}",
-                tags=["inference"],
-                dependencies=INFER,
-                name=ending + suffix,
-                response_model=oip_schema.OipInferResponse,
-                responses=_INFERRED,
-                openapi_extra=oip_schema.INFER_BODY,
-            )
-
         described = oip_schema.OipModelMetadata
 
         @get("", "metadata", "model metadata", METADATA, response_model=described)
@@ -310,21 +320,6 @@ class OipHttp(OipErrors):
         async def model_statistics(selected: Selected = Depends(select)) -> Response:
             """Counts and cumulative nanoseconds (statistics extension)."""
             return document(await metadata.model_statistics(manager, control, *selected))
-
-        @post("infer")
-        async def infer(selected: Selected = Depends(select)) -> Response:
-            """Run the model.
-
-            The body is JSON, or JSON and raw tensors (binary tensor data extension).
-            `Inference-Header-Content-Length` is the size of the JSON part; without it the whole
-            body is JSON, and with 0 the whole body is the single input's raw tensor.
-            """
-            return await documented()
-
-        @post("explain")
-        async def explain(selected: Selected = Depends(select)) -> Response:
-            """Run the explainer that the model's parameter `explainer` names."""
-            return await documented()
 
     def _add_repository_routes(self, app: FastAPI) -> None:
         control = self._control

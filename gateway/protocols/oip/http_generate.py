@@ -7,35 +7,37 @@ sets the status; a later one is the last event, ``{"error": ...}``.
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 import orjson
-from fastapi import Depends, FastAPI, Response
+from fastapi import Response
 
-from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Code, Internal, ModelportError
 from modelport.gateway.protocols import request_body, response_encoding
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http import Route, documented
+from modelport.gateway.protocols.http import DialectRoute
 from modelport.gateway.protocols.http_message import Headers, HttpRequest, HttpResponse
-from modelport.gateway.protocols.http_operations import INFER
 from modelport.gateway.protocols.http_response import error_of
 from modelport.gateway.protocols.oip import generate_json, metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip import schema as oip_schema
-from modelport.gateway.protocols.oip.http import MODEL_PATHS, Selected
+from modelport.gateway.protocols.oip.http import model_routes
 from modelport.gateway.protocols.oip.http_errors import STATUS, OipErrors
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Deadline, InferResponse
 from modelport.gateway.wire.deadline_headers import http_deadline
 from modelport.gateway.wire.raw_tensors import Buffer
 
-_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/generate(_stream)?", re.ASCII)
+_ONCE, _EVENTS_TEXT = (
+    f"{text} The request is an object of inputs by name."
+    for text in (
+        "One response, as JSON: outputs by name.",
+        "Any number of responses, as events (SSE).",
+    )
+)
 _EVENTS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -67,14 +69,14 @@ class GenerateHttp(OipErrors):
         self._service = host.service
         self._manager = host.manager
         self._max_input_bytes = host.max_input_bytes
+        self.table = self._routes()
 
-    def route(self, method: str, path: str) -> Route | None:
-        found = _PATH.fullmatch(path) if method == "POST" else None
-        if found is None:
-            return None
-        answer = self._events if found[3] else self._once
-        return Route(
-            Operation.INFER, partial(self._serve, answer, unquote(found[1]), found[2] or "")
+    def _routes(self) -> Sequence[DialectRoute]:
+        once, events = partial(self._serve, self._once), partial(self._serve, self._events)
+        body = {"openapi_extra": oip_schema.ANY_BODY}
+        return (
+            *model_routes("generate", once, _ONCE, **body),
+            *model_routes("generate_stream", events, _EVENTS_TEXT, **body, **_STREAMED),
         )
 
     async def _serve(
@@ -119,37 +121,6 @@ class GenerateHttp(OipErrors):
                 raise  # the inference did not begin
             return HttpResponse(STATUS[error.code], _failure(str(error)), _EVENTS)
         return HttpResponse(200, first, _EVENTS, events)
-
-    # -- documentation --------------------------------------------------------------------------
-
-    def add_routes(self, app: FastAPI) -> None:
-        """Document the routes, which ``serve`` answers."""
-        for path, suffix, select in MODEL_PATHS:
-            for ending, text, declared in (
-                ("generate", "One response, as JSON: outputs by name.", {}),
-                (
-                    "generate_stream",
-                    "Any number of responses, as events (SSE).",
-                    _STREAMED,
-                ),
-            ):
-                decorator = app.post(
-                    f"{path}/{ending}",
-                    tags=["inference"],
-                    dependencies=INFER,
-                    name=ending + suffix,
-                    description=f"{text} The request is an object of inputs by name.",
-                    openapi_extra=oip_schema.ANY_BODY,
-                    **declared,
-                )
-                decorator(_stub(select))
-
-
-def _stub(select: Callable[..., Selected]) -> Callable[..., Coroutine[Any, Any, Response]]:
-    async def stub(selected: Selected = Depends(select)) -> Response:
-        return await documented()
-
-    return stub
 
 
 async def _events(

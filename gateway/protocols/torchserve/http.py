@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any
-from urllib.parse import unquote
 
 import orjson
 from fastapi import Depends, FastAPI, Path, Request, Response
@@ -19,9 +18,9 @@ from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols import explainer, request_body
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http import HttpDialect, Route, documented
+from modelport.gateway.protocols.http import DialectRoute, HttpDialect, PathPart
 from modelport.gateway.protocols.http_message import Headers, HttpRequest, HttpResponse
-from modelport.gateway.protocols.http_operations import CONTROL, HEALTH, INFER, METADATA
+from modelport.gateway.protocols.http_operations import CONTROL, HEALTH, METADATA
 from modelport.gateway.protocols.openapi import BYTES, JSON, error_schema
 from modelport.gateway.protocols.prediction.http import (
     MAX_TRACE,
@@ -58,6 +57,13 @@ _UNHEALTHY: dict[int | str, dict[str, Any]] = {
 }
 
 
+_PARTS = {"model": PathPart(Model), "version": PathPart(Version)}
+_PREDICT = """Run the model, or this version of it, on an image, an OIP request, JSON or bytes.
+
+It is the body, or the form field `body` or `data`."""
+_EXPLAIN = "Run the model that the parameter `explainer` of this model names."
+
+
 class TorchServeDialect:
     """TorchServe's headers, and OIP's for the size of the JSON part."""
 
@@ -87,21 +93,36 @@ class TorchServeHttp(HttpDialect):
         self._predict = PredictionHandler(
             predictor, TorchServeDialect(), host.max_input_bytes, streams=True
         )
+        self.table = self._routes()
 
     def canonical(self, path: str) -> str:
         # ``/models/?url=``, as clients write
         return path.rstrip("/") if path.startswith(_MODELS) else path
 
-    def route(self, method: str, path: str) -> Route | None:
-        prefix = next((each for each in (_PREDICTIONS, _EXPLANATIONS) if path.startswith(each)), "")
-        if method not in ("POST", "PUT") or not prefix:
-            return None
-        name, slash, version = path[len(prefix) :].partition("/")
-        if not name or "/" in version or (slash and not version):
-            return None
-        find = self._find if prefix == _PREDICTIONS else self._find_explainer
-        target = partial(find, unquote(name), unquote(version))
-        return Route(Operation.INFER, partial(self._predict, target))
+    def _routes(self) -> Sequence[DialectRoute]:
+        rows = (
+            (_PREDICTIONS, self._find, {"name": "predict", "description": _PREDICT}),
+            (_EXPLANATIONS, self._find_explainer, {"name": "explain", "description": _EXPLAIN}),
+        )
+        said = {"responses": _BYTES, "openapi_extra": _ANY_BODY, "tags": ["torchserve"]}
+        return [
+            DialectRoute(
+                method,
+                prefix + model,
+                Operation.INFER,
+                partial(self._answer, find),
+                {**named, **said},
+                _PARTS,
+            )
+            for model in ("{model}", "{model}/{version}")
+            for prefix, find, named in rows
+            for method in ("POST", "PUT")
+        ]
+
+    def _answer(
+        self, find: Callable[..., PredictionTarget], name: str, version: str, request: HttpRequest
+    ) -> Awaitable[HttpResponse]:
+        return self._predict(partial(find, name, version), request)
 
     def _find(self, name: str, version: str, _: RequestHeaders) -> PredictionTarget:
         """Check the model before the body, as TorchServe does."""
@@ -167,26 +188,6 @@ class TorchServeHttp(HttpDialect):
         """Add the routes of a model, or of one version of it; ``select`` reads the path."""
         management = self._management
         predictions, models = _PREDICTIONS + model, _MODELS + model
-        declared: dict[str, Any] = {
-            "dependencies": INFER,
-            "tags": ["torchserve"],
-            "openapi_extra": _ANY_BODY,
-        }
-
-        @app.post(predictions, responses=_BYTES, **declared)
-        @app.put(predictions, responses=_BYTES, **declared)
-        async def predict(selected: Selected = Depends(select)) -> Response:
-            """Run the model, or this version of it, on an image, an OIP request, JSON or bytes.
-
-            It is the body, or the form field `body` or `data`.
-            """
-            return await documented()
-
-        @app.post(_EXPLANATIONS + model, responses=_BYTES, **declared)
-        @app.put(_EXPLANATIONS + model, responses=_BYTES, **declared)
-        async def explain(selected: Selected = Depends(select)) -> Response:
-            """Run the model that the parameter `explainer` of this model names."""
-            return await documented()
 
         @app.options(predictions, dependencies=METADATA, tags=["torchserve"])
         async def prediction_api(
