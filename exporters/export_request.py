@@ -72,6 +72,7 @@ def request_of(checkpoint: Path, given: ExportOptions, artifact: Path | None) ->
             output_names=tuple(given["output_name"]),
             masks=tuple(given["mask"]),
             task=given["task"],
+            long_texts=given["long_texts"],
         ),
         formats=(formats,) if isinstance(formats, str) else tuple(formats),
         target=ExportTarget(given["dtype"], given["quantize"], given["opset"]),

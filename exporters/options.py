@@ -237,6 +237,12 @@ class ExportOptions(TypedDict, total=False):
         EXISTING,
         option(metavar="FILE"),
     ]
+    long_texts: Annotated[
+        str | None,
+        "Texts of more tokens than the model takes, for a Hugging Face folder with a tokenizer.  "
+        "[default: as the task's pipeline: truncate for embeddings and token-classification]",
+        option(metavar="truncate|refuse"),
+    ]
     sign_key: Annotated[AnyPath | None, SIGN_KEY]
     output: Annotated[
         AnyPath | None,

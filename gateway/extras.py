@@ -23,6 +23,7 @@ _EXTRAS = {
     "timm": "timm",
     "torchvision": "torchvision",
     "PIL": "images",
+    "tokenizers": "text",
     "jwt": "jwt",
     **dict.fromkeys(
         (

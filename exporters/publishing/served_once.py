@@ -1,4 +1,4 @@
-"""The last step before publishing: the gateway loads the version and answers a request."""
+"""The last step before publishing: the gateway loads the version and answers requests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from modelport.exporters.errors import ParityError
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof.parity_report import ParityReport
+from modelport.exporters.publishing import text_answers
 from modelport.exporters.requests import sample_requests
 from modelport.exporters.requests.random_inputs import unpadded_sampler
 from modelport.exporters.runtime.output_capture import quiet
@@ -25,7 +26,9 @@ from modelport.gateway.server import trial_request
 def check(
     staged: Path, wanted: ModelConfig, source: Source, report: ParityReport, native: bool
 ) -> None:
-    """Serve the version in ``staged``, and compare one answer with the model's.
+    """Serve the version in ``staged``, and compare an answer with the model's.
+
+    If the version takes texts, its answers to some are compared with the pipeline's, too.
 
     Args:
         wanted: the configuration that it is published with, without warm-up requests.
@@ -41,17 +44,23 @@ def check(
     sample = unpadded_sampler(source.spec)
     (inputs,) = sample_requests.requests(signature, sample, 1, 1, report.seed)
     asked = sample_requests.on_the_wire(signature.inputs, inputs, batched)
+    texts = text_answers.cases(source, report.seed)
+    every = [asked, *(case.inputs for case in texts)]
     try:
         with quiet(), _threads_kept():
-            found = trial_request.answer(staged.parent.parent, wanted.name, asked, native)
+            found, *answers = trial_request.answers(
+                staged.parent.parent, wanted.name, every, native
+            )
     except ModelportError as error:
         reason = str(error).rpartition(" is at UNAVAILABLE state: ")[2]
         raise Unsupported(f"the gateway does not serve this artifact: {reason}") from error
     if report.bounds is not None or report.branched_samples or report.conditioning:
         return  # single answers may differ
+    for case, outputs in zip(texts, answers, strict=True):
+        text_answers.check(case, outputs)
     tolerance = Tolerance(report.atol, report.rtol)
-    answers = sample_requests.on_the_wire(signature.outputs, source.reference(inputs), batched)
-    for name, answer in answers.items():
+    references = sample_requests.on_the_wire(signature.outputs, source.reference(inputs), batched)
+    for name, answer in references.items():
         if (tolerance.outside(answer, found[name]) & np.isfinite(answer)).any():
             raise ParityError(
                 f"the gateway's output '{name}' differs from the checkpoint's, although the "

@@ -28,6 +28,7 @@ class SourceRequest:
         output_names: names of that model's outputs.
         masks: declarations of its masks, ``NAME[:PADDING][=OUTPUT,...]``.
         task: the task to export a Hugging Face folder for; None: its architecture's.
+        long_texts: ``truncate`` or ``refuse`` texts that are too long; None: as the pipeline does.
     """
 
     checkpoint: Path
@@ -39,3 +40,4 @@ class SourceRequest:
     output_names: tuple[str, ...] = ()
     masks: tuple[str, ...] = ()
     task: str | None = None
+    long_texts: str | None = None

@@ -45,6 +45,8 @@ def load(request: SourceRequest) -> Source:
         raise UsageError(f"--lora needs a Hugging Face folder as checkpoint, not '{path}'")
     if request.task is not None and reader != "huggingface":
         raise UsageError(f"--task needs a Hugging Face folder as checkpoint, not '{path}'")
+    if request.long_texts is not None and reader != "huggingface":
+        raise UsageError(f"--long-texts needs a Hugging Face folder as checkpoint, not '{path}'")
     if reader in ("tensorflow", "trees") and request.output_names:
         raise UsageError(f"'{path}' declares its own outputs; omit --output-name")
     if reader == "trees" and request.inputs:

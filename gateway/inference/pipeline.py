@@ -17,6 +17,7 @@ from modelport.gateway.inference import admission, batching, cache
 from modelport.gateway.inference.admission import OverloadedModels
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.signatures import NamedSignatures
+from modelport.gateway.inference.text.text_infer import TEXT_SIGNATURE, TextInfer, TextInterface
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
@@ -62,6 +63,7 @@ def build(
     signatures: NamedSignatures,
     statistics: Statistics,
     shared: SharedState,
+    text: TextInterface | None = None,
 ) -> Pipeline:
     """Compose the pipeline of version ``number`` of the model ``name``.
 
@@ -78,6 +80,10 @@ def build(
     if config.model_transaction_policy.decoupled:
         return Pipeline(_refuse, stream)
     batched = batching.wrap(backend, config, configuration.signature(config), statistics)
+    if text is not None:
+        joined = batching.wrap(backend, config, text.tensors, statistics)
+        infer = TextInfer(text, joined, name, number)
+        signatures.add(TEXT_SIGNATURE, text.signature, infer)
     dispatched = signatures.before(batched)
     guarded = admission.wrap(dispatched, config, backend.execution, shared.overloaded)
     cached = cache.wrap(guarded, name, number, config, statistics, shared.response_cache)

@@ -1,7 +1,8 @@
 """Named signatures of a loaded version, besides the one that its configuration declares.
 
 TensorFlow Serving requests may name a signature of a SavedModel. Each has its own validator and
-batcher, so that requests for different signatures are never joined.
+batcher, so that requests for different signatures are never joined. The text interface of a version
+is one, too.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ class NamedSignatures:
             name: _chain(backend, signature, statistics) for name, signature in known.items()
         }
         self.known = known
+
+    def add(self, name: str, signature: ModelSignature, infer: Infer) -> None:
+        """Add a signature that the backend does not have."""
+        self.known = {**self.known, name: signature}
+        self._validators[name] = Validator(self._model, signature)
+        self._infers[name] = infer
 
     def validator(self, name: str) -> Validator:
         """The validator of requests for the signature ``name``.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -18,8 +18,11 @@ from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.inference import image_decoding
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.pipeline import SharedState
+from modelport.gateway.inference.text import text_infer
+from modelport.gateway.inference.text.text_infer import TextInterface
 from modelport.gateway.models import model_warmup
 from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import config_schema, manifest
 from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
 from modelport.gateway.repository.file_states import VersionFiles
@@ -102,7 +105,12 @@ class VersionLoader:
             try:
                 if before is not None:
                     before.check()
-                served = ServedVersion(entry, number, backend, statistics, self.shared)
+                text = (
+                    _text(path, backend.config, log.bind(model=name, version=number))
+                    if here
+                    else None
+                )
+                served = ServedVersion(entry, number, backend, statistics, self.shared, text)
                 _warn(served, elsewhere=route is not None)
                 if here:
                     self._warm_up(served, entry)
@@ -129,6 +137,15 @@ class VersionLoader:
                 version, entry, self.host.loop, request_memory_bytes(settings),
                 settings.model_load_timeout_seconds,
             )  # fmt: skip
+
+
+def _text(path: Path, config: ModelConfig, told: Any) -> TextInterface | None:
+    """The text interface of the version in ``path``; its tensors are served without it, too."""
+    try:
+        return text_infer.load(path, configuration.signature(config))
+    except Unsupported as error:
+        told.warning("requests with texts will be refused", reason=str(error))
+        return None
 
 
 def _warn(version: ServedVersion, elsewhere: bool) -> None:

@@ -19,6 +19,7 @@ from modelport.gateway.errors import InvalidArgument, Unavailable
 from modelport.gateway.inference import pipeline
 from modelport.gateway.inference.admission.fair_queue import FairQueue
 from modelport.gateway.inference.signatures import NamedSignatures
+from modelport.gateway.inference.text.text_infer import TextInterface
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.models.model_config import read_config, version_labels
 from modelport.gateway.models.next_action import NO_HOLD, VersionHold
@@ -56,6 +57,7 @@ class ServedVersion:
         backend: Backend,
         statistics: Statistics,
         shared: pipeline.SharedState,
+        text: TextInterface | None = None,
     ) -> None:
         self.name = entry.name
         #: The model of the repository that is registered under this name; empty: its own name.
@@ -65,6 +67,10 @@ class ServedVersion:
         self.config = backend.config
         self.signature: ModelSignature = configuration.signature(backend.config)
         self.validator = Validator(entry.name, self.signature)
+        #: The interface for texts, which is the signature ``text``; None if there is none.
+        self.text = text
+        if text is not None:  # its texts may be longer than the largest tensors
+            self.validator.max_bytes = None
         #: Named signatures of the artifact itself, besides the one that the configuration declares.
         self.signatures = NamedSignatures(entry.name, backend, statistics)
         #: Class labels of the configuration by output; ``labels_of`` has the backend's too.
@@ -72,7 +78,7 @@ class ServedVersion:
         self.statistics = statistics
         self.decoupled = bool(self.config.model_transaction_policy.decoupled)
         self.infer, self.stream, self.refuses, self.overloaded = pipeline.build(
-            self.name, number, backend, self.signatures, statistics, shared
+            self.name, number, backend, self.signatures, statistics, shared, text
         )
         #: The backend's, if it has one.
         self.in_background: Callable[[BackgroundWork], None] | None = None

@@ -18,6 +18,9 @@ from modelport.gateway.protocols.oip.http import OipHttp
 from modelport.gateway.protocols.oip.http_generate import GenerateHttp
 from modelport.gateway.protocols.oip.http_shared_memory import SharedMemoryHttp
 from modelport.gateway.protocols.sagemaker import SageMakerHttp
+from modelport.gateway.protocols.texts.cohere import CohereHttp
+from modelport.gateway.protocols.texts.openai import OpenAiHttp
+from modelport.gateway.protocols.texts.tei import TeiHttp
 from modelport.gateway.protocols.tfserving.grpc import TfServingGrpc
 from modelport.gateway.protocols.tfserving.http import TfServingHttp
 from modelport.gateway.protocols.torchserve.grpc import TorchServeGrpc
@@ -58,6 +61,9 @@ _BUILTIN = (
         lambda host: [TorchServeHttp(host)],
         lambda host: TorchServeGrpc(host).methods(),
     ),
+    DialectDescriptor("openai", lambda host: [OpenAiHttp(host)]),
+    DialectDescriptor("tei", lambda host: [TeiHttp(host)]),
+    DialectDescriptor("cohere", lambda host: [CohereHttp(host)]),
     DialectDescriptor(
         "sagemaker",
         lambda host: [SageMakerHttp(host)],

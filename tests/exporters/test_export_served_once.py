@@ -133,10 +133,10 @@ def test_an_answer_of_the_gateway_that_differs_is_not_published(
 
     def answer(*given: Any) -> Any:
         asked.append(given)
-        return {name: np.add(value, 1) for name, value in trial(*given).items()}
+        return [{name: np.add(value, 1) for name, value in each.items()} for each in trial(*given)]
 
-    trial = trial_request.answer
-    monkeypatch.setattr(trial_request, "answer", answer)
+    trial = trial_request.answers
+    monkeypatch.setattr(trial_request, "answers", answer)
     with pytest.raises(ParityError, match="the gateway's output 'output_0' differs"):
         publish("scalars", "torchscript", tmp_path)
     assert len(asked) == 1

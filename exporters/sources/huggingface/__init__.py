@@ -23,6 +23,7 @@ from modelport.exporters.sources.huggingface import (
     pretrained,
     sentence,
     tasks,
+    text_interface,
     transformer,
     vit,
 )
@@ -40,7 +41,7 @@ from modelport.gateway.errors import UsageError
 def load(request: SourceRequest) -> Source:
     """Load the model in the folder ``request.checkpoint``; its ``config.json`` names the type.
 
-    Its tokenizer and preprocessor files are the source's companions.
+    Its tokenizer and preprocessor files are the source's companions, and so is its text interface.
 
     Raises:
         UsageError: the folder lacks something, or does not fit ``request.model`` or its task.
@@ -55,7 +56,8 @@ def load(request: SourceRequest) -> Source:
         found, place = sentence.load(path, request)
     else:
         found = _load(request)
-    return replace(found, companions=companions.read(place, path))
+    found = replace(found, companions=companions.read(place, path))
+    return text_interface.describe(found, request.long_texts)
 
 
 def _load(request: SourceRequest) -> Source:

@@ -35,6 +35,9 @@ class TaskModel(nn.Module):
             out until ``outputs`` is replaced by the names found.
     """
 
+    #: The name of the task.
+    task: str = ""
+
     def __init__(
         self, model: Any, part: Part, inputs: Sequence[str], outputs: Sequence[str]
     ) -> None:

@@ -61,6 +61,7 @@ def load(
     _check_unexpected(folder, found)
     task = _part_of(choice.task, found.model)
     module, inputs, signature = _signature(folder, found, task, request, make)
+    module.task = task.name
     if not inputs.pairs:
         check_batch(replace(signature, max_batch_size=1), request)
     labels = _labels(folder, task, signature)

@@ -38,8 +38,11 @@ class FormField:
     content_type: bytes = b""
 
 
-def is_form(content_type: bytes) -> bool:
-    return content_type in (MULTIPART, URLENCODED)
+def is_form(content_type: bytes, body: bytes) -> bool:
+    """Whether a body is a form; ``curl -d`` calls every body one, JSON as well."""
+    if content_type == URLENCODED:
+        return not body.startswith((b"{", b"["))
+    return content_type == MULTIPART
 
 
 def media_type(header: bytes) -> bytes:

@@ -88,7 +88,7 @@ class PredictionHandler:
         content_type = form_body.media_type(header)
         trace = headers.get(TRACE, b"")[:MAX_TRACE].decode("latin-1")
         length = None
-        if form_body.is_form(content_type):
+        if form_body.is_form(content_type, body):
             find = partial(form_body.data_field, body, header)
             long = len(body) > offload.INLINE_BYTES
             field = await offload.run(find, deadline) if long else find()

@@ -92,10 +92,11 @@ def _by_name(value: Any) -> bool:
 
 
 def _single(value: Any, signature: ModelSignature) -> dict[str, Any]:
-    if len(signature.inputs) != 1:
+    required = [spec.name for spec in signature.inputs if not spec.optional]
+    if len(required) != 1 and len(signature.inputs) != 1:
         names = ", ".join(f"'{spec.name}'" for spec in signature.inputs)
         raise InvalidArgument(f"the model has the inputs {names}: give an object with each by name")
-    return {signature.inputs[0].name: value}
+    return {(required or [signature.inputs[0].name])[0]: value}
 
 
 def _columns(rows: Any, signature: ModelSignature, batches: bool) -> dict[str, Any]:

@@ -3,6 +3,8 @@
     an image          JPEG or PNG, for a model with one input that is an image
     OIP               an object with ``inputs``; bytes may follow (binary tensor data extension)
     plain JSON        ``instances``, ``data`` or a bare value (``plain_json``)
+    texts             for a model with a text interface: as plain JSON, Hugging Face's ``inputs``
+                      (``text_inputs``), or a body that is no JSON
     any bytes         for a model with one BYTES input
 
 The kind is detected from the body, because ``curl -T`` sends no content type. Only for a model with
@@ -24,10 +26,11 @@ from typing import Any
 import numpy as np
 
 from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference.text.text_infer import TextInterface
 from modelport.gateway.models.inference_service import SupportsInference
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.models.model_view import ModelView
-from modelport.gateway.protocols import image_inputs, response_encoding
+from modelport.gateway.protocols import image_inputs, response_encoding, text_inputs
 from modelport.gateway.protocols.oip import http_request, http_response
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.prediction import plain_json
@@ -149,6 +152,7 @@ class _BodyDecoder:
         only = served.signature.inputs[0] if len(served.signature.inputs) == 1 else None
         self._image = only if only is not None and only.name in self._decoders else None
         self._text = only if only is not None and _is_text(only) else None
+        self._interface = served.text
         self._classes: TopClasses | None = None
         self._problem = ""
         try:
@@ -178,6 +182,12 @@ class _BodyDecoder:
         if self._text is not None and not _is_document(call):
             shape = (1,) * len(self._text.dims)
             return self._single(call, self._text, raw_tensors.object_array([call.body], shape))
+        if self._interface is not None and not _may_be_json(call):
+            try:
+                inputs = {"inputs": call.body.decode()}
+            except UnicodeDecodeError as error:
+                raise InvalidArgument("the body is neither JSON nor UTF-8 text") from error
+            return self._texts(call, inputs, self._interface)
         if call.body.startswith(_IMAGES):
             names = ", ".join(f"'{spec.name}'" for spec in self._signature.inputs)
             raise InvalidArgument(
@@ -194,16 +204,28 @@ class _BodyDecoder:
         self, call: PredictionCall, document: Any, end: int
     ) -> tuple[InferRequest, Encode]:
         """Decode a body that is JSON up to ``end``."""
-        if type(document) is dict and "inputs" in document:
+        text, signature = self._interface, self._signature
+        has_inputs = type(document) is dict and "inputs" in document
+        if text is not None and has_inputs and text_inputs.is_request(document):
+            return self._texts(call, document, text)
+        if has_inputs:
             request, form = http_request.decode_document(
                 document, call.body, end, call.model, call.version
             )
             return request, partial(_encode_oip, form)
         if end != len(call.body):
             raise InvalidArgument(f"{len(call.body) - end} bytes follow the JSON value")
-        tensors, plain = plain_json.decode(document, self._signature, self._decoders)
+        if text is not None and text_inputs.are_texts(_value(document), text.names):
+            signature = text.signature
+        tensors, plain = plain_json.decode(document, signature, self._decoders)
         request = InferRequest(call.model, tensors, model_version=call.version)
         return request, lambda response: PredictionReply(plain_json.encode(response, plain))
+
+    def _texts(
+        self, call: PredictionCall, document: dict[str, Any], text: TextInterface
+    ) -> tuple[InferRequest, Encode]:
+        request, encode = text_inputs.decode(document, text, call.model, call.version)
+        return request, lambda response: PredictionReply(encode(response))
 
     def _is_image(self, call: PredictionCall) -> bool:
         return self._image is not None and (
@@ -250,6 +272,18 @@ def _encode_oip(form: http_response.ResponseFormat, response: InferResponse) -> 
     text, blobs = http_response.encode(response, form)
     body, header_length = http_response.joined(text, blobs)
     return PredictionReply(body, BINARY, header_length) if header_length else PredictionReply(body)
+
+
+def _may_be_json(call: PredictionCall) -> bool:
+    start = call.body[:_GLANCE_BYTES].lstrip(_SPACE)[:1]
+    return call.content_type == JSON or start in (b"{", b"[", b'"')
+
+
+def _value(document: Any) -> Any:
+    """The values of plain JSON, without what is around them."""
+    if type(document) is dict:
+        return document.get("instances", document.get("data", document))
+    return document
 
 
 def _is_text(spec: TensorSpec) -> bool:

@@ -184,7 +184,7 @@ class TfServingHttp(HttpDialect):
     async def _status(self, selected: Selected) -> bytes:
         servables = self._inference.servables
         if selected == Selected(""):
-            return _json({"models": servables.names()})  # KServe's; TensorFlow Serving has no list
+            return _json(servables.listing())  # TensorFlow Serving has none
         status = await servables.status(selected)
         fields = json_format.MessageToDict(status, always_print_fields_with_no_presence=True)
         plain = selected.version is None and selected.label is None

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from modelport.gateway.errors import InvalidArgument, Unsupported
+from modelport.gateway.inference.text.text_infer import TEXT_SIGNATURE
+from modelport.gateway.protocols import text_inputs
 from modelport.gateway.protocols.tfserving.json_errors import (
     B64,
     TYPES,
@@ -81,7 +83,7 @@ def decode(body: bytes, version: ServableVersion) -> Decoded:
 
 
 def _decoded(document: dict[str, Any], version: ServableVersion) -> Decoded:
-    servable = version.servable(document.get("signature_name", ""))
+    servable = version.servable(document.get("signature_name") or _texts(document, version))
     if not servable.inputs:
         raise InvalidArgument("Failed to get input map for signature: DEFAULT")
     by_row = "instances" in document
@@ -102,17 +104,24 @@ def _decoded(document: dict[str, Any], version: ServableVersion) -> Decoded:
     return Decoded(servable, _columns(document["inputs"], servable))
 
 
+def _texts(document: dict[str, Any], version: ServableVersion) -> str:
+    """The signature for texts, if the request has some."""
+    value = document.get("instances", document.get("inputs"))
+    texts = version.text_names and text_inputs.are_texts(value, version.text_names)
+    return TEXT_SIGNATURE if texts else ""
+
+
 def _rows(rows: Any, servable: ServableSignature) -> list[Tensor]:
     inputs = servable.inputs
     if type(rows) is not LongArray and len(inputs) == 1 and _are_in_envelopes(rows, inputs):
         rows = _contents(rows, next(iter(inputs.values())))
     if type(rows) is LongArray or type(rows[0]) is not dict or is_base64(rows[0]):
-        if len(inputs) > 1:
+        spec = servable.only_input
+        if spec is None:
             raise InvalidArgument(
                 "instances is a plain list, but expecting list of objects as multiple input "
                 "tensors required as per tensorinfo_map"
             )
-        (spec,) = inputs.values()
         data = _array(spec, rows)
         if data is None:
             raise wrong_row(_plain(rows), spec)
@@ -149,12 +158,12 @@ def _contents(rows: list[Any], spec: SignatureTensor) -> list[Any]:
 def _columns(value: Any, servable: ServableSignature) -> list[Tensor]:
     inputs = servable.inputs
     if type(value) is not dict or is_base64(value):
-        if len(inputs) > 1:
+        if servable.only_input is None:
             raise InvalidArgument(
                 "inputs is a plain value/list, but expecting an object as multiple input tensors "
                 "required as per tensorinfo_map"
             )
-        value = {next(iter(inputs)): value}
+        value = {servable.only_input.name: value}
     tensors = []
     for name, spec in inputs.items():
         if name not in value:

@@ -29,6 +29,11 @@ _STATES = {
 }
 
 
+def _listed(name: str) -> dict[str, Any]:
+    """A model as OpenAI's API describes it; nobody knows when it was made."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "modelport"}
+
+
 class Servables:
     """Served versions by model, version number or label."""
 
@@ -93,11 +98,19 @@ class Servables:
         served = self._manager.find(name, 0)
         if served is not None and served.config.backend in _TENSORFLOW:
             return {}
-        return {"name": name, "ready": served is not None and not served.backend.problem}
+        ready = served is not None and not served.backend.problem
+        return {"name": name, "ready": ready, **(_listed(name) if self._has_texts(name) else {})}
 
-    def names(self) -> list[str]:
-        """Return the models that have a READY version."""
-        return ready_models(self._manager)
+    def listing(self) -> dict[str, Any]:
+        """Return the models that have a READY version, as KServe lists them; and those that take
+        texts, as OpenAI lists them."""
+        names = ready_models(self._manager)
+        texts = [_listed(name) for name in names if self._has_texts(name)]
+        return {"models": names, **({"object": "list", "data": texts} if texts else {})}
+
+    def _has_texts(self, name: str) -> bool:
+        served = self._manager.find(name, 0)
+        return served is not None and served.text is not None
 
     async def status(self, selected: Selected) -> pb.GetModelStatusResponse:
         """Return the states of a model's versions, or of one.

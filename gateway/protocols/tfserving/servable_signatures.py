@@ -179,6 +179,10 @@ class ServableSignature:
         }
         self.has_images = any(e.image is not None for e in self.inputs.values())
         self.required = frozenset(e.name for e in self.inputs.values() if not e.optional)
+        #: The input that a request without names means; None: there are several.
+        self.only_input: SignatureTensor | None = None
+        if len(self.inputs) == 1 or len(self.required) == 1:
+            self.only_input = self.inputs[next(iter(self.required or self.inputs))]
         #: Size limit of valid requests, or None.
         self.max_bytes = None if self.named else served.validator.max_bytes
         self._usual = UsualShapes(signature)
@@ -300,6 +304,8 @@ class ServableVersion:
         self._servables.setdefault(self._default.signature_name, self._default)
         self._definitions = served.signatures.definitions
         self.has_images = self._default.has_images
+        #: The inputs of its text interface.
+        self.text_names = frozenset[str]() if served.text is None else served.text.names
         #: Size limit of valid requests; None for images, and for SavedModels, whose graph decides.
         self.max_bytes = served.validator.max_bytes
         if self.has_images or served.signatures.known:

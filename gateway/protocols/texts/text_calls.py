@@ -1,0 +1,161 @@
+"""Calls of text models, shared by their dialects: the model, the request's JSON, the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+from urllib.parse import unquote
+
+from modelport.gateway.access.operations import Operation
+from modelport.gateway.errors import InvalidArgument, NotFound
+from modelport.gateway.inference.text.text_infer import TextInterface
+from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.protocols import request_body, response_encoding, text_inputs
+from modelport.gateway.protocols.dialect_host import DialectHost
+from modelport.gateway.protocols.http import HttpDialect, Route
+from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
+from modelport.gateway.protocols.oip.metadata import ready_models
+from modelport.gateway.repository.text_settings import TextSettings, TextTask
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor, finished
+from modelport.gateway.wire import json_text
+from modelport.gateway.wire.deadline_headers import http_deadline
+from modelport.gateway.wire.raw_tensors import Buffer
+
+#: Names of members that a request has.
+Members = Mapping[str, Any]
+Encode = Callable[[InferResponse], Buffer]
+#: What a call makes of a request's members: the inference, and the encoder of its response.
+Decode = Callable[[Members], tuple[InferRequest, Encode]]
+#: Calls by path, as methods of a dialect.
+Calls = Mapping[str, Callable[[Any, Members], tuple[InferRequest, Encode]]]
+_MAX_NAME = 128
+
+
+class ModelNotFound(NotFound):
+    """The named model is not served, or has no text interface."""
+
+
+class RerankedText(NamedTuple):
+    """A text of a request, by its place there, and its score."""
+
+    place: int
+    score: float
+
+
+class TextDialect(HttpDialect):
+    """A dialect of text models; ``calls`` are its POST routes."""
+
+    calls: ClassVar[Calls]
+
+    def __init__(self, host: DialectHost) -> None:
+        self._host = host
+
+    def route(self, method: str, path: str) -> Route | None:
+        decode = self.calls.get(unquote(path)) if method == "POST" else None
+        if decode is None:
+            return None
+        return Route(Operation.INFER, partial(self._serve, partial(decode, self)))
+
+    async def _serve(self, decode: Decode, request: HttpRequest) -> HttpResponse:
+        deadline = http_deadline(request.fields)
+        body = await finished(request_body.read(request, self._host.max_input_bytes, deadline))
+        work = partial(_decoded, decode, body)
+        large = len(body) > offload.INLINE_BYTES
+        asked, encode = await offload.run(work, deadline) if large else work()
+        asked.trace = request.fields.get(b"x-request-id", b"")[:128].decode("latin-1")
+        response = await finished(self._host.service.infer(asked, deadline))
+        return await self._response(partial(encode, response), response.outputs, deadline)
+
+    async def _response(
+        self, write: Callable[[], Buffer], outputs: Sequence[Tensor], deadline: Deadline
+    ) -> HttpResponse:
+        return HttpResponse(200, await response_encoding.encode(write, outputs, deadline))
+
+    def model(
+        self, stated: Any, fits: Callable[[TextSettings], bool], purpose: str
+    ) -> tuple[ServedVersion, TextInterface]:
+        """The model that a request names, or the only one for its purpose.
+
+        Raises:
+            ModelNotFound: there is no such model, or it is for another purpose.
+            InvalidArgument: it names none, and there are several.
+        """
+        if stated is not None and (type(stated) is not str or not stated):
+            raise InvalidArgument("'model' must be the name of a model")
+        names = ready_models(self._host.manager) if stated is None else [stated]
+        served = {name: self._host.manager.find(name) for name in names}
+        fitting = [
+            (each, each.text)
+            for each in served.values()
+            if each is not None and each.text is not None and fits(each.text.settings)
+        ]
+        if len(fitting) == 1:
+            return fitting[0]
+        if stated is not None:
+            reason = f"is not a model for {purpose}" if served[stated] else "does not exist"
+            raise ModelNotFound(f"The model `{stated[:_MAX_NAME]}` {reason}")
+        known = ", ".join(each.name for each, _ in fitting[:8]) or "none"
+        raise InvalidArgument(f"name one of the server's models for {purpose}: it has {known}")
+
+    def ranking(
+        self, members: Members, texts: Any, raw: bool, truncate: bool | None
+    ) -> InferRequest:
+        """A request to score ``texts`` for the query of a request.
+
+        Raises:
+            InvalidArgument: the model is no reranker, or a member is invalid.
+        """
+        served, _ = self.model(members.get("model"), _reranks, "reranking (with one class)")
+        query = members.get("query")
+        if type(query) is not str or not query:
+            raise InvalidArgument("'query' must be a string that is not empty")
+        if type(texts) is not list or not texts or {*map(type, texts)} != {str}:
+            raise InvalidArgument("the texts must be a list of at least one string")
+        options: dict[str, Any] = {"function_to_apply": "none" if raw else "sigmoid"}
+        if truncate is not None:
+            options["truncate"] = truncate
+        return text_inputs.make(text_inputs.pairs(query, texts), options, served.name)
+
+
+def _reranks(settings: TextSettings) -> bool:
+    return settings.task is TextTask.CLASSIFICATION and len(settings.labels) == 1
+
+
+def embeds(settings: TextSettings) -> bool:
+    """Whether a model makes embeddings."""
+    return settings.task is TextTask.EMBEDDING
+
+
+def ranked(response: InferResponse) -> list[RerankedText]:
+    """The texts that ``ranking`` asks about, the best first."""
+    (scores,) = (tensor.data[:, 0] for tensor in response.outputs if tensor.name == "score")
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    return [RerankedText(index, float(scores[index])) for index in order]
+
+
+def flag(members: Members, name: str, default: bool = False) -> bool:
+    """A member that is true or false."""
+    value = members.get(name)
+    if value is None:
+        return default
+    if type(value) is not bool:
+        raise InvalidArgument(f"'{name}' must be true or false")
+    return value
+
+
+def require_known(members: Members, known: Collection[str]) -> None:
+    """Raise ``InvalidArgument`` if a request has a member that is not ``known``."""
+    for name in members:
+        if name not in known:
+            raise InvalidArgument(
+                f"there is no member '{name[:64]}' here; the members are {', '.join(known)}"
+            )
+
+
+def _decoded(decode: Decode, body: bytes) -> tuple[InferRequest, Encode]:
+    members = json_text.loads(body) if body else None
+    if type(members) is not dict:
+        raise InvalidArgument("the body must be a JSON object")
+    return decode(members)
