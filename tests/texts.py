@@ -1,14 +1,16 @@
-"""Tiny BERT-like checkpoints with a tokenizer that knows some English, one for each task."""
+"""Models with a text interface whose answers are known: a tokenizer, and vectors for its tokens.
+
+A model's ``logits`` are the mean of its tokens' rows in a table, or the rows themselves.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import functools
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
 from tokenizers import (
     Tokenizer,
     decoders,
@@ -19,9 +21,13 @@ from tokenizers import (
     trainers,
 )
 
-from modelport.exporters.runtime.output_capture import quiet
+from modelport.gateway.repository import text_settings
+from modelport.gateway.repository.text_settings import ScoreFunction, TextSettings, TextTask
+from modelport.gateway.types import Array
+from tests.models import config, save
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 #: What the tokenizer is trained on.
 CORPUS = (
     "the quick brown fox jumps over the lazy dog",
@@ -31,37 +37,17 @@ CORPUS = (
     "I like it. I do not like it! is it good or bad?",
 )
 MAX_TOKENS = 32
-_SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": MAX_TOKENS,
-    "pad_token_id": 0,
-}
-_TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_AXES = "".join(
+    f'parameters {{ key: "axes.{name}" value {{ string_value: "sequence" }} }}\n'
+    for name in TEXT_INPUTS
+)
+EXTRA = (
+    f'{_AXES}parameters {{ key: "axis.sequence" value {{ string_value: "1..{MAX_TOKENS}" }} }}\n'
+)
 
 
-def labelled(*labels: str) -> dict[str, Any]:
-    """Class names of a configuration."""
-    return {"id2label": dict(enumerate(labels)), "label2id": {n: i for i, n in enumerate(labels)}}
-
-
-#: Architecture and configuration by what the model does.
-MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "sentiment": ("BertForSequenceClassification", labelled("bad", "neutral", "good")),
-    "nli": (
-        "BertForSequenceClassification",
-        labelled("contradiction", "neutral", "entailment"),
-    ),
-    "reranker": ("BertForSequenceClassification", labelled("LABEL_0")),
-    "tagger": ("BertForTokenClassification", labelled(*_TAGS)),
-    "reader": ("BertForQuestionAnswering", {}),
-    "filler": ("BertForMaskedLM", {}),
-    "features": ("BertModel", {}),
-}
-
-
+@functools.cache
 def tokenizer() -> Tokenizer:
     """Train a WordPiece tokenizer on ``CORPUS``."""
     found = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -75,46 +61,69 @@ def tokenizer() -> Tokenizer:
     found.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(name, found.token_to_id(name)) for name in ("[CLS]", "[SEP]")],
+        special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)],
     )
     return found
 
 
-def write(name: str, place: Path) -> Path:
-    """Write the folder of a model of ``MODELS`` with random weights, and return it."""
-    architecture, config = MODELS[name]
-    folder = place / name
-    own = tokenizer()
-    with quiet():
-        torch.manual_seed(0)
-        factory = getattr(transformers, architecture)
-        kwargs = {**_SIZES, "vocab_size": own.get_vocab_size(), **config}
-        model = factory(transformers.BertConfig(**kwargs)).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn(parameter.shape) * 0.2)
-        model.save_pretrained(folder)
-        special = zip(("pad", "unk", "cls", "sep", "mask"), SPECIAL, strict=True)
-        fast = transformers.BertTokenizer(
-            tokenizer_object=own,
-            model_max_length=MAX_TOKENS,
-            **{f"{key}_token": token for key, token in special},
-        )
-        fast.save_pretrained(folder)
-    return folder
+def settings(task: TextTask, **changes: Any) -> TextSettings:
+    known: dict[str, Any] = {"pad": PAD, "unknown": UNKNOWN, "cls": CLS, "mask": MASK}
+    return TextSettings(task, MAX_TOKENS, **{**known, **changes})
 
 
-def write_sentences(place: Path, **pooling: Any) -> Path:
-    """Write a folder of ``sentence_transformers`` with mean pooling and normalisation."""
-    folder = write("features", place)
-    kinds = ("Transformer", "Pooling", "Normalize")
-    paths = ("", "1_Pooling", "2_Normalize")
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (path, kind) in enumerate(zip(paths, kinds, strict=True))
+def table(width: int, seed: int = 0) -> Array:
+    """A row for each token."""
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((tokenizer().get_vocab_size(), width)).astype(np.float32)
+
+
+def mean_of(rows: Array, *texts: str) -> Array:
+    """What a model with these rows says of a text, or a pair."""
+    found: Array = rows[tokenizer().encode(*texts).ids].mean(axis=0)
+    return found
+
+
+def publish(root: Path, name: str, rows: Array, own: TextSettings, extra: str = "") -> Path:
+    """Write a model whose output is the mean of its tokens' ``rows``; return its version."""
+    output = own.pooled or "logits"
+    version = root / name / "1"
+    ids = [helper.make_tensor_value_info(i, TensorProto.INT64, ["b", "s"]) for i in TEXT_INPUTS]
+    nodes = [
+        helper.make_node("Gather", ["rows", "input_ids"], ["vectors"]),
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["mask", "last"], ["held"]),
+        helper.make_node("Mul", ["vectors", "held"], ["kept"]),
+        helper.make_node("ReduceSum", ["kept", "second"], ["sum"], keepdims=0),
+        helper.make_node("ReduceSum", ["held", "second"], ["count"], keepdims=0),
+        helper.make_node("Div", ["sum", "count"], [output]),
     ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    for path, config in (("1_Pooling", pooling or {"pooling_mode": "mean"}), ("2_Normalize", {})):
-        (folder / path).mkdir()
-        (folder / path / "config.json").write_text(json.dumps(config))
-    return folder
+    width = rows.shape[1]
+    values = (("rows", rows), ("last", np.array([2])), ("second", np.array([1])))
+    graph = helper.make_graph(
+        nodes,
+        "texts",
+        ids,
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["b", width])],
+        [numpy_helper.from_array(value, key) for key, value in values],
+    )
+    save(version / "model.onnx", graph)
+    text = config(
+        name,
+        [f"{i} INT64 -1" for i in TEXT_INPUTS],
+        [f"{output} FP32 {width}"],
+        extra=EXTRA + extra,
+    )
+    (root / name / "config.pbtxt").write_text(text)
+    (version / text_settings.FILENAME).write_bytes(own.to_json())
+    (version / text_settings.TOKENIZER).write_text(tokenizer().to_str())
+    return version
+
+
+def repository(root: Path) -> Path:
+    """Write a classifier, a reranker and a model of embeddings."""
+    labels = ("bad", "neutral", "good")
+    publish(root, "sentiment", table(3), settings(TextTask.CLASSIFICATION, labels=labels))
+    one = settings(TextTask.CLASSIFICATION, labels=("LABEL_0",), function=ScoreFunction.SIGMOID)
+    publish(root, "reranker", table(1), one)
+    publish(root, "sentences", table(8), settings(TextTask.EMBEDDING, pooled="embedding_output"))
+    return root

@@ -17,7 +17,7 @@ import numpy as np
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference.text import answers
-from modelport.gateway.inference.text.tasks import CANDIDATES, PAIR, TEXT, Embedding
+from modelport.gateway.inference.text.tasks import CANDIDATES, PAIR, TEXT, TextEmbedding
 from modelport.gateway.inference.text.text_infer import TEXT_SIGNATURE, TextInterface
 from modelport.gateway.repository.text_settings import TextTask
 from modelport.gateway.types import Datatype, InferRequest, InferResponse, Parameter, Tensor
@@ -168,7 +168,7 @@ def _encode(task: TextTask, single: bool, candidates: bool, response: InferRespo
 
 def vectors(response: InferResponse) -> np.ndarray[Any, Any]:
     """The embeddings in a response."""
-    (found,) = (tensor.data for tensor in response.outputs if tensor.name == Embedding.NAME)
+    (found,) = (tensor.data for tensor in response.outputs if tensor.name == TextEmbedding.NAME)
     return found
 
 

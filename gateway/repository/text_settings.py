@@ -41,7 +41,7 @@ class ScoreFunction(StrEnum):
 
 
 class LongTexts(StrEnum):
-    """What happens to a text of more than ``max_tokens``."""
+    """The treatment of a text of more than ``max_tokens``."""
 
     TRUNCATE = "truncate"
     REFUSE = "refuse"

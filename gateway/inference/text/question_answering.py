@@ -140,7 +140,7 @@ def _best(starts: Array, ends: Array, longest: int, count: int) -> Iterator[tupl
 
 
 def _place(sequence: Encoding, first: int, last: int, side: int, align: bool) -> tuple[int, int]:
-    """Where a span lies in the context; ``align`` widens it to whole words."""
+    """Find the place of a span in the context; ``align`` widens it to whole words."""
     if align:
         begin, end = sequence.token_to_word(first), sequence.token_to_word(last)
         if begin is not None and end is not None:
@@ -154,7 +154,7 @@ def _place(sequence: Encoding, first: int, last: int, side: int, align: bool) ->
 def _by_text(
     sequences: Sequence[Encoding], reduced: Sequence[tuple[list[_Span], float]]
 ) -> list[list[tuple[list[_Span], float]]]:
-    """What windows were reduced to, by text; a text's first window has the others as overflow."""
+    """Group the results of windows by text; a text's first window has the others as overflow."""
     found, start = [], 0
     while start < len(sequences):
         end = start + 1 + len(sequences[start].overflowing)

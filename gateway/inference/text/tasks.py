@@ -40,7 +40,7 @@ def item_specs(**datatypes: Datatype) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, datatype, (-1,)) for name, datatype in datatypes.items())
 
 
-class Task(Protocol):
+class TextPipeline(Protocol):
     """A task of one version.
 
     Attributes:
@@ -230,7 +230,7 @@ class FillMask:
         return answers.tensors(reduced, self.outputs)
 
 
-class Embedding:
+class TextEmbedding:
     """``feature-extraction``: a vector for each text."""
 
     inputs = (TEXT,)
@@ -264,4 +264,4 @@ class Embedding:
         return [Tensor(self.NAME, Datatype.FP32, found[:, :size])]
 
 
-TaskMaker = Callable[[TextTokenizer, TextSettings], Task]
+TaskMaker = Callable[[TextTokenizer, TextSettings], TextPipeline]

@@ -17,11 +17,11 @@ from modelport.gateway.inference.text import text_request, tokenizing
 from modelport.gateway.inference.text.question_answering import QuestionAnswering
 from modelport.gateway.inference.text.tasks import (
     Classification,
-    Embedding,
     FillMask,
     Outputs,
-    Task,
     TaskMaker,
+    TextEmbedding,
+    TextPipeline,
 )
 from modelport.gateway.inference.text.text_request import MAX_TEXTS, TextRequest
 from modelport.gateway.inference.text.token_classification import TokenClassification
@@ -75,7 +75,7 @@ class TextInterface(NamedTuple):
     """
 
     settings: TextSettings
-    task: Task
+    task: TextPipeline
     signature: ModelSignature
     tensors: ModelSignature
     names: frozenset[str]
@@ -104,17 +104,19 @@ def load(version: Path, signature: ModelSignature) -> TextInterface | None:
     return TextInterface(settings, task, texts, _padded(signature, settings), names)
 
 
-def _task(tokenizer: TextTokenizer, settings: TextSettings, signature: ModelSignature) -> Task:
+def _task(
+    tokenizer: TextTokenizer, settings: TextSettings, signature: ModelSignature
+) -> TextPipeline:
     if settings.task is not TextTask.EMBEDDING:
         return _TASKS[settings.task](tokenizer, settings)
     name = settings.pooled or "last_hidden_state"
     sizes = [spec.wire_dims[-1:] for spec in signature.outputs if spec.name == name]
     if not sizes or sizes[0] in ((), (-1,)):
         raise _misfit(f"an output '{name}' of a fixed size")
-    return Embedding(tokenizer, settings, sizes[0][0])
+    return TextEmbedding(tokenizer, settings, sizes[0][0])
 
 
-def _check(task: Task, signature: ModelSignature, settings: TextSettings) -> None:
+def _check(task: TextPipeline, signature: ModelSignature, settings: TextSettings) -> None:
     """Raise unless the model has the tensors that the task needs."""
     inputs = {spec.name: spec for spec in signature.inputs}
     known = {_IDS, _MASK, _TYPES}

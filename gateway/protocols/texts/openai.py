@@ -24,8 +24,8 @@ from modelport.gateway.protocols.texts.text_calls import (
     Calls,
     Encode,
     Members,
-    ModelNotFound,
     TextDialect,
+    TextModelNotFound,
     embeds,
     require_known,
 )
@@ -87,7 +87,7 @@ class OpenAiHttp(TextDialect):
 
     def failure(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
         status, kind, code = _ERRORS[error.code]
-        if isinstance(error, ModelNotFound):
+        if isinstance(error, TextModelNotFound):
             code = "model_not_found"
         body = {"message": str(error), "type": kind, "param": None, "code": code}
         return HttpResponse(status, orjson.dumps({"error": body}))

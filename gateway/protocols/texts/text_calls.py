@@ -33,7 +33,7 @@ Calls = Mapping[str, Callable[[Any, Members], tuple[InferRequest, Encode]]]
 _MAX_NAME = 128
 
 
-class ModelNotFound(NotFound):
+class TextModelNotFound(NotFound):
     """The named model is not served, or has no text interface."""
 
 
@@ -79,7 +79,7 @@ class TextDialect(HttpDialect):
         """The model that a request names, or the only one for its purpose.
 
         Raises:
-            ModelNotFound: there is no such model, or it is for another purpose.
+            TextModelNotFound: there is no such model, or it is for another purpose.
             InvalidArgument: it names none, and there are several.
         """
         if stated is not None and (type(stated) is not str or not stated):
@@ -95,7 +95,7 @@ class TextDialect(HttpDialect):
             return fitting[0]
         if stated is not None:
             reason = f"is not a model for {purpose}" if served[stated] else "does not exist"
-            raise ModelNotFound(f"The model `{stated[:_MAX_NAME]}` {reason}")
+            raise TextModelNotFound(f"The model `{stated[:_MAX_NAME]}` {reason}")
         known = ", ".join(each.name for each, _ in fitting[:8]) or "none"
         raise InvalidArgument(f"name one of the server's models for {purpose}: it has {known}")
 
