@@ -18,9 +18,9 @@ COMMIT = $(shell git rev-parse --short=12 HEAD)
 STAMP = $(BIN)/python .ci/result_pages.py
 
 .DEFAULT_GOAL := help
-.PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-blocks docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup \
+.PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-blocks docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup bench-text \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
-	matrix mutations package pages peer-suites real-models runtimes storage swagger-ui tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
+	matrix mutations package pages peer-suites real-models runtimes storage swagger-ui text-clients tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
 
 help: ## List the targets
@@ -138,6 +138,9 @@ report-browser: $(READY) ## Open the reports, and /docs of a gateway, in headles
 swagger-ui: ## Fetch the pinned files of /docs from npm again
 	$(PYTHON) .ci/swagger_ui.py
 
+bench-text: $(READY) ## Embed texts on one core, beside ONNX Runtime and tokenizers by hand
+	$(BIN)/python -m benchmarks.text
+
 bench-overload: $(READY) ## Send ten times what the gateway can serve; check goodput, latency and recovery
 	$(BIN)/python -m benchmarks.overload
 
@@ -216,6 +219,9 @@ torchserve: $(READY) ## Test TorchServe archives in a real TorchServe; needs Jav
 
 migrate: $(READY) ## Migrate from a real TorchServe and compare its answers; needs Java 17
 	$(BIN)/python -m tests.torchserve.migration
+
+text-clients: $(READY) ## Call a gateway with the unmodified clients of OpenAI, LangChain, LlamaIndex and Cohere
+	$(BIN)/python -m tests.text_clients
 
 tfserving-clients: $(READY) ## Call a gateway with the official tensorflow-serving-api stubs
 	$(BIN)/python -m tests.tfserving_clients
