@@ -1,11 +1,11 @@
-"""Texts embedded per second by a gateway on one core, beside ONNX Runtime and ``tokenizers`` by hand.
+"""Texts embedded per second on one core, beside ONNX Runtime and ``tokenizers`` by hand.
 
 `python -m benchmarks.text`
 
-The model has the sizes of all-MiniLM-L6-v2, with random weights, and is exported as a user would. By
-hand, a loop tokenizes a batch, pads it and runs the session. Both ways run on one core, in rounds
-that alternate, on the same texts; the client of the gateway has another core. Only ratios within one
-run are meaningful.
+The model has the sizes of all-MiniLM-L6-v2, with random weights, and is exported as a user would.
+By hand, a loop tokenizes a batch, pads it and runs the session. Both ways run on one core, in
+rounds that alternate, on the same texts; the client of the gateway has another core. Only ratios
+within one run are meaningful.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import argparse
 import base64
 import contextlib
 import http.client
+import importlib
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -40,8 +42,6 @@ from tokenizers import (
 )
 
 from benchmarks.peers.servers.modelport import executable
-from modelport.exporters import api
-from modelport.exporters.runtime.output_capture import quiet
 from modelport.loadtests.system import environments, script
 from modelport.loadtests.system.processes import HOST, free_ports, only, pinned, running
 
@@ -91,8 +91,8 @@ def sentences() -> list[str]:
 def export(work: Path, texts: Sequence[str]) -> Path:
     """Write a folder of ``sentence_transformers`` and publish it; return the version."""
     import torch
-    import transformers
 
+    library: Any = importlib.import_module("transformers")
     own = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     own.normalizer = normalizers.BertNormalizer(lowercase=True)
     own.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -105,24 +105,23 @@ def export(work: Path, texts: Sequence[str]) -> Path:
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     folder = work / NAME
-    with quiet():
-        torch.manual_seed(0)
-        config = transformers.BertConfig(vocab_size=own.get_vocab_size(), **SIZES)
-        transformers.BertModel(config).eval().save_pretrained(folder)
-        special = zip(("pad", "unk", "cls", "sep", "mask"), SPECIAL, strict=True)
-        names = {f"{key}_token": token for key, token in special}
-        transformers.BertTokenizer(
-            tokenizer_object=own, model_max_length=MAX_TOKENS, **names
-        ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = library.BertConfig(vocab_size=own.get_vocab_size(), **SIZES)
+    library.BertModel(config).eval().save_pretrained(folder)
+    special = zip(("pad", "unk", "cls", "sep", "mask"), SPECIAL, strict=True)
+    names = {f"{key}_token": token for key, token in special}
+    library.BertTokenizer(
+        tokenizer_object=own, model_max_length=MAX_TOKENS, **names
+    ).save_pretrained(folder)
     kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
     entries = [{"path": p, "type": f"sentence_transformers.models.{kind}"} for p, kind in kinds]
     (folder / "modules.json").write_text(json.dumps(entries))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
-    (result,) = api.export(
-        folder, name=NAME, repository=work / "models", max_batch_size=32, samples=8
-    )
-    return Path(str(result.path))
+    command = [*executable(), "export", str(folder), "--format", "onnx", "--name", NAME, "--quiet"]
+    command += ["--repository", str(work / "models"), "--max-batch-size", "32", "--samples", "8"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return work / "models" / NAME / "1"
 
 
 def by_hand(version: Path) -> Embed:

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import transformers
 
+from modelport.exporters.errors import ParityError
 from modelport.exporters.publishing import text_answers
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.reader_selection import load
-from modelport.gateway.cli.errors import ParityError, UsageError
-from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.errors import InvalidArgument, UsageError
 from modelport.gateway.inference.text import answers, text_infer
 from modelport.gateway.inference.text.text_infer import TextInfer
 from modelport.gateway.repository import text_settings

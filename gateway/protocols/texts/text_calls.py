@@ -60,7 +60,7 @@ class TextDialect(HttpDialect):
 
     async def _serve(self, decode: Decode, request: HttpRequest) -> HttpResponse:
         deadline = http_deadline(request.fields)
-        body = await finished(request_body.read(request, self._host.max_input_bytes, deadline))
+        body = await request_body.read(request, self._host.max_input_bytes, deadline)
         work = partial(_decoded, decode, body)
         large = len(body) > offload.INLINE_BYTES
         asked, encode = await offload.run(work, deadline) if large else work()
