@@ -279,3 +279,21 @@ def test_statistics_count_a_request_of_texts_once(gateway: Gateway, rest: KeptCo
     after = counted()
     assert after["requests"] == before["requests"] + 1
     assert int(after["inference_count"]) > int(before["inference_count"])
+
+
+async def test_the_openai_client_works_unmodified(gateway: Gateway) -> None:
+    openai = pytest.importorskip("openai")
+    url, rows = f"http://{gateway.http}/v1", [mean_of(table(8), text) for text in (HELLO, WORLD)]
+    client = openai.OpenAI(base_url=url, api_key="none")
+    found = client.embeddings.create(model="sentences", input=[HELLO, WORLD])
+    np.testing.assert_allclose([each.embedding for each in found.data], rows, atol=1e-5)
+    assert [each.id for each in client.models.list()] == ["reranker", "sentences", "sentiment"]
+    assert client.models.retrieve("sentences").id == "sentences"
+    with pytest.raises(openai.NotFoundError, match="generates no text"):
+        client.chat.completions.create(model="sentences", messages=[], stream=True)
+    async with openai.AsyncOpenAI(base_url=url, api_key="none") as later:
+        found = await later.embeddings.create(model="sentences", input=HELLO)
+        np.testing.assert_allclose(found.data[0].embedding, rows[0], atol=1e-5)
+        with pytest.raises(openai.BadRequestError, match="at most 32 are taken"):
+            await later.embeddings.create(model="sentences", input="x " * 99)
+    client.close()

@@ -12,7 +12,8 @@ import re
 import shlex
 import shutil
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from modelport.exporters.models.vit import VisionTransformer
 from modelport.gateway.wire.proto import model_config_pb2
 from tests.docs import pages, shell
 from tests.docs.pages import ROOT, CodeBlock
-from tests.exporters import huggingface_folders
+from tests.exporters import huggingface_folders, text_folders
 from tests.exporters.conftest import FRAUD_KWARGS, VIT_KWARGS
 
 pytestmark = pytest.mark.thorough
@@ -51,6 +52,12 @@ DOWNLOADS = {
     "distilbert/distilbert-base-uncased-finetuned-sst-2-english": "bert",
     "google-bert/bert-base-uncased": "bert-mask",
     "Qwen/Qwen3-0.6B": "qwen3",
+}
+#: The same, for models that a page sends texts to.
+TEXT_DOWNLOADS: dict[str, Callable[[Path], Path]] = {
+    "cardiffnlp/twitter-roberta-base-sentiment-latest": partial(text_folders.write, "sentiment"),
+    "cross-encoder/ms-marco-MiniLM-L6-v2": partial(text_folders.write, "reranker"),
+    "sentence-transformers/all-MiniLM-L6-v2": text_folders.write_sentences,
 }
 
 
@@ -93,8 +100,11 @@ def write_downloads(blocks: Iterable[CodeBlock], folder: Path) -> None:
     """Small models of the architectures that ``hf download`` brings, in the same places."""
     for block in blocks:
         for name, place in re.findall(r"hf download (\S+) .*?--local-dir (\S+)", block.text):
-            family = DOWNLOADS[name]
-            huggingface_folders.write(family, folder).rename(folder / place)
+            if name in TEXT_DOWNLOADS:
+                written = TEXT_DOWNLOADS[name](folder / "downloads")
+            else:
+                written = huggingface_folders.write(DOWNLOADS[name], folder / "downloads")
+            written.rename(folder / place)
 
 
 def write_checkpoints(folder: Path) -> None:
