@@ -43,7 +43,8 @@ PREDICT = {"instances": ROWS}
 class RouteCase(NamedTuple):
     """A request to a route; ``right`` is the status for a caller that may do everything.
 
-    ``{model}`` and the other parameters are replaced in the path, the query and the headers.
+    ``{model}`` and the other parameters are replaced in the path, the query, the headers and the
+    body.
     """
 
     right: int
@@ -104,6 +105,17 @@ ROUTES: dict[str, RouteCase] = {
     # SageMaker
     "POST /invocations": RouteCase(200, OIP, headers={"x-amzn-sagemaker-target-model": "{model}"}),
     "POST /models/{model}/invoke": RouteCase(200, OIP),
+    # Dialects of texts; the model takes none
+    "POST /v1/embeddings": RouteCase(404, {"model": "{model}", "input": "a"}),
+    **{
+        f"POST {path}": RouteCase(404, {"model": "{model}", "inputs": "a"})
+        for path in ("/", "/embed", "/predict")
+    },
+    "POST /rerank": RouteCase(404, {"model": "{model}", "query": "a", "texts": ["b"]}),
+    **{
+        f"POST /{api}/rerank": RouteCase(404, {"model": "{model}", "query": "a", "documents": []})
+        for api in ("v1", "v2")
+    },
     # TensorFlow Serving and KServe
     "GET /v1/models": RouteCase(200),
 }
@@ -181,6 +193,7 @@ class RouteCaller:
         content = None
         if method in ("POST", "PUT"):
             content = json.dumps(case.body) if case.body is not None else ""
+            content = content.replace("{model}", model)
             headers |= {"content-type": b"application/json"} if content else {}
         response = await self._http.request(method, text, content=content, headers=headers)
         if caller == "right" and method in ("POST", "DELETE") and "models" in path:
@@ -206,7 +219,7 @@ async def check(caller: RouteCaller, route: str, case: RouteCase) -> None:
     response = await caller.send("idle", route, case)
     assert response.status_code == (case.right if route in OPEN else 403), route
     forbidden = await caller.send("other", route, case)
-    if "{model}" in path + case.query + str(dict(case.headers)):
+    if "{model}" in path + case.query + str(dict(case.headers)) + str(case.body):
         unknown = await caller.send("other", route, case, UNKNOWN)
         assert comparable(forbidden, MINE) == comparable(unknown, UNKNOWN), route
         truly_unknown = await caller.send("right", route, case, UNKNOWN)

@@ -78,7 +78,7 @@ def test_names_that_are_allowed_pass() -> None:
 #: What changes nothing may be asked by any page; whether it reads the answer is the browser's rule.
 HARMLESS = (
     "/infer", "/generate", "/generate_stream", ":predict", ":classify", ":regress", "/invoke",
-    "/invocations", "/explain",
+    "/invocations", "/explain", "/embed", "/embeddings", "/predict", "/rerank",
 )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_no_route_that_changes_anything_takes_a_request_of_a_foreign_page(
             for method in operations:
                 if method.upper() in ("GET", "HEAD", "OPTIONS") or path.endswith(HARMLESS):
                     continue
-                if path.startswith(("/predictions", "/explanations", "/v1/models")):
+                if path == "/" or path.startswith(("/predictions", "/explanations", "/v1/models")):
                     continue
                 headers = {"origin": EVIL, "content-type": "text/plain"}
                 reply = client.request(method, path.replace("{model}", "x2"), headers=headers)

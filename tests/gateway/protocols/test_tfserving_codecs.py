@@ -48,7 +48,7 @@ def version(
     served: Any = SimpleNamespace(
         name="m", number=1, config=config, labels={}, signature=signature,
         signatures=SimpleNamespace(known={}, definitions=b""),
-        validator=Validator("m", signature),
+        validator=Validator("m", signature), text=None,
     )  # fmt: skip
     return ServableVersion(served)
 
@@ -212,6 +212,7 @@ def test_what_was_computed_for_a_version_goes_with_it() -> None:
         signature = configuration.signature(config)
         signatures = SimpleNamespace(known={}, definitions=b"")
         validator = SimpleNamespace(max_bytes=None)
+        text = None
 
     version: Version | None = Version()
     manager: Any = SimpleNamespace(get=lambda *_: version)
