@@ -125,15 +125,10 @@ def test_one_perturbed_weight_exits_3_and_leaves_the_repository_as_it_was(
 ) -> None:
     arguments = ("--model-kwargs", '{"num_heads": 2}')
     repository = tmp_path / "repository"
-    monkeypatch.setattr(formats_onnx, "export", export_one_weight_wrong)
-    assert "'logits' differs" in failed(invoke(vit_checkpoint, *arguments, model="vit"), 3)
-    assert not repository.exists()
-
-    monkeypatch.setattr(formats_onnx, "export", EXPORT)
     assert invoke(vit_checkpoint, *arguments, model="vit").exit_code == 0
     before = snapshot(repository)
     monkeypatch.setattr(formats_onnx, "export", export_one_weight_wrong)
-    failed(invoke(vit_checkpoint, *arguments, model="vit"), 3)
+    assert "'logits' differs" in failed(invoke(vit_checkpoint, *arguments, model="vit"), 3)
     assert snapshot(repository) == before
 
 
@@ -349,7 +344,7 @@ web = ("torch", "fastapi", "starlette", "uvicorn", "aiohttp", "flask")
 atexit.register(lambda: print([name for name in web if name in sys.modules]))
 runpy.run_module("modelport", run_name="__main__", alter_sys=True)
 """
-    options = ("--model", "my_models:make", "--format", "onnx", "--samples", "30", "--quiet")
+    options = ("--model", "my_models:make", "--format", "torchscript", "--samples", "30", "--quiet")
     result = python("-c", code, "export", "mine.pt", *options)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -418,14 +413,15 @@ def test_a_reader_that_stops_reading_gets_no_error_message() -> None:
 def test_a_version_published_again_is_refused_with_what_differs(
     invoke: Callable[..., Result], fraud: nn.Module, fraud_checkpoint: Path
 ) -> None:
-    assert invoke(fraud_checkpoint).exit_code == 0
-    again = invoke(fraud_checkpoint, "--model-version", "1")
+    arguments = ("--format", "torchscript", "--model-version", "1")
+    assert invoke(fraud_checkpoint, *arguments).exit_code == 0
+    again = invoke(fraud_checkpoint, *arguments)
     assert again.exit_code == 2
     assert "it has the same checkpoint, options and versions" in again.stderr
     content = torch.load(fraud_checkpoint, weights_only=True)
     content["model_state_dict"]["head.bias"] += 1
     torch.save(content, fraud_checkpoint)
-    other = invoke(fraud_checkpoint, "--model-version", "1", "--dtype", "fp16")
+    other = invoke(fraud_checkpoint, *arguments, "--dtype", "fp16")
     assert other.exit_code == 2
     (line,) = other.stderr.splitlines()
     assert "version 1 of 'fraud' is published and never overwritten" in line

@@ -21,6 +21,7 @@ from modelport.exporters.sources import SourceRequest, pytorch
 from modelport.exporters.sources.torch_eager import DATATYPES
 from modelport.gateway.repository import config
 from modelport.gateway.types import Datatype, ModelSignature
+from tests.thorough import sampled, thorough
 
 Invoke = Callable[..., Result]
 AOTI = pytest.param(
@@ -92,7 +93,7 @@ def published(tmp_path: Path) -> ModelSignature:
     return config.signature(config.parse(text))
 
 
-@pytest.mark.parametrize("chosen", ["onnx", "torchscript", "pt2", AOTI])
+@pytest.mark.parametrize("chosen", ["torchscript", thorough("onnx"), thorough("pt2"), AOTI])
 def test_every_datatype_is_exported(chosen: str, invoke: Invoke, tmp_path: Path) -> None:
     taken = sorted(DRAWABLE)
     inputs = [part for d in taken for part in ("--input", f"x_{d.lower()}:{d}[4]=0..1")]
@@ -120,7 +121,7 @@ def test_an_input_that_no_module_takes_is_named(
     assert f"input 'x' has datatype {datatype}, which cannot be exported" in refused(done)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", thorough("fp16"), thorough("bf16")])
 @pytest.mark.parametrize("chosen", ["onnx", "torchscript", "pt2", "savedmodel", "tflite", AOTI])
 def test_bfloat16_weights_and_outputs_travel_as_float32(
     chosen: str, dtype: str, invoke: Invoke, tmp_path: Path
@@ -155,7 +156,7 @@ def test_a_graph_that_the_runtime_has_no_kernel_for_is_refused(
     assert not (tmp_path / "repository" / "module").exists()
 
 
-@pytest.mark.parametrize("chosen", ["onnx", "savedmodel", "tflite"])
+@pytest.mark.parametrize("chosen", sampled(("onnx", "savedmodel", "tflite"), "savedmodel"))
 def test_a_keras_model_in_bfloat16_is_exported_with_float32_outside_or_refused(
     chosen: str, invoke: Invoke, tmp_path: Path
 ) -> None:

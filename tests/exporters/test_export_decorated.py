@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modelport.exporters import api
 from modelport.gateway.errors import Unsupported
+from tests.thorough import thorough
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
@@ -137,7 +138,7 @@ def check(name: str, inside: bool, row: str, folder: Path) -> None:
     return None
 
 
-@pytest.mark.parametrize("row", ["torchscript", "pt2"])
+@pytest.mark.parametrize("row", ["pt2", thorough("torchscript")])
 def test_a_decorated_forward_is_exported_as_if_it_were_not(row: str, tmp_path: Path) -> None:
     for name in QUICK:
         check(name, True, row, tmp_path)

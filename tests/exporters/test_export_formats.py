@@ -136,10 +136,10 @@ def test_the_four_artifacts_answer_alike(published: Path, checkpoint: Path) -> N
 
 
 def test_a_template_names_the_models(checkpoint: Path, tmp_path: Path) -> None:
-    arguments = ("--format", "onnx", "--dtype", "fp16", "--name", "card")
+    arguments = ("--format", "torchscript", "--dtype", "fp16", "--name", "card")
     template = ("--name-template", "{name}_{format}_{precision}")
     assert run(checkpoint, tmp_path / "r", *arguments, *template).exit_code == 0
-    assert [path.name for path in (tmp_path / "r").iterdir()] == ["card_onnx_fp16"]
+    assert [path.name for path in (tmp_path / "r").iterdir()] == ["card_torchscript_fp16"]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_one_format_that_fails_leaves_the_others_unpublished(
         raise Unsupported("no kernel")
 
     monkeypatch.setattr(tflite_format, "export", refuse)
-    formats = ("--format", "onnx", "--format", "tflite")
+    formats = ("--format", "torchscript", "--format", "tflite")
     assert "no kernel" in failed(run(checkpoint, tmp_path / "r", *formats), 4)
     assert not (tmp_path / "r").exists()
 

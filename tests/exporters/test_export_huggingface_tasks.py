@@ -30,9 +30,11 @@ from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported, UsageError
 from modelport.gateway.types import Array
 from tests.exporters.huggingface_folders import FAMILIES, write
+from tests.thorough import sampled
 
-#: Families that every run of the suite proves; `MODELPORT_SLOW_TESTS=1` proves all.
-QUICK = ("bert-answers", "clip")
+#: Families that every run of the suite proves, and more of them that the thorough suite does;
+#: `MODELPORT_SLOW_TESTS=1` proves all.
+QUICK, MORE = ("bert-answers",), ("clip",)
 SLOW = os.environ.get("MODELPORT_SLOW_TESTS")
 
 
@@ -74,7 +76,11 @@ def own(folder: Path, architecture: str, inputs: dict[str, Array]) -> dict[str, 
     return dict(result)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+#: One family of each task, by the head that its class has.
+OF_A_TASK = {family.architecture.partition("For")[2]: name for name, family in FAMILIES.items()}
+
+
+@pytest.mark.parametrize("name", sampled(FAMILIES, *OF_A_TASK.values()))
 def test_a_folder_is_enough(folders: Callable[[str], Path], name: str) -> None:
     family = FAMILIES[name]
     source = load(SourceRequest(folders(name), task=family.task, max_batch_size=3))
@@ -94,7 +100,7 @@ def test_a_folder_is_enough(folders: Callable[[str], Path], name: str) -> None:
         assert encoder or set(answers) <= set(expected)
 
 
-@pytest.mark.parametrize("name", list(FAMILIES) if SLOW else QUICK)
+@pytest.mark.parametrize("name", sampled(FAMILIES if SLOW else (*QUICK, *MORE), *QUICK))
 def test_the_artifact_of_a_family_is_proven(
     folders: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:

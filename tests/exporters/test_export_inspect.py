@@ -31,13 +31,24 @@ FRAUD_INPUTS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def files() -> dict[tuple[str, str], bytes]:
+    """Artifacts, by format and datatype."""
+    return {}
+
+
 @pytest.fixture
-def exported(fraud: nn.Module, tmp_path: Path) -> Callable[..., Path]:
-    """The fraud model in a format."""
+def exported(
+    fraud: nn.Module, tmp_path: Path, files: dict[tuple[str, str], bytes]
+) -> Callable[..., Path]:
+    """The fraud model in a format, exported once."""
 
     def make(name: str, dtype: str = "fp32") -> Path:
         path = tmp_path / FORMATS.builtin[name].platform.default_filename
-        FORMATS.builtin[name].export(subject(fraud), path, ExportTarget(dtype=dtype, opset=20))
+        if (name, dtype) not in files:
+            FORMATS.builtin[name].export(subject(fraud), path, ExportTarget(dtype=dtype, opset=20))
+            files[name, dtype] = path.read_bytes()
+        path.write_bytes(files[name, dtype])
         return path
 
     return make

@@ -21,6 +21,7 @@ from modelport.exporters import api
 from modelport.exporters.runtime.file_errors import STAGING_PREFIX
 from modelport.exporters.runtime.temporary_folder import temporary_folder
 from modelport.gateway.repository.scan import scan
+from tests.thorough import thorough
 
 Invoke = Callable[..., Result]
 ENDS = {
@@ -106,8 +107,15 @@ command([])
 """
 
 
-@pytest.mark.parametrize("number", ENDS, ids=lambda number: signal.Signals(number).name)
-@pytest.mark.parametrize("body", ["compiled_code", "callback"])
+@pytest.mark.parametrize(
+    ("body", "number"),
+    [
+        ("compiled_code", signal.SIGINT),
+        ("callback", signal.SIGTERM),
+        *(thorough("compiled_code", number) for number in ENDS if number != signal.SIGINT),
+        *(thorough("callback", number) for number in ENDS if number != signal.SIGTERM),
+    ],
+)
 def test_a_command_ends_even_if_its_thread_does_not_hear_the_signal(
     tmp_path: Path, body: str, number: signal.Signals
 ) -> None:

@@ -25,6 +25,7 @@ from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 from tests import half_plus_two
 from tests.keras_models import functional, layers, ops, read, saved, saved_graph, scorer
+from tests.thorough import thorough
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_the_size_of_a_vocabulary_and_the_length_of_an_axis_are_found(source: So
     assert source.signature.axes == {"tokens_0": Axis("tokens_0", 1, None)}
 
 
-@pytest.mark.parametrize("name", ["savedmodel", "tflite", "onnx"])
+@pytest.mark.parametrize("name", ["tflite", "onnx", thorough("savedmodel")])
 def test_an_artifact_computes_what_the_keras_model_computes(
     source: Source, tmp_path: Path, name: str
 ) -> None:
@@ -90,12 +91,15 @@ def test_an_onnx_file_has_the_names_of_the_signatures_axes(source: Source, tmp_p
     assert dims["kind"] == ["batch", 5]
 
 
-def test_weights_that_go_around_the_onnx_converter_arrive(tmp_path: Path) -> None:
-    image = keras.Input((8, 8, 96), name="image")
+def test_weights_that_go_around_the_onnx_converter_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorflow_onnx, "LARGE_CONSTANT_BYTES", 1 << 10)
+    image = keras.Input((8, 8, 8), name="image")
     tokens = keras.Input((None,), dtype="int64", name="tokens")
-    seen = layers.Flatten()(layers.Conv2D(96, 3, strides=2)(image))
-    words = layers.LSTM(160)(layers.Embedding(700, 160)(tokens))
-    both = layers.Dense(300, name="both")(layers.Concatenate()([seen, words]))
+    seen = layers.Flatten()(layers.Conv2D(8, 3, strides=2)(image))
+    words = layers.LSTM(16)(layers.Embedding(70, 16)(tokens))
+    both = layers.Dense(30, name="both")(layers.Concatenate()([seen, words]))
     source = read(saved(functional([image, tokens], both), tmp_path / "a.keras"))
     row, path = FORMATS.builtin["onnx"], tmp_path / "model.onnx"
     row.export(source, path, ExportTarget())
@@ -240,6 +244,7 @@ def test_a_model_that_holds_its_architecture_takes_no_other(scorer_file: Path) -
         read(scorer_file, model="fraud")
 
 
+@pytest.mark.thorough
 def test_a_converted_port_is_a_model_like_any_other(tmp_path: Path) -> None:
     kwargs = {"vocab_size": 32, "d_model": 8, "nhead": 2, "num_layers": 1, "dim_feedforward": 8}
     port = find_port("modelport.exporters.keras_ports.fraud:PORT")

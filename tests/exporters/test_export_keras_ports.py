@@ -21,6 +21,7 @@ from modelport.exporters.requests.random_inputs import draw
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.exporters.sources.pytorch import source
 from modelport.gateway.errors import UsageError
+from tests.thorough import thorough
 
 FRAUD_KWARGS: dict[str, Any] = {
     "vocab_size": 32,
@@ -109,9 +110,14 @@ def test_the_vit_port_agrees_at_every_batch(vit_pair: PortedPair, batch: int) ->
     assert vit_pair.error(vit_pair.inputs(batch)) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
-    ("factory", "kwargs"), [(FraudTransformer, FRAUD_KWARGS), (VisionTransformer, VIT_KWARGS)]
+    ("factory", "kwargs", "dtype"),
+    [
+        (FraudTransformer, FRAUD_KWARGS, "bfloat16"),
+        (VisionTransformer, VIT_KWARGS, "float16"),
+        thorough(FraudTransformer, FRAUD_KWARGS, "float16"),
+        thorough(VisionTransformer, VIT_KWARGS, "bfloat16"),
+    ],
 )
 def test_in_half_precision_weights_are_halved_and_results_are_close(
     factory: Any, kwargs: dict[str, Any], dtype: str
@@ -138,7 +144,7 @@ def test_what_stands_in_the_padding_makes_no_difference(fraud_pair: PortedPair) 
     assert np.abs(run(fraud_pair.model, longer)["probability"] - first).max() < 1e-6
 
 
-@pytest.mark.parametrize(("given", "taken"), [(0, 1), (-3, 1), (6, 5), (2**40, 5)])
+@pytest.mark.parametrize(("given", "taken"), [(0, 1), thorough(-3, 1), thorough(6, 5), (2**40, 5)])
 def test_a_length_outside_of_the_sequence_is_clamped_as_in_pytorch(
     fraud_pair: PortedPair, given: int, taken: int
 ) -> None:
@@ -235,6 +241,12 @@ def test_a_bfloat16_checkpoint_keeps_its_values(fraud_pair: PortedPair) -> None:
     assert all(np.array_equal(extracted[k], v.float().numpy()) for k, v in state.items())
 
 
+@pytest.fixture(scope="module")
+def unfitting(fraud_pair: PortedPair) -> Any:
+    """A Keras model that no state dict of a test fits."""
+    return fraud_pair.port.build(FRAUD_KWARGS, "float32")
+
+
 def _without(key: str) -> Any:
     return lambda state: {k: v for k, v in state.items() if k != key}
 
@@ -272,11 +284,10 @@ def _with(key: str, *shape: int) -> Any:
     ],
 )
 def test_a_state_dict_that_does_not_fit_is_refused_by_layer(
-    fraud_pair: PortedPair, change: Any, message: str
+    fraud_pair: PortedPair, unfitting: Any, change: Any, message: str
 ) -> None:
-    model = fraud_pair.port.build(FRAUD_KWARGS, "float32")
     with pytest.raises(UsageError, match=message):
-        port(change(fraud_pair.module.state_dict()), model, fraud_pair.links)
+        port(change(fraud_pair.module.state_dict()), unfitting, fraud_pair.links)
 
 
 def test_a_keras_model_of_another_architecture_is_refused(fraud_pair: PortedPair) -> None:

@@ -31,6 +31,7 @@ from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported, UsageError
 from modelport.gateway.types import Array
 from tests.pickle_bomb import PickleBomb
+from tests.thorough import thorough
 
 VOCABULARY = 61
 LONGEST = 24
@@ -127,7 +128,17 @@ def edit_weights(path: Path, change: Callable[[dict[str, Tensor]], object]) -> N
     save_file(state, path, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("kind", ["onnx", "torchscript"])
+@pytest.mark.parametrize(
+    ("trained", "kind"),
+    [
+        ("llama", "torchscript"),
+        ("gpt2", "onnx"),
+        thorough("llama", "onnx"),
+        thorough("gpt2", "torchscript"),
+    ],
+    indirect=["trained"],
+    scope="module",
+)
 def test_the_merged_adapters_are_what_is_exported(trained: Any, tmp_path: Path, kind: str) -> None:
     folder, adapters, unmerged = trained
     source = load(SourceRequest(folder, lora=adapters, max_batch_size=8))

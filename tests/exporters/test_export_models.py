@@ -27,6 +27,7 @@ from modelport.exporters.sources import checkpoint
 from modelport.exporters.sources.pytorch import source
 from modelport.gateway.errors import UsageError
 from modelport.gateway.types import Array
+from tests.thorough import sampled, thorough
 
 UNET_KWARGS: dict[str, Any] = {
     "in_channels": 2,
@@ -175,8 +176,16 @@ def test_padding_that_is_even_would_be_seen_at_odd_sizes() -> None:
     assert np.abs(found - expected).max() > 0.01 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("kind", ["onnx", "torchscript", "pt2"])
-@pytest.mark.parametrize("kernel", [2, 3])
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        (2, "torchscript"),
+        (3, "onnx"),
+        *(thorough(kernel, "pt2") for kernel in (2, 3)),
+        thorough(2, "onnx"),
+        thorough(3, "torchscript"),
+    ],
+)
 def test_a_unet_is_exported_for_any_size(tmp_path: Path, kind: str, kernel: int) -> None:
     subject = as_source(unet(upsampling_kernel_size=kernel))
     row = find_format(kind)
@@ -194,7 +203,7 @@ def test_a_unet_is_exported_for_any_size(tmp_path: Path, kind: str, kernel: int)
     assert report.agreement is None, "heat maps decide nothing"
 
 
-@pytest.mark.parametrize("kind", ["onnx", "torchscript"])
+@pytest.mark.parametrize("kind", sampled(("onnx", "torchscript"), "torchscript"))
 def test_a_resnet_is_exported_with_its_statistics(
     resnet: nn.Module, tmp_path: Path, kind: str
 ) -> None:

@@ -24,6 +24,7 @@ from modelport.exporters.sources.pytorch import source
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.errors import Unsupported, UsageError, first_line
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
+from tests.thorough import thorough
 
 Spoil = Callable[[dict[str, Array]], dict[str, Array]]
 
@@ -101,7 +102,9 @@ def test_one_changed_embedding_row_is_caught(fraud: nn.Module) -> None:
         check(fraud, session, samples=200)
 
 
-@pytest.mark.parametrize(("name", "layers"), [("fraud", "encoder.layers"), ("vit", "blocks")])
+@pytest.mark.parametrize(
+    ("name", "layers"), [("fraud", "encoder.layers"), thorough("vit", "blocks")]
+)
 def test_swapped_layers_are_caught(request: pytest.FixtureRequest, name: str, layers: str) -> None:
     module: nn.Module = request.getfixturevalue(name)
     session = copied(module)

@@ -24,6 +24,7 @@ from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.exporters.tolerance import Bounds
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from tests.pickle_bomb import PickleBomb
+from tests.thorough import thorough
 
 Invoke = Callable[..., Result]
 
@@ -111,7 +112,7 @@ def test_held_out_rows_are_far_from_the_threshold(fraud: nn.Module, held_out: Pa
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--dtype", "fp16"), pytest.param(("--quantize", "int8"), marks=pytest.mark.thorough)],
+    [thorough(("--dtype", "fp16")), thorough(("--quantize", "int8"))],
 )
 def test_a_lower_precision_is_published_with_its_error_size_and_what_it_kept(
     invoke: Invoke, fraud_checkpoint: Path, held_out: Path, tmp_path: Path, arguments: Any

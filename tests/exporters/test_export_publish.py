@@ -83,6 +83,7 @@ def test_a_publisher_that_writes_in_place_is_caught_by_the_same_killing(
     assert partial(repository) != []
 
 
+@pytest.mark.thorough
 def test_publishers_killed_at_random_moments_leave_no_partial_version(
     python: Python, repository: Path
 ) -> None:

@@ -37,7 +37,7 @@ FRAUD_KWARGS: dict[str, Any] = {
     "vocab_size": 64,
     "d_model": 32,
     "nhead": 4,
-    "num_layers": 2,
+    "num_layers": 1,
     "dim_feedforward": 48,
     "max_positions": 16,
 }
@@ -47,7 +47,7 @@ VIT_KWARGS: dict[str, Any] = {
     "in_channels": 3,
     "num_classes": 5,
     "dim": 16,
-    "depth": 2,
+    "depth": 1,
     "num_heads": 2,
     "mlp_dim": 24,
 }
@@ -176,6 +176,7 @@ def test_only_the_model_is_inside(fraud_path: Path) -> None:
         assert trace.encode() not in content
 
 
+@pytest.mark.thorough
 def test_it_is_served_without_keras_and_without_this_project(
     fraud_source: Source, fraud_path: Path, tmp_path: Path
 ) -> None:

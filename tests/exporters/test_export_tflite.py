@@ -24,13 +24,14 @@ from modelport.exporters.sources.pytorch import source
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
+from tests.thorough import thorough
 
 #: Wide enough for the converter to quantise: it leaves small matrices alone.
 FRAUD_KWARGS: dict[str, Any] = {
     "vocab_size": 256,
     "d_model": 64,
     "nhead": 4,
-    "num_layers": 2,
+    "num_layers": 1,
     "dim_feedforward": 96,
     "max_positions": 16,
 }
@@ -40,7 +41,7 @@ VIT_KWARGS: dict[str, Any] = {
     "in_channels": 3,
     "num_classes": 5,
     "dim": 64,
-    "depth": 2,
+    "depth": 1,
     "num_heads": 2,
     "mlp_dim": 96,
 }
@@ -100,7 +101,7 @@ def vit_files(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return Exported(loaded(VisionTransformer, VIT_KWARGS), tmp_path_factory.mktemp("vit"))
 
 
-@pytest.fixture(params=["fraud", "vit"])
+@pytest.fixture(params=["fraud", thorough("vit")])
 def files(request: pytest.FixtureRequest) -> Exported:
     found: Exported = request.getfixturevalue(f"{request.param}_files")
     return found

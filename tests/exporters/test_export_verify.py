@@ -30,7 +30,7 @@ KWARGS: dict[str, Any] = {
     "vocab_size": 32,
     "d_model": 16,
     "nhead": 2,
-    "num_layers": 2,
+    "num_layers": 1,
     "dim_feedforward": 24,
     "max_positions": 12,
 }

@@ -269,6 +269,7 @@ def _inference(answer: Answer) -> Answer:
     return run
 
 
+@pytest.mark.thorough
 def test_the_error_for_an_entry_that_does_not_load_gives_the_reason(
     tmp_path: Path, requests: Path, model: bytes
 ) -> None:

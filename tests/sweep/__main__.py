@@ -53,7 +53,7 @@ def main() -> int:
     done = {} if options.again else attempts.read(options.results)
     left = {n: [f for f in wanted[n] if (n, f) not in done] for n in chosen[shard - 1 :: of]}
     exports = [(every[n], formats) for n, formats in left.items() if formats]
-    import_libraries()
+    import_libraries(converts=sum("onnx" in formats for _, formats in exports) > 1)
     count = sum(len(formats) for _, formats in exports)
     print(f"{count} exports of {len(exports)} architectures, {options.jobs} at once", flush=True)
     bad = 0
@@ -72,8 +72,12 @@ def main() -> int:
     return int(bad > 0)
 
 
-def import_libraries() -> None:
-    """Import once, before any process is forked, what every export needs."""
+def import_libraries(converts: bool = True) -> None:
+    """Import once, before any process is forked, what every export needs.
+
+    Args:
+        converts: whether several processes convert to ONNX.
+    """
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.simplefilter("ignore")
     import torch
@@ -86,6 +90,8 @@ def import_libraries() -> None:
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    if not converts:
+        return
     model = torch.nn.Linear(2, 2).eval()
     # A first conversion imports and registers much, which every process inherits.
     torch.onnx.export(model, (torch.ones(2, 2),), dynamo=True, verbose=False)

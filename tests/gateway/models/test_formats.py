@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated:Deprec
 @pytest.fixture(scope="module", params=runtimes.QUICK)
 def published(request: pytest.FixtureRequest, shared_folder: Path) -> Path:
     """Version 1 of a small model, with a manifest."""
-    return runtimes.published(shared_folder, "fraud", request.param)
+    return runtimes.published(shared_folder, "vit", request.param)
 
 
 def largest(version: Path) -> Path:
@@ -77,7 +77,7 @@ async def test_a_damaged_version_2_leaves_version_1_ready_and_the_index_says_why
     assert reason
     assert str(tmp_path) not in reason
     assert manager.ready
-    case = runtimes.cases(runtimes.source("fraud"))[0]
+    case = runtimes.cases(runtimes.source("vit"))[0]
     served = manager.get(name)
     request = InferRequest(name, runtimes.tensors(case.inputs, served.signature))
     response = await finished(served.backend(request, NO_DEADLINE))

@@ -13,13 +13,13 @@ from modelport.gateway.backend_registry import find_loader
 from modelport.gateway.runtime import collector
 from modelport.gateway.server import app
 collector.exempt_modules = {exempt}
-find_loader("pytorch")
+find_loader("onnxruntime")
 print(len(gc.get_objects()))
 """
 
 
 def visited(exempt: str) -> int:
-    """The objects that a full collection visits once PyTorch is imported."""
+    """The objects that a full collection visits once ONNX Runtime is imported."""
     code = VISITED.format(exempt=exempt)
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
 

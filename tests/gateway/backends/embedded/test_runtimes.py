@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,10 @@ from tests import models
 from tests.gateway.backends.embedded import runtimes
 from tests.gateway.backends.embedded.runtimes import QUICK, RuntimeCase
 from tests.server import serving
+from tests.thorough import thorough
 
 ROOT = Path(__file__).parents[4]
+Published = Callable[[str, str], Path]
 
 
 @pytest.fixture(scope="module")
@@ -54,29 +57,30 @@ def cases(sources: dict[str, Source]) -> dict[str, list[RuntimeCase]]:
 
 
 @pytest.fixture(scope="module")
-def repository(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``fraud`` and ``vit`` in every format that is quick to write."""
-    root = tmp_path_factory.mktemp("repository")
-    for name in runtimes.MODELS:
-        for format_name in QUICK:
-            model = runtimes.published(shared_folder, name, format_name)
-            shutil.copytree(model, root / model.name)
-    return root
+def published(shared_folder: Path) -> Published:
+    """The folder of a model in a format, written when a test asks for it first."""
+    return functools.partial(runtimes.published, shared_folder)
 
 
 # -- the demo models ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format_name", QUICK)
-@pytest.mark.parametrize("name", list(runtimes.MODELS))
+@pytest.mark.parametrize(
+    ("name", "format_name"),
+    [
+        *(("vit", format_name) for format_name in QUICK),
+        *(("fraud", format_name) for format_name in ("onnx", "torchscript")),
+        *(thorough("fraud", each) for each in ("pt2", "savedmodel", "tflite", "openvino")),
+    ],
+)
 def test_a_runtime_answers_as_eager_pytorch_does(
     name: str,
     format_name: str,
-    repository: Path,
+    published: Published,
     sources: dict[str, Source],
     cases: dict[str, list[RuntimeCase]],
 ) -> None:
-    backend = runtimes.load(repository / f"{name}_{format_name}" / "1")
+    backend = runtimes.load(published(name, format_name) / "1")
     for case in cases[name]:
         assert runtimes.error_of(backend, sources[name], case) <= sources[name].spec.atol
     backend.unload()
@@ -84,12 +88,12 @@ def test_a_runtime_answers_as_eager_pytorch_does(
 
 @pytest.mark.parametrize("format_name", QUICK)
 def test_what_was_read_from_the_artifact_must_agree_with_the_configuration(
-    format_name: str, repository: Path
+    format_name: str, published: Published
 ) -> None:
-    version = repository / f"fraud_{format_name}" / "1"
+    version = published("vit", format_name) / "1"
     described = (version.parent / config.FILENAME).read_text()
     with pytest.raises(InvalidArgument, match="but the model has"):
-        runtimes.load(version, described.replace("TYPE_INT64", "TYPE_FP32", 1))
+        runtimes.load(version, described.replace("TYPE_FP32", "TYPE_INT64", 1))
     elsewhere = re.sub(r'output \{\s*name: "\w+"', 'output { name: "elsewhere"', described, count=1)
     with pytest.raises(InvalidArgument, match="declares output 'elsewhere', but the model has"):
         runtimes.load(version, elsewhere)
@@ -98,11 +102,11 @@ def test_what_was_read_from_the_artifact_must_agree_with_the_configuration(
 @pytest.mark.parametrize("format_name", QUICK)
 def test_inputs_and_outputs_that_are_not_declared_are_taken_from_the_artifact(
     format_name: str,
-    repository: Path,
+    published: Published,
     sources: dict[str, Source],
     cases: dict[str, list[RuntimeCase]],
 ) -> None:
-    version = repository / f"vit_{format_name}" / "1"
+    version = published("vit", format_name) / "1"
     platform = next(p for p in config.PLATFORMS if p.format == format_name)
     text = f'backend: "{platform.backend}" platform: "{platform.platform}"'
     text += f' max_batch_size: 8 default_model_filename: "{platform.default_filename}"'
@@ -113,10 +117,10 @@ def test_inputs_and_outputs_that_are_not_declared_are_taken_from_the_artifact(
 
 @pytest.mark.parametrize("format_name", QUICK)
 def test_a_damaged_artifact_is_refused_without_its_path(
-    format_name: str, repository: Path, tmp_path: Path
+    format_name: str, published: Published, tmp_path: Path
 ) -> None:
     platform = next(p for p in config.PLATFORMS if p.format == format_name)
-    whole = repository / f"vit_{format_name}" / "1" / platform.default_filename
+    whole = published("vit", format_name) / "1" / platform.default_filename
     whole = whole / "saved_model.pb" if whole.is_dir() else whole
     described = (
         whole.parents[2 if format_name == "savedmodel" else 1] / config.FILENAME
@@ -148,9 +152,9 @@ def test_a_missing_artifact_is_named(format_name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format_name", QUICK)
 def test_a_gpu_that_is_not_there_is_said_plainly(
-    format_name: str, repository: Path, capfd: pytest.CaptureFixture[str]
+    format_name: str, published: Published, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    version = repository / f"vit_{format_name}" / "1"
+    version = published("vit", format_name) / "1"
     described = (version.parent / config.FILENAME).read_text()
     with pytest.raises(Unsupported, match=r"asks for KIND_GPU, but .*; set KIND_CPU, or KIND_AUTO"):
         runtimes.load(version, described + " instance_group { kind: KIND_GPU }")
@@ -180,10 +184,15 @@ def test_instances_in_several_places_are_refused(groups: str, tmp_path: Path) ->
 
 @pytest.mark.thorough
 def test_every_runtime_serves_in_one_process_at_once(
-    repository: Path, sources: dict[str, Source], cases: dict[str, list[RuntimeCase]]
+    published: Published,
+    sources: dict[str, Source],
+    cases: dict[str, list[RuntimeCase]],
+    tmp_path: Path,
 ) -> None:
     names = [f"{name}_{format_name}" for name in sources for format_name in QUICK]
-    with serving(repository) as gateway, httpx.Client(base_url=f"http://{gateway.http}") as client:
+    for name in names:
+        shutil.copytree(published(*name.split("_")), tmp_path / name)
+    with serving(tmp_path) as gateway, httpx.Client(base_url=f"http://{gateway.http}") as client:
         index = client.post("/v2/repository/index").json()
         assert {row["name"]: row["state"] for row in index} == dict.fromkeys(names, "READY"), index
 
