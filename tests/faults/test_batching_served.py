@@ -22,12 +22,13 @@ from tests.faults import probes
 from tests.faults.probes import Background, ChangingRepository, elapsed
 from tests.polling import eventually
 from tests.server import Gateway, serving
+from tests.thorough import thorough
 
 ROWS = 1000
 FACTOR = 3
 POISON = 5000
 #: How long the request takes while which others gather.
-LONG_SECONDS = 1.5
+LONG_SECONDS = 1.0
 CONFIG = """
 backend: "onnxruntime"
 max_batch_size: 8
@@ -137,7 +138,7 @@ def unused() -> Iterator[str]:
     return iter(IMPATIENT_MODELS)
 
 
-@pytest.fixture(scope="module", params=["http", "over_grpc"])
+@pytest.fixture(scope="module")
 def ask(request: pytest.FixtureRequest) -> Ask:
     asked: Ask = request.getfixturevalue(request.param)
     return asked
@@ -182,6 +183,7 @@ def gathered(
     return replies
 
 
+@pytest.mark.parametrize("ask", ["over_grpc", thorough("http")], indirect=True, scope="module")
 def test_requests_that_wait_run_as_one_and_the_statistics_say_so(
     ask: Ask, gateway: Gateway, background: Background, long: int
 ) -> None:
@@ -197,6 +199,7 @@ def test_requests_that_wait_run_as_one_and_the_statistics_say_so(
     assert probes.metric(gateway, "exec_count", model="patient") == executed + 2
 
 
+@pytest.mark.parametrize("ask", ["http", thorough("over_grpc")], indirect=True, scope="module")
 def test_one_poison_request_of_eight_fails_alone(
     ask: Ask, gateway: Gateway, background: Background, long: int
 ) -> None:
@@ -209,6 +212,7 @@ def test_one_poison_request_of_eight_fails_alone(
     assert ask("patient", 9) == ("OK", 27)
 
 
+@pytest.mark.parametrize("ask", ["http", thorough("over_grpc")], indirect=True, scope="module")
 def test_a_request_that_waits_longer_than_its_policy_allows_is_refused_and_never_computed(
     ask: Ask, gateway: Gateway, background: Background, long: int, unused: Iterator[str]
 ) -> None:

@@ -11,10 +11,15 @@ from modelport.gateway.upstream import pool
 from tests.faults.chaos import FAULTS, KINDS, ChaosCell, ChaosPlan, run, upstream
 from tests.faults.chaos_proxy import ProxyFault
 from tests.server import Gateway
+from tests.thorough import thorough
 
 QUICK = OutlierDetection(base_ejection_time_seconds=0.1, max_ejection_time_seconds=0.2)
 #: Every kind and every fault, each fault at another kind than the one before it.
 SELECTION = [(*KINDS[number % len(KINDS)], fault) for number, fault in enumerate(FAULTS)]
+
+
+#: Of the ways to hang, one is enough for each run.
+SLOW = (ProxyFault.HANG_AT_CONNECT, ProxyFault.HANG_AFTER_GREETING, ProxyFault.SLOW)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +46,10 @@ async def cell(
     return await run(gateway, backend, protocol, fault, plan)
 
 
-@pytest.mark.parametrize(("backend", "protocol", "fault"), SELECTION)
+@pytest.mark.parametrize(
+    ("backend", "protocol", "fault"),
+    [thorough(*each) if each[-1] in SLOW else each for each in SELECTION],
+)
 async def test_a_broken_endpoint_costs_hardly_any_request_and_comes_back(
     gateway: Gateway,
     backend: str,

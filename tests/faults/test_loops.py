@@ -17,6 +17,7 @@ from modelport.loadtests.system.processes import free_ports
 from tests import models
 from tests.conformance import wire
 from tests.server import Gateway, serving
+from tests.thorough import thorough
 from tests.upstream import fronting, table
 
 MESSAGE = "form a loop"
@@ -53,7 +54,7 @@ def url(gateway: Gateway) -> str:
     return f"http://{gateway.http}/v2/models/x2/infer"
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", ["http", thorough("grpc")])
 def test_a_request_that_comes_back_is_refused_and_says_why(protocol: str, tmp_path: Path) -> None:
     with ring(tmp_path, protocol) as gateway:
 
@@ -89,7 +90,7 @@ def test_proxies_before_it_are_no_loop(via: str, tmp_path: Path) -> None:
         assert stub.ModelInfer(REQUEST, metadata=[("via", via)], timeout=60).outputs
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", [thorough("http"), "grpc"])
 def test_a_client_that_claims_many_gateways_does_no_harm_to_the_server_behind(
     protocol: str, tmp_path: Path
 ) -> None:

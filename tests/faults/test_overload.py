@@ -87,7 +87,7 @@ def grpc_code(gateway: Gateway, request: Any, timeout: float) -> tuple[str, str]
 def test_a_full_queue_is_503_while_another_runs_and_those_before_it_are_answered(
     counting: Gateway, background: Background
 ) -> None:
-    long = turns(counting, 1.5)
+    long = turns(counting, 1.0)
     rejected = partial(probes.metric, counting, "request_failure", model="count", reason="REJECTED")
     before = rejected()
     runs: Future[httpx.Response] = background(count, counting, long)
@@ -111,7 +111,7 @@ def test_a_full_queue_is_503_while_another_runs_and_those_before_it_are_answered
 def test_a_gateway_whose_model_is_busy_still_answers_everything_else(
     counting: Gateway, background: Background
 ) -> None:
-    runs = background(count, counting, turns(counting, 1.5))
+    runs = background(count, counting, turns(counting, 1.0))
     pending(counting, 1)
     for path in (
         "/v2/health/live",
@@ -133,7 +133,7 @@ def test_a_long_run_of_a_small_input_does_not_stop_the_gateway(
     repository.config(text, "count")
     repository.version(2.0)
     with serving(repository.root) as gateway:
-        runs = background(count, gateway, 1_500_000)
+        runs = background(count, gateway, 800_000)
         answered = 0
         while not runs.done():
             assert probes.live(gateway)
@@ -158,7 +158,7 @@ def test_a_request_that_runs_past_its_timeout_is_answered_at_its_timeout(
 def test_a_request_that_waits_past_its_timeout_is_answered_at_its_timeout_and_never_computed(
     counting: Gateway, background: Background
 ) -> None:
-    long = turns(counting, 1.5)
+    long = turns(counting, 1.0)
     executed = probes.metric(counting, "exec_count", model="count")
     runs = background(count, counting, long)
     pending(counting, 1)
@@ -173,7 +173,7 @@ def test_a_request_that_waits_past_its_timeout_is_answered_at_its_timeout_and_ne
 def test_a_grpc_deadline_is_kept_and_gives_the_request_up_on_the_server_too(
     counting: Gateway, background: Background
 ) -> None:
-    long = turns(counting, 2.0)
+    long = turns(counting, 1.2)
     executed = probes.metric(counting, "exec_count", model="count")
     runs = background(count, counting, long)
     pending(counting, 1)
@@ -203,7 +203,7 @@ def test_a_grpc_deadline_that_passes_is_always_deadline_exceeded(
 def test_the_earlier_of_timeout_and_grpc_deadline_counts(
     counting: Gateway, background: Background
 ) -> None:
-    runs = background(count, counting, turns(counting, 1.5))
+    runs = background(count, counting, turns(counting, 1.0))
     pending(counting, 1)
     answer = grpc_code(counting, message(2000, timeout=100_000), 60)
     assert answer == ("UNAVAILABLE", "Request timeout expired")

@@ -214,6 +214,7 @@ def test_with_exit_on_error_the_first_answer_is_that_of_a_model(
     assert first == dict.fromkeys(("http", "grpc"), exits == "true")
 
 
+@pytest.mark.thorough
 def test_exit_on_error_counts_a_model_to_load_that_is_not_there(
     repository: ChangingRepository,
 ) -> None:

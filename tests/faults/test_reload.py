@@ -16,12 +16,13 @@ from tests.faults.probes import EXPLICIT, POLL, ChangingRepository
 from tests.faults.traffic import RequestOutcome, TrafficClient, failures, flowing, kinds
 from tests.polling import eventually
 from tests.server import Gateway, serving
+from tests.thorough import thorough
 
 RELOADS = int(os.environ.get("MODELPORT_RELOADS", "10"))
 FACTORS = (2.0, 3.0)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.01], ids=["inline", "in flight"])
+@pytest.mark.parametrize("delay", [thorough(0.0), 0.01], ids=["inline", "in flight"])
 def test_reloading_in_place_under_load_fails_no_request_and_mixes_no_answer(
     delay: float, repository: ChangingRepository, tmp_path: Path
 ) -> None:
@@ -85,7 +86,7 @@ def test_new_versions_on_a_poll_under_load_fail_no_request(repository: ChangingR
         assert {outcome.factor for outcome in traffic.outcomes} == set(FACTORS)
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", ["http", thorough("grpc")])
 def test_the_check_sees_the_gap_that_unload_and_load_leaves(
     protocol: str, repository: ChangingRepository
 ) -> None:

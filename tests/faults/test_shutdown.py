@@ -38,6 +38,7 @@ from tests.faults.traffic import (
 )
 from tests.polling import eventually
 from tests.server import Gateway, serving
+from tests.thorough import sampled, thorough
 
 TRIALS = int(os.environ.get("MODELPORT_TRIALS", "2"))
 PENDING = "pending_request_count"
@@ -97,7 +98,7 @@ def shut_down_under_load(
         return exit_status, traffic.outcomes, written.begun, written.ended
 
 
-@pytest.mark.parametrize("protocol", CLIENTS)
+@pytest.mark.parametrize("protocol", sampled(CLIENTS, "http", "grpc"))
 def test_sigterm_under_load_drops_no_request(
     protocol: str, repository: ChangingRepository, tmp_path: Path
 ) -> None:
@@ -118,7 +119,7 @@ def test_sigterm_under_load_drops_no_request(
     assert lost == [], f"{len(lost)} dropped in {TRIALS} trials"
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", ["http", thorough("grpc")])
 def test_the_check_sees_what_sigkill_drops(
     protocol: str, repository: ChangingRepository, tmp_path: Path
 ) -> None:
@@ -177,7 +178,7 @@ def test_clients_on_kept_connections_are_asked_to_close_them(
 def test_a_health_watcher_hears_of_the_end_before_it_comes(
     repository: ChangingRepository, background: Background
 ) -> None:
-    repository.slow(5.0)
+    repository.slow(2.0)
     with serving(repository.root) as gateway, grpc.insecure_channel(gateway.grpc) as channel:
         reply = background(probes.ask, gateway, "slow")
         in_flight(gateway, "slow")
@@ -193,7 +194,9 @@ def test_a_health_watcher_hears_of_the_end_before_it_comes(
 
 
 @pytest.mark.parametrize(
-    "signal_", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=["SIGTERM", "SIGINT", "SIGHUP"]
+    "signal_",
+    [signal.SIGTERM, thorough(signal.SIGINT), thorough(signal.SIGHUP)],
+    ids=["SIGTERM", "SIGINT", "SIGHUP"],
 )
 def test_an_idle_gateway_ends_at_once_with_status_0_and_leaves_nothing_behind(
     signal_: signal.Signals, repository: ChangingRepository
@@ -230,7 +233,7 @@ def test_a_gateway_can_be_started_again_on_the_same_ports_at_once(
 # -- what does not end by itself ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", ["http", thorough("grpc")])
 def test_a_request_that_never_completes_ends_with_the_exit_timeout(
     protocol: str, repository: ChangingRepository, background: Background
 ) -> None:
@@ -249,7 +252,7 @@ def test_a_pending_request_gets_an_error_when_the_process_ends_at_the_exit_timeo
     repository: ChangingRepository, background: Background
 ) -> None:
     repository.slow(600)
-    with serving(repository.root, "--exit-timeout-secs", "2.5") as gateway:
+    with serving(repository.root, "--exit-timeout-secs", "1.5") as gateway:
         reply = background(probes.ask, gateway, "slow", timeout=60)
         in_flight(gateway, "slow")
         terminate(gateway)
@@ -321,6 +324,7 @@ def test_an_idle_stream_does_not_hold_up_the_end(repository: ChangingRepository)
             requests.put(None)
 
 
+@pytest.mark.thorough
 def test_an_idle_stream_of_torchserves_does_not_hold_up_the_end_either(
     repository: ChangingRepository,
 ) -> None:
@@ -344,7 +348,7 @@ def test_an_idle_stream_of_torchserves_does_not_hold_up_the_end_either(
             requests.put(None)
 
 
-@pytest.mark.parametrize("flags", [(), POLL], ids=["at start", "on a poll"])
+@pytest.mark.parametrize("flags", [(), thorough(POLL)], ids=["at start", "on a poll"])
 def test_sigterm_while_a_model_loads_ends_promptly(
     flags: tuple[str, ...], repository: ChangingRepository, tmp_path: Path
 ) -> None:
@@ -367,7 +371,7 @@ def test_sigterm_while_a_model_loads_ends_promptly(
 def test_a_gateway_that_loads_is_live_and_not_ready(
     repository: ChangingRepository, tmp_path: Path
 ) -> None:
-    repository.version(2.0, backend="ledger", config=parameter("load_seconds", 3))
+    repository.version(2.0, backend="ledger", config=parameter("load_seconds", 2))
     with recorded(repository.root, tmp_path / "ledger", wait_for="listening") as (gateway, _):
         eventually(lambda: probes.state(gateway) == "LOADING", "loading")
         assert probes.live(gateway)
@@ -392,6 +396,7 @@ def test_a_second_sigterm_ends_the_process_at_once(
             reply.result(25)
 
 
+@pytest.mark.thorough
 def test_a_gateway_serves_and_ends_after_the_reader_of_its_log_is_gone(
     repository: ChangingRepository,
 ) -> None:

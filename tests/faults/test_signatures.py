@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from modelport.gateway.repository import config, manifest, signed_config, signin
 from modelport.gateway.repository.signing_keys import PrivateKey
 from modelport.gateway.settings import Settings
 from tests import models
+from tests.commands import modelport
 from tests.faults import probes
 from tests.faults.probes import EXPLICIT, POLL, ChangingRepository
 from tests.polling import eventually
@@ -225,15 +224,7 @@ def test_an_invalid_key_file_ends_the_command_before_it_listens(
     path = tmp_path / "release.pub"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else key.pem())
-    run = subprocess.run(
-        [
-            *(sys.executable, "-m", "modelport", "serve", "--model-repository", str(tmp_path)),
-            *("--require-signature", str(path)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    run = modelport("serve", "--model-repository", str(tmp_path), "--require-signature", str(path))
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith(f"modelport: error: public key '{path}' {reason}")
     assert run.stderr.count("\n") == 1

@@ -20,6 +20,7 @@ from tests.faults.probes import ChangingRepository, answer, ask, index, ready
 from tests.faults.traffic import failures, flowing
 from tests.polling import eventually
 from tests.server import Gateway
+from tests.thorough import sampled
 from tests.upstream import fronting, table
 
 #: ``make soak`` asks for more.
@@ -123,7 +124,7 @@ def test_the_check_sees_a_gateway_that_does_not_try_again(
     assert failures(traffic.outcomes)
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", sampled(("grpc", "http"), "grpc"))
 def test_with_every_replica_down_it_is_503_at_once_and_recovers_by_itself(
     replicas: list[Replica], tmp_path: Path, protocol: str
 ) -> None:
@@ -147,7 +148,7 @@ def test_with_every_replica_down_it_is_503_at_once_and_recovers_by_itself(
         assert answer(front) == ("1", FACTOR)
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", sampled(("grpc", "http"), "http"))
 def test_a_stalled_server_does_not_extend_a_deadline(
     replicas: list[Replica], tmp_path: Path, protocol: str
 ) -> None:
@@ -180,7 +181,7 @@ def test_a_stalled_replica_is_ejected_after_a_few_requests(
         assert [ask(front).status_code for _ in range(10)] == [200] * 10
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", sampled(("grpc", "http"), "grpc"))
 def test_a_gateway_started_before_its_server_serves_once_that_is_there(
     replicas: list[Replica], tmp_path: Path, protocol: str
 ) -> None:
@@ -201,7 +202,7 @@ def black_hole() -> Iterator[str]:
         yield f"127.0.0.1:{listening.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", sampled(("grpc", "http"), "http"))
 def test_a_server_that_accepts_and_never_speaks_costs_no_request_and_no_start(
     replicas: list[Replica], tmp_path: Path, protocol: str
 ) -> None:
