@@ -266,7 +266,7 @@ envoy: $(READY) ## Put the real Envoy with deploy/envoy in front of gateways: to
 mutations: $(READY) ## Try every wrong lowering that one small change makes of an operator; 20 minutes
 	$(BIN)/python -m tests.exporters.lowering.mutation_checks
 
-fuzz: $(READY) ## Ten times the default fuzz: 10^6 decoder cases, 10^5 requests on the wire, 10^5 credentials, 10^4 certificates
+fuzz: $(READY) ## Fifty times the default fuzz: 10^6 decoder cases, 10^5 requests on the wire, 10^5 credentials, 10^4 certificates
 	MODELPORT_FUZZ_CASES=1000000 MODELPORT_FUZZ_WIRE_CASES=100000 \
 		$(BIN)/python -m pytest --timeout=3600 tests/attacks/test_fuzz.py tests/attacks/test_fuzz_tfserving.py \
 		tests/attacks/test_fuzz_access.py tests/attacks/test_fuzz_certificates.py

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 #: The first may import modules and fault pages in, and a busy machine may take time away.
-RUNS = 5
+RUNS = 3
 
 
 #: A piece is at least this many times shorter than the whole.

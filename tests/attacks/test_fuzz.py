@@ -38,8 +38,8 @@ from tests.conformance import wire
 from tests.conformance.wire import HEADER_LENGTH, KeptConnection, json_body, json_input
 from tests.server import Gateway
 
-CASES = int(os.environ.get("MODELPORT_FUZZ_CASES", "100000"))
-WIRE_CASES = int(os.environ.get("MODELPORT_FUZZ_WIRE_CASES", "10000"))
+CASES = int(os.environ.get("MODELPORT_FUZZ_CASES", "20000"))
+WIRE_CASES = int(os.environ.get("MODELPORT_FUZZ_WIRE_CASES", "2000"))
 SHARE = CASES // 4  # of each decoder
 #: One case of a few kilobytes: what takes longer does not grow with its input as it should.
 MAX_CASE_SECONDS = 1.0
@@ -359,7 +359,7 @@ JSON = st.recursive(
     max_leaves=20,
 )
 PROPERTY = settings(
-    max_examples=300,
+    max_examples=100,
     deadline=None,
     database=None,
     derandomize=True,

@@ -45,7 +45,7 @@ from tests.conformance.wire import KeptConnection
 from tests.server import Gateway
 
 SHARE = CASES // 10
-WIRE_SHARE = WIRE_CASES // 5
+WIRE_SHARE = WIRE_CASES
 IN_JSON = [d for d in Datatype if d not in (Datatype.FP16, Datatype.BF16)]
 ODD: tuple[Any, ...] = (*VALUES, {"b64": "YQ=="}, {"b64": "Y"}, {"b64": 1}, {"b64": "é"}, [[], [1]])
 

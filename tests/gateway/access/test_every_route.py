@@ -19,6 +19,7 @@ from modelport.gateway.protocols import http_operations
 from modelport.gateway.protocols.http_operations import operation_of
 from modelport.gateway.server import app
 from tests.gateway.access.gateway import AccessGateway, client, serving
+from tests.thorough import thorough
 
 #: ``right`` may do everything, ``other`` everything with another model, ``idle`` nothing.
 RULES = """
@@ -241,7 +242,7 @@ def routes_of(gateway: AccessGateway) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/2"])
+@pytest.mark.parametrize("version", ["HTTP/1.1", thorough("HTTP/2")])
 async def test_every_route_has_exactly_the_expected_status_for_every_caller(
     gateway: AccessGateway, version: str
 ) -> None:

@@ -21,6 +21,7 @@ from modelport.gateway.server import app
 from modelport.gateway.settings import AspiredVersionPolicy, LogFormat, ModelControlMode, Settings
 from tests import models
 from tests.commands import modelport
+from tests.thorough import sampled
 
 #: Triton's flag, and its default (``tritonserver --help``, 25.x) where we have the same.
 TRITON = {
@@ -198,7 +199,7 @@ def test_a_repository_that_is_a_file_is_one_line(tmp_path: Path) -> None:
     assert "is not a folder" in message
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc", "metrics"])
+@pytest.mark.parametrize("protocol", sampled(("http", "grpc", "metrics"), "grpc"))
 def test_a_port_in_use_is_one_line_that_names_the_flag(protocol: str, tmp_path: Path) -> None:
     ports = dict.fromkeys(("http", "grpc", "metrics"), "0")
     with socket.socket() as taken:
@@ -225,7 +226,7 @@ def test_the_same_port_for_two_protocols_is_one_line(tmp_path: Path) -> None:
     assert f"--http-port and --grpc-port are both {port}" in one_line(run, 2)
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc", "metrics"])
+@pytest.mark.parametrize("protocol", sampled(("http", "grpc", "metrics"), "metrics"))
 def test_an_address_of_another_machine_gets_a_one_line_error_that_names_the_flag(
     protocol: str, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ from tests.gateway.rollout.simulation import (
     run,
     until,
 )
+from tests.thorough import thorough
 
 #: A part of all awaits at which a gateway can be killed.
 STRIDE = 1 if os.environ.get("MODELPORT_SLOW_TESTS") else 7
@@ -491,7 +492,7 @@ async def killed_at(step: int, errors: float) -> bool:
     return killed
 
 
-@pytest.mark.parametrize("errors", [0.0, 0.5])
+@pytest.mark.parametrize("errors", [thorough(0.0), 0.5])
 def test_a_gateway_that_is_killed_at_any_await_comes_to_the_same_end(errors: float) -> None:
     step = 1
     while run(killed_at(step, errors)):

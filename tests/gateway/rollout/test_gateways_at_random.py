@@ -35,7 +35,7 @@ from tests.gateway.rollout.simulation import (
     run,
 )
 
-SEEDS = 1000 if os.environ.get("MODELPORT_SLOW_TESTS") else 25
+SEEDS = 1000 if os.environ.get("MODELPORT_SLOW_TESTS") else 8
 #: Seeds within which every broken variant is caught.
 BROKEN_SEEDS = 500
 MODEL = "fraud"

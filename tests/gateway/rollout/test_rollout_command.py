@@ -30,6 +30,7 @@ from tests.gateway.rollout.plans import plan
 from tests.gateway.rollout.rollout_traffic import FACTORS, repository, traffic
 from tests.polling import eventually
 from tests.server import FLAGS, Gateway, serving
+from tests.thorough import thorough
 
 ONLY_1 = "version_policy { specific { versions: 1 } }\n"
 #: Times of such small models say nothing on a machine with other jobs. Version 3 answers otherwise.
@@ -87,7 +88,7 @@ def wrong_decisions(gateway: Gateway) -> int:
 
 @pytest.mark.parametrize(
     "flags",
-    [(), pytest.param((*WORKERS, *POLL), marks=pytest.mark.thorough), (*WORKERS, *EXPLICIT)],
+    [(), thorough((*WORKERS, *POLL)), (*WORKERS, *EXPLICIT)],
     ids=str,
 )
 def test_a_good_candidate_is_promoted_and_stays_after_a_restart(
@@ -110,7 +111,7 @@ def test_a_good_candidate_is_promoted_and_stays_after_a_restart(
         assert set(asked.more()) == {2}
 
 
-@pytest.mark.parametrize("flags", [(), WORKERS], ids=str)
+@pytest.mark.parametrize("flags", [(), thorough(WORKERS)], ids=str)
 def test_disagreeing_answers_roll_a_candidate_back_before_a_client_sees_them(
     root: Path, slo: Path, flags: tuple[str, ...]
 ) -> None:
@@ -136,7 +137,7 @@ def test_disagreeing_answers_roll_a_candidate_back_before_a_client_sees_them(
     assert (root / "x2/config.pbtxt").read_text() == models.X2_CONFIG + ONLY_1
 
 
-@pytest.mark.parametrize("flags", [(), WORKERS], ids=str)
+@pytest.mark.parametrize("flags", [(), thorough(WORKERS)], ids=str)
 def test_a_person_commands_a_rollout_and_no_request_reaches_the_candidate_after_a_rollback(
     root: Path, slo: Path, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +193,7 @@ def test_a_stage_without_requests_is_undecided_after_its_longest_time(
         assert status(gateway)["phase"] == "paused"
 
 
-@pytest.mark.parametrize("flags", [(), WORKERS], ids=str)
+@pytest.mark.parametrize("flags", [(), thorough(WORKERS)], ids=str)
 def test_a_gateway_that_is_killed_goes_on_in_the_same_stage_with_the_same_counts(
     root: Path, slo: Path, flags: tuple[str, ...]
 ) -> None:

@@ -23,6 +23,7 @@ from tests.rollout_statistics.simulation import (
     SimulatedRollout,
     rollouts,
 )
+from tests.thorough import thorough
 
 #: Hardly less likely than 5 % to be exceeded by a test that is right in 95 %.
 ROLLOUTS, MOST_FALSE = 8, 1
@@ -36,7 +37,7 @@ def rolled_back(scenario: SimulatedRollout, count: int = ROLLOUTS) -> int:
     return sum(one.rolled_back for one in rollouts(scenario, count))
 
 
-@pytest.mark.parametrize("machine", [SHARED, ROUGH], ids=lambda machine: machine.name)
+@pytest.mark.parametrize("machine", [thorough(SHARED), ROUGH], ids=lambda machine: machine.name)
 @pytest.mark.parametrize("candidate", [IDENTICAL, AT_EVERY_LIMIT], ids=lambda one: one.name)
 def test_candidates_within_the_limits_are_seldom_rolled_back(
     machine: Machine, candidate: SimulatedCandidate
@@ -50,8 +51,8 @@ def test_candidates_within_the_limits_are_seldom_rolled_back(
     [
         (replace(SHORT, candidate=AT_EVERY_LIMIT),
          {"decide": simulation.repeated_fixed_sample_test}),
-        (replace(SHORT, machine=ROUGH), {"decide": simulation.rates_over_time}),
-        (STICKY, {"ignores_keys": True}),
+        thorough(replace(SHORT, machine=ROUGH), {"decide": simulation.rates_over_time}),
+        thorough(STICKY, {"ignores_keys": True}),
     ],
     ids=["a fixed-sample test", "rates over time", "every request of a key"],
 )  # fmt: skip
@@ -86,10 +87,10 @@ def test_harm_is_found_and_named(candidate: SimulatedCandidate, criterion: str) 
 def test_wrong_answers_do_not_pass_the_shadow_stage() -> None:
     """1 % of them, ten times the limit; a count of 500 lets more than a tenth of them pass."""
     scenario = SimulatedRollout(SimulatedCandidate(disagreement=0.01), requests=13_000)
-    found = rollouts(scenario, 30)
-    assert sum(one.rolled_back and one.stage == 0 for one in found) >= 28
+    found = rollouts(scenario, 10)
+    assert sum(one.rolled_back and one.stage == 0 for one in found) >= 9
     by_count = replace(scenario, plan=statistics.BY_COUNT, requests=6000)
-    assert sum(one.stage > 0 for one in rollouts(by_count, 30)) > 4
+    assert sum(one.stage > 0 for one in rollouts(by_count, 15)) > 1
 
 
 def test_wrong_answers_that_only_clients_get_are_found_after_the_shadow_stage() -> None:

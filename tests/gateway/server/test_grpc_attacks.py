@@ -59,7 +59,7 @@ from tests.gateway.server.http2_roles import kinds, mutated
 
 ASKED = prefixed(BytesValue(value=b"what was asked").SerializeToString())
 CALL = head(1) + frame(DATA, END_STREAM, 1, ASKED)
-FUZZ_CASES = 10_000
+FUZZ_CASES = 3_000
 
 
 @pytest.fixture(autouse=True)

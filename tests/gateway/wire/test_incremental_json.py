@@ -77,7 +77,7 @@ def test_pieces_give_what_the_whole_gives_or_refuse_it(
 ) -> None:
     monkeypatch.setattr(incremental_json, "SMALL", small)
     read_at_all = 0
-    for number in range(1500):
+    for number in range(400):
         chance = random.Random(f"pieces {number}")
         monkeypatch.setattr(incremental_json, "PIECE_BYTES", chance.randrange(1, 40))
         monkeypatch.setattr(json_window, "SLICE_BYTES", chance.randrange(16, 40))
@@ -94,7 +94,7 @@ def test_pieces_give_what_the_whole_gives_or_refuse_it(
                 assert bool(error) == wrong, (number, text, error)
                 assert found == expected, (number, text)
                 read_at_all += not wrong
-    assert read_at_all > 1200
+    assert read_at_all > 320
 
 
 LONG: dict[str, bytes] = {
@@ -178,7 +178,7 @@ def test_every_bit_is_the_one_that_the_short_way_gives() -> None:
     [
         b"[" + b"{}," * 300_000 + b"{}]",
         b"[" + b'{"a":1},' * 300_000 + b"{}]",
-        b"[" + b"[[]]," * 3_000_000 + b"[]]",
+        b"[" + b"[[]]," * 2_000_001 + b"[]]",
         b"[" * 1_000_000,
         b"[1," * 1_000_000,
         b"1" * 3_000_000,
@@ -224,7 +224,7 @@ def test_a_long_string_in_slices_is_the_whole_string_or_refused(
 ) -> None:
     chars = ["a", '"', "\\", "\n", "é", "€", "\U0001d11e", "\\u", "u00e9"]
     refused = 0
-    for number in range(3000):
+    for number in range(1000):
         chance = random.Random(f"slices {number}")
         monkeypatch.setattr(json_window, "SLICE_BYTES", chance.randrange(13, 40))
         halves = ["\ud83d", "\ude00"] if chance.random() < 0.2 else []
@@ -241,7 +241,7 @@ def test_a_long_string_in_slices_is_the_whole_string_or_refused(
                 json_window.string(content, 0, len(content), orjson.loads)
         else:
             assert json_window.string(content, 0, len(content), orjson.loads) == expected
-    assert 500 < refused < 2500
+    assert 160 < refused < 840
 
 
 def test_a_long_key_and_a_long_array_of_mixed_types_are_refused() -> None:

@@ -18,7 +18,7 @@ from modelport.gateway.wire import repeated_values, tensor_proto
 from modelport.gateway.wire.proto import serving_pb2
 from modelport.gateway.wire.proto import tensorflow_pb2 as pb
 
-CASES = int(os.environ.get("MODELPORT_FUZZ_CASES", "100000")) // 10
+CASES = int(os.environ.get("MODELPORT_FUZZ_CASES", "20000")) // 10
 ROOT = Path(__file__).parents[3]
 NUMERIC = [datatype for datatype in Datatype if datatype is not Datatype.BYTES]
 

@@ -20,6 +20,7 @@ from modelport.gateway.inference.admission.controller import (
     AdmissionDecision,
     OverloadController,
 )
+from tests.thorough import thorough
 
 LEAST = 256
 
@@ -188,7 +189,7 @@ def good(model: SimulatedModel, seconds: float) -> bool:
     return busy and quantile(model.answered, 0.99) <= 3 * model.run_seconds
 
 
-@pytest.mark.parametrize("comes", [even, poisson])
+@pytest.mark.parametrize("comes", [thorough(even), poisson])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_ten_times_too_much_is_refused_and_what_is_accepted_is_quick(
     shape: dict[str, float], comes: Callable[[float], Iterator[float]]
@@ -304,7 +305,7 @@ def test_the_check_sees_a_controller_that_counts_refused_retries_as_arrivals() -
     assert len(after_pulse(model, clients, 10.0, 6.0)) > 1000
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     run_seconds=st.sampled_from([0.002, 0.005, 0.02, 0.05]),
     instances=st.integers(1, 4),

@@ -38,6 +38,7 @@ from tests.gateway.server.workers.processes import (
 )
 from tests.polling import eventually
 from tests.server import Gateway, serving
+from tests.thorough import sampled, thorough
 
 SITE = Path(__file__).parent / "site"
 HTTP = ["http"]
@@ -184,7 +185,9 @@ def test_workers_that_poll_come_to_the_same_versions(repository: ChangingReposit
 # -- the parent dies ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["idle", "with a worker that hangs"])
+@pytest.mark.parametrize(
+    "stopped", [thorough(False), True], ids=["idle", "with a worker that hangs"]
+)
 def test_kill_9_of_the_parent_leaves_no_process_no_port_and_no_file(
     stopped: bool, repository: ChangingRepository, temporary: Path
 ) -> None:
@@ -291,6 +294,7 @@ def test_a_worker_that_hangs_is_killed_and_replaced(repository: ChangingReposito
         assert factors(gateway) == {2.0}
 
 
+@pytest.mark.thorough
 def test_a_spare_that_dies_costs_nothing_but_its_help(repository: ChangingRepository) -> None:
     repository.version(2.0)
     with serving(repository.root, *TWO) as gateway:
@@ -326,7 +330,7 @@ def taken() -> Iterator[str]:
         yield str(holder.getsockname()[1])
 
 
-@pytest.mark.parametrize("kind", ["http", "grpc", "metrics"])
+@pytest.mark.parametrize("kind", sampled(("http", "grpc", "metrics"), "http"))
 def test_a_port_in_use_is_refused_in_the_usual_line(
     kind: str, taken: str, repository: ChangingRepository
 ) -> None:
@@ -359,6 +363,7 @@ def test_workers_that_end_at_every_start_end_the_gateway_with_one_line(
     assert folders(temporary) == []
 
 
+@pytest.mark.thorough
 def test_a_model_that_must_load_and_does_not_ends_all_workers_with_the_reason(
     repository: ChangingRepository,
 ) -> None:
@@ -375,9 +380,9 @@ def test_a_model_that_must_load_and_does_not_ends_all_workers_with_the_reason(
     ("flags", "reason"),
     [
         (("--http-port", "18123", "--grpc-port", "18123"), "are both 18123"),
-        (("--http-port", "18123", "--metrics-port", "18123"), "are both 18123"),
-        (("--http-address", ""), "--http-address is empty"),
-        (("--grpc-address", ""), "--grpc-address is empty"),
+        thorough(("--http-port", "18123", "--metrics-port", "18123"), "are both 18123"),
+        thorough(("--http-address", ""), "--http-address is empty"),
+        thorough(("--grpc-address", ""), "--grpc-address is empty"),
     ],
 )
 def test_listeners_that_cannot_be_are_a_mistake_of_usage(
