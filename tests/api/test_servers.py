@@ -20,6 +20,7 @@ import modelport
 from modelport.gateway.cli import serve as command
 from modelport.server import PROCESS_OPTIONS, ServeOptions
 from tests import models
+from tests.thorough import thorough
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +111,12 @@ EXIT: ServeOptions = {"exit_on_error": True}
     ("place", "options", "reason"),
     [
         ("broken.onnx", {}, r"failed to load all models: broken \(.+\)"),
-        ("broken.onnx", {"model_load_retry_count": 2, "load_retry_interval_secs": 0.1}, "broken"),
+        thorough(
+            "broken.onnx", {"model_load_retry_count": 2, "load_retry_interval_secs": 0.1}, "broken"
+        ),
         ("models", {**EXPLICIT, "load_model": ["broken", "none"]}, r"broken \(.+\), none"),
         ("empty", EXIT, "no model is served, because the model repositories hold none"),
-        ("empty", {**EXPLICIT, **EXIT, "load_model": "*"}, "repositories hold none"),
+        thorough("empty", {**EXPLICIT, **EXIT, "load_model": "*"}, "repositories hold none"),
     ],
 )
 def test_a_server_that_serves_nothing_it_has_to_ends(
@@ -128,10 +131,10 @@ def test_a_server_that_serves_nothing_it_has_to_ends(
     ("place", "options"),
     [
         ("empty", {}),
-        ("empty", {**POLL, **EXIT}),
-        ("empty", {**EXPLICIT, **EXIT}),
+        thorough("empty", {**POLL, **EXIT}),
+        thorough("empty", {**EXPLICIT, **EXIT}),
         ("models", {}),
-        ("models", EXPLICIT),
+        thorough("models", EXPLICIT),
         ("broken.onnx", POLL),
     ],
 )

@@ -32,7 +32,7 @@ HOSTILE = (
     "\N{ROCKET} onnx int8 · ONNX Runtime \N{FAMILY}",
     "| pipe | `code` <!-- compare: end --> ]]> \n second line",
 )
-ROUNDS, ASKED = 3, 2000
+ROUNDS, ASKED = 3, 600
 LOADS = (("oip-http-binary", "closed", 1, None), ("oip-http-binary", "closed", 16, None))
 #: Name, format, precision, backend, bytes, largest error, factor of latency, cold start.
 BACKENDS = (

@@ -155,6 +155,7 @@ def test_two_reports_in_one_file_are_refused(model: Path, tmp_path: Path) -> Non
     assert f"--json-report and --junit name the same file '{report}'" in found.stderr
 
 
+@pytest.mark.thorough
 def test_a_report_on_a_full_disk_leaves_the_verdict(copy: Path, tmp_path: Path) -> None:
     (tmp_path / "slo.toml").touch()
     (copy / "2" / "certificate.json").unlink()

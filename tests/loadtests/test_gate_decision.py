@@ -31,6 +31,7 @@ from tests.loadtests.gating.simulation import (
     Release,
     simulated,
 )
+from tests.thorough import thorough
 
 PASS, FAIL, INCONCLUSIVE = CheckStatus.PASS, CheckStatus.FAIL, CheckStatus.INCONCLUSIVE
 
@@ -61,23 +62,31 @@ def tally(
     return found
 
 
-@pytest.mark.parametrize("machine", [SHARED, ROUGH], ids=lambda machine: machine.name)
-@pytest.mark.parametrize("loading", Loading)
+@pytest.mark.parametrize(
+    ("loading", "machine"),
+    [
+        (Loading.TURNS, SHARED),
+        (Loading.SLICES, ROUGH),
+        thorough(Loading.TURNS, ROUGH),
+        thorough(Loading.SLICES, SHARED),
+    ],
+    ids=lambda value: value.name,
+)
 def test_identical_builds_fail_in_at_most_5_of_100_gates(
-    machine: Machine, loading: Loading
+    loading: Loading, machine: Machine
 ) -> None:
     found = tally(IDENTICAL, machine, loading, count=100, most_rounds=6)
     assert found.counts[FAIL] <= 5
 
 
-@pytest.mark.parametrize(("machine", "most_rounds"), [(QUIET, 12), (SHARED, 24)])
+@pytest.mark.parametrize(("machine", "most_rounds"), [(QUIET, 12), thorough(SHARED, 24)])
 def test_identical_builds_that_are_asked_in_turn_pass(machine: Machine, most_rounds: int) -> None:
     found = tally(IDENTICAL, machine, Loading.TURNS, count=20, most_rounds=most_rounds)
     assert found.counts[FAIL] <= 1
     assert found.counts[PASS] >= 14
 
 
-@pytest.mark.parametrize(("machine", "most_rounds"), [(QUIET, 12), (SHARED, 24)])
+@pytest.mark.parametrize(("machine", "most_rounds"), [(QUIET, 12), thorough(SHARED, 24)])
 def test_a_p99_that_is_15_percent_slower_fails_and_never_passes(
     machine: Machine, most_rounds: int
 ) -> None:
@@ -222,7 +231,7 @@ def test_an_open_question_says_how_much_longer() -> None:
 def test_it_takes_about_as_much_longer_as_it_says() -> None:
     """The estimate of a noisy open question, against what the same stream then needs."""
     ratios = []
-    for seed in range(12):
+    for seed in range(8):
         every = rounds(SLOWER_TAIL, 80, seed, SHARED, Loading.SLICES)
         name = "p99, against the baseline"
         said = answer(name, decide(every[:8], Slo()))

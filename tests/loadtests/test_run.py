@@ -186,11 +186,11 @@ def test_an_overload_ends_and_what_was_never_sent_has_timed_out() -> None:
     with serving(slow) as server:
         target = LoadTestTarget(LoadTestProtocol.OIP_HTTP, server.address, "double")
         load = LoadProfile(
-            users=1, rate=400, duration_seconds=1, warmup_seconds=0, timeout_seconds=0.5
+            users=1, rate=100, duration_seconds=1, warmup_seconds=0, timeout_seconds=0.5
         )
         found = summarise(measure(target, load))
-    assert found.requests == 400
-    assert found.timed_out > 300
+    assert found.requests == 100
+    assert found.timed_out > 75
     assert next(iter(found.errors)).startswith("not sent within 0.5 s")
 
 

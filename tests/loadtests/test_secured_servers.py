@@ -131,6 +131,7 @@ def test_the_token_is_in_no_report_no_output_and_no_command_line(
         assert server.key[-20:] not in text
 
 
+@pytest.mark.thorough
 def test_a_gate_of_two_secured_servers(server: SecuredServer, tmp_path: Path) -> None:
     undecided = ("p50", "p99", "first_response")  # by what time decides
     slo = ["[duration]", "slices = 1", "slice_seconds = 0.5", "[limits]", "max_error_share = 0.5"]

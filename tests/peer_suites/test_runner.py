@@ -62,6 +62,7 @@ def test_each_test_of_a_file_has_its_verdict(outcomes: list[SuiteOutcome]) -> No
     assert "one is not two" in found["test_bad"].detail
 
 
+@pytest.mark.thorough
 def test_a_file_that_cannot_be_imported_is_a_failure(bench: Bench) -> None:
     (bench.source(SOURCE) / "broken_test.py").write_text("import no_such_module")
     (outcome,) = bench.pytest(bench.source(SOURCE) / "broken_test.py", "folder/broken_test.py")
@@ -79,6 +80,7 @@ def test_a_test_of_what_the_gateway_lacks_may_run_and_fail(outcomes: list[SuiteO
     ]
 
 
+@pytest.mark.thorough
 def test_a_file_may_say_more_than_a_pipe_holds(bench: Bench) -> None:
     text = "def test_loud():\n    raise AssertionError('loud' * 100_000)\n"
     (bench.source(SOURCE) / "loud_test.py").write_text(text)
