@@ -74,6 +74,7 @@ def forms(name: str) -> Any:
         signature=signature,
         validator=Validator(name, signature),
         labels={},
+        text=None,
     )
     return _BodyDecoder(served)
 

@@ -60,7 +60,7 @@ def servable(*tensors: str, batch: int = 8) -> ServableVersion:
     served: Any = SimpleNamespace(
         name="m", number=1, config=config, labels={}, signature=signature,
         signatures=SimpleNamespace(known={}, definitions=b""),
-        validator=Validator("m", signature),
+        validator=Validator("m", signature), text=None,
     )  # fmt: skip
     return ServableVersion(served)
 

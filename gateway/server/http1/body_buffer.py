@@ -12,7 +12,7 @@ AHEAD, UNSTATED_AHEAD = 16, 2
 
 
 class BodyBuffer:
-    """The parts of a body, of which the client states the ``length``, or 0."""
+    """The parts of a body, whose ``length`` the client states, or 0."""
 
     __slots__ = ("_array", "_length", "_size")
 
