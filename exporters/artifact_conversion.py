@@ -6,13 +6,12 @@ import contextlib
 import gc
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from modelport.exporters import inspection
 from modelport.exporters.errors import ParityError
-from modelport.exporters.formats import conversion_time
 from modelport.exporters.formats.base import ExportTarget, ParitySession
 from modelport.exporters.formats.onnx_adopted import adopt
 from modelport.exporters.formats.registry import Format
@@ -29,6 +28,18 @@ from modelport.gateway.errors import ModelportError, Unsupported, first_line
 Progress = Callable[[str, int, int], None]
 
 
+#: Seconds on two cores: for any model, and for each million of its parameters; ``make table``
+#: measures them.
+CONVERSION_SECONDS: Mapping[str, tuple[float, float]] = {
+    "onnx": (4, 0.085),
+    "torchscript": (1, 0.04),
+    "savedmodel": (3, 0.04),
+    "tflite": (4, 0.2),
+    "openvino": (5, 0.1),
+    "pt2": (2, 0.04),
+    "aoti": (15, 0.14),
+    "executorch": (5, 0.1),
+}
 #: Operators of ONNX and TensorFlow that draw other numbers at each call.
 RANDOM = re.compile(
     r"(?i)(parameterized_?)?(random|multinomial|bernoulli|truncated_?normal)"
@@ -56,7 +67,7 @@ def make(
         Unsupported: there is no conversion, or the runtime cannot run its result.
         ParityError: the artifact does not compute what the model computes.
     """
-    progress(conversion_time.stage(row.name, source), 0, 0)
+    progress(_stage(row.name, source), 0, 0)
     if adopted is not None:
         return _proven(source, row, target, path, checks, progress, adopt(adopted, path))
     if not row.optimizes(target):
@@ -163,3 +174,11 @@ def _remedy(target: ExportTarget) -> str:
             "cover the model's, and held-out ones with --data"
         )
     return f"; try it without --optimize {target.optimize}" if target.optimize else ""
+
+
+def _stage(format_name: str, source: Source) -> str:
+    """The name of the stage, with the seconds that it usually takes where they are known."""
+    if format_name not in CONVERSION_SECONDS:
+        return "converting"
+    whole, each = CONVERSION_SECONDS[format_name]
+    return f"converting, usually {whole + each * source.parameter_count / 1e6:.0f} s"

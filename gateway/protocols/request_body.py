@@ -88,12 +88,12 @@ async def _arriving(
     return await _inflated(body, encoding, limit, deadline, bound)
 
 
-async def read_control(request: Request, size: int = CONTROL_BYTES) -> bytes:
+async def read_control(request: Request) -> bytes:
     """Read the body of a request to a FastAPI route, which has no tensors.
 
-    No option raises ``size``. Raises as ``take``.
+    No option raises their limit. Raises as ``take``.
     """
-    return await read(request.scope[REQUEST], sys.maxsize, bound=size)
+    return await read(request.scope[REQUEST], sys.maxsize, bound=CONTROL_BYTES)
 
 
 def header_length(stated: bytes, size: int) -> int:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from modelport.gateway.slo import Slo
 from modelport.loadtests import confidence_intervals
-from modelport.loadtests.checks import Check, CheckStatus
+from modelport.loadtests.checks import Check, CheckStatus, worst
 from modelport.loadtests.confidence_intervals import Interval, Tails, TooFewSamples
 from modelport.loadtests.gate.agreement import AnswerAgreement
 from modelport.loadtests.gate.alpha_spending import level
@@ -230,3 +230,33 @@ def longer_text(decision: GateDecision) -> str:
         f"It needs about {duration(decision.more_seconds)} more: "
         f"--max-duration {math.ceil(whole * 1.2 / 60)}m, or a quieter machine."
     )
+
+
+class Looks:
+    """The interim analyses of one gate: it looks at its growing data, and may stop.
+
+    Their times, as fractions of the longest duration, are fixed before measuring; ``decide``
+    accounts for the chance to stop at each of them.
+    """
+
+    def __init__(self, slo: Slo) -> None:
+        self._slo = slo
+        #: The looks taken so far, as fractions of the longest duration.
+        self._taken: tuple[float, ...] = ()
+        self.questions: tuple[Question, ...] = ()
+        self.status = CheckStatus.INCONCLUSIVE
+
+    def at(self, rounds: Sequence[PairedRound], fraction: float) -> bool:
+        """Look if a look is due; return whether the gate may stop.
+
+        Args:
+            fraction: the elapsed fraction of the longest duration; 1: no further round fits.
+        """
+        last = self._taken[-1] if self._taken else 0.0
+        due = [look for look in LOOKS if last < look <= fraction + 1e-9]
+        if not due:
+            return False
+        self._taken += (max(due),)
+        self.questions = decide(rounds, self._slo, self._taken)
+        self.status = worst(question.check for question in self.questions)
+        return self.status is not CheckStatus.INCONCLUSIVE or self._taken[-1] >= 1.0

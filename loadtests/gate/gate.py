@@ -18,8 +18,14 @@ from modelport.loadtests.checks import CheckStatus, worst
 from modelport.loadtests.gate import integrity, object_storage
 from modelport.loadtests.gate.baseline_and_candidate import Published, Running, Side, Stored
 from modelport.loadtests.gate.criteria import PairedRound
-from modelport.loadtests.gate.decision import BROKEN, GateDecision, Question, more_seconds, timed
-from modelport.loadtests.gate.interim_analysis import Looks
+from modelport.loadtests.gate.decision import (
+    BROKEN,
+    GateDecision,
+    Looks,
+    Question,
+    more_seconds,
+    timed,
+)
 from modelport.loadtests.gate.object_storage import NotAsPublished
 from modelport.loadtests.gate.paired_rounds import Cores, OutOfTime, PairedMeasurement, SideFailed
 from modelport.loadtests.gate.preflight import Preflight

@@ -14,8 +14,7 @@ from modelport.gateway.slo import Slo, parse
 from modelport.loadtests.checks import CheckStatus
 from modelport.loadtests.gate import decision, json_document
 from modelport.loadtests.gate.criteria import PairedRound, SideMeasurements, half_of
-from modelport.loadtests.gate.decision import GateDecision, Question, decide
-from modelport.loadtests.gate.interim_analysis import Looks
+from modelport.loadtests.gate.decision import GateDecision, Looks, Question, decide
 from modelport.loadtests.load.samples import SAMPLE, LoadProfile, LoadRun, Outcome
 from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from tests.loadtests.gating import simulation

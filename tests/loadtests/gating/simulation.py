@@ -27,7 +27,7 @@ from modelport.gateway.slo import DurationSettings, Slo
 from modelport.loadtests.checks import CheckStatus
 from modelport.loadtests.confidence_intervals import Floats
 from modelport.loadtests.gate.criteria import PairedRound, SideMeasurements
-from modelport.loadtests.gate.interim_analysis import Looks
+from modelport.loadtests.gate.decision import Looks
 
 #: Rounds of a real gate of identical builds; see ``recorded``.
 RECORDED = Path(__file__).with_name("recorded.npz")
