@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import uuid
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import orjson
-from fastapi import FastAPI, Response
 
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols import openapi
-from modelport.gateway.protocols.http import documented
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
-from modelport.gateway.protocols.http_operations import INFER
 from modelport.gateway.protocols.oip.http_errors import STATUS
-from modelport.gateway.protocols.oip.schema import ANY_BODY
 from modelport.gateway.protocols.texts.text_calls import (
-    Calls,
     Encode,
     Members,
+    TextCall,
     TextDialect,
     flag,
     ranked,
@@ -40,18 +37,9 @@ class CohereHttp(TextDialect):
     statuses = frozenset(STATUS.values())
     error = openapi.error_schema(message="string")
 
-    def add_routes(self, app: FastAPI) -> None:
-        for path in _PATHS:
-            app.add_api_route(
-                path,
-                _answered,
-                methods=["POST"],
-                tags=["Cohere"],
-                dependencies=INFER,
-                name=path,
-                description="The order of documents for a query, as Cohere's API.",
-                openapi_extra=ANY_BODY,
-            )
+    def __init__(self, host: DialectHost) -> None:
+        told = "The order of documents for a query, as Cohere's API."
+        super().__init__(host, "Cohere", [TextCall(path, self._rerank, told) for path in _PATHS])
 
     def failure(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
         return HttpResponse(STATUS[error.code], orjson.dumps({"message": str(error)}))
@@ -67,12 +55,6 @@ class CohereHttp(TextDialect):
         request = self.ranking(members, texts, False, True)
         shown = texts if flag(members, "return_documents") else None
         return request, partial(_results, count, shown)
-
-    calls: ClassVar[Calls] = dict.fromkeys(_PATHS, _rerank)
-
-
-async def _answered() -> Response:
-    return await documented()
 
 
 def _text(document: Any) -> Any:

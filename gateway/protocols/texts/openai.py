@@ -1,29 +1,27 @@
 """OpenAI's API for embeddings: ``/v1/embeddings``; TensorFlow Serving's dialect lists the models.
 
 Specification: OpenAI's API reference. Generation is refused by name; a route for it is one more
-entry of ``calls``.
+entry of the table.
 """
 
 from __future__ import annotations
 
 import base64
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import orjson
-from fastapi import FastAPI, Response
 
 from modelport.gateway.errors import Code, InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.inference.text.text_infer import TOKENS
 from modelport.gateway.protocols import openapi, text_inputs
-from modelport.gateway.protocols.http import documented
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
-from modelport.gateway.protocols.http_operations import INFER
 from modelport.gateway.protocols.texts.text_calls import (
-    Calls,
     Encode,
     Members,
+    TextCall,
     TextDialect,
     TextModelNotFound,
     embeds,
@@ -79,11 +77,13 @@ class OpenAiHttp(TextDialect):
     statuses = frozenset(status for status, *_ in _ERRORS.values())
     error = openapi.error_schema(error="object")
 
-    def add_routes(self, app: FastAPI) -> None:
-        @app.post(_EMBEDDINGS, tags=["OpenAI"], dependencies=INFER, openapi_extra=_BODY)
-        async def embeddings() -> Response:
-            """Vectors of texts, as OpenAI's API."""
-            return await documented()
+    def __init__(self, host: DialectHost) -> None:
+        refused = "Refused: this server generates no text."
+        calls = [
+            TextCall(_EMBEDDINGS, self._embeddings, "Vectors of texts, as OpenAI's API.", _BODY),
+            *(TextCall(path, self._generation, refused) for path in _GENERATION),
+        ]
+        super().__init__(host, "OpenAI", calls)
 
     def failure(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
         status, kind, code = _ERRORS[error.code]
@@ -112,8 +112,6 @@ class OpenAiHttp(TextDialect):
         raise Unsupported(
             f"this server generates no text, {streamed}and serves {_EMBEDDINGS} of this API"
         )
-
-    calls: ClassVar[Calls] = {_EMBEDDINGS: _embeddings, **dict.fromkeys(_GENERATION, _generation)}
 
 
 def _texts(value: Any) -> list[str]:

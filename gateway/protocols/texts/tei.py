@@ -7,21 +7,18 @@ one model; here a member ``model`` names it where several would fit.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import orjson
-from fastapi import FastAPI, Response
 
 from modelport.gateway.errors import Code, InvalidArgument, ModelportError
 from modelport.gateway.protocols import openapi, text_inputs
-from modelport.gateway.protocols.http import documented
+from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
-from modelport.gateway.protocols.http_operations import INFER
-from modelport.gateway.protocols.oip.schema import ANY_BODY
 from modelport.gateway.protocols.texts.text_calls import (
-    Calls,
     Encode,
     Members,
+    TextCall,
     TextDialect,
     embeds,
     flag,
@@ -47,12 +44,6 @@ _STATUS = {
 }
 _MODEL, _INPUTS, _RAW, _TRUNCATE = "model", "inputs", "raw_scores", "truncate"
 _RERANK = (_MODEL, "query", "texts", _RAW, "return_text", _TRUNCATE)
-_ROUTES = {
-    "/embed": "Vectors of texts, as Text Embeddings Inference.",
-    "/predict": "Classes of texts, as Text Embeddings Inference.",
-    "/rerank": "The order of texts for a query, as Text Embeddings Inference.",
-    "/": "What the only text model does, as Hugging Face's inference API.",
-}
 
 
 class TeiHttp(TextDialect):
@@ -62,18 +53,15 @@ class TeiHttp(TextDialect):
     statuses = frozenset(status for status, _ in _STATUS.values())
     error = openapi.error_schema(error="string", error_type="string")
 
-    def add_routes(self, app: FastAPI) -> None:
-        for path, text in _ROUTES.items():
-            app.add_api_route(
-                path,
-                _answered,
-                methods=["POST"],
-                tags=["Text Embeddings Inference"],
-                dependencies=INFER,
-                name=path,
-                description=text,
-                openapi_extra=ANY_BODY,
-            )
+    def __init__(self, host: DialectHost) -> None:
+        told = "as Text Embeddings Inference."
+        calls = [
+            TextCall("/embed", self._embed, f"Vectors of texts, {told}"),
+            TextCall("/predict", self._predict, f"Classes of texts, {told}"),
+            TextCall("/rerank", self._rerank, f"The order of texts for a query, {told}"),
+            TextCall("/", self._any, "The only text model, as Hugging Face's inference API."),
+        ]
+        super().__init__(host, "Text Embeddings Inference", calls)
 
     def failure(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
         status, kind = _STATUS[error.code]
@@ -107,12 +95,6 @@ class TeiHttp(TextDialect):
         served, text = self.model(members.get(_MODEL), lambda settings: True, "texts")
         _require_inputs(members)
         return text_inputs.decode(_without(members, _MODEL), text, served.name)
-
-    calls: ClassVar[Calls] = {"/embed": _embed, "/predict": _predict, "/rerank": _rerank, "/": _any}
-
-
-async def _answered() -> Response:
-    return await documented()
 
 
 def _classifies(settings: TextSettings) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
-from urllib.parse import unquote
+from typing import Any, NamedTuple
 
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument, NotFound
@@ -13,9 +12,10 @@ from modelport.gateway.inference.text.text_infer import TextInterface
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.protocols import request_body, response_encoding, text_inputs
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http import HttpDialect, Route
+from modelport.gateway.protocols.http import DialectRoute, HttpDialect
 from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
 from modelport.gateway.protocols.oip.metadata import ready_models
+from modelport.gateway.protocols.oip.schema import ANY_BODY
 from modelport.gateway.repository.text_settings import TextSettings, TextTask
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor, finished
@@ -28,13 +28,20 @@ Members = Mapping[str, Any]
 Encode = Callable[[InferResponse], Buffer]
 #: What a call makes of a request's members: the inference, and the encoder of its response.
 Decode = Callable[[Members], tuple[InferRequest, Encode]]
-#: Calls by path, as methods of a dialect.
-Calls = Mapping[str, Callable[[Any, Members], tuple[InferRequest, Encode]]]
 _MAX_NAME = 128
 
 
 class TextModelNotFound(NotFound):
     """The named model is not served, or has no text interface."""
+
+
+class TextCall(NamedTuple):
+    """A POST route of a dialect, and its documentation; ``body`` is the schema of its request."""
+
+    path: str
+    decode: Decode
+    description: str
+    body: dict[str, Any] = ANY_BODY
 
 
 class RerankedText(NamedTuple):
@@ -45,18 +52,30 @@ class RerankedText(NamedTuple):
 
 
 class TextDialect(HttpDialect):
-    """A dialect of text models; ``calls`` are its POST routes."""
+    """A dialect of text models.
 
-    calls: ClassVar[Calls]
+    Args:
+        tag: its name in the documentation.
+        calls: its routes.
+    """
 
-    def __init__(self, host: DialectHost) -> None:
+    def __init__(self, host: DialectHost, tag: str, calls: Sequence[TextCall]) -> None:
         self._host = host
-
-    def route(self, method: str, path: str) -> Route | None:
-        decode = self.calls.get(unquote(path)) if method == "POST" else None
-        if decode is None:
-            return None
-        return Route(Operation.INFER, partial(self._serve, partial(decode, self)))
+        self.table = [
+            DialectRoute(
+                "POST",
+                call.path,
+                Operation.INFER,
+                partial(self._serve, call.decode),
+                {
+                    "name": call.path,
+                    "description": call.description,
+                    "tags": [tag],
+                    "openapi_extra": call.body,
+                },
+            )
+            for call in calls
+        ]
 
     async def _serve(self, decode: Decode, request: HttpRequest) -> HttpResponse:
         deadline = http_deadline(request.fields)

@@ -109,6 +109,10 @@ ROUTES: dict[str, RouteCase] = {
     # Dialects of texts; the model takes none
     "POST /v1/embeddings": RouteCase(404, {"model": "{model}", "input": "a"}),
     **{
+        f"POST /v1/{path}": RouteCase(404, {})
+        for path in ("chat/completions", "completions", "responses")
+    },
+    **{
         f"POST {path}": RouteCase(404, {"model": "{model}", "inputs": "a"})
         for path in ("/", "/embed", "/predict")
     },
