@@ -78,7 +78,7 @@ def table(width: int, seed: int = 0) -> Array:
 
 
 def mean_of(rows: Array, *texts: str) -> Array:
-    """Return the answer of a model with these rows to a text, or a pair."""
+    """Compute the answer of a model with these rows to a text, or a pair."""
     found: Array = rows[tokenizer().encode(*texts).ids].mean(axis=0)
     return found
 

@@ -35,7 +35,7 @@ TEXTS, QUERY = ["hello world", "Berlin is the capital"], "what"
 
 
 def expected() -> dict[str, Any]:
-    """Compute the answers that the calls have to find."""
+    """Compute the answer of each call."""
     vectors = np.array([mean_of(table(8), text) for text in TEXTS])
     scores = [1 / (1 + np.exp(-mean_of(table(1), QUERY, text)[0])) for text in TEXTS]
     order = sorted(zip(TEXTS, scores, strict=True), key=lambda each: -each[1])
