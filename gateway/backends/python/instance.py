@@ -299,7 +299,8 @@ class Instance:
             member.sent_at = now
             member.request.timing.queue_ns += now_ns - member.queued_ns
             self._outstanding[number] = member
-        self._worker.send(frame)
+        # One that computes does not wait for the frame.
+        self._worker.send(frame, soon=len(self._batches) > 1)
 
     def cancel(self, pending: PendingRequest) -> None:
         """Tell the worker that nobody waits for ``pending``."""

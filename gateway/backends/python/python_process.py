@@ -101,8 +101,8 @@ class PythonProcess:
 
     # -- frames -----------------------------------------------------------------------------------
 
-    def send(self, frame: OutgoingFrame) -> None:
-        """Send ``frame`` when this turn of the event loop ends, with the others of the turn.
+    def send(self, frame: OutgoingFrame, soon: bool = False) -> None:
+        """Send ``frame``; ``soon``: when this turn of the event loop ends, with those of the turn.
 
         Each send may wake the worker, which costs more than everything else about a small frame.
         """
@@ -110,9 +110,14 @@ class PythonProcess:
             if frame.descriptor >= 0:
                 os.close(frame.descriptor)
             return
-        if not self._backlog:
-            self._loop.call_soon(self._flush)
+        waits = bool(self._backlog)
         self._backlog.append(frame)
+        if waits:
+            return
+        if soon:
+            self._loop.call_soon(self._flush)
+        else:
+            self._flush()
 
     def _flush(self) -> None:
         """Send what waits, or as much as the socket takes now."""
