@@ -204,13 +204,17 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferResponse:
-    """An inference response. ``outputs`` are in the requested order, or in the signature's."""
+    """An inference response. ``outputs`` are in the requested order, or in the signature's.
+
+    ``final``: a decoupled model has sent the end of its responses with this one.
+    """
 
     model_name: str
     model_version: int
     outputs: list[Tensor]
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    final: bool = False
 
 
 class Deadline:

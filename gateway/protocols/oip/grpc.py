@@ -26,7 +26,7 @@ from modelport.gateway.protocols.oip.grpc_request import (
     plain_request,
 )
 from modelport.gateway.protocols.oip.grpc_response import encode, serialize
-from modelport.gateway.protocols.oip.grpc_stream import StreamInfer
+from modelport.gateway.protocols.oip.grpc_stream import FINAL_RESPONSE, StreamInfer
 from modelport.gateway.protocols.oip.shared_memory import (
     NO_SHARED_MEMORY,
     CudaSharedMemory,
@@ -164,7 +164,10 @@ class OipGrpc:
         deadline = oip_parameters.deadline(request, deadline)
         async with aclosing(self._service.stream(request, deadline)) as responses:
             async for response in responses:
-                yield encode(response, shared)
+                reply = encode(response, shared)
+                if response.final:
+                    reply.parameters[FINAL_RESPONSE].bool_param = True
+                yield reply
 
     # -- health and metadata --------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ STREAM_WINDOW = 64
 #: A timeout this close to the call's deadline is attributed to the call.
 CLOCK_SECONDS = 0.05
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
-_FINAL = "triton_final_response"
+FINAL_RESPONSE = "triton_final_response"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class _Session:
                 answer = _refusal(message.error)
             else:
                 reply = await self._handler.infer(message, self._deadline)
-                reply.parameters[_FINAL].bool_param = True
+                reply.parameters[FINAL_RESPONSE].bool_param = True
                 answer = pb.ModelStreamInferResponse(infer_response=reply)
                 size = self._size(answer)
         except ModelportError as error:
@@ -176,11 +176,13 @@ class _Session:
     async def _forward(self, message: Any) -> None:
         """Send the responses of a decoupled model."""
         try:
+            ended = False
             async with aclosing(self._handler.stream(message, self._deadline)) as replies:
                 async for reply in replies:
-                    reply.parameters[_FINAL].bool_param = False
+                    final = reply.parameters[FINAL_RESPONSE]
+                    final.bool_param = ended = final.bool_param
                     await self._write(pb.ModelStreamInferResponse(infer_response=reply))
-            if message.parameters[EMPTY_FINAL_RESPONSE].bool_param:
+            if message.parameters[EMPTY_FINAL_RESPONSE].bool_param and not ended:
                 await self._write(_last(message))
         except ModelportError as error:
             if self._is_over(error):
@@ -206,5 +208,5 @@ def _last(message: Any, error: str = "") -> Any:
     response = answer.infer_response
     response.id, response.model_name = message.id, message.model_name
     response.model_version = message.model_version
-    response.parameters[_FINAL].bool_param = True
+    response.parameters[FINAL_RESPONSE].bool_param = True
     return answer

@@ -84,6 +84,22 @@ def test_a_decoupled_model_sends_any_number_of_responses(gateway: Gateway, model
     assert streamed(gateway, model, "requests[0].get_response_sender().send(flags=FINAL)") == []
 
 
+def test_the_last_response_says_so_if_the_end_comes_with_it(gateway: Gateway) -> None:
+    """Clients that ask for no empty response wait for this one."""
+    code = SENDS.replace("s.send(flags=FINAL)", "s.send(reply(9), FINAL)")
+    found: queue.Queue[Any] = queue.Queue()
+    with triton_grpc.InferenceServerClient(gateway.grpc) as client:
+        client.start_stream(lambda result, error: found.put(result))
+        client.async_stream_infer("stream", [code_input(code)])
+        results = [found.get(timeout=20).get_response() for _ in range(4)]
+        client.async_stream_infer("stream", [code_input(code)], enable_empty_final_response=True)
+        results += [found.get(timeout=20).get_response() for _ in range(4)]
+        client.stop_stream()
+    assert found.empty()
+    finals = [each.parameters["triton_final_response"].bool_param for each in results]
+    assert finals == [False, False, False, True] * 2
+
+
 def test_a_thread_may_send_after_execute_has_returned(gateway: Gateway) -> None:
     code = """
 request = requests[0]
