@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from triton_python_backend_utils._errors import TritonError, TritonModelException
+from triton_python_backend_utils._in_triton import give_way
 from triton_python_backend_utils._logger import Logger, LogLevel
 from triton_python_backend_utils._metrics import Metric, MetricFamily
 from triton_python_backend_utils._model_config import ModelConfig
@@ -154,3 +155,6 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Whether a model, or one version of it, answers requests."""
     return bool(Current.runtime.control("ready", model=model_name, version=model_version))
+
+
+give_way(__name__)
