@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 UNCOUNTED_BYTES = 4096
 #: After the client's own deadline: a handler that observes it has answered by then.
 GRACE_SECONDS = 0.05
+#: Messages of a stream that are taken one after the other, before the event loop does other work.
+TURN_MESSAGES = 64
 #: The header blocks of endings that are kept: in an overload most are alike.
 KEPT_ENDINGS = 64
 #: The body of a response with an HTTP status.
@@ -72,7 +74,8 @@ class GrpcStream(ServerStream):
 
     __slots__ = (
         "_body", "_cancelled", "_expired", "_frames", "_gathered", "_http_status", "_method",
-        "_running", "_timer", "_waiter", "access", "deadline", "lease", "stalled", "target", "task",
+        "_running", "_taken", "_timer", "_waiter", "access", "deadline", "lease", "stalled",
+        "target", "task",
     )  # fmt: skip
     connection: GrpcConnection
 
@@ -100,6 +103,7 @@ class GrpcStream(ServerStream):
         self._body: bytes | memoryview = b""
         self._gathered: Body | None = None
         self._frames: Frames | None = None
+        self._taken = 0
         self._waiter: asyncio.Future[None] | None = None
         #: Whether the body stood still, and whether the call's time is over.
         self.stalled = self._expired = False
@@ -267,6 +271,9 @@ class GrpcStream(ServerStream):
     async def __anext__(self) -> bytes:
         frames = self._frames
         assert frames is not None
+        if self._taken == TURN_MESSAGES:
+            self._taken = 0
+            await asyncio.sleep(0)
         while (content := frames.take()) is None:
             if self.remote_closed:
                 if len(frames):
@@ -274,6 +281,8 @@ class GrpcStream(ServerStream):
                 raise StopAsyncIteration
             self._waiter = self.connection.loop.create_future()
             await self._waiter
+            self._taken = 0
+        self._taken += 1
         if self.lease is not None:
             self.lease.give_back(len(content) + framing.PREFIX_BYTES)
         self.connection.limits.advanced()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import struct
 import zlib
+from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -390,6 +392,38 @@ async def test_a_stream_talks_both_ways() -> None:
             assert (await peer.until(DATA))[3] == ASKED
         peer.send(frame(DATA, END_STREAM, 1))
         assert await peer.answer(1) == (b"", {"grpc-status": "0"})
+
+
+@pytest.mark.parametrize(
+    "most", [stream.TURN_MESSAGES, 1 << 30], ids=["", "known-bad: all at once"]
+)
+async def test_messages_that_come_together_leave_the_event_loop_to_others(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12,000 questions to the server reflection in 60 KB held the loop for 0.3 s of CPU time."""
+    monkeypatch.setattr(stream, "TURN_MESSAGES", most)
+    probe, taken = MethodProbe(), [0]
+
+    async def talk(messages: AsyncIterator[Any], _: Deadline) -> AsyncIterator[Any]:
+        async for message in messages:
+            taken[-1] += 1
+            yield message
+
+    def turn() -> None:
+        """Begin another count with each turn of the event loop."""
+        if taken[-1]:
+            taken.append(0)
+        loop.call_soon(turn)
+
+    monkeypatch.setattr(probe, "_talk", talk)
+    loop = asyncio.get_running_loop()
+    async with listening(probe) as server, connected(server.port) as peer:
+        peer.send(head(1, path="/probe.Probe/Talk"))
+        loop.call_soon(turn)
+        peer.send(frame(DATA, END_STREAM, 1, prefixed(b"") * 1000))
+        assert await peer.answer(1) == (prefixed(b"") * 1000, {"grpc-status": "0"})
+    assert sum(taken) == 1000
+    assert (max(taken) <= 64) is (most <= 64)
 
 
 async def test_a_stream_that_ends_within_a_message_is_an_error() -> None:
