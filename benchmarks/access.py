@@ -28,12 +28,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import tiny_model
+from benchmarks import programs, tiny_model
 from benchmarks.open_loop import OpenLoopHttpClient
 from benchmarks.peers.clients import wrk_sample
 from benchmarks.peers.servers.modelport import executable
 from benchmarks.server_certificate import certificate
-from modelport.loadtests.system import environments, script
+from modelport.loadtests.system import script
 from modelport.loadtests.system.processes import (
     HOST,
     ServerFailed,
@@ -169,7 +169,7 @@ def gateway(
 
 def nginx(folder: Path, pair: tuple[Path, Path] | None = None) -> ServerVariant:
     """An nginx that answers in its own right; ``pair`` is its certificate and key."""
-    program = environments.debian_program("nginx", "nginx-light")
+    program = programs.debian_program("nginx", "nginx-light")
     [port] = free_ports(1)
     tls = NGINX_TLS.format(certificate=pair[0], key=pair[1]) if pair else ""
     configuration = folder / "nginx.conf"
@@ -205,7 +205,7 @@ class BenchmarkedServers:
             yield
 
     def drive(self, variant: ServerVariant, headers: Sequence[str], seconds: int) -> CpuRate:
-        wrk = environments.debian_program("wrk", "wrk")
+        wrk = programs.debian_program("wrk", "wrk")
         command = [wrk, "-t1", f"-c{IN_FLIGHT}", f"-d{seconds}s", "-s", str(WRK_SCRIPT)]
         command += [variant.url, "--", str(self._body), *variant.headers, *headers]
         before = _cpu_seconds(self._pids[variant])

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import programs
 from modelport.gateway.runtime.child_process import ChildProcess
 from modelport.loadtests.system import environments
 from modelport.loadtests.system.processes import ServerFailed
@@ -83,7 +84,7 @@ def record(process: int, drive: Callable[[], int], folder: Path, python: bool = 
         ServerFailed: there were no samples.
     """
     file = folder / "perf.data"
-    command = [environments.debian_program("perf", "linux-perf"), "record", "--quiet"]
+    command = [programs.debian_program("perf", "linux-perf"), "record", "--quiet"]
     command += ["--event", "cpu-clock", "--freq", str(PERF_HERTZ), "--pid", str(process)]
     before = _used(process)
     with _sampling([*command, "--output", str(file)], file):

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from tritonclient.grpc import service_pb2 as oip
 
-from benchmarks import copy_model
+from benchmarks import copy_model, programs
 from benchmarks.open_loop import CALL_SECONDS, OpenLoopClient
 from benchmarks.peers.servers.modelport import executable
 from modelport.loadtests.serving import pytriton
@@ -215,7 +215,7 @@ def measure(
 
 def client_adds(direct: str, work: Path) -> float:
     """Milliseconds by which this client's p50 exceeds h2load's, one request in flight."""
-    h2load = environments.debian_program("h2load", "nghttp2-client")
+    h2load = programs.debian_program("h2load", "nghttp2-client")
     content = message("triton", SIZES["4 floats"])
     frame, log = work / "frame", work / "h2load.log"
     frame.write_bytes(struct.pack(">BI", 0, len(content)) + content)

@@ -24,7 +24,7 @@ from pathlib import Path
 import grpc
 from tritonclient.grpc import service_pb2 as oip
 
-from benchmarks import tiny_model
+from benchmarks import programs, tiny_model
 from benchmarks.open_loop import OPTIONS
 from benchmarks.peers.clients import GRPC_PATH
 from benchmarks.peers.servers.modelport import executable
@@ -100,7 +100,7 @@ def kinds(http: str, grpc_address: str) -> list[RequestKind]:
 
 
 def send(kind: RequestKind, count: int, work: Path) -> None:
-    h2load = environments.debian_program("h2load", "nghttp2-client")
+    h2load = programs.debian_program("h2load", "nghttp2-client")
     body = work / "body"
     body.write_bytes(kind.body)
     command = [h2load, f"-n{count}", "-c8", "-m1", "-d", str(body), *kind.flags, kind.url]

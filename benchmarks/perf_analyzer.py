@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import tiny_model
+from benchmarks import programs, tiny_model
 from benchmarks.peers.servers import modelport
 from benchmarks.peers.servers.base import PeerLaunch
 from benchmarks.server_certificate import certificate
@@ -156,7 +156,7 @@ class Analyzer:
         requirements = (f"tritonclient=={VERSION}", "nvidia-cuda-runtime-cu12")
         bin_folder = environments.venv("perf_analyzer", *requirements, dependencies=False)
         cuda = next(bin_folder.parent.rglob("libcudart.so*")).parent
-        base64 = environments.debian_library("libb64-0d")
+        base64 = programs.debian_library("libb64-0d")
         return cls(bin_folder / "perf_analyzer", f"{cuda}:{base64}")
 
     def run(self, arguments: list[str], report: Path) -> tuple[int, str]:

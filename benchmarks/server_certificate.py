@@ -6,13 +6,13 @@ import os
 import subprocess
 from pathlib import Path
 
-from modelport.loadtests.system import environments
+from benchmarks import programs
 from modelport.loadtests.system.processes import HOST
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
     """A certificate for loopback, which this process trusts from now on."""
-    openssl = environments.debian_program("openssl", "openssl")
+    openssl = programs.debian_program("openssl", "openssl")
     paths = folder / "tls.crt", folder / "tls.key"
     command = [
         *(openssl, "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"),

@@ -22,8 +22,7 @@ import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2 as oip
 
-from benchmarks import perf_analyzer, tiny_model
-from modelport.loadtests.system import environments
+from benchmarks import perf_analyzer, programs, tiny_model
 from tests.server import serving
 
 IN_FLIGHT = 64
@@ -125,7 +124,7 @@ def main() -> None:
     parser.add_argument("--unary-seconds", type=float, default=600)
     parser.add_argument("--only", nargs="+", help="names of cases")
     options = parser.parse_args()
-    h2load = environments.debian_program("h2load", "nghttp2-client")
+    h2load = programs.debian_program("h2load", "nghttp2-client")
     cases: dict[str, Callable[[str], None]] = {
         "core": lambda address: core(address, options.messages),
         "aio": lambda address: aio(address, options.messages),

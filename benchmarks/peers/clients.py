@@ -19,13 +19,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import programs
 from benchmarks.peers import http_formats
 from benchmarks.peers.http_formats import HttpExchange
 from benchmarks.peers.models import Files
 from benchmarks.peers.results import PeerSample
 from benchmarks.peers.servers.base import INSIDE
 from benchmarks.perf_analyzer import Analyzer
-from modelport.loadtests.system import environments
 from modelport.loadtests.system.processes import HOST, ServerFailed, pinned
 
 GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
@@ -101,7 +101,7 @@ def http(exchange: HttpExchange, files: Files, port: int, work: Path) -> PeerCli
         if load.answers is not None:
             headers = [f"{name}: {value}" for name, value in exchange.headers.items()]
             return _h2load(url, body, ["--h1"], headers, load, load.in_flight, size)
-        wrk = environments.debian_program("wrk", "wrk")
+        wrk = programs.debian_program("wrk", "wrk")
         script = str(Path(__file__).with_name("post.lua"))
         # wrk accepts whole seconds only.
         options = ["-t1", f"-c{load.in_flight}", f"-d{max(1, round(load.seconds))}s", "-s", script]
@@ -163,7 +163,7 @@ def _h2load(
     connections: int,
     answer_bytes: int,
 ) -> PeerSample:
-    h2load = environments.debian_program("h2load", "nghttp2-client")
+    h2load = programs.debian_program("h2load", "nghttp2-client")
     length = [f"-D{load.seconds:g}"] if load.answers is None else [f"-n{load.answers}"]
     with tempfile.NamedTemporaryFile(dir=body.parent) as log:
         command = [h2load, *options, f"-c{connections}", f"-m{load.in_flight // connections}"]

@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,67 +49,21 @@ def venv(name: str, *requirements: str, dependencies: bool = True) -> Path:
         return home / "bin"
     print(f"making environment {name}: {' '.join(requirements)}", file=sys.stderr, flush=True)
     shutil.rmtree(home, ignore_errors=True)
-    _check([sys.executable, "-m", "venv", str(home)])
+    run([sys.executable, "-m", "venv", str(home)])
     flags = [] if dependencies else ["--no-deps"]
     python = str(home / "bin" / "python")
-    _check([python, "-m", "pip", "install", "--quiet", *flags, *requirements])
+    run([python, "-m", "pip", "install", "--quiet", *flags, *requirements])
     marker.write_text(wanted)
     return home / "bin"
 
 
-def npm_package(name: str, version: str) -> Path:
-    """The folder of an unpacked npm package, for programs that are distributed by npm."""
-    home = folder("npm") / f"{name.strip('@').replace('/', '-')}-{version}"
-    if not (home / "package").is_dir():
-        shutil.rmtree(home, ignore_errors=True)
-        home.mkdir()
-        if shutil.which("npm") is None:
-            debian_program("npm", "npm")
-        if error := _try(["npm", "pack", f"{name}@{version}"], home):
-            raise Missing(f"npm pack {name}@{version} failed: {error}")
-        for archive in home.glob("*.tgz"):
-            with tarfile.open(archive) as file:
-                file.extractall(home, filter="data")
-            archive.unlink()
-    return home / "package"
-
-
-def debian_library(package: str) -> Path:
-    """The folder of a Debian package's shared libraries, unpacked but not installed."""
-    home = folder("debian") / package
-    if not any(home.rglob("*.so*")):
-        shutil.rmtree(home, ignore_errors=True)
-        home.mkdir()
-        if _try(["apt-get", "download", package], home):
-            if os.geteuid() == 0:
-                _try(["apt-get", "update"], home)
-            if error := _try(["apt-get", "download", package], home):
-                raise Missing(f"apt-get download {package} failed (apt-get update run?): {error}")
-        for archive in home.glob("*.deb"):
-            _check(["dpkg", "-x", str(archive), str(home)])
-    return next(home.rglob("*.so*")).parent
-
-
-def debian_program(name: str, package: str) -> str:
-    """The path of a program, installed by apt if it is missing and the user may do so."""
-    if found := shutil.which(name):
-        return found
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise Missing(f"{name} is missing: install the Debian package {package}")
-    _try(["apt-get", "update"], ROOT)
-    _check(["apt-get", "install", "-y", "--no-install-recommends", package])
-    found = shutil.which(name)
-    if found is None:
-        raise Missing(f"the Debian package {package} brought no {name}")
-    return found
-
-
-def _try(command: list[str], cwd: Path) -> str:
+def failure_of(command: list[str], cwd: Path) -> str:
     """Run a command; return its output if it fails, otherwise an empty string."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else (done.stderr or done.stdout).strip()[-500:]
 
 
-def _check(command: list[str]) -> None:
-    if error := _try(command, ROOT):
+def run(command: list[str]) -> None:
+    """Run a command that must succeed; raise ``Missing`` with its output."""
+    if error := failure_of(command, ROOT):
         raise Missing(f"{' '.join(command)} failed: {error}")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import programs
 from modelport.loadtests.system import environments
 from tests.deploy import DEPLOY, tools
 
@@ -43,7 +44,7 @@ class Image:
 
 
 def _buildah(*words: str | Path) -> str:
-    program = environments.debian_program("buildah", "buildah")
+    program = programs.debian_program("buildah", "buildah")
     store = environments.folder("images")
     command = [program, "--root", store / "root", "--runroot", store / "run", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -56,7 +57,7 @@ def base() -> str:
     """The stand-in, under the name of the base image."""
     _buildah("rm", "--all")  # what a run that was ended left behind
     if BASE not in _buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
-        debootstrap = environments.debian_program("debootstrap", "debootstrap")
+        debootstrap = programs.debian_program("debootstrap", "debootstrap")
         root = environments.folder("images") / "debian"
         if not (root / "usr" / "bin" / "python3").exists():
             tools.check(debootstrap, "--variant=minbase", f"--include={PACKAGES}", "bookworm", root)
@@ -154,7 +155,7 @@ def running(
     """
     uid, _, gid = image.user.partition(":")
     sandbox = [
-        environments.debian_program("bwrap", "bubblewrap"),
+        programs.debian_program("bwrap", "bubblewrap"),
         *("--ro-bind", str(image.root), "/", "--ro-bind", str(models), "/models"),
         *("--perms", "1777", "--tmpfs", "/tmp", "--proc", "/proc", "--dev", "/dev"),
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--as-pid-1", "--clearenv"),

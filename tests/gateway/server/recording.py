@@ -18,13 +18,12 @@ from pathlib import Path
 import grpc
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from benchmarks import perf_analyzer, tiny_model
+from benchmarks import perf_analyzer, programs, tiny_model
 from modelport.gateway.wire.http2.frames import (
     DATA,
     FRAME_BYTES,
     PREFACE,
 )
-from modelport.loadtests.system import environments
 from tests.gateway.server.grpc_peer import MAX_MESSAGE, listening, prefixed
 from tests.server import serving
 
@@ -94,7 +93,7 @@ def nghttp2_unary(port: int) -> None:
     with tempfile.NamedTemporaryFile() as body:
         body.write(prefixed(SMALL))
         body.flush()
-        command = [environments.debian_program("h2load", "nghttp2-client"), f"-n{MESSAGES}"]
+        command = [programs.debian_program("h2load", "nghttp2-client"), f"-n{MESSAGES}"]
         command += ["-c1", "-m8", "-d", body.name, "-H", "te: trailers"]
         command += ["-H", "content-type: application/grpc"]
         done = subprocess.run(
