@@ -257,3 +257,16 @@ def test_a_tokenizer_that_its_configuration_changes_is_published_as_it_works(
     path.write_text(json.dumps({**config, "extra_special_tokens": ["[NEW]"]}))
     changed = load(SourceRequest(folder)).companions["tokenizer.json"]
     assert b"[NEW]" in changed
+
+
+def test_the_start_of_a_very_long_text_is_enough(model: Callable[[str], TextModel]) -> None:
+    found, pipe = model("sentiment"), model("sentiment").pipeline("text-classification")
+    words, spaces = "hello world " * 2000, " " * 30_000
+    for text in (words, f"{spaces}{words}", f"{'x' * 30_000} {words}", f"hello {spaces} world"):
+        theirs = pipe([text], top_k=None, truncation=True)
+        same(found.items({"text": [text]}, truncate=True), theirs)
+        pair = {"text": text, "text_pair": "Berlin is bad"}
+        asked = {key: [each] for key, each in pair.items()}
+        same(found.items(asked, truncate=True)[0], pipe(pair, top_k=None, truncation=True))
+    with pytest.raises(InvalidArgument, match=r"text 1 has more than .* tokens, at most 32"):
+        found.items({"text": [words]})

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Text = str | tuple[str, str]
 #: The longest text. 256 KiB of words take a fifth of a second.
 MAX_TEXT_BYTES = 256 * 1024
+#: More than most tokens have; a text of so many for each token is likely too long.
+TOKEN_CHARACTERS = 32
 #: Of the sequences that a request becomes: texts, candidate labels for each, windows.
 MAX_SEQUENCES = 8192
 #: ``transformers`` removes these spaces from decoded text.
@@ -73,20 +75,40 @@ class TextTokenizer:
             InvalidArgument: a text is too long.
         """
         batch = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
-        found: list[Encoding] = []
-        for piece in _pieces(texts):
-            offload.checkpoint()
-            found += batch(piece)
+        begins = [self._begin(text) for text in texts]
         most = self._settings.max_tokens
-        for index, encoding in enumerate(found):
-            if len(encoding) > most:
-                if not truncate:
-                    raise InvalidArgument(
-                        f"text {index + 1} has {len(encoding)} tokens, at most {most} are taken; "
-                        "shorten it, or send the parameter truncate=true"
-                    )
-                found[index] = self._truncated(texts[index], first_only)
+        found: list[Encoding] = []
+        for piece in _pieces(begins):
+            offload.checkpoint()
+            for begin, encoding in zip(piece, batch(piece), strict=True):
+                text = texts[len(found)]
+                if begin is not text and len(encoding) <= most:  # of very long words
+                    offload.checkpoint()
+                    begin, (encoding,) = text, batch([text])
+                if len(encoding) > most:
+                    if not truncate:
+                        more = "" if begin is text else "more than "
+                        raise InvalidArgument(
+                            f"text {len(found) + 1} has {more}{len(encoding)} tokens, at most "
+                            f"{most} are taken; shorten it, or send the parameter truncate=true"
+                        )
+                    encoding = self._truncated(begin, first_only)
+                found.append(encoding)
         return found
+
+    def _begin(self, text: Text) -> Text:
+        """The words at the start of a text that may be too long: no more has to be tokenized."""
+        if isinstance(text, tuple):
+            found = (self._first_words(text[0]), self._first_words(text[1]))
+            return text if found == text else found
+        return self._first_words(text)
+
+    def _first_words(self, text: str) -> str:
+        most = self._settings.max_tokens * TOKEN_CHARACTERS
+        if len(text) <= most or self._settings.truncate_left:
+            return text
+        end = text.rfind(" ", 0, most)
+        return text[:end] if end > 0 else text
 
     def windows(self, question: str, context: str, most: int, stride: int) -> list[Encoding]:
         """Tokenize a question with each window of its context; windows overlap by ``stride``.
