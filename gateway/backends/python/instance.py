@@ -30,6 +30,8 @@ log = structlog.get_logger("modelport.python")
 SHORT_SECONDS = 0.002
 #: Those that such a worker, or one of a coroutine that streams, has at a time.
 AHEAD, CONCURRENT = 8, 64
+#: Responses to requests that have ended, since the last execution.
+MAX_STRAYS = 10_000
 #: A worker that lives as long as this restarts at once.
 STABLE_SECONDS = 5.0
 #: The longest check of a model's own.
@@ -84,7 +86,7 @@ class Instance:
         #: Sent requests without their last response.
         self._outstanding: dict[int, PendingRequest] = {}
         self._last = 0
-        self._mean_seconds = 0.0
+        self._strays, self._mean_seconds = 0, 0.0
         #: Whether the model calls others, which may lead to itself: such a request, if sent ahead,
         #: would wait for the one before it, and that one for its answer.
         self._makes_calls = False
@@ -340,7 +342,7 @@ class Instance:
         rows = codec.parsed(frame.meta)
         if batch is None or type(rows) is not list or len(rows) != len(batch.members):
             raise FrameError("a result belongs to no batch")
-        now = time.monotonic()
+        self._strays, now = 0, time.monotonic()
         seconds = min(frame.value / 1e9, now - batch.sent_at)
         self._mean_seconds += 0.2 * (seconds - self._mean_seconds)
         self._crashes = 0
@@ -361,7 +363,8 @@ class Instance:
     def _response(self, frame: Frame) -> None:
         pending = self._outstanding.get(frame.number)
         if pending is None:
-            if frame.number > self._last:
+            self._strays += 1  # a request that has ended by an error, or by its limit
+            if frame.number > self._last or self._strays > MAX_STRAYS:
                 raise FrameError("a response belongs to no request")
             return
         final = bool(frame.value & frames.FINAL)

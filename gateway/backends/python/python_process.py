@@ -11,6 +11,8 @@ from collections import deque
 from pathlib import Path
 from typing import Protocol
 
+import structlog
+
 from modelport.gateway.backends.python.environment import WorkerEnvironment
 from modelport.gateway.backends.python.output import WorkerOutput
 from modelport.gateway.backends.python_worker import frames
@@ -21,6 +23,8 @@ from modelport.gateway.backends.python_worker.frames import (
     OutgoingFrame,
 )
 from modelport.gateway.runtime.child_process import ChildProcess
+
+log = structlog.get_logger("modelport.python")
 
 _PROGRAM = Path(__file__).resolve().parents[1] / "python_worker" / "program.py"
 _UTILITIES = "triton_python_backend_utils"
@@ -91,7 +95,13 @@ class PythonProcess:
             theirs.close()
             os.close(into)
         self.pid = self._process.pid
-        self._pidfd = os.pidfd_open(self.pid)
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError:  # too many files are open
+            self._process.stop(0)
+            ours.close()
+            os.close(out)
+            raise
         ours.setblocking(False)
         self._socket: socket.socket | None = ours
         self._reader = FrameReader(ours, most_bytes, writable=False)
@@ -174,6 +184,10 @@ class PythonProcess:
         except FrameError as error:
             self._close_socket()
             self.kill(f"it has broken the protocol of workers: {error}")
+        except Exception:  # a frame that is lost would leave its request without an answer
+            log.exception("a frame of a worker cannot be read")
+            self._close_socket()
+            self.kill("it has sent a frame that cannot be read")
 
     def _kill_deaf(self) -> None:
         if self._pidfd >= 0:
