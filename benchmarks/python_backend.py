@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 from tritonclient.grpc import service_pb2 as oip
 
-from benchmarks import copy_model
+from benchmarks import copy_model, programs
 from benchmarks.peers.servers.modelport import executable
 from modelport.loadtests.serving import pytriton
-from modelport.loadtests.system import environments, script
+from modelport.loadtests.system import script
 from modelport.loadtests.system.processes import HOST, free_ports, only, running
 
 #: Requests in flight, floats, and the least ratio to Triton's rate; of p50, with one in flight.
@@ -104,7 +104,7 @@ def over_http(port: int, body: Path, headers: str, in_flight: int, seconds: int)
     lua = body.with_suffix(".lua")
     lua.write_text(_LUA.format(body=body, headers=headers))
     url = f"http://{HOST}:{port}/v2/models/{copy_model.NAME}/infer"
-    wrk = environments.debian_program("wrk", "wrk")
+    wrk = programs.debian_program("wrk", "wrk")
     command = [wrk, "-t1", f"-c{in_flight}", f"-d{seconds}", "--latency", "-s", str(lua), url]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     if "Non-2xx" in said:
@@ -116,7 +116,7 @@ def over_http(port: int, body: Path, headers: str, in_flight: int, seconds: int)
 
 
 def over_grpc(port: int, body: Path, in_flight: int, seconds: int) -> LoadSample:
-    h2load = environments.debian_program("h2load", "nghttp2-client")
+    h2load = programs.debian_program("h2load", "nghttp2-client")
     command = [
         h2load, "-t1", "-c1", f"-m{in_flight}", f"-D{seconds}", "-d", str(body),
         "-H", "content-type: application/grpc", "-H", "te: trailers",

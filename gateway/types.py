@@ -177,8 +177,8 @@ class InferRequest:
         model_version: 0 for the newest version that is ready.
         classification: For an output, the number of largest values to return in its place.
         trace: Id in the logs if the client gave no ``id``; it is not echoed.
-        signature: A signature of the SavedModel, with the model's own shapes, or ``text``; empty for
-            the one of the configuration.
+        signature: A signature of the SavedModel, with the model's own shapes, or ``text``; empty
+            for the one of the configuration.
         via: The ``Via`` header: gateways that the request passed through.
         label: The version label by which the client chose ``model_version``; empty if it chose
             none, and the version is the default one. None if it named the version by number.
