@@ -31,6 +31,10 @@ class ServerSideConnection(Protocol):
     def idle(self) -> bool:
         """Whether it has no request."""
 
+    @property
+    def waiting(self) -> bool:
+        """Whether nothing is done for it before its client sends or reads more."""
+
     def warn(self) -> None:
         """Tell the client to send further requests elsewhere; accept those on their way."""
 
@@ -66,11 +70,16 @@ class ServerState:
         """Add a new connection, unless there is no room for it."""
         number = transport.get_extra_info("socket").fileno()
         room = self.limit.room(len(self.connections), number)
-        if room is not Room.FREE and self.limit.replaces_idle:
-            idle = next((each for each in self.connections if each.idle), None)
-            if idle is not None:
-                del self.connections[idle]
-                idle.close()
+        if room is not Room.FREE and self.limit.replaces_waiting:
+            idle = (each for each in self.connections if each.idle)
+            waiting = (each for each in self.connections if each.waiting)
+            replaced = next(idle, None) or next(waiting, None)
+            if replaced is not None:
+                del self.connections[replaced]
+                if replaced.idle:
+                    replaced.close()
+                else:
+                    replaced.transport.abort()
                 room = Room.FREE
         if room is not Room.NONE:
             self.connections[connection] = None

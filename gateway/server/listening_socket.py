@@ -132,8 +132,9 @@ class ConnectionLimit:
         unlimited = files == resource.RLIM_INFINITY or most is not None
         self._files = math.inf if unlimited else max(files - RESERVED_FILES, files // 2)
         self._most = MAX_CONNECTIONS if most is None else most
-        #: Whether a new connection past the limit replaces the oldest one without a request.
-        self.replaces_idle = most is not None
+        #: Whether a new connection past the limit replaces the oldest one without a request, or
+        #: else the oldest one whose client is slow.
+        self.replaces_waiting = most is not None
 
     def room(self, connections: int, number: int) -> Room:
         """Classify a new connection with descriptor ``number`` beside ``connections`` others."""

@@ -44,8 +44,8 @@ _SUFFIX = re.compile(
 _HOST_FIRST = re.compile(
     rb'^((?:ts_|Requests)\w+\{)([Hh]ostname="[^"]*"),(.*)(\} \S+)$', re.MULTILINE
 )
-#: The label of a sample that names its model; names need no escapes.
-_MODEL = re.compile(rb'[{,]model(?:_name)?="([^"]*)"')
+#: The label of a sample that names its model; a name may have quotes, and no other escapes.
+_MODEL = re.compile(rb'[{,]model(?:_name)?="((?:[^"\\]|\\")*)"')
 _VERSION = re.compile(rb'[{,](?:model_)?version="([^"]*)"')
 #: Content type and body.
 Text = tuple[str, bytes]
@@ -164,7 +164,7 @@ def _shows(line: bytes, allowed: AllowedVersions) -> bool:
     model = _MODEL.search(line)
     if model is None:
         return True
-    versions = allowed[model[1].decode()]
+    versions = allowed[model[1].replace(b'\\"', b'"').decode()]
     if not versions:
         return versions is not None
     version = _VERSION.search(line)

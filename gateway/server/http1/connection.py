@@ -249,6 +249,10 @@ class HttpConnection(asyncio.Protocol):
     def idle(self) -> bool:
         return self._active is None and self._place == BETWEEN
 
+    @property
+    def waiting(self) -> bool:
+        return self._active in (None, self._receiving) or self.writing_paused
+
     def close(self) -> None:
         if self._active is None:
             self.transport.close()

@@ -271,6 +271,11 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
     def idle(self) -> bool:
         return not self.streams
 
+    @property
+    def waiting(self) -> bool:
+        streams = self.streams.values()
+        return self.writing_paused or all(s.sent_at or s.waits_for_client() for s in streams)
+
     def close(self) -> None:
         self.leave()
 

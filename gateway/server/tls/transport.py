@@ -117,7 +117,11 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     @property
     def idle(self) -> bool:
-        return False  # the handshake has its own limit
+        return False
+
+    @property
+    def waiting(self) -> bool:
+        return True
 
     def warn(self) -> None:
         """Do nothing: a handshake cannot carry the warning."""

@@ -968,6 +968,44 @@ async def test_a_request_on_one_connection_too_many_gets_an_error(
             assert (await fourth.reply())[0].startswith(OK)
 
 
+HALF_BODY = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
+#: What the clients send, and whether this is the known-bad variant: only idle ones are replaced.
+SLOW_CLIENTS = {
+    "idle": (b"", False),
+    "half a head": (b"GET / HTTP/1.1\r\nHos", False),
+    "half a body": (HALF_BODY, False),
+    "half a body, answered": (HALF_BODY.replace(b"/", b"/answered", 1), False),
+    "known-bad": (HALF_BODY, True),
+}
+
+
+@CLEAR_TEXT
+@pytest.mark.parametrize("slow", SLOW_CLIENTS)
+async def test_clients_that_are_slow_do_not_fill_a_listener_with_few_connections(
+    slow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 of them, with half a head or half a body, shut the metrics port."""
+    sent, known_bad = SLOW_CLIENTS[slow]
+    if known_bad:
+        monkeypatch.setattr(connection.HttpConnection, "waiting", False)
+
+    def answer(request: HttpRequest) -> Answer:
+        return HttpResponse(404, b"") if request.path == "/answered" else echo(request)
+
+    listener = HttpListener(answer, bind("127.0.0.1", 0, "--metrics-port"), most=2)
+    await listener.start()
+    async with connected(listener.port) as busy, connected(listener.port) as client:
+        for each in (busy, client):
+            await each.send(sent)
+        await until(lambda: len(listener.state.connections) == 2)
+        for _ in range(3):
+            async with connected(listener.port) as other:
+                await other.send(post(b"x"))
+                head, _ = await other.reply()
+                assert head.startswith(b"HTTP/1.1 503 " if known_bad else OK)
+    await listener.drain(Deadline.after(0))
+
+
 async def test_a_connection_that_does_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_limits, "KEEP_ALIVE_SECONDS", 0.2)
     monkeypatch.setattr(time_limits, "HEAD_SECONDS", 0.4)

@@ -268,8 +268,9 @@ def test_the_processs_memory_is_there_to_watch(gateway: Gateway) -> None:
 
 
 def test_who_may_see_some_versions_sees_their_samples_only() -> None:
+    models = ("m", '6" disk')
     allowed = (
-        AccessPolicy([Rule(("ci",), frozenset({Operation.METRICS}), ("m",), frozenset({"1"}), 1)])
+        AccessPolicy([Rule(("ci",), frozenset({Operation.METRICS}), models, frozenset({"1"}), 1)])
         .rights(Principal("ci"))
         .by_operation[Operation.METRICS]
         .versions
@@ -279,6 +280,7 @@ def test_who_may_see_some_versions_sees_their_samples_only() -> None:
         b'a{model="m",version="2"} 1.0': False,
         b'modelport_rollout_phase{model="m",phase="running"} 1.0': False,
         b'a{model="other",version="1"} 1.0': False,
+        b'a{model="6\\" disk",version="1"} 1.0': True,
         b"process_cpu_seconds_total 1.0": True,
     }
     assert {line: metrics_port._shows(line, allowed) for line in shown} == shown
