@@ -115,18 +115,27 @@ def naming(row: Any, model: str) -> bytes:
 
 def http_attacks(gateway: Gateway) -> Iterator[UnreadAttack]:
     """Every route, over HTTP/2 and as a pipeline of HTTP/1.1."""
-    infer = {"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1, 1], "data": [1]}]}
     for method, path in [*cost.routes(gateway, ("get", "post")), ("GET", "/" + "a" * 2000)]:
         for model in ("big", "wide") if "{model}" in path else ("",):
             target = path.replace("{model}", model).replace("{version}", "1")
             target = target.replace("{", "").replace("}", "")
-            body = json.dumps(infer).encode() if method == "POST" else b""
+            body = body_for(target) if method == "POST" else b""
             for window in WINDOWS:
                 sent = requests(head(method, target), body, window)
                 yield UnreadAttack(f"{method} {target} {window}", gateway.http_port, sent)
             line = f"{method} {target} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
             sent = (line.encode() + body) * REQUESTS
             yield UnreadAttack(f"{method} {target} HTTP/1.1", gateway.http_port, sent)
+
+
+def body_for(path: str) -> bytes:
+    """An inference request of the dialect that ``path`` belongs to."""
+    if re.search("/generate", path):
+        return b'{"x":[1]}'
+    if re.search("^/v1/|/(predictions|explanations)/", path):
+        return b'{"instances":[[1]]}'
+    x = {"name": "x", "datatype": "UINT8", "shape": [1, 1], "data": [1]}
+    return json.dumps({"inputs": [x]}).encode()
 
 
 def attacks(gateway: Gateway, match: str = "") -> list[UnreadAttack]:
