@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from modelport.gateway.errors import ModelportError, NotFound
+from modelport.gateway.errors import ModelportError, NotFound, Unavailable
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionState
 from modelport.gateway.models.next_action import VersionHold
@@ -79,9 +79,13 @@ class RolloutParticipant:
         """Load both sides of a plan, and keep them served. The default version stays.
 
         Raises:
-            ModelportError: as ``HeldVersions.hold``.
+            ModelportError: as ``HeldVersions.hold``, or the models are still loading.
         """
         plan = RolloutPlan.from_json(arguments["plan"])
+        if not self._manager.started:
+            raise Unavailable(
+                "the gateway is still loading its models; start the rollout when it is ready"
+            )
         await self._hold(plan, self._manager.get(plan.model).number)
 
     async def _hold(self, plan: RolloutPlan, default: int) -> None:

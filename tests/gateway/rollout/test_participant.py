@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from modelport.gateway.errors import Unavailable
 from modelport.gateway.rollout.plan import RolloutPlan, StageKind
 from modelport.gateway.rollout.process_group import ProcessGroup, ThisProcess
 from modelport.gateway.rollout.shared_state import transitions
@@ -43,6 +44,15 @@ async def test_a_start_that_fails_leaves_the_rollout_of_another_gateway_alone(
     await group.release(RUNNING)  # its client has left
     assert (await found.ask()).model_version == 2
     assert found.manager.held.of("m").versions == (1, 2)
+
+
+async def test_no_rollout_starts_while_the_gateway_loads_its_models(tmp_path: Path) -> None:
+    """The candidate was not held yet, and reported as an unknown version."""
+    found, group = await processes(tmp_path)
+    found.manager.started = False
+    with pytest.raises(Unavailable, match="is still loading its models"):
+        await group.hold(RUNNING)
+    assert found.manager.held.names() == []
 
 
 async def test_a_routing_that_is_older_than_the_last_is_ignored(tmp_path: Path) -> None:
