@@ -19,7 +19,7 @@ STAMP = $(BIN)/python .ci/result_pages.py
 
 .DEFAULT_GOAL := help
 .PHONY: access access-timing audit bench-access compare compare-faults constraints coverage docs docs-blocks docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup bench-text \
-	loadtest-agreement loadtest-backends bench-hop bench-python gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
+	loadtest-agreement loadtest-backends bench-hop bench-python python-models gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
 	matrix mutations package pages peer-suites real-models runtimes storage swagger-ui text-clients tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
 
@@ -237,6 +237,9 @@ storage: $(READY) ## Kill publishers to S3, race and cut off gateways; Azure's a
 	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest --timeout=900 -s \
 		tests/gateway/repository/storage/test_killed_publishers.py tests/gateway/repository/storage/test_emulators.py \
 		tests/gateway/repository/storage/test_served_during_attacks.py tests/gateway/repository/storage/test_served.py
+
+python-models: $(READY) ## Compare the answers of Python models with those of a real Triton
+	$(BIN)/python -m tests.triton_python
 
 triton-package: $(READY) ## Test Triton packages and warm-up samples in a real Triton
 	$(BIN)/python -m tests.triton_package

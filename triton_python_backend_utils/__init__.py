@@ -157,4 +157,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
     return bool(Current.runtime.control("ready", model=model_name, version=model_version))
 
 
+# The names of Triton's classes, which are in the texts of errors.
+for _class in (InferenceRequest, InferenceResponse, PreferredMemory, Tensor, TritonError):
+    _class.__module__ = "c_python_backend_utils"
 give_way(__name__)

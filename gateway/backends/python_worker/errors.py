@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import traceback
+
+import triton_python_backend_utils
 
 from .frames import MAX_TEXT
 
@@ -11,7 +14,11 @@ _EMPTY = "<EMPTY MESSAGE>"
 _UNAVAILABLE = "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
 #: Of one exception's stack; the innermost are shown.
 _MAX_FRAMES = 20
-_INSIDE = os.path.dirname(__file__)
+#: Folders whose frames are no model's.
+_INSIDE = [
+    os.path.dirname(str(file))
+    for file in (__file__, importlib.__file__, triton_python_backend_utils.__file__)
+]
 
 
 def text_of(error: BaseException, folder: str) -> str:
@@ -27,7 +34,7 @@ def text_of(error: BaseException, folder: str) -> str:
     frames = [
         f"  {_short(frame.filename, folder)}({frame.lineno}): {frame.name}\n"
         for frame in reversed(traceback.extract_tb(error.__traceback__))
-        if not frame.filename.startswith((_INSIDE, "<frozen importlib"))
+        if not frame.filename.startswith((*_INSIDE, "<frozen importlib"))
     ]
     place = f"\n\nAt:\n{''.join(frames[:_MAX_FRAMES])}" if frames else ""
     return f"{type(error).__name__}: {message.replace(folder + os.sep, '')}{place}"[:MAX_TEXT]

@@ -64,6 +64,7 @@ def _load(channel: Channel, start: dict[str, Any]) -> Worker:
     channel.send(frames.CONFIGURED, 0, 0, model.complete(start["config"]))
     channel.wait(lambda: bool(channel.inbox))
     arguments = json.loads(channel.inbox.popleft().meta)
+    runtime.initializing = True
     model.initialize(arguments)
     outputs = [each["name"] for each in json.loads(arguments["model_config"]).get("output", ())]
     runtime.flush_metrics()

@@ -30,8 +30,8 @@ class WorkerRuntime(Runtime):
     def __init__(self, channel: Channel, instance: str, folder: str) -> None:
         self._channel, self._instance = channel, instance
         self.model_dir = folder
-        #: Whether the model may call other models.
-        self.serving = False
+        #: Whether the model may control other models, and whether it may call them.
+        self.initializing = self.serving = False
         #: Changes of metrics since the last frame: family, labels, operation → value.
         self._changes: dict[tuple[str, tuple[tuple[str, str], ...], str], float] = {}
         #: Whether changes wait for the end of ``execute``.
@@ -94,7 +94,8 @@ class WorkerRuntime(Runtime):
             self._channel.end_call(number)
 
     def _call(self, request: InferenceRequest, decoupled: bool) -> tuple[int, CallReplies]:
-        self._check_serving()
+        if not self.serving:
+            raise TritonModelException(BLS_REFUSED)
         rows, buffers = describe(request.inputs())
         outputs = sorted(request.requested_output_names())
         meta = [
@@ -108,7 +109,8 @@ class WorkerRuntime(Runtime):
             raise TritonModelException(f"The request cannot be sent: {error}") from error
 
     def control(self, operation: str, **arguments: Any) -> Any:
-        self._check_serving()
+        if not self.initializing:
+            raise TritonModelException(BLS_REFUSED)
         return self._asked(operation, arguments)
 
     def _asked(self, operation: str, arguments: dict[str, Any]) -> Any:
@@ -121,10 +123,6 @@ class WorkerRuntime(Runtime):
         if error:
             raise TritonModelException(error)
         return result
-
-    def _check_serving(self) -> None:
-        if not self.serving:
-            raise TritonModelException(BLS_REFUSED)
 
     # -- metrics ----------------------------------------------------------------------------------
 

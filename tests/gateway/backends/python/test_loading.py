@@ -56,7 +56,7 @@ FAILS = {
         "Stub process 'm_0' is not healthy: it has ended with status 2",
     ),
     "calls": (
-        INITIALIZES.format("pb_utils.is_model_ready('m')"),
+        INITIALIZES.format("pb_utils.InferenceRequest('', 0, [], ['y'], 'm').exec()"),
         "TritonModelException: BLS is only supported during the 'execute' function.",
     ),
     "syntax": ("def", "SyntaxError: invalid syntax (model.py, line 3)"),
