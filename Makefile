@@ -258,7 +258,7 @@ real-models: $(READY) ## Serve 23 model files of Python packages without configu
 upstream-triton: $(READY) ## Compare answers through the gateway with a real Triton's own, bit by bit
 	$(BIN)/python -m tests.upstream_triton
 
-protos: $(READY) ## Generate the messages of gateway/wire, exporters/formats and loadtests/users again
+protos: $(READY) ## Generate the messages of gateway/wire, exporters/publishing and loadtests/users again
 	$(BIN)/python -m modelport.gateway.wire.proto
 	$(BIN)/python -m modelport.exporters.publishing.proto
 	$(BIN)/python -m modelport.loadtests.users.proto

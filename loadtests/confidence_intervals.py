@@ -99,14 +99,14 @@ class Tails:
         return cls((1 - confidence) / 2, (1 - confidence) / 2)
 
 
-def required_samples(q: float, error: float = 0.025) -> int:
+def required_samples(q: float) -> int:
     """Requests needed for an interval of the quantile ``q``.
 
     Enough for ``TAIL_REQUESTS`` beyond it, and for the largest request to lie beyond it except with
-    probability ``error`` (1 - q^n, distribution-free).
+    probability 0.025 (1 - q^n, distribution-free).
     """
     rarer = min(q, 1 - q)
-    return math.ceil(max(TAIL_REQUESTS / rarer, math.log(error) / math.log(1 - rarer)) - 1e-9)
+    return math.ceil(max(TAIL_REQUESTS / rarer, math.log(0.025) / math.log(1 - rarer)) - 1e-9)
 
 
 def ratio(

@@ -34,15 +34,13 @@ class AnswerCheck:
         BadPayload: ``payloads`` has no expected answers.
     """
 
-    def __init__(
-        self, target: LoadTestTarget, payloads: Payloads, timeout_seconds: float = TIMEOUT_SECONDS
-    ) -> None:
+    def __init__(self, target: LoadTestTarget, payloads: Payloads) -> None:
         if payloads.expected is None:
             raise BadPayload("it has no expected answers; 'modelport sample' records them")
         self._target, self._payloads = target, payloads
         self._dialect = dialect(target.protocol)
         self._checker = Checker(payloads, self._dialect.read)
-        self._client = self._dialect.connect(target, timeout_seconds)
+        self._client = self._dialect.connect(target, TIMEOUT_SECONDS)
 
     def problem(self, number: int) -> str | None:
         """The problem of the answer to request ``number``, or None.

@@ -76,10 +76,8 @@ class ReadyServer:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def first_response(
-        self, payloads: Payloads, *, within_seconds: float = READY_SECONDS, number: int = 0
-    ) -> float:
-        """Seconds from the process' start to the first correct answer, to request ``number``.
+    def first_response(self, payloads: Payloads, *, within_seconds: float = READY_SECONDS) -> float:
+        """Seconds from the process' start to the first correct answer, to the first request.
 
         The Open Inference Protocol is used if the server speaks it, otherwise its own protocol.
 
@@ -93,7 +91,7 @@ class ReadyServer:
                 if not self.alive:
                     raise ServerFailed(f"exited with {self.process.returncode}\n{tail(self.log)}")
                 try:
-                    problem = examination.wrong(number)
+                    problem = examination.wrong(0)
                 except Unanswered as error:
                     said = str(error)
                 else:
