@@ -14,7 +14,6 @@ import structlog
 
 from modelport.gateway.errors import Code, Internal, ModelportError, TimedOut, Unavailable
 from modelport.gateway.inference.classification import LARGE, classify
-from modelport.gateway.inference.text.text_infer import TEXT_SIGNATURE
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.runtime import offload
@@ -211,11 +210,7 @@ class InferenceService:
         if self._max_seconds is not None:
             deadline = deadline.earliest(self._max_seconds)
         request = flight.request
-        text = flight.version.text
-        if text is not None and not request.signature and text.takes(request.inputs):
-            request.signature = TEXT_SIGNATURE
-        if request.signature:
-            flight.validator = flight.version.signatures.validator(request.signature)
+        flight.validator = flight.version.validator_of(request)
         flight.batch = flight.validator.check(request)
         request.timing.compute_input_ns += time.perf_counter_ns() - flight.started
         if deadline.at is not None and deadline.expired:

@@ -19,7 +19,11 @@ from modelport.gateway.errors import InvalidArgument, Unavailable
 from modelport.gateway.inference import pipeline
 from modelport.gateway.inference.admission.fair_queue import FairQueue
 from modelport.gateway.inference.signatures import NamedSignatures
-from modelport.gateway.inference.text.text_infer import TextInterface
+from modelport.gateway.inference.text.text_infer import (
+    TEXT_SIGNATURE,
+    TextInfer,
+    TextInterface,
+)
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.models.model_config import read_config, version_labels
 from modelport.gateway.models.next_action import NO_HOLD, VersionHold
@@ -30,7 +34,7 @@ from modelport.gateway.repository.scan import ModelEntry
 from modelport.gateway.repository.version_choice import chosen_default
 from modelport.gateway.repository.version_policy import VersionPolicy
 from modelport.gateway.telemetry import Statistics
-from modelport.gateway.types import ModelSignature
+from modelport.gateway.types import Infer, InferRequest, ModelSignature
 
 #: The reason Triton gives for a version that was unloaded on purpose.
 UNLOADED = "unloaded"
@@ -69,8 +73,11 @@ class ServedVersion:
         self.validator = Validator(entry.name, self.signature)
         #: The interface for texts, which is the signature ``text``; None if there is none.
         self.text = text
-        if text is not None:  # its texts may be longer than the largest tensors
-            self.validator.max_bytes = None
+        #: The text interface on the backend alone, for copies of requests.
+        self.texts: Infer | None = None
+        if text is not None:
+            self.texts = TextInfer(text, backend, self.name, number)
+            self.validator.max_bytes = None  # texts may be longer than the largest tensors
         #: Named signatures of the artifact itself, besides the one that the configuration declares.
         self.signatures = NamedSignatures(entry.name, backend, statistics)
         #: Class labels of the configuration by output; ``labels_of`` has the backend's too.
@@ -89,6 +96,24 @@ class ServedVersion:
         self.turns = FairQueue(self.signature.max_batch_size, instances)
         self.in_flight = 0
         self._drained: asyncio.Event | None = None
+
+    def takes_texts(self, request: InferRequest) -> bool:
+        """Whether a request is for the text interface."""
+        if request.signature or self.text is None:
+            return request.signature == TEXT_SIGNATURE
+        return self.text.takes(request.inputs)
+
+    def validator_of(self, request: InferRequest) -> Validator:
+        """The validator of a request; texts are given their signature.
+
+        Raises:
+            InvalidArgument: the model has no such signature.
+        """
+        if self.text is not None and self.takes_texts(request):
+            request.signature = TEXT_SIGNATURE
+        if request.signature:
+            return self.signatures.validator(request.signature)
+        return self.validator
 
     def labels_of(self, output: str) -> tuple[str, ...]:
         """The class labels of ``output``: from the configuration, else from the backend.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Text = str | tuple[str, str]
 #: The longest text. 256 KiB of words take a fifth of a second.
 MAX_TEXT_BYTES = 256 * 1024
-#: More than most tokens have; a text of so many for each token is likely too long.
+#: A text with more characters for each token that it may have is likely too long.
 TOKEN_CHARACTERS = 32
 #: Of the sequences that a request becomes: texts, candidate labels for each, windows.
 MAX_SEQUENCES = 8192

@@ -23,6 +23,7 @@ import structlog
 
 from modelport.gateway.backends.capabilities import BackgroundWork, BlockingInfer
 from modelport.gateway.errors import MemoryExhausted, ModelportError, QueueFull
+from modelport.gateway.inference.text.text_infer import TEXT_SIGNATURE
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.models.inference_service import InferenceService
 from modelport.gateway.models.model import ServedVersion
@@ -248,7 +249,7 @@ class ShadowQueue(Generic[T]):
         except ModelportError as error:
             self._end(running, _outcome_of(copy, error))
             return
-        if version.in_background is None:
+        if version.in_background is None or version.takes_texts(copy.request):
             version.release()
             # A context of its own: copies belong to no request.
             context = contextvars.Context()
@@ -330,7 +331,9 @@ async def infer_copy(
     version = service.acquire(request.model_name, request.model_version)
     try:
         validator = _checked(version, request)
-        if version.in_background is None:
+        if version.texts is not None and request.signature == TEXT_SIGNATURE:
+            answer = finished(version.texts(request, deadline))
+        elif version.in_background is None:
             answer = finished(version.backend(request, deadline))
         else:
             answer = _infer_in_background(version.in_background, request)
@@ -353,9 +356,7 @@ def _infer_in_thread(
 
 def _checked(version: ServedVersion, request: InferRequest) -> Validator:
     """Check the request for the version; return the validator of its signature."""
-    validator = version.validator
-    if request.signature:
-        validator = version.signatures.validator(request.signature)
+    validator = version.validator_of(request)
     validator.check(request)
     return validator
 

@@ -16,8 +16,12 @@ from modelport.gateway.inference.text import text_infer
 from modelport.gateway.inference.text.text_infer import TextInfer, TextInterface
 from modelport.gateway.inference.text.text_request import MAX_BYTES, MAX_TEXTS
 from modelport.gateway.inference.text.tokenizing import MAX_TEXT_BYTES
+from modelport.gateway.models.inference_service import InferenceService
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository import config, text_settings
 from modelport.gateway.repository.text_settings import TextTask
+from modelport.gateway.rollout.traffic.shadow import infer_copy
+from modelport.gateway.settings import Settings
 from modelport.gateway.types import (
     NO_DEADLINE,
     Datatype,
@@ -149,3 +153,23 @@ def test_a_template_is_text_and_no_format(version: Path) -> None:
     found = ask(version, {"text": [b"x"], "candidate_labels": [b"{}", b"y"]},
                 hypothesis_template=template)  # fmt: skip
     assert sorted(found.outputs[0].data[0].tolist()) == [b"y", b"{}"]
+
+
+async def test_a_copy_of_a_request_of_texts_is_answered_as_the_request(tmp_path: Path) -> None:
+    manager = ModelManager(Settings((texts.repository(tmp_path),)))
+    await manager.start()
+    service = InferenceService(manager)
+
+    def request() -> InferRequest:
+        array = np.empty(2, object)
+        array[:] = [b"hello world", b"Berlin"]
+        return InferRequest("sentiment", [Tensor("text", Datatype.BYTES, array)])
+
+    try:
+        answered = await finished(service.infer(request(), NO_DEADLINE))
+        copied = await infer_copy(service, request(), NO_DEADLINE)
+        for one, other in zip(answered.outputs, copied.outputs, strict=True):
+            assert one.data.tolist() == other.data.tolist()
+        assert manager.get("sentiment").takes_texts(request())
+    finally:
+        await manager.stop()
