@@ -159,9 +159,7 @@ class Instance:
         if self._calls is not None:
             self._calls.close()
         if self._phase is not None and not self._phase.done():
-            self._phase.set_exception(
-                InvalidArgument(f"Internal: Stub process '{self.name}' is not healthy: {reason}")
-            )
+            self._phase.set_exception(InvalidArgument(f"Internal: {self._unhealthy(reason)}"))
         if self._check is not None and not self._check.done():
             self._check.set_result(False)
         self._ended.set()
@@ -175,7 +173,7 @@ class Instance:
         # Without concurrency only the first batch has begun.
         begun = batches if self.concurrent else batches[:1]
         waiting = [m for batch in batches if batch not in begun for m in batch.members]
-        error = f"Stub process '{self.name}' is not healthy: {reason}"
+        error = self._unhealthy(reason)
         for pending in waiting:
             outstanding.pop(pending.number, None)
         for pending in outstanding.values():
@@ -184,6 +182,10 @@ class Instance:
         self._crashes = 0 if stable else self._crashes + 1
         self._restart_in(limits.crash_pause(self._crashes))
         self._owner.lost(self, waiting)
+
+    def _unhealthy(self, reason: str) -> str:
+        """The end of the process in Triton's words."""
+        return f"Stub process '{self.name}' is not healthy: {reason}"
 
     def _restart_in(self, seconds: float) -> None:
         if not self.closed:
@@ -204,7 +206,8 @@ class Instance:
         except Exception as error:
             reason = str(error) if isinstance(error, ModelportError) else "it cannot be started"
             log.error("a worker does not start", instance=self.name, reason=str(error))
-            self.problem = f"Stub process '{self.name}' is not healthy: {reason}"
+            reason = reason.removeprefix("Internal: ").removeprefix(self._unhealthy(""))
+            self.problem = self._unhealthy(reason)
             self._owner.lost(self, ())
             self.kill("it does not start")
             await self._ended.wait()

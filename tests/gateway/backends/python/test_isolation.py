@@ -52,6 +52,11 @@ ENDS = {
     ),
 }  # fmt: skip
 
+#: Lines of ``initialize``: it fails once a marker is beside the model's folder.
+ONCE = """
+        if os.path.exists(os.path.join(args["model_repository"], "..", "began")):
+            raise ValueError("no second time")
+"""
 #: Those of the default suite.
 USUAL = ("os._exit", "hang", "stop", "leak", "garbage")
 
@@ -137,3 +142,22 @@ def test_workers_end_with_their_gateway_however_it_ends(tmp_path: Path) -> None:
         ended, _, _ = select.select([pidfd], [], [], 10)
         os.close(pidfd)
     assert ended
+
+
+def test_a_model_that_does_not_start_again_is_refused_with_the_reason(tmp_path: Path) -> None:
+    folder = python_models.coded(tmp_path, "act")
+    source = (folder / "model.py").read_text()
+    (folder / "model.py").write_text(
+        source.replace("        self.args = args\n", "        self.args = args\n" + ONCE)
+    )
+    marker = tmp_path / "began"
+    with serving(tmp_path, "--allow-python") as gateway:
+        assert ask(gateway, f"open({str(marker)!r}, 'w'); os._exit(1)")[0] == 503
+        gateway.wait_for("a worker does not start")
+        status, text = ask(gateway, ONE)
+        assert (status, text.partition("\n")[0]) == (
+            503, "Stub process 'act_0' is not healthy: ValueError: no second time",
+        )  # fmt: skip
+        marker.unlink()
+        gateway.wait_for("a worker has been restarted")
+        assert ask(gateway, ONE)[0] == 200
