@@ -74,7 +74,8 @@ class DialectRoute:
         path: as in OpenAPI, such as ``/v2/models/{model}/infer``.
         handler: called with the ``parts``, decoded, and the request. A part that the path lacks is
             an empty string.
-        documented: keywords of FastAPI's routes: ``name``, ``description``, ``tags`` ...
+        documented: keywords of FastAPI's routes: ``name``, ``description``, ``tags`` ...; empty for
+            one that is not documented.
     """
 
     method: str
@@ -83,11 +84,12 @@ class DialectRoute:
     handler: Callable[..., Answer]
     documented: Mapping[str, Any]
     parts: Mapping[str, PathPart] = field(default_factory=dict)
+    flags: re.RegexFlag = re.NOFLAG
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         groups = {name: f"(?P<{name}>{part.pattern})" for name, part in self.parts.items()}
-        return re.compile(self.path.format_map(groups))
+        return re.compile(self.path.format_map(groups), self.flags)
 
     def find(self, path: str) -> Route | None:
         """Return the route of a percent-encoded path; None if the path is of another kind."""
@@ -150,11 +152,6 @@ class HttpDialect(Protocol):
 
     def failure(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
         """Make the response to an error."""
-
-
-async def documented() -> Response:
-    """Stand in FastAPI's table for a route of a dialect, which answers before it is asked."""
-    raise Internal("a route is documented, and no dialect has it")
 
 
 class HttpApplication:
@@ -277,7 +274,8 @@ class HttpApplication:
 
         for each in dialects:
             for row in each.table:
-                row.document(app)
+                if row.documented:
+                    row.document(app)
             each.add_routes(app)
         api_pages.add_routes(app)
         http_operations.check(app.routes)

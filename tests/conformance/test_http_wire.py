@@ -119,6 +119,7 @@ REGION_ROUTES = (
     "/v2/cudasharedmemory/region/r/status",
 )
 POST_ROUTES = (
+    "/v2/rerank",
     "/v2/models/x2/infer",
     "/v2/models/x2/versions/1/infer",
     "/v2/models/x2/generate",

@@ -254,13 +254,14 @@ def test_vertex_without_its_routes_is_one_clear_line(tmp_path: Path) -> None:
 
 #: What each first segment of a path belongs to. A route that is not here has to be put here.
 OWNERS = {
-    "": "the description, OPTIONS only",
+    "": "the description, OPTIONS only; Text Embeddings Inference",
     "api-description": "TorchServe's description",
     "docs": "the description",
     "invocations": "SageMaker",
     "models": "TorchServe's management, SageMaker's multi-model endpoints",
     "openapi.json": "the description",
     "ping": "TorchServe's and SageMaker's health",
+    **dict.fromkeys(("embed", "predict", "rerank"), "Text Embeddings Inference"),
     "explanations": "TorchServe",
     "predictions": "TorchServe",
     "v1": "TensorFlow Serving",

@@ -12,14 +12,13 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
-from urllib.parse import unquote
 
 import orjson
-from fastapi import Depends, FastAPI, Path, Response
+from fastapi import FastAPI, Path, Response
 from google.protobuf import json_format
 
 from modelport.gateway.access.operations import Operation
@@ -32,9 +31,9 @@ from modelport.gateway.protocols import (
 )
 from modelport.gateway.protocols.asgi import document
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.http import HttpDialect, Route, documented
+from modelport.gateway.protocols.http import DialectRoute, HttpDialect, PathPart, Route
 from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
-from modelport.gateway.protocols.http_operations import HEALTH, INFER, METADATA
+from modelport.gateway.protocols.http_operations import HEALTH
 from modelport.gateway.protocols.http_response import error_of
 from modelport.gateway.protocols.tfserving import examples_json as tfserving_examples_json
 from modelport.gateway.protocols.tfserving import predict_json, results
@@ -65,17 +64,17 @@ STATUS = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-_VERSION = r"(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
-_POST = re.compile(
-    rf"/v1/models/(?P<name>[^/:]+){_VERSION}:(?P<method>classify|regress|predict|explain)", re.I
-)
-_GET = re.compile(rf"/v1/models(?:/(?P<name>[^/:]+))?{_VERSION}(?P<metadata>/metadata)?", re.I)
-_PATTERNS = {"POST": _POST, "GET": _GET}
+_PARTS = {
+    "model": PathPart(Annotated[str, Path(description="Model name")], "[^/:]+"),
+    "version": PathPart(Annotated[int, Path()], "[0-9]+"),
+    "label": PathPart(Annotated[str, Path()], "[^/:]+"),
+}
 #: Methods with examples, and the writers of their results.
 _EXAMPLE_METHODS: dict[str, tuple[ExampleMethod, Callable[[Any], Buffer]]] = {
     "classify": (CLASSIFY, results.classification_json),
     "regress": (REGRESS, results.regression_json),
 }
+_OPERATIONS = {"GET": Operation.METADATA, "POST": Operation.INFER}
 _MAX_VERSION = 2**63 - 1
 _EVENT: dict[int | str, dict[str, Any]] = {200: {"content": {cloud_events.MEDIA_TYPE.decode(): {}}}}
 
@@ -89,34 +88,69 @@ class TfServingHttp(HttpDialect):
     def __init__(self, host: DialectHost) -> None:
         self._inference = Inference(host)
         self._max_input_bytes = host.max_input_bytes
+        self.table = [*self._routes()]
+
+    def _routes(self) -> Iterator[DialectRoute]:
+        """The routes of models, versions and labels; a path without a model has its own error."""
+        models = {"name": "models", "description": "Models that are READY.", "tags": ["KServe"]}
+        yield self._row("GET", "", "", models)
+        for model in ("/{model}", ""):
+            for chosen, suffix in (
+                ("", ""),
+                ("/versions/{version}", " of a version"),
+                ("/labels/{label}", " of a label"),
+            ):
+                for ending, name, body, text in tfserving_schema.ROUTES:
+                    documented = {
+                        "name": name + suffix,
+                        "description": text,
+                        "tags": ["TensorFlow Serving"],
+                        "openapi_extra": body,
+                        "responses": _EVENT if ending in (":predict", ":explain") else {},
+                    }
+                    if model or (chosen and body is None):
+                        method = "GET" if body is None else "POST"
+                        yield self._row(method, model + chosen, ending, documented if model else {})
+
+    def _row(
+        self, method: str, path: str, ending: str, documented: Mapping[str, Any]
+    ) -> DialectRoute:
+        return DialectRoute(
+            method,
+            f"/v1/models{path}{ending}",
+            _OPERATIONS[method],
+            partial(self._serve, ending),
+            documented,
+            _PARTS,
+            re.IGNORECASE,
+        )
 
     def route(self, method: str, path: str) -> Route | None:
-        if not path[3:].lower().startswith("/models") or method not in _PATTERNS:
+        """Return the route of a request; an unknown one below ``/v1/models`` gets 400."""
+        if not path[3:].lower().startswith("/models") or method not in _OPERATIONS:
             return None
-        operation = Operation.INFER if method == "POST" else Operation.METADATA
-        found = _PATTERNS[method].fullmatch(path)
-        parts = None
-        if found is not None:
-            parts = {key: value for key, value in found.groupdict().items() if value is not None}
-        return Route(operation, partial(self._serve, parts))
+        malformed = Route(_OPERATIONS[method], partial(self._serve, None, "", "", ""))
+        return super().route(method, path) or malformed
 
     def failure(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
         return HttpResponse(STATUS[code(error)], orjson.dumps({"error": str(error)}))
 
-    async def _serve(self, found: dict[str, str] | None, request: HttpRequest) -> HttpResponse:
-        """Answer a request whose path has the parts ``found``, still percent-encoded."""
-        started, status, name = time.perf_counter_ns(), "OK", ""
-        method = (found or {}).get("method", "").lower()
+    async def _serve(
+        self, ending: str | None, name: str, version: str, label: str, request: HttpRequest
+    ) -> HttpResponse:
+        """Answer a request whose path ends in ``ending``; None: it is malformed."""
+        started, status = time.perf_counter_ns(), "OK"
+        method = ending.removeprefix(":") if ending and ending != "/metadata" else ""
         try:
-            if found is None:
+            if ending is None:
                 path = request.raw_path.decode("ascii")
                 raise InvalidArgument(f"Malformed request: {request.method[:16]} {path[:256]}")
-            selected = _selected(found)
-            name = selected.name
+            selected = _selected(name, version, label)
             if not method:
                 # A client that does not take its responses waits for the next one.
                 async with request.peer.memory.turn():
-                    return await _coded(request, await self._document(found, selected))
+                    find = self._metadata if ending == "/metadata" else self._status
+                    return await _coded(request, await finished(find(selected)))
             deadline = http_deadline(request.fields)
             bound = self._inference.servables.version(selected).max_bytes
             answer = partial(self._infer, method, selected, deadline)
@@ -145,9 +179,6 @@ class TfServingHttp(HttpDialect):
         trace = request.fields.get(b"x-request-id", b"")[:128].decode("latin-1")
         call = TfServingCall(selected, deadline, trace, len(body))
         return await _coded(request, await self._run(method, call, body))
-
-    async def _document(self, found: dict[str, str], selected: Selected) -> bytes:
-        return self._metadata(selected) if "metadata" in found else await self._status(selected)
 
     # -- inference ------------------------------------------------------------------------------
 
@@ -212,50 +243,10 @@ class TfServingHttp(HttpDialect):
     # -- documentation --------------------------------------------------------------------------
 
     def add_routes(self, app: FastAPI) -> None:
-        """Document the routes; ``serve`` answers all but the first."""
-
         @app.get("/", tags=["KServe"], dependencies=HEALTH)
         async def alive() -> Response:
             """Liveness, for KServe's v1 clients."""
             return document({"status": "alive"})
-
-        @app.get("/v1/models", tags=["KServe"], dependencies=METADATA)
-        async def models() -> Response:
-            """Models that are READY."""
-            return await documented()
-
-        for path, parts, suffix in (
-            ("/v1/models/{model}", _model, ""),
-            ("/v1/models/{model}/versions/{version}", _model_version, " of a version"),
-            ("/v1/models/{model}/labels/{label}", _model_label, " of a label"),
-        ):
-            for ending, name, body, text in tfserving_schema.ROUTES:
-                app.add_api_route(
-                    path + ending,
-                    documented,
-                    methods=["GET" if body is None else "POST"],
-                    tags=["TensorFlow Serving"],
-                    dependencies=[*(METADATA if body is None else INFER), Depends(parts)],
-                    name=name + suffix,
-                    description=text,
-                    openapi_extra=body,
-                    responses=_EVENT if ending in (":predict", ":explain") else {},
-                )
-
-
-Name = Annotated[str, Path(description="Model name")]
-
-
-def _model(model: Name) -> None:
-    """Declare the parts of a path, for the documentation."""
-
-
-def _model_version(model: Name, version: Annotated[int, Path()]) -> None:
-    """Declare the parts, as ``_model``."""
-
-
-def _model_label(model: Name, label: Annotated[str, Path()]) -> None:
-    """Declare the parts, as ``_model``."""
 
 
 async def _coded(request: HttpRequest, body: Buffer) -> HttpResponse:
@@ -263,13 +254,10 @@ async def _coded(request: HttpRequest, body: Buffer) -> HttpResponse:
     return await finished(request_body.coded(HttpResponse(200, body), accepted))
 
 
-def _selected(found: dict[str, str]) -> Selected:
-    name, label = unquote(found.get("name", "")), found.get("label")
-    digits = found.get("version")
-    if digits is not None and (len(digits) > 19 or int(digits) > _MAX_VERSION):
+def _selected(name: str, digits: str, label: str) -> Selected:
+    if digits and (len(digits) > 19 or int(digits) > _MAX_VERSION):
         raise InvalidArgument(f"Failed to convert version: {digits[:64]} to numeric.")
-    number = int(digits) if digits is not None else None
-    return Selected(name, number, unquote(label) if label is not None else None)
+    return Selected(name, int(digits) if digits else None, label or None)
 
 
 def _json(value: Any) -> bytes:
