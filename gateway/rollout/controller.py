@@ -61,6 +61,7 @@ class RolloutController:
 
     Args:
         decide: the pure function that decides.
+        monotonic: this machine's clock; ``clock``: seconds since 1970, for people.
     """
 
     def __init__(
@@ -70,6 +71,8 @@ class RolloutController:
         decide: Decide = decide,
         *,
         lease_seconds: float = lease.LEASE_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
         webhooks: RolloutWebhooks | None = None,
     ) -> None:
         #: Identifies this life of this gateway.
@@ -78,11 +81,11 @@ class RolloutController:
         self._processes = processes
         self._decide = decide
         self._lease = lease_seconds
-        #: This machine's clock, and seconds since 1970, for people.
-        self._now, self._clock = time.monotonic, time.time
+        self._now = monotonic
+        self._clock = clock
         self._counts = CountsExchange(processes, store, self.replica)
-        self._states = ReplicatedStates(store, processes, self.replica, lease_seconds, self._now)
-        self._webhooks = webhooks or RolloutWebhooks(monotonic=self._now)
+        self._states = ReplicatedStates(store, processes, self.replica, lease_seconds, monotonic)
+        self._webhooks = webhooks or RolloutWebhooks(monotonic=monotonic)
         self._tasks: list[asyncio.Task[None]] = []
         #: Ends the pause of a gateway in which nothing ran.
         self._begun = asyncio.Event()

@@ -67,7 +67,7 @@ def base_modules() -> set[str]:
         for top, names in distributions
         if seen & {name.lower().replace("_", "-") for name in names}
     }
-    return tops | {"modelport"}
+    return tops | {"modelport", "triton_python_backend_utils"}  # the packages of this project
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
