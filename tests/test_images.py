@@ -317,7 +317,9 @@ def truncated_progressive(side: int) -> bytes:
 )
 def test_an_image_that_costs_too_much_to_decode_is_refused_unread(what: str, data: bytes) -> None:
     started = time.process_time()
-    with pytest.raises(InvalidArgument, match=f"{what}.* in {len(data)} bytes"):
+    with pytest.raises(
+        InvalidArgument, match=f"has (the cost of|more than) .*{what}.* in {len(data)} bytes"
+    ):
         decode(data, {}, spec(3, 8, 8))
     assert processor.seconds_since(started) < 0.1  # one of them took hours
 

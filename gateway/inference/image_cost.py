@@ -59,9 +59,9 @@ def checked(data: bytes, model_pixels: int) -> bytes:
         free = min(max(FREE_RATIO * model_pixels, LEAST_FREE_PIXELS), MOST_FREE_PIXELS)
         free = max(free, 2 * model_pixels)
     if pixels > max(free, RATIO * size // _BYTES_PER_PIXEL):
-        raise TooCostly(f"{pixels} pixels in {size} bytes")
+        raise TooCostly(f"the cost of {pixels} pixels in {size} bytes")
     if pixels * scans > max(free, RATIO * size):
-        raise TooCostly(f"{scans} scans of {pixels} pixels in {size} bytes")
+        raise TooCostly(f"the cost of {scans} scans of {pixels} pixels in {size} bytes")
     return needed
 
 
