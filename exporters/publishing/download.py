@@ -36,7 +36,8 @@ def local(path: Path | Location) -> Iterator[Path]:
 def copied(location: Location) -> Iterator[Path]:
     """Yield a temporary folder ``<model>/<version>`` of a version, or of a model's newest version.
 
-    It includes the files directly in the model's folder, and its warm-up samples.
+    A model's newest version is one with a manifest, if it has any. The copy includes the files
+    directly in the model's folder, and its warm-up samples.
 
     Raises:
         UsageError: ``location`` is neither a version nor a model.
@@ -48,7 +49,8 @@ def copied(location: Location) -> Iterator[Path]:
     name = model.prefix.rpartition("/")[2]
     objects = ObjectStore(model)
     found = group({f"{name}/{key}": each for key, each in objects.listing().items()}).get(name)
-    number = int(last) if named else max(_with_manifest(found), default=0)
+    of_model = [] if found is None else _with_manifest(found) or found.published
+    number = int(last) if named else max(of_model, default=0)
     if found is None or number not in found.versions:
         raise UsageError(f"'{location}' is neither a published version nor a model that has one")
     with temporary_folder() as temporary:
@@ -87,10 +89,8 @@ def whole(path: Path | Location) -> Iterator[Path]:
         yield temporary / name if is_model else temporary
 
 
-def _with_manifest(model: StoredModel | None) -> list[int]:
-    """The published versions."""
-    versions = model.versions.items() if model is not None else ()
-    return [number for number, files in versions if manifest.FILENAME in files]
+def _with_manifest(model: StoredModel) -> list[int]:
+    return [number for number, files in model.versions.items() if manifest.FILENAME in files]
 
 
 def _download(

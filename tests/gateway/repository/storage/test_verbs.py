@@ -125,8 +125,10 @@ def test_labels_and_rollbacks(repository: Location, moto: Moto, prefix: str) -> 
     assert "no such bucket" in run("label", "m", "--repository", unknown).output
 
 
-def test_inspect(repository: Location) -> None:
-    for place in (repository / "a model", repository / "a model" / "2"):
+def test_inspect(repository: Location, moto: Moto, prefix: str, tmp_path: Path) -> None:
+    models.multiply(tmp_path / "model.onnx")  # as other tools copy a Triton repository
+    moto.put(f"{prefix}/plain/1/model.onnx", (tmp_path / "model.onnx").read_bytes())
+    for place in (repository / "a model", repository / "a model" / "2", repository / "plain"):
         document = json.loads(said("inspect", place, "--json"))
         assert [tensor["name"] for tensor in document["inputs"]] == ["x"]
     result = run("inspect", repository / "other")
