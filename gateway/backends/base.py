@@ -52,6 +52,7 @@ class Execution(NamedTuple):
         parameters: a response may depend on the request's parameters.
         inline: whether a call with this request now returns the response itself, soon.
         queues: requests wait in the backend, and ``Timing.queue_ns`` is 0 until their turn.
+        joins: requests may be computed as one batch.
         ahead: the number of calls accepted beyond those running; not computed if cancelled before.
     """
 
@@ -60,6 +61,7 @@ class Execution(NamedTuple):
     parameters: bool = True
     inline: Callable[[InferRequest], bool] = lambda _: False
     queues: bool = False
+    joins: bool = True
     ahead: int = 0
 
 

@@ -164,10 +164,11 @@ class EmbeddedBackend:
             configuration.instance_count(config),
         )
         self._background = BackgroundThread(f"{self._name}-{self._version}_background")
-        # A run cannot be interrupted, and does not see the parameters.
+        # A run cannot be interrupted, and does not see the parameters. State is reset before each
+        # run, so that requests in one batch would meet in it.
         self.execution = Execution(
             batches=False, interruptible=False, parameters=False, inline=self._infer.inline,
-            queues=True, ahead=1,
+            queues=True, joins=not session.state, ahead=1,
         )  # fmt: skip
 
     def adopt(self, config: ModelConfig) -> None:

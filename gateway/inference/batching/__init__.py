@@ -29,6 +29,8 @@ def wrap(
     wanted = dynamic_batching.read(config)
     if wanted is None or (execution.batches and not here):
         return backend
+    if not execution.joins:
+        wanted = wanted.one_by_one()
     if isinstance(backend, TogetherBackend):
         ragged = frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
         joiner = Joiner(signature, parameters=False, ragged=ragged)

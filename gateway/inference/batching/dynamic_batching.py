@@ -58,6 +58,10 @@ class BatchingSettings(NamedTuple):
         asked = request.parameters.get("priority", 0)
         return int(asked) if 0 < int(asked) <= self.levels else self.default_level
 
+    def one_by_one(self) -> BatchingSettings:
+        """The same queue without batches of several requests."""
+        return self._replace(max_size=1, preferred_sizes=frozenset({1}), delay_seconds=0.0)
+
     def policy(self, level: int) -> QueuePolicy:
         return self.policies.get(level, self.default_policy)
 

@@ -28,7 +28,10 @@ from modelport.gateway.backends.embedded import (
     openvino as openvino_backend,
 )
 from modelport.gateway.errors import Internal, Unsupported
+from modelport.gateway.inference import batching
+from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.artifact_checks import saved_model_guard, tflite_guard
+from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
     NO_DEADLINE,
     Array,
@@ -367,6 +370,37 @@ async def test_requests_side_by_side_do_not_meet_in_the_state(
     found = await asyncio.gather(*(ask(data) for _ in range(50) for data in (A, B)))
     assert len({tuple(answer) for answer in found[::2]}) == 1
     assert len({tuple(answer) for answer in found[1::2]}) == 1
+    backend.unload()
+
+
+class RowSum(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(x.sum(0))
+        return x + self.total
+
+
+BATCHED = """
+backend: "pytorch" max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 50000 }
+input { name: "x" data_type: TYPE_FP32 dims: 4 } output { name: "y" data_type: TYPE_FP32 dims: 4 }
+"""
+
+
+@pytest.mark.parametrize("joins", [False, True], ids=["", "known-bad: one batch"])
+async def test_requests_do_not_meet_in_the_state_of_a_batch(joins: bool, tmp_path: Path) -> None:
+    torch.jit.script(RowSum()).save(str(tmp_path / "model.pt"))
+    backend = load(tmp_path, BATCHED)
+    assert not backend.execution.joins
+    backend.execution = backend.execution._replace(joins=joins)
+    signature = configuration.signature(backend.config)
+    infer = batching.wrap(backend, backend.config, signature, Statistics())
+    requests = [InferRequest("m", [fp32(data)]) for data in (A, B, A, B)]
+    found = await asyncio.gather(*(finished(infer(each, NO_DEADLINE)) for each in requests))
+    values = [response.outputs[0].data[0, 0] for response in found]
+    assert (values == [2, 100, 2, 100]) is not joins
     backend.unload()
 
 
