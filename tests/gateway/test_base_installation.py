@@ -113,7 +113,7 @@ print(json.dumps(missing))
 NEEDS = [
     ("images", "from modelport.gateway.inference import image_decoding; image_decoding._pillow()"),
     *(
-        (extra, f"from modelport.gateway.backends import registry; registry.find_loader({name!r})")
+        (extra, f"from modelport.gateway import backend_registry as r; r.find_loader({name!r})")
         for name, extra in (
             ("pytorch", "torch"),
             ("tensorflow", "tensorflow"),
