@@ -13,7 +13,6 @@ import numpy as np
 from modelport.exporters.errors import ParityError
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.exporters.sources.huggingface import text_interface
 from modelport.gateway.repository import text_settings
 from modelport.gateway.repository.text_settings import TextSettings, TextTask
 from modelport.gateway.types import Array
@@ -61,6 +60,9 @@ def cases(source: Source, seed: int) -> list[TextCase]:
     settings = settings_of(source)
     if settings is None:
         return []
+    # It imports torch, which a version without texts may not need.
+    from modelport.exporters.sources.huggingface import text_interface
+
     with text_interface.tokenizer_of(source.companions) as tokenizer, quiet():
         tokenizer.model_max_length = settings.max_tokens
         texts = _texts(tokenizer, settings, seed)

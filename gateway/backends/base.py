@@ -2,7 +2,7 @@
 
 A backend is an ``Infer`` that knows its model's configuration. Requests are already validated
 against it; the response has its outputs in the requested order. ``capabilities`` has what a backend
-may offer besides, ``backend_host`` what it may use, ``registry`` the list of backends.
+may offer besides, ``backend_host`` what it may use, ``backend_registry`` the list of backends.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ class Artifact(NamedTuple):
 
     ``config`` may lack inputs and outputs; the loader then reads them from the artifact. ``path``
     may be a copy that is removed after loading (``copied``); for a model that only a route names,
-    it is the current folder. ``host`` is None only in tests of embedded runtimes. ``native``:
-    it may run native code, and operators that access files, because its signature was verified or
-    ``--allow-native-code`` is set; even then it may not unpickle objects. ``python``: the limits of
-    Python models; None: it may not be one.
+    it is the current folder. ``host`` is None only in tests of embedded runtimes. ``native``: it may
+    run native code, and operators that access files (verified, or ``--allow-native-code``), but may
+    unpickle nothing. ``python``: the limits of Python models; None: it may not be one.
     """
 
     model_name: str
@@ -65,8 +64,7 @@ class Execution(NamedTuple):
     ahead: int = 0
 
 
-#: For a backend that passes requests on.
-ELSEWHERE = Execution()
+ELSEWHERE = Execution()  #: For a backend that passes requests on.
 
 
 class Backend(Protocol):

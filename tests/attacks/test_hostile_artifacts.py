@@ -640,7 +640,7 @@ CERTIFICATES = {
     "is of another model": "is of model 'o'",
     "is a list": "is not a certificate",
 }
-FORMS = ("evil", "../aoti", "python")
+FORMS = ("evil", "../aoti", "pickle")
 LISTED = ("../config.pbtxt", "/etc/passwd", "sub/../../x", "missing")
 SUFFIXES = (".pkl", ".pickle", ".h5", ".hdf5", ".joblib")
 
