@@ -25,9 +25,9 @@ class Artifact(NamedTuple):
 
     ``config`` may lack inputs and outputs; the loader then reads them from the artifact. ``path``
     may be a copy that is removed after loading (``copied``); for a model that only a route names,
-    it is the current folder. ``host`` is None only in tests of embedded runtimes. ``native``: it may
-    run native code, and operators that access files (verified, or ``--allow-native-code``), but may
-    unpickle nothing. ``python``: the limits of Python models; None: it may not be one.
+    it is the current folder. ``host`` is None only in tests of embedded runtimes. ``native``: it
+    may run native code, and operators that access files (verified, or ``--allow-native-code``), but
+    may unpickle nothing. ``python``: the limits of Python models; None: it may not be one.
     """
 
     model_name: str
