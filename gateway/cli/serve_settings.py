@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import standalone_model
 from modelport.gateway.repository.scan import is_model_name
 from modelport.gateway.repository.storage.location import Location, Repository, is_url
@@ -145,6 +146,8 @@ def _separate(
         if not isinstance(path, Path) or not standalone_model.is_model(path):
             if name or only_name:
                 raise click.UsageError(f"'{path}' is a repository; only a single model has a name")
+            if isinstance(path, Path):
+                _check_folders(path)
             repositories.append(path)
             continue
         standalone_model.check(path)
@@ -159,6 +162,21 @@ def _separate(
     if only_name is not None and not is_model_name(only_name):
         raise click.UsageError(f"--name '{only_name}' is not a model's name")
     return tuple(repositories), tuple(models.items())
+
+
+def _check_folders(repository: Path) -> None:
+    """Raise if ``repository`` has files of models, and no folder that may be one."""
+    entries = sorted(repository.iterdir())
+    if any(map(Path.is_dir, entries)):
+        return
+    for file in filter(Path.is_file, entries):
+        try:
+            standalone_model.check(file)
+        except InvalidArgument:
+            continue
+        raise click.UsageError(
+            f"'{repository}' is no model repository; serve its file: modelport serve {file}"
+        )
 
 
 def _check_listeners(options: Mapping[str, Any]) -> None:

@@ -193,6 +193,15 @@ def test_a_repository_that_is_not_there_is_one_line_with_the_remedy(tmp_path: Pa
     assert "modelport demo" in message
 
 
+def test_a_folder_with_the_file_of_a_model_alone_is_one_line_with_the_remedy(
+    tmp_path: Path,
+) -> None:
+    models.multiply(tmp_path / "a" / "model.onnx")
+    (tmp_path / "a" / "labels.txt").touch()
+    message = one_line(modelport("serve", str(tmp_path / "a")), 2)
+    assert f"serve its file: modelport serve {tmp_path}/a/model.onnx" in message
+
+
 def test_a_repository_that_is_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     message = one_line(modelport("serve", "--model-repository", str(tmp_path / "file")), 2)
