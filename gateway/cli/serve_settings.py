@@ -175,7 +175,7 @@ def _check_folders(repository: Path) -> None:
         except InvalidArgument:
             continue
         raise click.UsageError(
-            f"'{repository}' is no model repository; serve its file: modelport serve {file}"
+            f"'{repository}' is not a model repository; serve its file: modelport serve {file}"
         )
 
 
