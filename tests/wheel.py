@@ -87,8 +87,9 @@ def contents(wheel: Path) -> dict[str, bytes]:
 def check_contents(wheel: Path) -> None:
     names = contents(wheel).keys()
     tops = {name.partition("/")[0] for name in names}
-    assert tops == {"modelport", f"modelport-{wheel.name.split('-')[1]}.dist-info"}, tops
-    assert "modelport/py.typed" in names
+    described = f"modelport-{wheel.name.split('-')[1]}.dist-info"
+    assert tops == {"modelport", "triton_python_backend_utils", described}, tops
+    assert {"modelport/py.typed", "triton_python_backend_utils/py.typed"} <= names
     assert "modelport/loadtests/locustfile.py" in names
     assert "modelport/gateway/protocols/swagger_ui/swagger-ui-bundle.js.gz" in names
 
