@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
@@ -152,7 +152,7 @@ class InferenceService:
             raise Unavailable("the server is shutting down")
         flight = self._begin(request)
         version, started = flight.version, flight.started
-        with flight.ending():
+        with flight:
             deadline = self.limited(deadline)
             batch = version.validator.check(request)
             statistics, timing, index = version.statistics, request.timing, 0
@@ -213,7 +213,7 @@ class InferenceService:
         flight.validator = flight.version.validator_of(request)
         flight.batch = flight.validator.check(request)
         request.timing.compute_input_ns += time.perf_counter_ns() - flight.started
-        if deadline.at is not None and deadline.expired:
+        if deadline.expired:
             raise TimedOut
         answer = flight.version.infer(request, deadline)
         if isinstance(answer, InferResponse) and not request.classification:
@@ -271,24 +271,15 @@ class _RequestInFlight:
         return response
 
     async def wait(self, answer: Awaitable[InferResponse]) -> InferResponse:
-        """Wait for the response, and end, as ``ending``; every request that waits comes here."""
-        try:
-            response = await answer
-        except BaseException as error:
-            self.end(error)
-            raise
-        self.end()
-        return response
+        """Wait for the response, and end."""
+        with self:
+            return await answer
 
-    @contextmanager
-    def ending(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """End with the block."""
-        try:
-            yield
-        except BaseException as error:
-            self.end(error)
-            raise
-        self.end()
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.end(error)
 
     def end(self, error: BaseException | None = None) -> None:
         """End the request, by ``error`` if it has failed.

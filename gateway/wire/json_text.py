@@ -62,12 +62,7 @@ def loads(text: Buffer, max_keys: int = MAX_KEYS) -> Any:
     containers = text.count(b"[") + text.count(b"{")
     if containers > MAX_DEPTH or text.count(b":") > max_keys:
         _check_size(text, max_keys)
-    if containers > _MANY:
-        return _uncollected(_parse, text)
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return _parse(text)
+    return _parse(text) if containers <= _MANY else _uncollected(_parse, text)
 
 
 def discard(document: Any, size: int) -> None:

@@ -85,7 +85,7 @@ class Instances:
         return elements <= self._inline_elements
 
     def __call__(self, request: InferRequest, deadline: Deadline) -> Answer:
-        if deadline.at is not None and deadline.expired:
+        if deadline.expired:
             raise TimedOut
         if self.inline(request):
             response = self._run(request)

@@ -200,8 +200,7 @@ class Exchange:
         context = Context()
         answer = context.run(self._call)
         if answer is None:
-            if self.lease is not None:
-                self.lease.release()
+            self.release()
             return
         self._state.requests.add(self)
         task = self._connection.loop.create_task(self._finish(answer), context=context)
@@ -209,10 +208,7 @@ class Exchange:
 
     def _call(self) -> Answer | None:
         """Call the handler, and send a response that is whole; return any other answer."""
-        lease = self.lease
-        if lease is None:
-            lease = self.lease = Lease(self._connection.memory)
-        CURRENT.set(lease)
+        CURRENT.set(self.count())
         if self.via:
             via_header.CURRENT.set(self.via.decode("latin-1"))
         try:
@@ -306,7 +302,7 @@ class Exchange:
                 self._parts = BodyBuffer(self._body, self.length)
             self._parts.add(body)
         self.buffered += size
-        if self._waiter is not None and self.buffered > self._most:
+        if self.buffered > self._most:
             self._wake()
 
     def count(self) -> Lease:
@@ -323,14 +319,13 @@ class Exchange:
     def end(self) -> None:
         """Mark the request's body as complete."""
         self.complete = True
-        if self._waiter is not None:
-            self._wake()
+        self._wake()
 
     def whole(self) -> Buffer | None:
         if not self.complete:
             return None
         self.expects_continue = False
-        return self._body if self._parts is None else self._taken()
+        return self._taken()
 
     async def read(self, most: int) -> Buffer:
         self._most = most
@@ -416,8 +411,7 @@ class Exchange:
         self.begun = True
         if not more:
             self.done = True
-            if self._waiter is not None:
-                self._wake()
+            self._wake()
             self._connection.response_complete(self)
 
     def _write(self, before: bytes, body: Buffer, more: bool) -> None:
