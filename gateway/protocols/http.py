@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from modelport import __version__
-from modelport.gateway.access.context import CURRENT, note_refusal
+from modelport.gateway.access.context import note_refusal
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Internal, ModelportError
 from modelport.gateway.protocols import api_pages, http_operations, openapi, rollout_headers
@@ -37,8 +37,7 @@ from modelport.gateway.protocols.http_response import (
     RETRY,
     TRY_AGAIN,
     Recover,
-    error_of,
-    recovered,
+    recovering,
     refusal,
 )
 
@@ -184,14 +183,7 @@ class HttpApplication:
         target = request.raw_path
         route = self._kept_route if len(target) <= KEPT_TARGET else self._route
         operation, handler, recover = route(request.method, target)
-        try:
-            context = CURRENT.get()
-            if context is not None and operation is not None:
-                CURRENT.set(context.entering(operation))
-            found = handler(request)
-        except Exception as failure:
-            return recover(request, error_of(failure))
-        return found if isinstance(found, HttpResponse) else recovered(found, recover, request)
+        return recovering(handler, recover, request, operation)
 
     def _route(self, method: str, target: bytes) -> tuple[Operation | None, Handler, Recover]:
         """Return what answers a request, and what makes the response to an error.

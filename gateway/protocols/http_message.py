@@ -19,6 +19,8 @@ from modelport.gateway.wire.raw_tensors import Buffer
 Headers = list[tuple[bytes, bytes]]
 
 JSON: Headers = [(b"content-type", b"application/json")]
+#: The id of a request in logs, and the bytes of it that are kept.
+TRACE, MAX_TRACE = b"x-request-id", 128
 
 
 class ClientDisconnected(Exception):
@@ -93,6 +95,11 @@ class HttpRequest:
         else:
             parsed = httptools.parse_url(target)
             self.raw_path, self.query = parsed.path or b"/", parsed.query or b""
+
+    @property
+    def trace(self) -> str:
+        """The id by which the client traces the request; empty if it gives none."""
+        return self.fields.get(TRACE, b"")[:MAX_TRACE].decode("latin-1")
 
     @property
     def path(self) -> str:

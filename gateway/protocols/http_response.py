@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 import orjson
 import structlog
 
+from modelport.gateway.access.context import enter
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Internal, ModelportError, Unavailable
 from modelport.gateway.protocols.http_message import (
     JSON,
@@ -34,19 +36,26 @@ def refusal(status: int, message: str) -> HttpResponse:
     return HttpResponse(status, orjson.dumps({"error": message}), headers)
 
 
-def recovering(handler: Handler, recover: Recover, request: HttpRequest) -> Answer:
-    """Call ``handler``, and make the response to the error that it raises, at once or later."""
+def recovering(
+    handler: Handler, recover: Recover, request: HttpRequest, operation: Operation | None = None
+) -> Answer:
+    """Call ``handler``, and make the response to the error that it raises, at once or later.
+
+    Args:
+        operation: The request's, if the handler does not enter it itself.
+    """
     try:
+        if operation is not None:
+            enter(operation)
         found = handler(request)
     except Exception as failure:
         return recover(request, error_of(failure))
-    return found if isinstance(found, HttpResponse) else recovered(found, recover, request)
+    return found if isinstance(found, HttpResponse) else _recovering(found, recover, request)
 
 
-async def recovered(
+async def _recovering(
     answer: Awaitable[HttpResponse], recover: Recover, request: HttpRequest
 ) -> HttpResponse:
-    """Wait for ``answer``, as ``recovering``."""
     try:
         return await answer
     except (Exception, asyncio.CancelledError) as failure:

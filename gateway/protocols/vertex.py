@@ -54,13 +54,13 @@ class VertexApplication:
     def __call__(self, request: HttpRequest) -> Answer:
         path = request.path
         if path == self._settings.health_route:
-            return recovering(self._health, self._application.refuse, request)
+            refuse = self._application.refuse
+            return recovering(self._health, refuse, request, Operation.HEALTH)
         if path == self._settings.predict_route:
             return recovering(self._redirect_or_predict, self._application.refuse, request)
         return self._application(request)
 
     async def _health(self, request: HttpRequest) -> HttpResponse:
-        enter(Operation.HEALTH)
         if request.method not in ("GET", "HEAD"):
             return HttpResponse(405, b"", [(b"allow", b"GET, HEAD")])
         return HttpResponse(200 if await self._control.ready() else 400, b"", [])

@@ -167,11 +167,9 @@ class Worker(RequestOrigin):
 
     def _execute(self, frame: Frame) -> None:
         started = time.perf_counter_ns()
-        requests = self._received(frame)
-        waiting = [each for each in requests if each.number not in self._channel.cancelled]
+        requests, waiting = self._received(frame)
         answers: list[Answer] = []
         if waiting:
-            CURRENT.set(frame.number)
             self._runtime.executing = True
             try:
                 returned = self.model.execute(waiting)
@@ -186,11 +184,9 @@ class Worker(RequestOrigin):
 
     async def _execute_async(self, frame: Frame) -> None:
         started = time.perf_counter_ns()
-        requests = self._received(frame)
-        waiting = [each for each in requests if each.number not in self._channel.cancelled]
+        requests, waiting = self._received(frame)
         answers: list[Answer] = []
         if waiting:
-            CURRENT.set(frame.number)
             try:
                 answers = self.model.answers(waiting, await self.model.execute(waiting))
             except BaseException as error:
@@ -207,15 +203,21 @@ class Worker(RequestOrigin):
         text = str(error) if is_plain(error) else text_of(error, self._folder)
         return TritonError(f"{self._failed} {text}")
 
-    def _received(self, frame: Frame) -> list[InferenceRequest]:
-        """The requests of a batch; their numbers follow each other."""
+    def _failure(self, error: BaseException) -> Any:
+        """The JSON of an answer that cannot be sent."""
+        return [1, self._error(error).message()[:MAX_TEXT], TritonError.INTERNAL]
+
+    def _received(self, frame: Frame) -> tuple[list[InferenceRequest], list[InferenceRequest]]:
+        """The requests of a batch, whose numbers follow each other, and those not cancelled."""
+        CURRENT.set(frame.number)
         plain = len(frame.meta) <= 1024
         rows = _parsed(frame.meta) if plain else json.loads(frame.meta)
         requests, offset = [], 0
         for number, (inputs, outputs, extra) in enumerate(rows, frame.number):
             tensors, offset = restore(inputs, frame.content, offset)
             requests.append(self._request(number, tensors, outputs, extra))
-        return requests
+        cancelled = self._channel.cancelled
+        return requests, [each for each in requests if each.number not in cancelled]
 
     def _request(
         self, number: int, inputs: list[Tensor], outputs: list[str] | None, extra: Any
@@ -258,8 +260,8 @@ class Worker(RequestOrigin):
         try:
             self._channel.send(frames.RESULT, frame.number, nanoseconds, metas, buffers)
         except Exception as error:
-            failure = [1, self._error(error).message()[:MAX_TEXT], TritonError.INTERNAL]
-            self._channel.send(frames.RESULT, frame.number, nanoseconds, [failure] * len(metas))
+            failures = [self._failure(error)] * len(metas)
+            self._channel.send(frames.RESULT, frame.number, nanoseconds, failures)
 
     def _packed(self, answer: Answer, wanted: set[str], buffers: list[Buffer]) -> Any:
         """The JSON of an answer, whose tensors follow those in ``buffers``."""
@@ -318,8 +320,7 @@ class Worker(RequestOrigin):
         try:
             channel.send(frames.RESPONSE, number, value, meta, buffers)
         except Exception as error:  # a parameter that is no JSON, or too little memory
-            failure = [1, self._error(error).message()[:MAX_TEXT], TritonError.INTERNAL]
-            channel.send(frames.RESPONSE, number, value, failure)
+            channel.send(frames.RESPONSE, number, value, self._failure(error))
 
     def forget(self, number: int, answered: bool) -> None:
         if number not in self._wanted:

@@ -212,9 +212,7 @@ class OipHttp(OipErrors):
         deadline: Deadline,
         request: HttpRequest,
     ) -> Answer:
-        trace = request.fields.get(b"x-request-id")
-        if trace:
-            asked.trace = trace[:128].decode("latin-1")
+        asked.trace = request.trace
         if asked.parameters:
             deadline = oip_parameters.deadline(asked, deadline)
         answer = self._service.infer(asked, deadline)

@@ -91,7 +91,7 @@ class GenerateHttp(OipErrors):
         work = partial(generate_json.decode, body, served, number)
         large = len(body) > offload.INLINE_BYTES
         asked = await offload.run(work, deadline) if large else work()
-        asked.trace = request.fields.get(b"x-request-id", b"")[:128].decode("latin-1")
+        asked.trace = request.trace
         deadline = oip_parameters.deadline(asked, deadline)
         return await answer(self._service.stream(asked, deadline), deadline)
 

@@ -29,8 +29,6 @@ from modelport.gateway.wire.raw_tensors import Buffer
 
 #: A request's headers, names in lower case.
 RequestHeaders = dict[bytes, bytes]
-TRACE = b"x-request-id"
-MAX_TRACE = 128
 #: Prefix of the JSON part's size in Triton's content types for these platforms.
 JSON_HEADER_SIZE = b".binary+json;json-header-size="
 
@@ -75,18 +73,18 @@ class PredictionHandler:
         name, version, _ = selected = find(headers)
         bound = self.predictor.max_bytes(name, version)
         body = await request_body.read(request, self.max_input_bytes, deadline, bound)
-        call = await self._call(selected, body, headers, deadline)
+        call = await self._call(selected, body, request, deadline)
         if self.streams and self.predictor.is_decoupled(name, version):
             return await self._stream(self.predictor.stream(call, deadline), headers)
         answer = await self.predictor(call, deadline)
         return HttpResponse(200, answer.body, self.dialect.headers(answer, headers))
 
     async def _call(
-        self, selected: PredictionTarget, body: bytes, headers: RequestHeaders, deadline: Deadline
+        self, selected: PredictionTarget, body: bytes, request: HttpRequest, deadline: Deadline
     ) -> PredictionCall:
+        headers = request.fields
         header = headers.get(b"content-type", b"")
         content_type = form_body.media_type(header)
-        trace = headers.get(TRACE, b"")[:MAX_TRACE].decode("latin-1")
         length = None
         if form_body.is_form(content_type, body):
             find = partial(form_body.data_field, body, header)
@@ -96,7 +94,7 @@ class PredictionHandler:
         else:
             length = self.dialect.header_length(headers, len(body))
         name, version, label = selected
-        return PredictionCall(name, version, body, content_type, length, trace, label)
+        return PredictionCall(name, version, body, content_type, length, request.trace, label)
 
     async def _stream(
         self, replies: AsyncGenerator[PredictionReply, None], headers: RequestHeaders

@@ -83,7 +83,7 @@ class TextDialect(HttpDialect):
         work = partial(_decoded, decode, body)
         large = len(body) > offload.INLINE_BYTES
         asked, encode = await offload.run(work, deadline) if large else work()
-        asked.trace = request.fields.get(b"x-request-id", b"")[:128].decode("latin-1")
+        asked.trace = request.trace
         response = await finished(self._host.service.infer(asked, deadline))
         return await self._response(partial(encode, response), response.outputs, deadline)
 

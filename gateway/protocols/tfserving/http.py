@@ -176,8 +176,7 @@ class TfServingHttp(HttpDialect):
         request: HttpRequest,
         body: bytes,
     ) -> HttpResponse:
-        trace = request.fields.get(b"x-request-id", b"")[:128].decode("latin-1")
-        call = TfServingCall(selected, deadline, trace, len(body))
+        call = TfServingCall(selected, deadline, request.trace, len(body))
         return await _coded(request, await self._run(method, call, body))
 
     # -- inference ------------------------------------------------------------------------------

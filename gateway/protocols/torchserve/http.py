@@ -19,12 +19,16 @@ from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols import explainer, request_body
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import DialectRoute, HttpDialect, PathPart
-from modelport.gateway.protocols.http_message import Headers, HttpRequest, HttpResponse
+from modelport.gateway.protocols.http_message import (
+    MAX_TRACE,
+    TRACE,
+    Headers,
+    HttpRequest,
+    HttpResponse,
+)
 from modelport.gateway.protocols.http_operations import CONTROL, HEALTH, METADATA
 from modelport.gateway.protocols.openapi import BYTES, JSON, error_schema
 from modelport.gateway.protocols.prediction.http import (
-    MAX_TRACE,
-    TRACE,
     PredictionHandler,
     PredictionTarget,
     RequestHeaders,
