@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import signal
 import threading
@@ -77,6 +78,7 @@ class Server:
         """
         if self._thread.ident is not None:
             raise UsageError("a Server can start only once; create another")
+        atexit.register(self._hold)
         self._thread.start()
         try:
             self._started.result()
@@ -100,6 +102,7 @@ class Server:
             with suppress(RuntimeError):  # the loop is closed: the server has ended
                 self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
+        atexit.unregister(self._hold)
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -146,6 +149,20 @@ class Server:
     def metrics_url(self) -> str:
         """The URL of the Prometheus metrics."""
         return f"http://{_host(self._settings.metrics_address)}:{self.ports.metrics_port}/metrics"
+
+    def _hold(self) -> None:
+        """Hold the loop where the process ends; uvloop crashes when it outlives the interpreter."""
+        held = threading.Event()
+
+        def hold() -> None:
+            held.set()
+            threading.Event().wait()
+
+        while self._thread.is_alive() and not held.is_set():
+            with suppress(RuntimeError):  # the loop is closed
+                if self._loop is not None:
+                    self._loop.call_soon_threadsafe(hold)
+            held.wait(0.01)
 
     def _run(self) -> None:
         try:

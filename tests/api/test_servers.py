@@ -22,6 +22,8 @@ from modelport.server import PROCESS_OPTIONS, ServeOptions
 from tests import models
 from tests.thorough import thorough
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -215,32 +217,51 @@ def test_a_server_starts_once_and_stops_as_often_as_asked(repository: Path) -> N
 
 
 SERVE = """
-import os, signal, sys, threading
+import logging, signal, sys
 import modelport
 
+logging.basicConfig(level=logging.INFO)
 before = signal.getsignal(signal.SIGTERM)
-def terminate():
-    while signal.getsignal(signal.SIGTERM) is before:
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-threading.Thread(target=terminate).start()
 modelport.serve(sys.argv[1], http_port=0, grpc_port=0, metrics_port=0,
                 exit_timeout_secs=1)
 print("returned", signal.getsignal(signal.SIGTERM) is before)
-left = modelport.Server(sys.argv[1])
-left.start()  # the process ends all the same
 """
 
 
 def test_serve_returns_after_a_signal_and_restores_its_handlers(repository: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", SERVE, str(repository)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        log = next(line for line in process.stderr if "started" in line)
+        process.terminate()
+        out, rest = process.communicate(timeout=120)
+    assert (out, process.returncode) == ("returned True\n", 0), log + rest
+
+
+#: libc's sleep keeps the process for as many seconds as its exit status says, the interpreter gone.
+LEFT = """
+import ctypes, sys
+import modelport
+
+left = modelport.Server(sys.argv[1])
+left.start()
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.sleep, None)
+sys.exit(2)
+"""
+
+
+def test_a_process_ends_orderly_with_a_server_left_running(repository: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SERVE, str(repository)],
+        [sys.executable, "-W", "error", "-c", LEFT, str(repository)],
         capture_output=True,
         text=True,
         timeout=120,
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
     )
-    assert (done.stdout, done.returncode) == ("returned True\n", 0), done.stderr
+    assert done.returncode == 2, done.stderr
 
 
 def test_serve_outside_the_main_thread_is_refused(repository: Path) -> None:
@@ -293,7 +314,7 @@ def test_the_pytest_fixture_serves_a_repository(repository: Path, tmp_path: Path
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
