@@ -56,7 +56,8 @@ def _opened(folder: Path) -> Any:
         found = AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except Exception:  # a tokenizer without its files, or of a library that is not installed
+        found("\N{SNOWMAN}")  # hardly a word of the vocabulary
+    except Exception:  # it lacks files, a library, or a token for unknown words
         return None
     return found if getattr(found, "is_fast", False) and len(found) else None
 
