@@ -16,7 +16,8 @@ from modelport.gateway.backends.python.codec import ModelAnswered
 from modelport.gateway.backends.python.metrics import ModelMetrics
 from modelport.gateway.backends.python.requests import PendingRequest
 from modelport.gateway.backends.python_worker import frames
-from modelport.gateway.backends.python_worker.frames import Buffer, Frame, FrameError
+from modelport.gateway.backends.python_worker.frames import Frame, FrameError
+from modelport.gateway.backends.python_worker.regions import Buffer
 from modelport.gateway.errors import (
     Decoupled,
     Internal,
@@ -148,7 +149,8 @@ class WorkerCalls:
         buffers: list[Buffer] = []
         row = [0, codec.describe(response.outputs, buffers), dict(response.parameters) or None]
         value = frames.FINAL if final else 0
-        self._worker.send(frames.pack(frames.REPLY, number, value, orjson.dumps(row), buffers))
+        meta, regions = orjson.dumps(row), self._worker.regions
+        self._worker.send(frames.pack(frames.REPLY, number, value, meta, buffers, regions))
 
     def _failed(self, number: int, model: str, error: Exception) -> None:
         row = codec.error_row(_bls_error(model, error))

@@ -13,12 +13,8 @@ from typing import Any
 import orjson
 
 from modelport.gateway.backends.python_worker import frames
-from modelport.gateway.backends.python_worker.frames import (
-    Buffer,
-    FrameError,
-    OutgoingFrame,
-    aligned,
-)
+from modelport.gateway.backends.python_worker.frames import FrameError, OutgoingFrame
+from modelport.gateway.backends.python_worker.regions import Buffer, SentRegions, aligned
 from modelport.gateway.errors import (
     AlreadyExists,
     Cancelled,
@@ -74,7 +70,9 @@ def describe(tensors: Sequence[Tensor], buffers: list[Buffer]) -> list[Any]:
     return rows
 
 
-def request_frame(number: int, requests: Sequence[InferRequest]) -> OutgoingFrame:
+def request_frame(
+    number: int, requests: Sequence[InferRequest], regions: SentRegions
+) -> OutgoingFrame:
     """The frame of a batch, whose requests have consecutive numbers from ``number``.
 
     Raises:
@@ -86,7 +84,7 @@ def request_frame(number: int, requests: Sequence[InferRequest]) -> OutgoingFram
         [describe(each.inputs, buffers), each.outputs or None, _extra(each)] for each in requests
     ]
     try:
-        return frames.pack(frames.INFER, number, 0, orjson.dumps(rows), buffers)
+        return frames.pack(frames.INFER, number, 0, orjson.dumps(rows), buffers, regions)
     except frames.TooLarge as error:
         raise InvalidArgument(str(error)) from error
     except OSError as error:

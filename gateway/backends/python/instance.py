@@ -292,7 +292,8 @@ class Instance:
         first, now = self._last + 1, time.monotonic()
         now_ns = time.perf_counter_ns()
         try:
-            frame = codec.request_frame(first, [member.request for member in members])
+            requests = [member.request for member in members]
+            frame = codec.request_frame(first, requests, self._worker.regions)
         except ModelportError as error:
             for member in members:
                 member.settle(error, True)

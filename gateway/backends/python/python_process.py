@@ -22,6 +22,7 @@ from modelport.gateway.backends.python_worker.frames import (
     FrameReader,
     OutgoingFrame,
 )
+from modelport.gateway.backends.python_worker.regions import SentRegions
 from modelport.gateway.runtime.child_process import ChildProcess
 
 log = structlog.get_logger("modelport.python")
@@ -104,6 +105,7 @@ class PythonProcess:
             raise
         ours.setblocking(False)
         self._socket: socket.socket | None = ours
+        self.regions = SentRegions()
         self._reader = FrameReader(ours, most_bytes, writable=False)
         self._output = WorkerOutput(loop, out, instance)
         loop.add_reader(ours.fileno(), self._readable)

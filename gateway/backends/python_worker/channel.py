@@ -22,13 +22,13 @@ from .frames import (
     CREDIT,
     FINAL,
     REPLY,
-    Buffer,
     Frame,
     FrameError,
     FrameReader,
     pack,
     send,
 )  # fmt: skip
+from .regions import Buffer, SentRegions
 
 #: Threads look again after this time, whatever happens.
 _LOOK_SECONDS = 1.0
@@ -60,6 +60,7 @@ class Channel:
         self._reader = FrameReader(stream, _ANY, writable=True)
         self._reading = threading.Lock()
         self._sending = threading.Lock()
+        self._regions = SentRegions()
         self._waiting: set[threading.Event] = set()
         self._calls: dict[int, CallReplies] = {}
         self._last = 0
@@ -82,9 +83,9 @@ class Channel:
         buffers: Sequence[Buffer] = (),
     ) -> None:  # fmt: skip
         """Send a frame; ``meta`` is a JSON value."""
-        frame = pack(kind, number, value, b"" if meta is None else encode(meta), buffers)
+        content = b"" if meta is None else encode(meta)
         with self._sending:
-            rest = send(self._stream, frame)
+            rest = send(self._stream, pack(kind, number, value, content, buffers, self._regions))
             while rest is not None:
                 rest = send(self._stream, rest)
         if self._later:
@@ -186,8 +187,9 @@ class Channel:
             event.set()
 
     def close(self) -> None:
-        """Close the socket; in a forked child, which must not use it."""
+        """Close the socket; in a forked child, which must not use it, and no region either."""
         self._stream.close()
+        self._regions = SentRegions()
 
 
 def encode(meta: Any) -> bytes:

@@ -1,8 +1,9 @@
 """Frames between the gateway and a worker, over a stream socket.
 
 A frame is a header, JSON and the content of tensors. Contents of more than ``INLINE_BYTES`` travel
-in a sealed memory file, whose descriptor comes with the frame: neither side can change or truncate
-what the other one reads. Both sides use this module; what a worker sends is checked (``parse``).
+in a region of shared memory (``regions``). Where none is free or large enough, they travel in a
+sealed memory file, whose descriptor comes with the frame. Neither side can change or truncate what
+the other one reads. Both sides use this module.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-#: Size of the JSON and of everything after the header, kind, descriptors, number, and a value.
-HEADER = struct.Struct("<IIBBxxQQ")
+from .regions import Buffer, ReceivedRegions, SentRegions, aligned
+
+#: Size of the JSON, the same with the content, kind, descriptors, region or 0, number, and a value.
+#: The content of a sealed memory file does not count.
+HEADER = struct.Struct("<IIBBBxQQ")
 INLINE_BYTES = 64 * 1024
 #: Of JSON. Texts are cut to ``MAX_TEXT`` before they are sent.
 MAX_META_BYTES = 1024 * 1024
 MAX_TEXT = 8 * 1024
 #: Begins a line of standard error that is a record of ``Logger``.
 LOG_MARK = "\x1emodelport-log "
-#: Tensors begin at multiples of it.
-ALIGNMENT = 64
 READ_BYTES = 256 * 1024
 _MAX_FDS = 32
 _INT = struct.Struct("i")
@@ -53,8 +55,6 @@ START, INITIALIZE, INFER, CANCEL, CREDIT, REPLY, STOP, CHECK = range(1, 9)
 FINAL = CONCURRENT = 1
 CHECKS = 2
 
-Buffer = bytes | bytearray | memoryview
-
 
 class FrameError(Exception):
     """The other side does not keep to the protocol."""
@@ -81,15 +81,14 @@ class OutgoingFrame(NamedTuple):
     descriptor: int = -1
 
 
-def aligned(size: int) -> int:
-    """The place after ``size`` bytes where the next tensor begins."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
 def pack(
-    kind: int, number: int, value: int = 0, meta: bytes = b"", buffers: Sequence[Buffer] = ()
-) -> OutgoingFrame:
+    kind: int, number: int, value: int = 0, meta: bytes = b"", buffers: Sequence[Buffer] = (),
+    regions: SentRegions | None = None,
+) -> OutgoingFrame:  # fmt: skip
     """Make a frame.
+
+    Args:
+        regions: those that large contents go to.
 
     Raises:
         TooLarge: its JSON is too large.
@@ -101,19 +100,25 @@ def pack(
             f"{MAX_META_BYTES}"
         )
     if not buffers:
-        return OutgoingFrame(HEADER.pack(len(meta), len(meta), kind, 0, number, value) + meta)
+        return OutgoingFrame(HEADER.pack(len(meta), len(meta), kind, 0, 0, number, value) + meta)
     if len(buffers) == 1 and len(buffers[0]) <= INLINE_BYTES:
         size = len(meta) + len(buffers[0])
-        head = HEADER.pack(len(meta), size, kind, 0, number, value)
+        head = HEADER.pack(len(meta), size, kind, 0, 0, number, value)
         return OutgoingFrame(b"".join((head, meta, buffers[0])))
+    size = sum(aligned(len(buffer)) for buffer in buffers)
+    if size > INLINE_BYTES and regions is not None:
+        region, descriptor = regions.put(buffers, size)
+        if region:
+            files = descriptor >= 0
+            head = HEADER.pack(len(meta), len(meta) + size, kind, files, region, number, value)
+            return OutgoingFrame(head + meta, descriptor)
     parts: list[Buffer] = []
     for buffer in buffers:
         parts += (buffer, bytes(aligned(len(buffer)) - len(buffer)))
-    size = sum(map(len, parts))
     if size <= INLINE_BYTES:
-        head = HEADER.pack(len(meta), len(meta) + size, kind, 0, number, value)
+        head = HEADER.pack(len(meta), len(meta) + size, kind, 0, 0, number, value)
         return OutgoingFrame(b"".join((head, meta, *parts)))
-    head = HEADER.pack(len(meta), len(meta), kind, 1, number, value)
+    head = HEADER.pack(len(meta), len(meta), kind, 1, 0, number, value)
     return OutgoingFrame(head + meta, _sealed(parts))
 
 
@@ -147,6 +152,7 @@ class FrameReader:
         self._into = [self._received]
         self._buffer = b""
         self._descriptors: deque[int] = deque()
+        self._regions = ReceivedRegions()
 
     def read(self, flags: int = 0) -> list[Frame]:
         """Receive once, and return the frames that are complete.
@@ -173,15 +179,18 @@ class FrameReader:
     def _frames(self, data: bytes) -> Iterator[Frame]:
         start, end = 0, len(data)
         while end - start >= HEADER.size:
-            meta_size, size, kind, files, number, value = HEADER.unpack_from(data, start)
-            if not meta_size <= size <= MAX_META_BYTES + INLINE_BYTES or files > 1:
+            meta_size, size, kind, files, region, number, value = HEADER.unpack_from(data, start)
+            inline = meta_size if region else size
+            if meta_size > size or inline > MAX_META_BYTES + INLINE_BYTES or files > 1:
                 raise FrameError("a frame has a false size")
             begin = start + HEADER.size
-            if end - begin < size:
+            if end - begin < inline:
                 break
-            start = begin + size
+            start = begin + inline
             content: Any = None
-            if files:
+            if region:
+                content = self._copied(region, files, size - meta_size)
+            elif files:
                 content = self._mapped()
             elif size > meta_size:
                 content = data[begin + meta_size : start]
@@ -190,10 +199,28 @@ class FrameReader:
             yield Frame(kind, number, value, data[begin : begin + meta_size], content)
         self._buffer = data[start:]
 
-    def _mapped(self) -> mmap.mmap:
+    def _copied(self, region: int, files: int, size: int) -> bytes | bytearray:
+        """Copy the content of a frame out of its region, which may come with it."""
+        try:
+            if files:
+                file = self._descriptor()
+                try:
+                    self._regions.add(region, file)
+                finally:
+                    os.close(file)
+            return self._regions.take(region, size, self._writable)
+        except OSError as error:
+            raise FrameError("a descriptor is no memory file") from error
+        except ValueError as error:
+            raise FrameError(str(error)) from error
+
+    def _descriptor(self) -> int:
         if not self._descriptors:
             raise FrameError("a frame lacks its descriptor")
-        file = self._descriptors.popleft()
+        return self._descriptors.popleft()
+
+    def _mapped(self) -> mmap.mmap:
+        file = self._descriptor()
         try:
             if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise FrameError("a memory file is not sealed")

@@ -27,7 +27,8 @@ from triton_python_backend_utils._tensors import Tensor
 from . import frames
 from .channel import WINDOW, Channel
 from .errors import text_of
-from .frames import MAX_TEXT, Buffer, Frame
+from .frames import MAX_TEXT, Frame
+from .regions import Buffer
 from .runtime import CURRENT, WorkerRuntime
 from .tensors import describe, restore
 from .triton_model import Answer, TritonPythonModelAdapter, is_plain

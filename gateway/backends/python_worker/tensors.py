@@ -16,7 +16,7 @@ from triton_python_backend_utils._tensors import (
     serialize_byte_tensor,
 )
 
-from .frames import Buffer, aligned
+from .regions import Buffer, aligned
 
 _DTYPES = {name: dtype for dtype, name in DATATYPES.items()} | {BF16: np.dtype("u2")}
 #: Name, datatype, shape, and size in bytes.

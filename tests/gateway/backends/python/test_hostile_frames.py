@@ -60,11 +60,15 @@ def test_a_frame_arrives_whole_however_it_is_cut(ends: tuple[socket.socket, Fram
 @pytest.mark.parametrize(
     "header",
     [
-        (2, 1, 1, 0, 0, 0),  # more JSON than there is content
-        (0, 2**32 - 1, 1, 0, 0, 0),
-        (frames.MAX_META_BYTES * 2, frames.MAX_META_BYTES * 2, 1, 0, 0, 0),
-        (0, 0, 1, 2, 0, 0),
-        (0, 0, 1, 1, 0, 0),  # a descriptor that never came
+        (2, 1, 1, 0, 0, 0, 0),  # more JSON than there is content
+        (0, 2**32 - 1, 1, 0, 0, 0, 0),
+        (frames.MAX_META_BYTES * 2, frames.MAX_META_BYTES * 2, 1, 0, 0, 0, 0),
+        (0, 0, 1, 2, 0, 0, 0),
+        (0, 0, 1, 1, 0, 0, 0),  # a descriptor that never came
+        (0, 1, 1, 1, 1, 0, 0),
+        (0, 1, 1, 0, 1, 0, 0),  # a region that never came
+        (2, 1, 1, 0, 1, 0, 0),
+        (frames.MAX_META_BYTES * 2, 2**32 - 1, 1, 0, 1, 0, 0),
     ],
 )
 def test_a_false_header_is_refused(
@@ -83,7 +87,7 @@ def test_only_sealed_memory_of_a_bounded_size_is_mapped(
     before = opened()
 
     def send(descriptor: int) -> None:
-        head = HEADER.pack(0, 0, 1, 1, 0, 0)
+        head = HEADER.pack(0, 0, 1, 1, 0, 0, 0)
         frames.send(theirs, frames.OutgoingFrame(head, descriptor))
         with pytest.raises(FrameError):
             reader.read()
