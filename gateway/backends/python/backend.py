@@ -164,13 +164,18 @@ class PythonBackend:
 
     def unload(self) -> None:
         """End the workers, from any thread."""
-        closing = self._close()
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
-            asyncio.run_coroutine_threadsafe(closing, self._host.loop).result()
+            # All threads of the loop's executor may be here, so that closing must not need one.
+            asyncio.run_coroutine_threadsafe(self._close(), self._host.loop).result()
+            self._prepared.remove()
         else:
-            self._closing = running.create_task(closing)
+            self._closing = running.create_task(self._close_and_remove())
+
+    async def _close_and_remove(self) -> None:
+        await self._close()
+        await asyncio.to_thread(self._prepared.remove)
 
     async def _close(self) -> None:
         self._closed = True
@@ -179,7 +184,6 @@ class PythonBackend:
         self._refuse(Unavailable("the model is unloaded"))
         await asyncio.gather(*(each.close() for each in self._instances))
         self._metrics.close()
-        await asyncio.to_thread(self._prepared.remove)
 
     def _watch(self) -> None:
         for instance in self._instances:
