@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import functools
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,10 +154,7 @@ class Server:
     def _hold(self) -> None:
         """Hold the loop where the process ends; uvloop crashes when it outlives the interpreter."""
         held = threading.Event()
-
-        def hold() -> None:
-            held.set()
-            threading.Event().wait()
+        hold = functools.partial(_hold_after, held)
 
         while self._thread.is_alive() and not held.is_set():
             with suppress(RuntimeError):  # the loop is closed
@@ -204,6 +202,11 @@ def serve(*paths: Path | str, **options: Unpack[ServeOptions]) -> None:
     server = Server(*paths, **merged)
     with _signalled() as ending, server:
         ending.wait()
+
+
+def _hold_after(held: threading.Event) -> None:
+    held.set()
+    threading.Event().wait()
 
 
 @contextmanager
