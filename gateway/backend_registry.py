@@ -199,7 +199,8 @@ _BUILTIN = (
         ),
     ),
     BackendDescriptor("python", f"{_PACKAGE}.python.backend", "Python"),
-    BackendDescriptor("ensemble", f"{_PACKAGE}.ensemble", "Ensemble"),
+    BackendDescriptor("ensemble", f"{_PACKAGE}.pipeline.ensemble", "Ensemble"),
+    BackendDescriptor("pipeline", f"{_PACKAGE}.pipeline.pipeline", "Pipeline"),
     BackendDescriptor("triton", f"{_PACKAGE}.remote.triton", "Triton"),
     BackendDescriptor("tfserving", f"{_PACKAGE}.remote.tfserving", "TensorFlow Serving"),
     BackendDescriptor("torchserve", f"{_PACKAGE}.remote.torchserve", "TorchServe"),
@@ -212,8 +213,10 @@ BACKENDS: ExtensionTable[BackendDescriptor] = ExtensionTable(
 )
 #: The built-in formats.
 PLATFORMS = tuple(platform for backend in _BUILTIN for platform in backend.platforms)
-#: Code, which is served and never exported.
 PYTHON = Platform("python", "", "python", "model.py")
+PIPELINE = Platform("pipeline", "pipeline", "pipeline", "pipeline.toml")
+#: Formats that people write; they are served and never exported.
+WRITTEN = (PYTHON, PIPELINE)
 
 
 def platforms() -> Iterator[Platform]:

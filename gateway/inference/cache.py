@@ -21,7 +21,7 @@ import numpy as np
 import structlog
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
+from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.runtime import offload
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
@@ -239,9 +239,13 @@ def wrap(
     """Put the cache in front of ``infer`` if ``config`` enables it and the server has one."""
     if not config.response_cache.enable:
         return infer
-    if config.platform == ENSEMBLE:
+    if config.HasField("ensemble_scheduling"):
         # The models of its steps may be reloaded on their own, which would leave stale responses.
-        _warn(name, number, "an ensemble is not cached; enable it on the models of its steps")
+        _warn(
+            name,
+            number,
+            "enable it on the models of the steps",
+        )
         return infer
     if store is None:
         _warn(name, number, "the server has no cache; set --cache-config local,size=BYTES")

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from modelport.gateway.backend_registry import PIPELINE
 from modelport.gateway.backends.base import Backend
 from modelport.gateway.backends.capabilities import (
     BackgroundBackend,
     BackgroundWork,
     LabelledBackend,
 )
+from modelport.gateway.backends.pipeline.pipeline_file import step_models
 from modelport.gateway.errors import InvalidArgument, Unavailable
 from modelport.gateway.inference import pipeline
 from modelport.gateway.inference.admission.fair_queue import FairQueue
@@ -235,8 +237,11 @@ class ModelRecord:
 
     @property
     def is_ensemble(self) -> bool:
-        """Whether the model is an ensemble, which loads only if its steps' models are READY."""
-        return self.config is not None and bool(self.config.HasField("ensemble_scheduling"))
+        """Whether the model is an ensemble or a pipeline: its steps' models have to be READY."""
+        config = self.config
+        return config is not None and (
+            config.HasField("ensemble_scheduling") or config.backend == PIPELINE.backend
+        )
 
     @property
     def is_loading(self) -> bool:
@@ -295,11 +300,18 @@ class ModelRecord:
                 )
 
     def step_names(self) -> list[str]:
-        """The models of an ensemble's steps; empty for any other model."""
+        """The models of the steps of an ensemble or a pipeline; empty for any other model."""
         try:
-            return [step.model_name for step in self.read_config().ensemble_scheduling.step]
+            config = self.read_config()
         except InvalidArgument:  # reported when the model loads
             return []
+        if config.backend != PIPELINE.backend or self.route is not None:
+            return [step.model_name for step in config.ensemble_scheduling.step]
+        versions = self.entry.versions
+        policy = self.wanted.policy or VersionPolicy.of(config.version_policy)
+        wanted = {*policy.chosen(versions), *self.served} & versions.keys()
+        names = (name for each in sorted(wanted) for name in step_models(versions[each].pipeline))
+        return list(dict.fromkeys(names))
 
     def failures(self) -> Iterator[LoadFailure]:
         yield from self.failed.values()

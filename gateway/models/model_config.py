@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from modelport.gateway.backend_registry import PYTHON, platforms
+from modelport.gateway.backend_registry import WRITTEN, platforms
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import config_schema
@@ -122,7 +122,7 @@ def read_config(
 def _derive_backend(entry: ModelEntry, config: ModelConfig) -> None:
     """Derive the backend from the name of the model file, as Triton does."""
     files = {name for v in entry.versions.values() for name, *_ in v.fingerprint}
-    for known in (*platforms(), PYTHON):
+    for known in (*platforms(), *WRITTEN):
         if any(f.split("/")[0] == known.default_filename for f in files):
             config.backend, config.platform = known.backend, known.platform
             config.default_model_filename = known.default_filename

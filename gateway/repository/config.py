@@ -26,7 +26,7 @@ from typing import Any
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from modelport.gateway.backend_registry import BACKENDS, PYTHON
+from modelport.gateway.backend_registry import BACKENDS, PIPELINE, WRITTEN
 from modelport.gateway.backend_registry import PLATFORMS as PLATFORMS
 from modelport.gateway.backend_registry import Platform as Platform
 from modelport.gateway.errors import InvalidArgument
@@ -166,12 +166,14 @@ def complete(config: ModelConfig, name: str) -> ModelConfig:
         completed.default_model_filename = (
             completed.default_model_filename or known.default_filename
         )
+    if completed.backend == PIPELINE.backend:
+        _check_pipeline(completed)
     filename = completed.default_model_filename
     if filename and (filename in (".", "..") or "/" in filename or "\\" in filename):
         raise InvalidArgument(
             f"'default_model_filename' must be a plain file name, not '{filename}'"
         )
-    if not completed.instance_group:
+    if not completed.instance_group and completed.backend != PIPELINE.backend:
         completed.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
     for index, group in enumerate(completed.instance_group):
         group.name = group.name or f"{name}_{index}"
@@ -192,21 +194,43 @@ def _complete_ensemble(config: ModelConfig) -> ModelConfig:
         )
     if not config.HasField("ensemble_scheduling"):
         raise InvalidArgument(f"must specify 'ensemble_scheduling' for ensemble '{name}'")
-    if config.instance_group:
-        raise InvalidArgument(f"instance group should not be specified for ensemble '{name}'")
-    if config.HasField("optimization"):
-        raise InvalidArgument(f"optimization should not be specified for ensemble '{name}'")
-    if config.model_warmup:
-        raise InvalidArgument(f"model_warmup can not be specified for ensemble '{name}'")
+    _check_graph(config, ENSEMBLE)
     config.backend = ENSEMBLE
     return config
+
+
+def _check_graph(config: ModelConfig, kind: str) -> None:
+    """Refuse what is the business of the models of the steps."""
+    if config.instance_group:
+        raise InvalidArgument(f"instance group should not be specified for {kind} '{config.name}'")
+    if config.HasField("optimization"):
+        raise InvalidArgument(f"optimization should not be specified for {kind} '{config.name}'")
+    if config.model_warmup:
+        raise InvalidArgument(f"model_warmup can not be specified for {kind} '{config.name}'")
+
+
+def _check_pipeline(config: ModelConfig) -> None:
+    """Refuse what ``pipeline.toml`` declares."""
+    _check_graph(config, PIPELINE.format)
+    if config.default_model_filename != PIPELINE.default_filename:
+        raise InvalidArgument(
+            f"'default_model_filename' of pipeline '{config.name}' must be "
+            f"'{PIPELINE.default_filename}'"
+        )
+    declared = {field.name for field, _ in config.ListFields()}
+    for field in ("input", "output", "max_batch_size", "model_transaction_policy"):
+        if field in declared:
+            raise InvalidArgument(
+                f"'{field}' should not be specified for {PIPELINE.format} '{config.name}': "
+                f"{PIPELINE.default_filename} and the models of its steps declare it"
+            )
 
 
 def platform_of(config: ModelConfig) -> Platform | None:
     """The format that ``config`` names by platform, backend or file name."""
     names = config.platform, config.backend, config.default_model_filename
     for name, field in zip(names, ("platform", "backend", "default_filename"), strict=True):
-        for known in (*PLATFORMS, PYTHON):
+        for known in (*PLATFORMS, *WRITTEN):
             if name and name == getattr(known, field):
                 return known
     return _extension_platform(config)

@@ -9,6 +9,7 @@ does not affect other models. Names that begin with a dot are hidden, and never 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -20,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import NamedTuple
 
+from modelport.gateway.backend_registry import PIPELINE
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import manifest, untrusted_files
@@ -47,6 +49,7 @@ class VersionEntry:
     """A version's folder. ``fetch`` downloads the files to ``path`` if they are remote; blocking.
 
     ``unreadable``: ``problem`` is a failure to read the folder, which the next scan may not have.
+    ``pipeline`` is the text of a ``pipeline.toml``, which names other models.
     """
 
     number: int
@@ -55,6 +58,7 @@ class VersionEntry:
     problem: str = ""
     fetch: Callable[[], None] | None = field(default=None, compare=False, repr=False)
     unreadable: bool = False
+    pipeline: str = field(default="", repr=False)
 
 
 class ModelEntry(NamedTuple):
@@ -278,7 +282,14 @@ def _scan_version(root: Path, path: Path) -> VersionEntry:
         problem, unreadable = _reason(error), True
     except RecursionError:  # os.walk is recursive before Python 3.12
         problem = "the version's folders are nested too deeply"
-    return VersionEntry(number, path, tuple(sorted(files)), problem, unreadable=unreadable)
+    text = ""
+    if any(name == PIPELINE.default_filename for name, *_ in files):
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # loading the version reports it
+            text = untrusted_files.read_text(
+                path / PIPELINE.default_filename, untrusted_files.MAX_CONFIG_BYTES
+            )
+    found = tuple(sorted(files))
+    return VersionEntry(number, path, found, problem, unreadable=unreadable, pipeline=text)
 
 
 def refusal(name: str) -> str:

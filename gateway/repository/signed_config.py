@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from modelport.gateway.backend_registry import PYTHON, platforms
+from modelport.gateway.backend_registry import WRITTEN, platforms
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
@@ -79,7 +79,7 @@ def check_format(config: ModelConfig, certificate: VersionCertificate, required:
     """
     artifact = certificate.document.get("artifact")
     name = artifact.get("format") if isinstance(artifact, dict) else None
-    row = next((row for row in (*platforms(), PYTHON) if row.format == name), None)
+    row = next((row for row in (*platforms(), *WRITTEN) if row.format == name), None)
     if row is None:
         if required or name is not None:
             raise IntegrityError(

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import structlog
 
+from modelport.gateway.backend_registry import PIPELINE
 from modelport.gateway.errors import (
     IntegrityError,
     InvalidArgument,
@@ -73,8 +74,8 @@ class Mirror:
         self._cached = MirrorFolder(self.folder)
         self._objects = ObjectStore(location)
         self._complete = CompleteVersions(self._objects)
-        #: config.pbtxt by model: the object it was read from, and its text.
-        self._configs: dict[str, tuple[Object, str]] = {}
+        #: By key: the object of a config.pbtxt or pipeline.toml, and its text.
+        self._texts: dict[str, tuple[Object, str]] = {}
         self._found: dict[str, ModelEntry] = {}
         self._opened = False
         #: A look continues after its caller stops waiting.
@@ -101,7 +102,7 @@ class Mirror:
         began = time.time()
         listing = self._objects.listing()
         models = group(listing)
-        self._configs = {name: read for name, read in self._configs.items() if name in models}
+        self._texts = {key: r for key, r in self._texts.items() if key.partition("/")[0] in models}
         complete = self._complete.among(models, self._holds)
         # Concurrently, as there may be a thousand configurations to read; an error ends it.
         wholes = [complete[name] for name in models]
@@ -132,25 +133,32 @@ class Mirror:
             content = self._cached.version(name, number, files)
             problem = whole.problems.get(number, "")
             fetch = partial(self._fetch, name, number, files, model.beside)
-            versions[number] = VersionEntry(number, content, fingerprint, problem, fetch)
+            pipeline = ""
+            with contextlib.suppress(ValueError):  # loading the version reports it
+                key = f"{name}/{number}/{PIPELINE.default_filename}"
+                pipeline = self._text(key, files.get(PIPELINE.default_filename)) or ""
+            versions[number] = VersionEntry(
+                number, content, fingerprint, problem, fetch, pipeline=pipeline
+            )
         try:
-            text = self._config(name, model.beside.get(configuration.FILENAME))
+            key = f"{name}/{configuration.FILENAME}"
+            text = self._text(key, model.beside.get(configuration.FILENAME))
         except (NotFound, Unavailable):
             raise
         except (ModelportError, ValueError) as error:
             return ModelEntry(name, path, problem=str(error))
         return ModelEntry(name, path, text, versions, ignored=tuple(sorted(model.ignored)))
 
-    def _config(self, name: str, found: Object | None) -> str | None:
+    def _text(self, key: str, found: Object | None) -> str | None:
         if found is None:
             return None
         most = untrusted_files.MAX_CONFIG_BYTES
         if found.size_bytes > most:
-            raise ValueError(f"'{configuration.FILENAME}' is larger than {most} bytes")
-        known = self._configs.get(name)
+            raise ValueError(f"'{key.rpartition('/')[2]}' is larger than {most} bytes")
+        known = self._texts.get(key)
         if known is None or known[0] != found:  # new or changed
-            content = self._objects.read(f"{name}/{configuration.FILENAME}", most)
-            self._configs[name] = known = (found, content.decode("utf-8"))
+            content = self._objects.read(key, most)
+            self._texts[key] = known = (found, content.decode("utf-8"))
         return known[1]
 
     # -- a version --------------------------------------------------------------------------------

@@ -365,7 +365,7 @@ def test_a_runtimes_noise_is_filtered_and_the_lines_of_others_are_not() -> None:
 
 def test_importing_the_seam_imports_no_runtime() -> None:
     code = (
-        "import sys, modelport.gateway.backends.ensemble; "
+        "import sys, modelport.gateway.backends.pipeline.ensemble; "
         "import modelport.gateway.backends.embedded.embedded_backend; "
         "print([m for m in ('torch', 'tensorflow', 'onnxruntime', 'ai_edge_litert', 'openvino') "
         "if m in sys.modules])"

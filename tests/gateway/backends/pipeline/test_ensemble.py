@@ -11,7 +11,8 @@ import pytest
 
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.ensemble import EnsembleBackend, load
+from modelport.gateway.backends.pipeline.ensemble import load
+from modelport.gateway.backends.pipeline.graph_backend import GraphBackend
 from modelport.gateway.errors import (
     InvalidArgument,
     ModelportError,
@@ -96,7 +97,7 @@ def host(known: Mapping[str, config.ModelConfig], answer: Answer = twice) -> Hos
 
 def ensemble(
     described: str, known: Mapping[str, config.ModelConfig] = AB, answer: Answer = twice
-) -> EnsembleBackend:
+) -> GraphBackend:
     completed = config.complete(config.parse(described), "e")
     return load(Artifact("e", 1, Path(), completed, 1, host=host(known, answer)))
 

@@ -1,4 +1,7 @@
-"""Validation of an ensemble: its graph and the models of its steps, with Triton's messages."""
+"""Validation of an ensemble: its graph and the models of its steps, with Triton's messages.
+
+Pipelines share what concerns the models.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
-from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
 from modelport.gateway.types import dims_text
 from modelport.gateway.wire.proto import model_config_pb2 as pb
 
@@ -16,7 +19,7 @@ ConfigOf = Callable[[str, int], ModelConfig]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A tensor of the ensemble as one model, or the ensemble itself, declares it."""
+    """A tensor of the graph as one model, or the graph itself, declares it."""
 
     model: str
     data_type: int
@@ -37,47 +40,17 @@ def check(name: str, config: ModelConfig, config_of: ConfigOf) -> list[ModelConf
         Unavailable: the model of a step is not READY.
     """
     check_graph(name, config)
-    models = [_model(name, step, config_of) for step in config.ensemble_scheduling.step]
-    _check_circle(name, config, config_of)
+    models = [find_model(name, step, config_of) for step in config.ensemble_scheduling.step]
+    check_circle(name, config, config_of)
     batched = config.max_batch_size > 0
     tensors = {
         t.name: Node(name, t.data_type, _own_dims(t), batched)
         for t in (*config.input, *config.output)
     }
     for step, model in zip(config.ensemble_scheduling.step, models, strict=True):
-        if 0 < model.max_batch_size < config.max_batch_size:
-            raise InvalidArgument(
-                f"ensemble '{name}' allows maximum batch size {config.max_batch_size}, but it "
-                f"contains model '{step.model_name}' which only allows maximum batch size to be "
-                f"{model.max_batch_size}"
-            )
+        check_batch(f"ensemble '{name}'", config, step.model_name, model)
         _check_step(name, step, model, tensors)
-    _check_streams(name, config, models)
     return models
-
-
-def _check_streams(name: str, config: ModelConfig, models: Sequence[ModelConfig]) -> None:
-    """Require one chain of decoupled steps per tensor, because two have no common order."""
-    chains: dict[str, tuple[int, ...]] = {tensor.name: () for tensor in config.input}
-    steps = config.ensemble_scheduling.step
-    for index in _in_order(config):
-        step = steps[index]
-        chain = _longest(name, step, [chains[ours] for ours in step.input_map.values()])
-        if models[index].model_transaction_policy.decoupled:
-            chain = (*chain, index)
-        chains |= dict.fromkeys(step.output_map.values(), chain)
-    _longest(name, None, [chains[output.name] for output in config.output])
-
-
-def _longest(name: str, step: Any, chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    longest = max(chains, key=len, default=())
-    if any(chain != longest[: len(chain)] for chain in chains):
-        where = f"step of model '{step.model_name}'" if step else "output"
-        raise InvalidArgument(
-            f"in ensemble '{name}', the {where} depends on several decoupled models, none of "
-            "which depends on the other"
-        )
-    return longest
 
 
 # -- the graph ------------------------------------------------------------------------------------
@@ -120,7 +93,7 @@ def _check_flow(name: str, config: ModelConfig, steps: Sequence[Any]) -> None:
                 f"ensemble input '{tensor.name}' for ensemble '{name}' is not used"
             )
     ready = {tensor.name for tensor in config.input}
-    for index in _in_order(config):
+    for index in in_order(config):
         ready.update(steps[index].output_map.values())
     outputs = {tensor.name for tensor in config.output}
     for output in config.output:
@@ -131,7 +104,7 @@ def _check_flow(name: str, config: ModelConfig, steps: Sequence[Any]) -> None:
             raise InvalidArgument(f"ensemble tensor '{ours}' is unused in ensemble '{name}'")
 
 
-def _in_order(config: ModelConfig) -> Iterator[int]:
+def in_order(config: ModelConfig) -> Iterator[int]:
     """The steps that can run, each behind those that make its inputs, in linear time."""
     takers: dict[str, list[int]] = {}
     missing = []
@@ -152,35 +125,51 @@ def _in_order(config: ModelConfig) -> Iterator[int]:
 # -- the models -----------------------------------------------------------------------------------
 
 
-def _model(name: str, step: Any, config_of: ConfigOf) -> ModelConfig:
+def find_model(name: str, step: Any, config_of: ConfigOf, kind: str = ENSEMBLE) -> ModelConfig:
+    """The configuration of a step's model.
+
+    Args:
+        kind: the word for the graph.
+
+    Raises:
+        InvalidArgument: it is the graph itself.
+        Unavailable: it is not READY.
+    """
     if step.model_name == name:
-        raise InvalidArgument(f"circular dependency between ensembles: {name} -> {name}")
+        raise InvalidArgument(f"circular dependency between {kind}s: {name} -> {name}")
     version = max(0, step.model_version)
     try:
         return config_of(step.model_name, version)
     except (NotFound, Unavailable) as error:
         lacks = f"whose required version {version} is not" if version else "which has no version"
         raise Unavailable(
-            f"ensemble '{name}' depends on '{step.model_name}' {lacks} loaded"
+            f"{kind} '{name}' depends on '{step.model_name}' {lacks} loaded"
         ) from error
 
 
-def _check_circle(name: str, config: ModelConfig, config_of: ConfigOf) -> None:
-    """Refuse an ensemble that contains itself, through an older version that still serves."""
+def check_circle(name: str, config: ModelConfig, config_of: ConfigOf, kind: str = ENSEMBLE) -> None:
+    """Refuse a graph that contains itself, through an older version that still serves."""
     seen: set[str] = set()
 
     def visit(config: ModelConfig, way: tuple[str, ...]) -> None:
         for step in config.ensemble_scheduling.step:
             below = (*way, step.model_name)
             if step.model_name == name:
-                raise InvalidArgument(
-                    f"circular dependency between ensembles: {' -> '.join(below)}"
-                )
+                raise InvalidArgument(f"circular dependency between {kind}s: {' -> '.join(below)}")
             if step.model_name not in seen:
                 seen.add(step.model_name)
-                visit(_model(name, step, config_of), below)
+                visit(find_model(name, step, config_of, kind), below)
 
     visit(config, (name,))
+
+
+def check_batch(where: str, config: ModelConfig, name: str, model: ModelConfig) -> None:
+    """Refuse a model ``name`` that takes smaller batches than the graph."""
+    if 0 < model.max_batch_size < config.max_batch_size:
+        raise InvalidArgument(
+            f"{where} allows maximum batch size {config.max_batch_size}, but it contains model "
+            f"'{name}' which only allows maximum batch size to be {model.max_batch_size}"
+        )
 
 
 def _check_step(name: str, step: Any, model: ModelConfig, tensors: dict[str, Node]) -> None:
@@ -209,14 +198,15 @@ def _check_step(name: str, step: Any, model: ModelConfig, tensors: dict[str, Nod
         for theirs, ours in sorted(mapping.items()):
             tensor = known[theirs]
             node = Node(step.model_name, tensor.data_type, tuple(tensor.dims), batched)
-            _check_same(f"{where}, ensemble tensor '{ours}'", tensors.setdefault(ours, node), node)
+            check_same(f"{where}, ensemble tensor '{ours}'", tensors.setdefault(ours, node), node)
 
 
 def _own_dims(tensor: Any) -> tuple[int, ...]:
     return tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
 
 
-def _check_same(where: str, one: Node, other: Node) -> None:
+def check_same(where: str, one: Node, other: Node) -> None:
+    """Refuse a tensor that two models declare with different types or shapes."""
     if one.data_type != other.data_type:
         raise InvalidArgument(
             f"{where}: inconsistent data type: {pb.DataType.Name(one.data_type)} is inferred from "

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from modelport.gateway.backends import ensemble_check
+from modelport.gateway.backends.pipeline import ensemble_check
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.wire.proto import model_config_pb2 as pb

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modelport.gateway.backends.ensemble import EnsembleBackend
+from modelport.gateway.backends.pipeline.graph_backend import GraphBackend
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import config
 from modelport.gateway.types import (
@@ -16,7 +16,7 @@ from modelport.gateway.types import (
     InferResponse,
     Tensor,
 )
-from tests.gateway.backends.test_ensemble import (
+from tests.gateway.backends.pipeline.test_ensemble import (
     AB,
     CHAIN,
     double,
@@ -83,7 +83,7 @@ def decoupled(name: str, batch: int = 0) -> config.ModelConfig:
     return made
 
 
-async def responses(backend: EnsembleBackend, first: float) -> list[list[float]]:
+async def responses(backend: GraphBackend, first: float) -> list[list[float]]:
     asked = flat([first, 0, 0, 0])
     return [r.outputs[0].data.tolist()[:2] async for r in backend.stream(asked, NO_DEADLINE)]
 
