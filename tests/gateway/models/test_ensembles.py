@@ -1,4 +1,4 @@
-"""Ensembles and the models of their steps: in which order they come, and how they go."""
+"""Ensembles, pipelines and the models of their steps: in which order they come, and how they go."""
 
 from __future__ import annotations
 
@@ -51,6 +51,28 @@ ensemble_scheduling {
 """
     + TENSORS
 )
+PIPELINE = """
+inputs = ["x"]
+max_batch_size = 4
+outputs = { y = "b.y" }
+[steps.a]
+model = "first"
+inputs = { x = "x" }
+[steps.b]
+model = "second"
+inputs = { x = "a.y" }
+"""
+of_both_kinds = pytest.mark.parametrize("kind", ["ensemble", "pipeline"])
+
+
+def declare(root: Path, name: str, kind: str, second: str = "second") -> None:
+    """Write an ensemble or a pipeline of the models ``first`` and ``second``."""
+    (root / name / "1").mkdir(parents=True, exist_ok=True)
+    text, file = {
+        "ensemble": (ENSEMBLE, root / name / "config.pbtxt"),
+        "pipeline": (PIPELINE, root / name / "1" / "pipeline.toml"),
+    }[kind]
+    file.write_text(text.replace('"second"', f'"{second}"'))
 
 
 class EnsembleGateway:
@@ -93,13 +115,20 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name, config in {"all": ENSEMBLE, "first": SLOW, "second": STEP}.items():
+def kind() -> str:
+    return "ensemble"
+
+
+@pytest.fixture
+def root(tmp_path: Path, kind: str) -> Path:
+    declare(tmp_path, "all", kind)
+    for name, config in {"first": SLOW, "second": STEP}.items():
         (tmp_path / name / "1").mkdir(parents=True)
         (tmp_path / name / "config.pbtxt").write_text(config)
     return tmp_path
 
 
+@of_both_kinds
 @pytest.mark.parametrize("mode", [ModelControlMode.NONE, ModelControlMode.POLL])
 async def test_the_models_of_its_steps_come_first_whatever_they_are_called(
     root: Path, mode: ModelControlMode
@@ -111,8 +140,9 @@ async def test_the_models_of_its_steps_come_first_whatever_they_are_called(
     await gateway.manager.stop()
 
 
+@of_both_kinds
 async def test_an_ensemble_is_not_tried_before_the_models_of_its_steps_are_ready(
-    root: Path,
+    root: Path, kind: str
 ) -> None:
     tried: list[str] = []
     gate = threading.Event()
@@ -126,8 +156,7 @@ async def test_an_ensemble_is_not_tried_before_the_models_of_its_steps_are_ready
 
         return load
 
-    (root / "outer" / "1").mkdir(parents=True)
-    (root / "outer" / "config.pbtxt").write_text(ENSEMBLE.replace('"second"', '"all"'))
+    declare(root, "outer", kind, "all")
     gateway = EnsembleGateway(root, ModelControlMode.NONE, find_backend=find)
     starting = asyncio.create_task(gateway.manager.start())
     await until(lambda: "second" in tried and served_now(gateway, "first"))
@@ -140,11 +169,12 @@ async def test_an_ensemble_is_not_tried_before_the_models_of_its_steps_are_ready
     await gateway.manager.stop()
 
 
-async def test_ensembles_of_a_circle_are_refused_and_hold_up_no_other_model(root: Path) -> None:
+@of_both_kinds
+async def test_ensembles_of_a_circle_are_refused_and_hold_up_no_other_model(
+    root: Path, kind: str
+) -> None:
     for name, step in (("all", "outer"), ("outer", "all"), ("beyond", "outer")):
-        (root / name / "1").mkdir(parents=True, exist_ok=True)
-        config = ENSEMBLE.replace('"second"', f'"{step}"')
-        (root / name / "config.pbtxt").write_text(config)
+        declare(root, name, kind, step)
     gateway = EnsembleGateway(root, ModelControlMode.NONE)
     await gateway.manager.start()
     assert gateway.manager.broken() == ["all", "beyond", "outer"]
@@ -152,6 +182,7 @@ async def test_ensembles_of_a_circle_are_refused_and_hold_up_no_other_model(root
     await gateway.manager.stop()
 
 
+@of_both_kinds
 async def test_a_model_that_becomes_ready_while_its_ensemble_is_refused_is_not_missed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +229,7 @@ async def test_an_ensemble_of_verified_models_needs_no_manifest_of_its_own(root:
     await gateway.manager.stop()
 
 
+@of_both_kinds
 async def test_loading_an_ensemble_loads_the_models_of_its_steps(root: Path) -> None:
     gateway = EnsembleGateway(root, ModelControlMode.EXPLICIT)
     await gateway.manager.start()
@@ -211,6 +243,7 @@ async def test_loading_an_ensemble_loads_the_models_of_its_steps(root: Path) -> 
     await at_start.manager.stop()
 
 
+@of_both_kinds
 async def test_a_reload_that_lists_an_ensemble_keeps_and_loads_the_models_of_its_steps(
     root: Path,
 ) -> None:
@@ -260,6 +293,7 @@ async def test_an_ensembles_output_takes_the_labels_of_the_step_that_gives_it(ro
     await gateway.manager.stop()
 
 
+@of_both_kinds
 async def test_an_ensemble_loads_once_a_missing_model_is_available(root: Path) -> None:
     (root / "second").rename(root / "later")
     gateway = EnsembleGateway(root, ModelControlMode.EXPLICIT)
@@ -272,6 +306,7 @@ async def test_an_ensemble_loads_once_a_missing_model_is_available(root: Path) -
     await gateway.manager.stop()
 
 
+@of_both_kinds
 async def test_the_models_of_the_steps_are_counted_as_well_as_the_ensemble(root: Path) -> None:
     gateway = EnsembleGateway(root, ModelControlMode.NONE)
     await gateway.manager.start()
@@ -312,6 +347,7 @@ async def test_the_check_sees_steps_that_are_refused_while_the_server_shuts_down
         await request
 
 
+@of_both_kinds
 @pytest.mark.parametrize("dependents", [False, True])
 async def test_a_step_is_unloaded_with_its_ensemble_where_that_is_asked_for(
     root: Path, dependents: bool
@@ -326,6 +362,7 @@ async def test_a_step_is_unloaded_with_its_ensemble_where_that_is_asked_for(
     await gateway.manager.stop()
 
 
+@of_both_kinds
 async def test_an_ensemble_goes_and_comes_with_a_step_unless_it_was_unloaded_itself(
     root: Path,
 ) -> None:
