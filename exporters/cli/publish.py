@@ -48,13 +48,13 @@ def publish_command(
     The files are published unchanged if they match their manifest and their certificate. A
     model that is new in the repository gets the configuration, labels and warm-up samples too.
 
-    A Python model (model.py) of your own gets a certificate of its files, and a signature with
-    --sign-key.
+    A Python model (model.py) or a pipeline (pipeline.toml) of your own gets a certificate of its
+    files, and a signature with --sign-key.
 
     Exit codes: 0 done, 2 usage, 5 the files were changed.
     """
     from modelport.exporters.proof import verify
-    from modelport.exporters.publishing import download, publish, python_version
+    from modelport.exporters.publishing import download, publish, written_version
     from modelport.exporters.runtime.file_errors import writing_to
     from modelport.gateway.repository import config, manifest, signing_keys
 
@@ -62,25 +62,26 @@ def publish_command(
     key = None if sign_key is None else signing_keys.load_private_key(sign_key)
     with contextlib.ExitStack() as stack:
         version = verify.find_version(stack.enter_context(download.local(path)))
-        wanted = python_version.uncertified(version)
-        if wanted is None and key is not None:
+        written = written_version.uncertified(version)
+        if written is None and key is not None:
             raise UsageError(
-                f"--sign-key signs Python models, and '{version.parent.name}' is none, or has a "
-                "certificate; sign it with 'modelport export --sign-key'"
+                f"--sign-key signs Python models and pipelines, and '{version.parent.name}' is none, "
+                "or has a certificate; sign it with 'modelport export --sign-key'"
             )
-        is_code = wanted is not None
-        if wanted is None:
+        if written is None:
             wanted = _published_config(verify.check(version, keys))
         elif keys:
             raise UsageError(
                 f"'{version.parent.name}' is not signed, so --public-key cannot verify it; sign it "
                 "with --sign-key"
             )
+        else:
+            wanted = written.config
         number = contract.parse_version(model_version)
         stack.enter_context(writing_to(repository, "choose another --repository"))
         staged = stack.enter_context(publish.staging(repository))
-        if is_code:
-            python_version.stage(version, staged, wanted, key)
+        if written is not None:
+            written_version.stage(version, staged, written, key)
         else:
             shutil.copytree(version, staged, dirs_exist_ok=True)
         for each in version.parent.iterdir():
@@ -88,7 +89,7 @@ def publish_command(
                 shutil.copytree(each, staged.parent / each.name)
             elif each.is_file():
                 shutil.copy2(each, staged.parent / each.name)
-        if not is_code:
+        if written is None:
             manifest.verify(staged)  # verify the copy
         done = publish.publish(staged, repository, wanted, number)
     for label, value in (("model", done.name), ("version", done.version), ("path", done.path)):

@@ -187,7 +187,7 @@ PARAMETERS = ParameterTable(
         ),
         "admission_control": "[overload](../serving/batching.md#overload)",
         "admission_control_min_pending_requests": "[overload](../serving/batching.md#overload)",
-        "batch_here": "gather requests for a model on another server, or for an ensemble",
+        "batch_here": "gather requests for a model on another server, an ensemble or a pipeline",
         "explainer": "the model that answers `:explain` and `/explanations`",
     }
 )
@@ -266,6 +266,7 @@ BACKEND_PARAMETERS: Mapping[str, ParameterTable] = {
         without_effect={"FORCE_CPU_ONLY_INPUT_TENSORS": "tensors are always in the CPU's memory"},
     ),
     "ensemble": ParameterTable(),
+    "pipeline": ParameterTable(),
     "fake": ParameterTable(
         read={
             "delay_seconds": "delay of each response",

@@ -1,4 +1,4 @@
-"""Versions of Python models: code, which has a certificate of its files and no proof."""
+"""Versions of Python models and pipelines, which have a certificate of their files and no proof."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from modelport.exporters.proof import certificate
-from modelport.gateway.backend_registry import PYTHON
+from modelport.gateway.backend_registry import WRITTEN, Platform
 from modelport.gateway.errors import UsageError
 from modelport.gateway.repository import config, manifest, signed_config, signing, untrusted_files
 from modelport.gateway.repository.config import ModelConfig
@@ -19,8 +19,15 @@ from modelport.gateway.repository.signing_keys import PrivateKey
 _CACHES = shutil.ignore_patterns("__pycache__")
 
 
-def uncertified(version: Path) -> ModelConfig | None:
-    """The configuration of a Python model whose ``version`` has no certificate yet; else None."""
+class WrittenVersion(NamedTuple):
+    """The configuration of a version without a certificate, and its format."""
+
+    config: ModelConfig
+    platform: Platform
+
+
+def uncertified(version: Path) -> WrittenVersion | None:
+    """A Python model or pipeline whose ``version`` has no certificate yet; None for any other."""
     if os.path.lexists(version / signing.CERTIFICATE):
         return None
     try:
@@ -31,27 +38,29 @@ def uncertified(version: Path) -> ModelConfig | None:
         text = ""
     wanted = config.parse(text)
     derived = not (wanted.backend or wanted.platform)
-    if derived and (version / PYTHON.default_filename).is_file():
-        wanted.backend = PYTHON.backend
-    if wanted.backend != PYTHON.backend:
-        return None
-    wanted.name = version.parent.name
-    filename = wanted.default_model_filename or PYTHON.default_filename
-    if not (version / filename).is_file():
-        raise UsageError(f"'{version}' has no {filename}; add it, or give another version")
-    return wanted
+    for platform in WRITTEN:
+        if derived and (version / platform.default_filename).is_file():
+            wanted.backend = platform.backend
+        if wanted.backend == platform.backend:
+            wanted.name = version.parent.name
+            filename = wanted.default_model_filename or platform.default_filename
+            if not (version / filename).is_file():
+                raise UsageError(f"'{version}' has no {filename}; add it, or give another version")
+            return WrittenVersion(wanted, platform)
+    return None
 
 
-def stage(version: Path, staged: Path, wanted: ModelConfig, key: PrivateKey | None) -> None:
+def stage(version: Path, staged: Path, written: WrittenVersion, key: PrivateKey | None) -> None:
     """Copy ``version`` to ``staged``, with a certificate of its files, signed with ``key``."""
     shutil.copytree(version, staged, dirs_exist_ok=True, ignore=_CACHES)
+    wanted = written.config
     names = sorted(set(manifest.files_of(staged)) - signing.UNLISTED)
     document: dict[str, Any] = {
         "format": certificate.FORMAT,
         "model": {"name": wanted.name},
         signed_config.KEY: signed_config.document(config.complete(wanted, wanted.name)),
         "artifact": {
-            "format": PYTHON.format,
+            "format": written.platform.format,
             "size_bytes": sum((staged / name).stat().st_size for name in names),
             "files": {name: {"sha256": manifest.sha256_of(staged / name)} for name in names},
         },
