@@ -65,8 +65,8 @@ def publish_command(
         written = written_version.uncertified(version)
         if written is None and key is not None:
             raise UsageError(
-                f"--sign-key signs Python models and pipelines, and '{version.parent.name}' is none, "
-                "or has a certificate; sign it with 'modelport export --sign-key'"
+                f"--sign-key signs Python models and pipelines, and '{version.parent.name}' is "
+                "neither, or has a certificate; sign it with 'modelport export --sign-key'"
             )
         if written is None:
             wanted = _published_config(verify.check(version, keys))

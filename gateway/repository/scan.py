@@ -283,7 +283,7 @@ def _scan_version(root: Path, path: Path) -> VersionEntry:
     except RecursionError:  # os.walk is recursive before Python 3.12
         problem = "the version's folders are nested too deeply"
     text = ""
-    if any(name == PIPELINE.default_filename for name, *_ in files):
+    if not problem and any(name == PIPELINE.default_filename for name, *_ in files):
         with contextlib.suppress(OSError, UnicodeDecodeError):  # loading the version reports it
             text = untrusted_files.read_text(
                 path / PIPELINE.default_filename, untrusted_files.MAX_CONFIG_BYTES

@@ -25,7 +25,7 @@ def accepts(datatype: Datatype, kind: type) -> bool:
 
 
 def constant(value: Any, datatype: Datatype, dims: Sequence[int]) -> Array:
-    """The tensor of ``value``; one that is no list fills it, with dynamic dims of size 1.
+    """The tensor of ``value``. A single number or text fills it; dynamic dims then have size 1.
 
     Raises:
         ValueError: the value does not fit; the message says why.

@@ -230,6 +230,17 @@ def _merged(
     return Tensor(first.name, first.datatype, data), None if together.all() else together
 
 
+def gathered(tensor: Tensor, rows: Rows | None) -> Array:
+    """The data of ``rows``."""
+    if rows is None:
+        return tensor.data
+    if tensor.data.shape[:1] != rows.shape:
+        raise Internal(
+            f"'{tensor.name}' has shape {list(tensor.data.shape)} for a batch of {len(rows)}"
+        )
+    return tensor.data[rows]
+
+
 def _scattered(data: Array, rows: Rows, name: str) -> Array:
     """``data`` of some rows, at their places among all rows."""
     count = np.count_nonzero(rows)
@@ -264,10 +275,8 @@ def check_streams(graph: Graph, inputs: Sequence[str], name: str) -> None:
         found = [chains[ours] for ours in tensors]
         most = max(found, key=len, default=())
         if any(chain != most[: len(chain)] for chain in found):
-            raise InvalidArgument(
-                f"in {graph.kind} '{name}', the {where} depends on several decoupled models, none "
-                "of which depends on the other"
-            )
+            told = "depends on several decoupled models, none of which depends on the other"
+            raise InvalidArgument(f"in {graph.kind} '{name}', the {where} {told}")
         return most
 
     for index, step in enumerate(graph.steps):

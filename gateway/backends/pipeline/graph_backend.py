@@ -1,4 +1,4 @@
-"""An ``Infer`` over a graph of steps, each of which is a request to another model.
+"""An ``Infer`` over a graph of steps; each step is a request to another model.
 
 A step runs as soon as its tensors are available, as an ordinary request to its model: with its own
 validation and statistics, and the remaining deadline. After a decoupled step, the rest of the graph
@@ -25,6 +25,7 @@ from modelport.gateway.backends.pipeline.graph import (
     Rows,
     Steps,
     conjunction,
+    gathered,
     of_rank,
 )
 from modelport.gateway.backends.python.codec import ModelAnswered
@@ -189,7 +190,7 @@ class GraphBackend:
             rows = None
         inputs, single = [], []
         for each, tensor in found:
-            data = tensor.data if rows is None else tensor.data[rows]
+            data = gathered(tensor, rows)
             # New tensors, because a model's validation reshapes them.
             inputs.append(Tensor(each.name, tensor.datatype, of_rank(data, each.rank)))
             if data.ndim < each.rank:

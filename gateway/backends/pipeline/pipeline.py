@@ -36,9 +36,9 @@ from modelport.gateway.backends.pipeline.graph import (
 from modelport.gateway.backends.pipeline.graph_backend import GraphBackend
 from modelport.gateway.backends.pipeline.pipeline_file import (
     Alternatives,
-    Comparison,
-    Pipeline,
+    PipelineGraph,
     PipelineStep,
+    StepCondition,
     Value,
     split,
 )
@@ -89,7 +89,7 @@ def load(artifact: Artifact) -> GraphBackend:
     return GraphBackend(artifact, artifact.host, config, graph)
 
 
-def _config(given: ModelConfig, pipeline: Pipeline) -> ModelConfig:
+def _config(given: ModelConfig, pipeline: PipelineGraph) -> ModelConfig:
     """The configuration, with the steps as an ensemble has them: for other tools to see."""
     config = copy.deepcopy(given)
     config.max_batch_size = pipeline.max_batch_size
@@ -100,24 +100,20 @@ def _config(given: ModelConfig, pipeline: Pipeline) -> ModelConfig:
         for theirs, alternatives in step.inputs.items():
             if isinstance(alternatives[0], str):
                 shown.input_map[theirs] = alternatives[0]
-        for tensor in _used(pipeline):
-            made, output = split(tensor)
-            if made == step.name:
-                shown.output_map[output] = tensor
+        for tensor in pipeline.used[step.name]:
+            shown.output_map[split(tensor)[1]] = tensor
     return config
-
-
-def _used(pipeline: Pipeline) -> list[str]:
-    """The tensors that steps, conditions and outputs use, each once."""
-    used = [tensor for step in pipeline.steps for tensor in step.tensors]
-    return list(dict.fromkeys([*used, *pipeline_file.tensors_of(pipeline.outputs)]))
 
 
 class _GraphBuilder:
     """Builds the graph of the pipeline ``name``, and adds its tensors to ``config``."""
 
     def __init__(
-        self, name: str, pipeline: Pipeline, models: Mapping[str, ModelConfig], config: ModelConfig
+        self,
+        name: str,
+        pipeline: PipelineGraph,
+        models: Mapping[str, ModelConfig],
+        config: ModelConfig,
     ) -> None:
         self._name, self._pipeline, self._models = name, pipeline, models
         self._config = config
@@ -214,12 +210,11 @@ class _GraphBuilder:
     ) -> tuple[tuple[str, str], ...]:
         declared = {tensor.name: tensor for tensor in model.output}
         made = []
-        for tensor in _used(self._pipeline):
-            maker, name = split(tensor)
-            if maker == step.name:
-                self._require(where, step.model, "output", name, declared)
-                self._nodes[tensor] = _node(step.model, declared[name], model)
-                made.append((name, tensor))
+        for tensor in self._pipeline.used[step.name]:
+            name = split(tensor)[1]
+            self._require(where, step.model, "output", name, declared)
+            self._nodes[tensor] = _node(step.model, declared[name], model)
+            made.append((name, tensor))
         return tuple(made)
 
     def _require(
@@ -254,7 +249,7 @@ class _GraphBuilder:
         return tuple(sources)
 
     def _lack(self, sources: Sources) -> int:
-        """What the first of ``sources`` that there is may lack."""
+        """The rows that the first available tensor of ``sources`` may lack."""
         lacks = [self._lacks[each] for each in sources if isinstance(each, str)]
         sure = len(lacks) < len(sources) or _NOTHING in lacks
         return _NOTHING if sure else max(lacks)
@@ -285,7 +280,7 @@ class _GraphBuilder:
         tensor.name, tensor.data_type = name, node.data_type
         tensor.dims.extend(dims)
 
-    def _check_condition(self, step: str, condition: Comparison) -> None:
+    def _check_condition(self, step: str, condition: StepCondition) -> None:
         where = f"{self._where}, step '{step}': the condition '{condition.text}'"
         tensor, kind = condition.tensor, type(condition.value)
         if tensor not in self._nodes:  # an input that no model takes

@@ -1,4 +1,4 @@
-"""``pipeline.toml``: a graph of steps, each of which is a request to a model.
+"""``pipeline.toml``: a graph of steps; each step is a request to a model.
 
     inputs = ["image", "language"]
     max_batch_size = 8                      # 0, the default: tensors have the models' full shapes
@@ -14,7 +14,7 @@
     model = "recogniser"
     version = 3
     inputs = { crop = "detect.crop", language = ["language", { value = "en" }] }
-    condition = "detect.score > 0.5"        # or a list, all of which must hold
+    condition = "detect.score > 0.5"        # or a list; all must hold
     on_failure = "skip"
     timeout_seconds = 0.2
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple, TypeVar
@@ -65,7 +65,7 @@ Alternative = str | Value
 Alternatives = tuple[Alternative, ...]
 
 
-class Comparison(NamedTuple):
+class StepCondition(NamedTuple):
     """A condition: ``tensor operator value``."""
 
     text: str
@@ -82,7 +82,7 @@ class PipelineStep:
     model: str
     version: int
     inputs: Mapping[str, Alternatives]
-    conditions: tuple[Comparison, ...]
+    conditions: tuple[StepCondition, ...]
     skips: bool
     timeout_seconds: float | None
 
@@ -93,12 +93,18 @@ class PipelineStep:
         return [*taken, *(condition.tensor for condition in self.conditions)]
 
 
-class Pipeline(NamedTuple):
-    """The content of the file; each of the ``steps`` stands behind those that it depends on."""
+class PipelineGraph(NamedTuple):
+    """The content of the file.
+
+    Attributes:
+        steps: each stands behind those that it depends on.
+        used: for each step, the tensors that others take or read.
+    """
 
     inputs: tuple[str, ...]
     outputs: Mapping[str, Alternatives]
     steps: tuple[PipelineStep, ...]
+    used: Mapping[str, Sequence[str]]
     max_batch_size: int
 
 
@@ -149,12 +155,12 @@ def _sources(value: Any) -> dict[str, Alternatives]:
     return found
 
 
-def _conditions(value: Any) -> tuple[Comparison, ...]:
+def _conditions(value: Any) -> tuple[StepCondition, ...]:
     texts = value if isinstance(value, list) and value else [value]
     return tuple(map(_condition, texts))
 
 
-def _condition(value: Any) -> Comparison:
+def _condition(value: Any) -> StepCondition:
     wanted = InvalidValue(
         "'TENSOR', 'not TENSOR', or 'TENSOR > 0.5' with ==, !=, <, <=, > or >= and a number, true, "
         "false or a quoted string, or a list of these"
@@ -164,14 +170,14 @@ def _condition(value: Any) -> Comparison:
         raise wanted
     negated, tensor, operator, operand = match.groups()
     if operator is None:
-        return Comparison(value, tensor, "==", not negated)
+        return StepCondition(value, tensor, "==", not negated)
     try:
         parsed = tomllib.loads(f"value = {operand}")["value"]
     except (ValueError, RecursionError):
         raise wanted from None
     if negated or not isinstance(parsed, bool | int | float | str):
         raise wanted
-    return Comparison(value, tensor, operator, parsed)
+    return StepCondition(value, tensor, operator, parsed)
 
 
 def _steps(value: Any) -> dict[str, Any]:
@@ -193,7 +199,7 @@ class _StepTable:
     model: str = field(metadata=read_by(text))
     inputs: dict[str, Alternatives] = field(metadata=read_by(_sources))
     version: int = field(default=0, metadata=read_by(count(1, 2**63 - 1)))
-    condition: tuple[Comparison, ...] = field(default=(), metadata=read_by(_conditions))
+    condition: tuple[StepCondition, ...] = field(default=(), metadata=read_by(_conditions))
     on_failure: str = field(default="fail", metadata=read_by(one_of(("fail", _SKIP))))
     timeout_seconds: float | None = field(
         default=None, metadata=read_by(number(0, MAX_SECONDS, open_end=True))
@@ -215,7 +221,7 @@ def _read(name: str, kind: type[T], table: Mapping[str, Any]) -> T:
     return read
 
 
-def parse(content: str) -> Pipeline:
+def parse(content: str) -> PipelineGraph:
     """Parse a ``pipeline.toml``.
 
     Raises:
@@ -242,9 +248,9 @@ def parse(content: str) -> Pipeline:
         _check_references(f"output '{name}'", taken, table.inputs, steps)
         if not any(split(tensor)[0] for tensor in taken):
             raise InvalidArgument(f"{FILE}: output '{name}' is made by no step; name 'STEP.OUTPUT'")
-    _check_use(table, steps.values())
+    used = _used(table, steps)
     ordered = tuple(steps[name] for name in _in_order(steps))
-    return Pipeline(table.inputs, table.outputs, ordered, table.max_batch_size)
+    return PipelineGraph(table.inputs, table.outputs, ordered, used, table.max_batch_size)
 
 
 def step_models(content: str) -> list[str]:
@@ -302,19 +308,23 @@ def _check_references(
             )
 
 
-def _check_use(table: _PipelineTable, steps: Collection[PipelineStep]) -> None:
-    """Require that every input and step is used."""
-    used = {tensor for step in steps for tensor in step.tensors}
+def _used(table: _PipelineTable, steps: Mapping[str, PipelineStep]) -> dict[str, list[str]]:
+    """The tensors of each step that others use; every input and step has to be used."""
+    read = dict.fromkeys(tensor for step in steps.values() for tensor in step.tensors)
     for name in table.inputs:
-        if name not in used:
+        if name not in read:
             raise InvalidArgument(f"{FILE}: input '{name}' is used by no step; remove it")
-    takers = {split(tensor)[0] for tensor in [*used, *tensors_of(table.outputs)]}
-    for step in steps:
-        if step.name not in takers:
+    used: dict[str, list[str]] = {name: [] for name in steps}
+    for tensor in read | dict.fromkeys(tensors_of(table.outputs)):
+        if maker := split(tensor)[0]:
+            used[maker].append(tensor)
+    for name, tensors in used.items():
+        if not tensors:
             raise InvalidArgument(
-                f"{FILE}: no step, condition or output uses an output of step '{step.name}'; "
-                "remove it, or add its result to [outputs]"
+                f"{FILE}: no step, condition or output uses an output of step '{name}'; remove it, "
+                "or add its result to [outputs]"
             )
+    return used
 
 
 def _in_order(steps: Mapping[str, PipelineStep]) -> list[str]:

@@ -13,8 +13,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import onnxruntime_options, placement
-from modelport.gateway.backends.pipeline.ensemble_check import check as check_ensemble
 from modelport.gateway.backends.fake import FakeBackend
+from modelport.gateway.backends.pipeline.ensemble_check import check as check_ensemble
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.inference import image_decoding, pipeline
 from modelport.gateway.inference.batching import dynamic_batching

@@ -43,6 +43,19 @@ def test_a_model_a_version_and_a_configuration_are_found(root: Path) -> None:
     assert entry.versions[1].problem == ""
 
 
+def test_the_text_of_a_pipeline_is_read_unless_its_version_is_refused(root: Path) -> None:
+    file = add(root, "m", "1", "pipeline.toml")
+    assert version(root).pipeline == "content"
+    file.write_bytes(b"\xff")
+    assert (version(root).pipeline, version(root).problem) == ("", "")  # loading it says so
+    file.write_bytes(b"x" * (untrusted_files.MAX_CONFIG_BYTES + 1))
+    assert (version(root).pipeline, version(root).problem) == ("", "")
+    file.unlink()
+    (root.parent / "secret").write_text("secret")
+    file.symlink_to(root.parent / "secret")
+    assert version(root).pipeline == ""
+
+
 def test_without_a_configuration_its_text_is_none(root: Path) -> None:
     assert only(root).config_text is None
 

@@ -141,6 +141,20 @@ def test_a_version_with_a_certificate_and_no_manifest_is_still_being_uploaded(
     assert not mirror.unsettled
 
 
+def test_the_text_of_a_pipeline_is_known_before_its_version_is_downloaded(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, downloads: list[str]
+) -> None:
+    for number, content in ((1, b"inputs = []"), (2, b"\xff"), (3, b"#" * 2**21)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "pipeline.toml").write_bytes(content)
+        manifest.write(folder)
+        publish(moto, prefix, folder, number)
+    versions = mirror.look()["m"].versions
+    assert {n: each.pipeline for n, each in versions.items()} == {1: "inputs = []", 2: "", 3: ""}
+    assert downloads == []
+
+
 def test_a_version_without_a_manifest_is_used_once_two_polls_see_it_unchanged(
     moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
