@@ -20,8 +20,9 @@ from operator import attrgetter
 import numpy as np
 import structlog
 
+from modelport.gateway.backend_registry import PIPELINE
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
 from modelport.gateway.runtime import offload
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
@@ -239,12 +240,12 @@ def wrap(
     """Put the cache in front of ``infer`` if ``config`` enables it and the server has one."""
     if not config.response_cache.enable:
         return infer
-    if config.HasField("ensemble_scheduling"):
+    if config.platform in (ENSEMBLE, PIPELINE.platform):
         # The models of its steps may be reloaded on their own, which would leave stale responses.
         _warn(
             name,
             number,
-            "enable it on the models of the steps",
+            "enable it on the models of its steps",
         )
         return infer
     if store is None:

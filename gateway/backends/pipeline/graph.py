@@ -275,8 +275,10 @@ def check_streams(graph: Graph, inputs: Sequence[str], name: str) -> None:
         found = [chains[ours] for ours in tensors]
         most = max(found, key=len, default=())
         if any(chain != most[: len(chain)] for chain in found):
-            told = "depends on several decoupled models, none of which depends on the other"
-            raise InvalidArgument(f"in {graph.kind} '{name}', the {where} {told}")
+            raise InvalidArgument(
+                f"in {graph.kind} '{name}', the {where} depends on several decoupled models, "
+                "none of them behind the other"
+            )
         return most
 
     for index, step in enumerate(graph.steps):
