@@ -38,8 +38,13 @@ if TYPE_CHECKING:
     from modelport.gateway.errors import TimedOut as TimedOut
     from modelport.gateway.errors import Unavailable as Unavailable
     from modelport.gateway.errors import Unsupported as Unsupported
+    from modelport.python_calls import infer as infer
+    from modelport.python_calls import infer_async as infer_async
+    from modelport.python_calls import infer_stream as infer_stream
+    from modelport.python_models import model as model
     from modelport.server import Server as Server
     from modelport.server import serve as serve
+    from modelport.tensor_types import Array as Array
 
 __version__ = "0.1.0"
 
@@ -63,11 +68,15 @@ _MODULES = {
         ),
         "modelport.gateway.errors",
     ),
+    **dict.fromkeys(("infer", "infer_async", "infer_stream"), "modelport.python_calls"),
+    "model": "modelport.python_models",
+    "Array": "modelport.tensor_types",
     **dict.fromkeys(("Server", "serve"), "modelport.server"),
 }
 
 __all__ = [
     "AlreadyExists",
+    "Array",
     "AsyncClient",
     "Client",
     "DurationStatistics",
@@ -88,6 +97,10 @@ __all__ = [
     "__version__",
     "convert",
     "export",
+    "infer",
+    "infer_async",
+    "infer_stream",
+    "model",
     "serve",
     "testing",
     "verify",

@@ -55,6 +55,10 @@ COMMANDS = {
         "modelport.loadtests.cli.compare:compare",
         "Compare formats and backends on this machine.",
     ),
+    "check": (
+        "modelport.gateway.cli.check:check",
+        "Run the models of a Python file in this process.",
+    ),
     "sample": (
         "modelport.exporters.cli.sample:sample",
         "Write requests and their answers for load tests.",
@@ -113,7 +117,7 @@ COMMANDS = {
 TASKS = {
     "Start": ("demo", "doctor"),
     "Export and prove": (
-        *("export", "certify", "verify", "inspect", "sample", "convert"),
+        *("export", "certify", "verify", "check", "inspect", "sample", "convert"),
         *("publish", "keygen", "package", "migrate"),
     ),
     "Serve": ("serve", "key", "access"),

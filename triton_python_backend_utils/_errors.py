@@ -19,10 +19,12 @@ class TritonError:
 
     UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG = 0, 1, 2, 3
     UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = 4, 5, 6, 7
-    __slots__ = ("_code", "_message")
+    __slots__ = ("_code", "_message", "reason")
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
         self._message, self._code = message, code
+        #: Message and code without Triton's words, of another model's error.
+        self.reason = message, code
 
     def message(self) -> str:
         return self._message

@@ -161,14 +161,15 @@ def infer(
     with connect(protocol, url) as client:
         described = _describe(client, model, model_version)
         specs = {tensor.name: tensor for tensor in described.inputs}
-        requests = _read(file, specs, lambda: _parameters(client, model, model_version))
+        requests = read_requests(file, specs, lambda: _parameters(client, model, model_version))
         names = outputs or tuple(tensor.name for tensor in described.outputs)
         options: dict[str, Any] = {"version": model_version, "class_count": class_count}
         for arrays in requests:
-            _show(client.infer(model, arrays, outputs=names, **options), as_json)
+            show(client.infer(model, arrays, outputs=names, **options), as_json)
 
 
-def _show(answers: Mapping[str, Array], as_json: bool) -> None:
+def show(answers: Mapping[str, Array], as_json: bool) -> None:
+    """Print the outputs of an answer."""
     if as_json:
         click.echo(json.dumps({name: _shown(array).tolist() for name, array in answers.items()}))
         return
@@ -185,7 +186,7 @@ def _shown(array: Array) -> Array:
     return texts
 
 
-def _read(
+def read_requests(
     file: Path, specs: Mapping[str, TensorDescription], parameters: Callable[[], dict[str, str]]
 ) -> list[dict[str, Array]]:
     """Read the requests in ``file``: inputs by name, of the datatype and rank of the model.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from modelport.gateway.backend_registry import PYTHON
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import standalone_model
 from modelport.gateway.repository.scan import is_model_name
@@ -150,18 +151,40 @@ def _separate(
                 _check_folders(path)
             repositories.append(path)
             continue
-        standalone_model.check(path)
-        name = name or only_name or standalone_model.name_of(path)
-        if name in models and models[name].resolve() != path.resolve():
-            raise click.UsageError(
-                f"'{models[name]}' and '{path}' are both named '{name}'; name them: NAME=PATH"
-            )
-        models[name] = path
+        name = name or only_name or ""
+        for each in _names(path, name):
+            if each in models and models[each].resolve() != path.resolve():
+                raise click.UsageError(
+                    f"'{models[each]}' and '{path}' are both named '{each}'; name them: NAME=PATH"
+                )
+            models[each] = path
     if only_name is not None and len(models) != 1:
         raise click.UsageError("--name needs one PATH; name several models with NAME=PATH")
     if only_name is not None and not is_model_name(only_name):
         raise click.UsageError(f"--name '{only_name}' is not a model's name")
     return tuple(repositories), tuple(models.items())
+
+
+def _names(path: Path, name: str) -> list[str]:
+    """The names of the models in ``path``; a single one may have been given ``name``."""
+    if standalone_model.check(path) is not PYTHON:
+        return [name or standalone_model.names_of(path)[0]]
+    found = standalone_model.names_of(path)
+    if name and len(found) > 1:
+        raise click.UsageError(
+            f"'{path}' declares the models {', '.join(found)}, which have their names in the file; "
+            f"pass it without '{name}'"
+        )
+    return [name] if name else found
+
+
+def _check_python(options: Mapping[str, Any], signed: bool) -> None:
+    """Raise if a Python file is to be served and Python models are not allowed."""
+    for _, path in options["models"]:
+        if not options["allow_python"] and not signed and standalone_model.check(path) is PYTHON:
+            raise click.UsageError(
+                f"'{path}' is Python code, which can do anything; give --allow-python to serve it"
+            )
 
 
 def _check_folders(repository: Path) -> None:
@@ -267,6 +290,7 @@ def settings_from(
         _check_repository(repository)
     repositories, options["models"] = _separate(options.pop("paths"), options.pop("name"))
     options["model_repositories"] += repositories
+    _check_python(options, signed=bool(require_signature))
     _check_listeners(options)
     tls = _tls_files(tls_cert, tls_key, tls_client_ca, tls_client_auth)
     _check_exposure(options, tls)

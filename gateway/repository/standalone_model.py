@@ -1,5 +1,7 @@
 """A model outside of a repository: an artifact's file, a SavedModel's folder, or a model's folder.
 
+A Python file has a model for each function or class with ``@modelport.model``.
+
 A single artifact is served as version 1 of a model named after its file, or after its folder if the
 file has the name that it would have in a repository, as in ``iris/model.onnx``. An artifact in a
 version's folder, as in ``repository/iris/2/model.onnx``, is that version of that model.
@@ -9,10 +11,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modelport.gateway.backend_registry import Platform, platforms
+from modelport.gateway.backend_registry import PYTHON, Platform, platforms
 from modelport.gateway.errors import IntegrityError, InvalidArgument
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import untrusted_files
+from modelport.gateway.repository import python_file, untrusted_files
 from modelport.gateway.repository.scan import (
     VERSION_NAME,
     ModelEntry,
@@ -63,16 +65,21 @@ def check(path: Path) -> Platform | None:
     return None
 
 
-def name_of(path: Path) -> str:
-    """The name of the model in ``path``, which is as the user wrote it; raises as ``check``."""
+def names_of(path: Path) -> list[str]:
+    """The names of the models in ``path``, which is as the user wrote it; raises as ``check``."""
     whole = path.resolve(strict=True)
     platform = check(path)
     if platform is None:
-        return whole.name
+        return [whole.name]
+    declared = python_file.declared(path) if platform is PYTHON else []
     version, model = whole.parent, whole.parent.parent
     usual = whole.name == platform.default_filename
     if usual and VERSION_NAME.match(version.name) and is_model_name(model.name):
-        return model.name
+        return [model.name]
+    return declared or [_name_of(path, whole, usual)]
+
+
+def _name_of(path: Path, whole: Path, usual: bool) -> str:
     if usual and is_model_name(path.parent.name):  # not of a file in the current folder
         return path.parent.name
     name = whole.name if whole.is_dir() else whole.stem
@@ -113,7 +120,7 @@ def _platform(path: Path) -> Platform:
     if path.is_dir():
         return next(each for each in platforms() if each.format == "savedmodel")
     suffix = path.suffix.lower()
-    for platform in platforms():
+    for platform in (*platforms(), PYTHON):
         if suffix == Path(platform.default_filename).suffix:
             return platform
     if suffix in _CHECKPOINTS:
@@ -121,7 +128,8 @@ def _platform(path: Path) -> Platform:
             f"'{path.name}' is a checkpoint; export it first: modelport export {path.name} "
             "--format onnx"
         )
-    names = (each.default_filename for each in platforms() if each.format != "savedmodel")
+    served = (*platforms(), PYTHON)
+    names = (each.default_filename for each in served if each.format != "savedmodel")
     known = ", ".join(sorted({Path(name).suffix for name in names}))
     raise InvalidArgument(
         f"'{path.name}' is not a model that can be served; give a file with the suffix {known}, "

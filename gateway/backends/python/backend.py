@@ -103,11 +103,13 @@ class PythonBackend:
         self._name, self._version = artifact.model_name, artifact.version
         self._host, self._prepared = host, prepared
         self._file: str = artifact.config.default_model_filename
+        #: The version's folder; empty for a file outside of a repository, with any neighbours.
+        self._folder = prepared.folder.name if prepared.folder.name == str(self._version) else ""
         self._code = self._code_files()
         self._metrics = ModelMetrics()
         start = {
-            "kind": "triton", "model": self._name, "folder": str(prepared.folder),
-            "file": self._file,
+            "model": self._name, "folder": str(prepared.folder), "file": self._file,
+            "version": self._folder,
         }  # fmt: skip
         self._settings = InstanceSettings(host, prepared, allowed, start, self._metrics)
         self._instances: list[Instance] = []
@@ -131,7 +133,8 @@ class PythonBackend:
             self._instances.append(Instance(self, name, self._settings, kind, device))
         first = self._instances[0]
         document = configuration.to_json(self.config)
-        self._complete(await first.launch(json.dumps(document)))
+        completed = await first.launch(json.dumps(document))
+        self.config = completed_config(self.config, completed, self._name)
         self.decoder = ResponseDecoder(self._name, self._version, self.config)
         self.arguments = {
             "model_config": json.dumps(configuration.to_json(self.config)),
@@ -141,26 +144,6 @@ class PythonBackend:
         }
         await asyncio.gather(first.initialize(), *map(_start, self._instances[1:]))
         self._watch()
-
-    def _complete(self, completed: object) -> None:
-        """Take over what ``auto_complete_config`` has completed."""
-        if completed is None:
-            return
-        if not isinstance(completed, dict):
-            raise InvalidArgument("auto_complete_config has returned no configuration")
-        part = {key: completed[key] for key in _COMPLETED if key in completed}
-        found = pb.ModelConfig()
-        found.CopyFrom(self.config)
-        for key in _COMPLETED:
-            found.ClearField(key)
-        try:
-            json_format.ParseDict(part, found)
-            configuration.signature(found)
-        except (json_format.ParseError, ValueError, RecursionError) as error:
-            raise InvalidArgument(
-                f"auto_complete_config of model '{self._name}': {' '.join(str(error).split())}"
-            ) from error
-        self.config = found
 
     def unload(self) -> None:
         """End the workers, from any thread."""
@@ -209,9 +192,11 @@ class PythonBackend:
                 )
 
     def _code_files(self) -> dict[str, tuple[int, int, int]]:
+        folder = self._prepared.folder
+        files = sorted(folder.rglob("*.py")) if self._folder else [folder / self._file]
         return {
             str(path): (found.st_size, found.st_mtime_ns, found.st_ino)
-            for path in sorted(self._prepared.folder.rglob("*.py"))
+            for path in files
             for found in [path.stat()]
         }
 
@@ -353,6 +338,31 @@ class PythonBackend:
         elif not pending.abandoned_at and not pending.reply.done():
             pending.abandoned_at = self._host.loop.time()
             self._queued -= 1
+
+
+def completed_config(config: ModelConfig, completed: object, name: str) -> ModelConfig:
+    """``config`` with what ``auto_complete_config`` of the model ``name`` has made of it, if any.
+
+    Raises:
+        InvalidArgument: that is no configuration.
+    """
+    if completed is None:
+        return config
+    if not isinstance(completed, dict):
+        raise InvalidArgument("auto_complete_config has returned no configuration")
+    part = {key: completed[key] for key in _COMPLETED if key in completed}
+    found = pb.ModelConfig()
+    found.CopyFrom(config)
+    for key in _COMPLETED:
+        found.ClearField(key)
+    try:
+        json_format.ParseDict(part, found)
+        configuration.signature(found)
+    except (json_format.ParseError, ValueError, RecursionError) as error:
+        raise InvalidArgument(
+            f"auto_complete_config of model '{name}': {' '.join(str(error).split())}"
+        ) from error
+    return found
 
 
 async def _start(instance: Instance) -> None:

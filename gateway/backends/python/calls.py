@@ -153,7 +153,8 @@ class WorkerCalls:
         self._worker.send(frames.pack(frames.REPLY, number, value, meta, buffers, regions))
 
     def _failed(self, number: int, model: str, error: Exception) -> None:
-        row = codec.error_row(_bls_error(model, error))
+        reason = error if isinstance(error, ModelportError) else Internal("the server has failed")
+        row = codec.error_row(_bls_error(model, error), reason)
         self._worker.send(frames.pack(frames.REPLY, number, frames.FINAL, orjson.dumps(row)))
 
     async def _control(self, number: int, frame: Frame) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from modelport.gateway.backends.python_worker import frames
+from modelport.gateway.backends.python_worker.errors import CODES
 from modelport.gateway.backends.python_worker.frames import FrameError, OutgoingFrame
 from modelport.gateway.backends.python_worker.regions import Buffer, SentRegions, aligned
 from modelport.gateway.errors import (
@@ -151,9 +152,9 @@ def error_of(row: Any) -> ModelportError:
     return _ERRORS[code](message)
 
 
-def error_row(error: ModelportError) -> list[Any]:
-    """The error of a reply to a call, whose code in Triton is always INTERNAL."""
-    return [1, str(error), _INTERNAL]
+def error_row(error: ModelportError, reason: ModelportError) -> list[Any]:
+    """The error of a reply to a call: Triton's, whose code is always INTERNAL, and its reason."""
+    return [1, str(error), _INTERNAL, str(reason), CODES.get(reason.code, _INTERNAL)]
 
 
 class ResponseDecoder:

@@ -75,6 +75,8 @@ class Channel:
         self.loop: asyncio.AbstractEventLoop | None = None
         #: Called on ``loop`` when the inbox has a frame.
         self.arrived: Callable[[], None] = lambda: None
+        #: Called on ``loop`` with the number of a request that nobody waits for any more.
+        self.abandoned: Callable[[int], None] = lambda number: None
 
     # -- sending ----------------------------------------------------------------------------------
 
@@ -174,6 +176,8 @@ class Channel:
             if len(self.cancelled) > _MAX_CANCELLED:  # of requests that ended meanwhile
                 self.cancelled = {each for each in self.cancelled if each in self.credits}
             self.cancelled.add(number)
+            if self.loop is not None:
+                self.loop.call_soon_threadsafe(self.abandoned, number)
         elif kind == CREDIT:
             if number in self.credits:
                 self.credits[number] += frame.value

@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import traceback
+from collections.abc import Mapping
 
+import modelport
 import triton_python_backend_utils
+from modelport.gateway.errors import Code
+from triton_python_backend_utils._errors import TritonError
 
 from .frames import MAX_TEXT
 
@@ -17,8 +21,19 @@ _MAX_FRAMES = 20
 #: Folders whose frames are no model's.
 _INSIDE = [
     os.path.dirname(str(file))
-    for file in (__file__, importlib.__file__, triton_python_backend_utils.__file__)
-]
+    for file in (
+        __file__, importlib.__file__, modelport.__file__, triton_python_backend_utils.__file__
+    )
+]  # fmt: skip
+#: The codes of modelport's errors; any other is INTERNAL.
+CODES: Mapping[Code, int] = {
+    Code.NOT_FOUND: TritonError.NOT_FOUND,
+    Code.INVALID_ARGUMENT: TritonError.INVALID_ARG,
+    Code.UNAVAILABLE: TritonError.UNAVAILABLE,
+    Code.UNSUPPORTED: TritonError.UNSUPPORTED,
+    Code.ALREADY_EXISTS: TritonError.ALREADY_EXISTS,
+    Code.CANCELLED: TritonError.CANCELLED,
+}
 
 
 def text_of(error: BaseException, folder: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import triton_python_backend_utils._runtime as utils_runtime
+from modelport.gateway.errors import ModelportError
 from triton_python_backend_utils._errors import TritonError
 from triton_python_backend_utils._requests import (
     InferenceRequest,
@@ -26,15 +27,13 @@ from triton_python_backend_utils._tensors import Tensor
 
 from . import frames
 from .channel import WINDOW, Channel
-from .errors import text_of
+from .errors import CODES, text_of
 from .frames import MAX_TEXT, Frame
 from .regions import Buffer
 from .runtime import CURRENT, WorkerRuntime
 from .tensors import describe, restore
 from .triton_model import Answer, TritonPythonModelAdapter, is_plain
 
-#: The kinds of models that a worker serves.
-KINDS = {"triton": TritonPythonModelAdapter}
 #: A check of readiness takes no longer.
 _CHECK_SECONDS = 5.0
 _CANCELLED = TritonError("the request was cancelled", TritonError.CANCELLED)
@@ -61,7 +60,7 @@ def run(stream: socket.socket) -> None:
 def _load(channel: Channel, start: dict[str, Any]) -> Worker:
     runtime = WorkerRuntime(channel, start["instance"], start["folder"])
     utils_runtime.Current.runtime = runtime
-    model = KINDS[start["kind"]](start)
+    model = TritonPythonModelAdapter(start)
     channel.send(frames.CONFIGURED, 0, 0, model.complete(start["config"]))
     channel.wait(lambda: bool(channel.inbox))
     arguments = json.loads(channel.inbox.popleft().meta)
@@ -70,7 +69,7 @@ def _load(channel: Channel, start: dict[str, Any]) -> Worker:
     outputs = [each["name"] for each in json.loads(arguments["model_config"]).get("output", ())]
     runtime.flush_metrics()
     runtime.serving = True
-    concurrent = frames.CONCURRENT if model.asynchronous and model.decoupled else 0
+    concurrent = frames.CONCURRENT if model.concurrent else 0
     channel.send(frames.READY, 0, concurrent | (frames.CHECKS if model.checks else 0))
     return Worker(channel, runtime, model, start, outputs)
 
@@ -100,6 +99,8 @@ class Worker(RequestOrigin):
         #: The outputs that requests with a sender want, until the sender sends the end.
         self._wanted: dict[int, set[str]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        #: The numbers of the requests that a task answers, if it ends when nobody waits for them.
+        self._interruptible: dict[asyncio.Task[Any], set[int]] = {}
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -122,19 +123,19 @@ class Worker(RequestOrigin):
     async def serve_async(self, stream: socket.socket) -> None:
         """Answer requests by a model with ``async def execute``, on this loop.
 
-        Decoupled models work on several batches at once.
+        A ``concurrent`` model works on several batches at once.
         """
         channel = self._channel
         loop = channel.loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
-        channel.arrived = arrived.set
+        channel.arrived, channel.abandoned = arrived.set, self._interrupt
         loop.add_reader(stream.fileno(), channel.poll)
         while True:
             while not channel.inbox:
                 arrived.clear()
                 await arrived.wait()
             frame = channel.inbox.popleft()
-            if frame.kind == frames.INFER and self.decoupled:
+            if frame.kind == frames.INFER and self.model.concurrent:
                 task = loop.create_task(self._execute_async(frame))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -187,20 +188,33 @@ class Worker(RequestOrigin):
         started = time.perf_counter_ns()
         requests, waiting = self._received(frame)
         answers: list[Answer] = []
+        task = asyncio.current_task()
+        assert task is not None
+        if self.model.interruptible:
+            self._interruptible[task] = {each.number for each in waiting}
         if waiting:
             try:
                 answers = self.model.answers(waiting, await self.model.execute(waiting))
             except BaseException as error:
-                if isinstance(error, asyncio.CancelledError) and self._cancelling():
+                stopped = isinstance(error, asyncio.CancelledError) and task.cancelling()
+                if stopped and not self._is_abandoned(task):
                     raise
-                answers = [self._error(error)] * len(waiting)
+                answers = [_CANCELLED if stopped else self._error(error)] * len(waiting)
+        self._interruptible.pop(task, None)
         self._finish(frame, requests, waiting, answers, time.perf_counter_ns() - started)
 
-    def _cancelling(self) -> bool:
-        task = asyncio.current_task()
-        return task is not None and task.cancelling() > 0
+    def _interrupt(self, number: int) -> None:
+        """Cancel the task that answers a request if nobody waits for any of its requests."""
+        for task, numbers in self._interruptible.items():
+            if number in numbers and self._is_abandoned(task):
+                task.cancel()
+
+    def _is_abandoned(self, task: asyncio.Task[Any]) -> bool:
+        return self._interruptible.get(task, {0}) <= self._channel.cancelled
 
     def _error(self, error: BaseException) -> TritonError:
+        if isinstance(error, ModelportError):
+            return TritonError(str(error), CODES.get(error.code, TritonError.INTERNAL))
         text = str(error) if is_plain(error) else text_of(error, self._folder)
         return TritonError(f"{self._failed} {text}")
 

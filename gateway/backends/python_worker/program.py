@@ -1,7 +1,7 @@
 """The start of a worker's interpreter, which runs this file by its path and knows no modelport.
 
-Arguments: the socket's descriptor, the gateway's process id, the folder with
-``triton_python_backend_utils``.
+Arguments: the socket's descriptor, the gateway's process id, the folder of
+``triton_python_backend_utils``, which has that of ``modelport`` beside it.
 """
 
 from __future__ import annotations
@@ -42,5 +42,6 @@ if __name__ == "__main__":
         signal.signal(number, signal.SIG_IGN)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _package("triton_python_backend_utils", sys.argv[3])
+    _package("modelport", os.path.join(os.path.dirname(sys.argv[3]), "modelport"))
     _package("modelport_python_worker", os.path.dirname(os.path.abspath(__file__)))
     importlib.import_module("modelport_python_worker.main").main()

@@ -166,7 +166,9 @@ class WorkerRuntime(Runtime):
 def _response(frame: Frame) -> InferenceResponse:
     kind, *rest = json.loads(frame.meta)
     if kind:
-        message, code = rest
-        return InferenceResponse([], TritonError(message, code))
+        message, code, *reason = rest
+        error = TritonError(message, code)
+        error.reason = tuple(reason)
+        return InferenceResponse([], error)
     tensors, _ = restore(rest[0], frame.content)
     return InferenceResponse(tensors, None, rest[1])

@@ -1,4 +1,4 @@
-"""A model of Triton's Python backend: its file, its class, and the rules of its answers."""
+"""A Python model: its file, its class or declaration, and the rules of its answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from modelport.gateway.errors import ModelportError
 from triton_python_backend_utils._errors import TritonError
 from triton_python_backend_utils._model_config import ModelConfig
 from triton_python_backend_utils._requests import (
@@ -24,12 +25,11 @@ Answer = InferenceResponse | TritonError | None
 
 
 class TritonPythonModelAdapter:
-    """One instance of a ``TritonPythonModel``.
-
-    A worker serves anything with these methods: another kind of model has an adapter of its own.
+    """One instance of a ``TritonPythonModel``, or of a function or class with ``@modelport.model``.
 
     Args:
-        start: ``model``, ``instance``, ``folder`` (the version's) and ``file``.
+        start: ``model``, ``instance``, ``folder``, ``file``, and ``version``, which is empty for a
+            file outside of a repository.
     """
 
     def __init__(self, start: dict[str, Any]) -> None:
@@ -39,18 +39,19 @@ class TritonPythonModelAdapter:
         self._class: Any = None
         self._model: Any = None
         self.decoupled = self.asynchronous = False
-        model_folder, version = os.path.split(folder)
-        sys.path += [folder, model_folder]
-        # The model's folder is a package path: ``from . import helper`` works in the version.
-        package = types.ModuleType(version)
+        version = start["version"]
+        sys.path += [folder, os.path.dirname(folder)] if version else [folder]
+        # The model's folder is a package path: ``from . import helper`` works in the version. A
+        # folder of any name may have that of a library.
+        package = types.ModuleType(version or "modelport_models")
         package.__path__ = [folder]
-        sys.modules[version] = package
-        self._module = f"{version}.{self._file.removesuffix('.py')}"
+        sys.modules[package.__name__] = package
+        self._module = f"{package.__name__}.{self._file.removesuffix('.py')}"
 
     def complete(self, config: str) -> dict[str, Any] | None:
         """Import the model, and let it complete its configuration; None: it does not."""
         module = import_module(self._module)
-        self._class = getattr(module, "TritonPythonModel", None)
+        self._class = getattr(module, "TritonPythonModel", None) or self._declared(module)
         if self._class is None:
             raise AttributeError(f"module '{self._module}' has no attribute 'TritonPythonModel'")
         function = getattr(self._class, "auto_complete_config", None)
@@ -63,6 +64,21 @@ class TritonPythonModelAdapter:
                 "pb.ModelConfig object."
             )
         return completed.as_dict()
+
+    def _declared(self, module: types.ModuleType) -> Any:
+        """The model's declaration by ``@modelport.model``: that of its name, or the only one."""
+        found = {}
+        for each in vars(module).values():
+            if isinstance(each, types.FunctionType | type) and each.__module__ == module.__name__:
+                definition = vars(each).get("__modelport_model__")
+                # A decorator around it may have copied the attribute.
+                if definition is not None and definition.target is each:
+                    found[definition.name] = definition
+        if self._name not in found and len(found) > 1:
+            raise _PlainError(
+                f"{self._file} declares the models {', '.join(found)}, and no '{self._name}'"
+            )
+        return found.get(self._name) or next(iter(found.values()), None)
 
     def initialize(self, arguments: dict[str, str]) -> None:
         """Make the instance, and initialize it."""
@@ -126,6 +142,17 @@ class TritonPythonModelAdapter:
         return None
 
     @property
+    def concurrent(self) -> bool:
+        """Whether the model works on several batches at once."""
+        return self.asynchronous and (self.decoupled or self.interruptible)
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether ``execute`` may be cancelled; Triton never does that."""
+        found: bool = getattr(self._model, "interruptible", False)
+        return found
+
+    @property
     def checks(self) -> bool:
         """Whether the model says itself if it is ready."""
         return hasattr(self._model, "is_ready")
@@ -146,4 +173,4 @@ class _PlainError(Exception):
 
 def is_plain(error: BaseException) -> bool:
     """Whether the text of ``error`` is complete without its type and place."""
-    return isinstance(error, _PlainError)
+    return isinstance(error, _PlainError | ModelportError)

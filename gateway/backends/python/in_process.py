@@ -1,0 +1,123 @@
+"""A Python model in this process, without a worker and a gateway, for ``modelport check``."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+from modelport.gateway.backends.python import codec
+from modelport.gateway.backends.python.backend import completed_config
+from modelport.gateway.backends.python_worker import regions, tensors
+from modelport.gateway.backends.python_worker.errors import text_of
+from modelport.gateway.backends.python_worker.triton_model import (
+    Answer,
+    TritonPythonModelAdapter,
+    is_plain,
+)
+from modelport.gateway.errors import Internal, ModelportError
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.types import InferRequest, InferResponse
+from triton_python_backend_utils._runtime import Current
+
+
+class InProcessModel:
+    """A Python model, loaded and initialized.
+
+    Args:
+        folder: the one with its file, which the configuration names.
+        version: empty for a file outside of a repository.
+
+    Raises:
+        ModelportError: it does not load; the message has its exception.
+    """
+
+    def __init__(self, name: str, folder: Path, version: str, config: ModelConfig) -> None:
+        self._name, self._folder = name, str(folder)
+        self._runner = asyncio.Runner()
+        Current.runtime.model_dir = self._folder
+        start = {
+            "model": name, "instance": name, "folder": self._folder, "version": version,
+            "file": config.default_model_filename,
+        }  # fmt: skip
+        with self._translated():
+            self._model = TritonPythonModelAdapter(start)
+            completed = self._model.complete(json.dumps(configuration.to_json(config)))
+        self.config = completed_config(config, completed, name)
+        self._decoder = codec.ResponseDecoder(name, 1, self.config)
+        arguments = {
+            "model_config": json.dumps(configuration.to_json(self.config)),
+            "model_name": name,
+            "model_version": version or "1",
+            "model_repository": str(folder.parent),
+            "model_instance_name": name,
+            "model_instance_kind": "CPU",
+            "model_instance_device_id": "0",
+        }
+        with self._translated():
+            self._model.initialize(arguments)
+
+    def infer(self, request: InferRequest) -> list[InferResponse]:
+        """The responses to a valid ``request``, checked as in a gateway.
+
+        Raises:
+            ModelportError: the model has failed; the message has its exception.
+        """
+        buffers: list[regions.Buffer] = []
+        rows = codec.describe(request.inputs, buffers)
+        inputs, _ = tensors.restore(rows, _joined(buffers))
+        names = [output.name for output in self.config.output]
+        asked = pb_utils.InferenceRequest(
+            inputs=inputs, requested_output_names=names, model_name=self._name
+        )
+        with self._translated():
+            returned = self._model.execute([asked])
+            if inspect.iscoroutine(returned):
+                returned = self._runner.run(returned)
+            answers = self._model.answers([asked], returned)
+        if answers == [None]:  # a sender has answered
+            answers = [each.error() or each for each in asked.origin.responses]
+        return [self._response(answer, request) for answer in answers]
+
+    def _response(self, answer: Answer, request: InferRequest) -> InferResponse:
+        buffers: Sequence[regions.Buffer] = ()
+        if isinstance(answer, pb_utils.InferenceResponse):
+            rows, buffers = tensors.describe(answer.output_tensors())
+            row: list[Any] = [0, rows, json.loads(answer.parameters())]
+        else:
+            assert answer is not None
+            row = [1, answer.message(), answer.code()]
+        row = codec.parsed(json.dumps(row).encode())
+        outcome, _ = self._decoder.response(row, _joined(buffers), 0, request)
+        if isinstance(outcome, ModelportError):
+            raise outcome
+        return outcome
+
+    def close(self) -> None:
+        """Let the model free what it holds."""
+        with self._translated(), self._runner:
+            ended = self._model.finalize()
+            if inspect.iscoroutine(ended):
+                self._runner.run(ended)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Make an error of whatever the model raises, ``sys.exit()`` too."""
+        try:
+            yield
+        except (ModelportError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            text = str(error) if is_plain(error) else text_of(error, self._folder)
+            raise Internal(text) from error
+
+
+def _joined(buffers: Sequence[regions.Buffer]) -> bytes:
+    padded = (bytes(each) + bytes(regions.aligned(len(each)) - len(each)) for each in buffers)
+    return b"".join(padded)
