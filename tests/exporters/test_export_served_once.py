@@ -19,6 +19,7 @@ from modelport.exporters.errors import ParityError
 from modelport.exporters.formats import onnx as onnx_format
 from modelport.exporters.formats.registry import FORMATS
 from modelport.exporters.publishing import served_once
+from modelport.gateway.backends.embedded import warmup
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository.artifact_checks import trial_load
 from modelport.gateway.server import trial_request
@@ -147,6 +148,22 @@ def test_a_version_is_served_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(served_once, "check", lambda staged, *_: checked.append(staged))
     publish("scalars", "torchscript", tmp_path)
     assert [path.parent.name for path in checked] == ["scalars"]
+
+
+def test_a_version_is_not_warmed_up_for_the_one_request(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every batch size of a large model takes ten seconds."""
+    batches: list[int] = []
+    timed = warmup._timed
+
+    def counted(run: Any, request: Any) -> Any:
+        batches.append(len(request.inputs[0].data))
+        return timed(run, request)
+
+    monkeypatch.setattr(warmup, "_timed", counted)
+    publish("names", "torchscript", tmp_path)
+    assert batches == [MODULES["names"][2]]
 
 
 def test_the_certificate_has_the_memory_of_the_proof_too(

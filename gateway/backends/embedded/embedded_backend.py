@@ -34,6 +34,7 @@ from modelport.gateway.errors import (
 )
 from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.artifact_checks import trial_load
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.runtime.background_thread import BackgroundThread
@@ -150,6 +151,7 @@ class EmbeddedBackend:
     def __init__(self, artifact: Artifact, session: ModelSession, config: ModelConfig) -> None:
         self._name, self._version = artifact.model_name, artifact.version
         self._cores = artifact.threads
+        self._made_here = trial_load.made_here(artifact.path)
         #: Set once the configuration is known to match the model; then outputs must match it too.
         self.checks_shapes = False
         self.signatures: Mapping[str, ModelSignature] = {}
@@ -200,7 +202,8 @@ class EmbeddedBackend:
         warmup.check_size(self._signature)
         gathers = self.config.HasField("dynamic_batching")
         limit = INLINE_SECONDS if gathers or self._cores > 1 else ONE_CORE_INLINE_SECONDS
-        warmth = warmup.warm(self._run, self._name, self._signature, repeats, limit)
+        once = self._made_here
+        warmth = warmup.warm(self._run, self._name, self._signature, repeats, limit, once)
         if warmth.inline_elements and self._session is not None and self._session.bounded:
             self._infer.allow_inline(warmth.inline_elements)
         return warmth.first

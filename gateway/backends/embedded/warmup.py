@@ -63,6 +63,7 @@ def warm(
     signature: ModelSignature,
     repeats: int = 1,
     inline_seconds: float = INLINE_SECONDS,
+    once: bool = False,
 ) -> Warmth:
     """Run every batch size that is worth the time.
 
@@ -71,6 +72,7 @@ def warm(
     Args:
         repeats: the runs of the largest batch; some runtimes compile during a later run.
         inline_seconds: shorter runs may be made on the event loop.
+        once: the largest batch runs once, and no other: few requests are going to follow.
 
     Raises:
         InvalidArgument: the model's outputs contradict its configuration.
@@ -86,6 +88,8 @@ def warm(
             response, seconds = _timed(run, request)
             if first is None:  # the largest batch is the slowest inline run
                 first = response
+                if once:
+                    break
                 for _ in range(repeats - 1):
                     seconds = min(seconds, _timed(run, request)[1])
                 if seconds < 100 * inline_seconds:

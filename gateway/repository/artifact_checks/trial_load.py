@@ -64,6 +64,11 @@ main()
 """
 
 
+def made_here(file: Path) -> bool:
+    """Whether this process has made and run ``file``, and loads it to prove that it is served."""
+    return not _made_here.isdisjoint(file.parents)
+
+
 @contextlib.contextmanager
 def omitted_in(folder: Path) -> Iterator[None]:
     """Load the files in ``folder``, which this process has made and run, without a trial."""
@@ -85,7 +90,7 @@ def run(function: str, file: Path, **arguments: Any) -> None:
         IntegrityError: the process did not come to an end by itself.
         ModelportError: the error of the function, or of an earlier call for the same content.
     """
-    if not _made_here.isdisjoint(file.parents):
+    if made_here(file):
         return
     request = {
         "function": function,
