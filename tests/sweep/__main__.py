@@ -53,7 +53,11 @@ def main() -> int:
     done = {} if options.again else attempts.read(options.results)
     left = {n: [f for f in wanted[n] if (n, f) not in done] for n in chosen[shard - 1 :: of]}
     exports = [(every[n], formats) for n, formats in left.items() if formats]
-    import_libraries(converts=sum("onnx" in formats for _, formats in exports) > 1)
+    every_format = [name for _, formats in exports for name in formats]
+    import_libraries(
+        converts=every_format.count("onnx") > 1,
+        tensorflow=not {"savedmodel", "tflite"}.isdisjoint(every_format),
+    )
     count = sum(len(formats) for _, formats in exports)
     print(f"{count} exports of {len(exports)} architectures, {options.jobs} at once", flush=True)
     bad = 0
@@ -72,11 +76,12 @@ def main() -> int:
     return int(bad > 0)
 
 
-def import_libraries(converts: bool = True) -> None:
+def import_libraries(converts: bool = True, tensorflow: bool = True) -> None:
     """Import once, before any process is forked, what every export needs.
 
     Args:
         converts: whether several processes convert to ONNX.
+        tensorflow: whether a process needs TensorFlow.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.simplefilter("ignore")
@@ -86,8 +91,9 @@ def import_libraries(converts: bool = True) -> None:
 
     import modelport.cli
     import modelport.exporters.export_pipeline
-    import modelport.exporters.runtime.tensorflow_runtime  # noqa: F401
 
+    if tensorflow:
+        import modelport.exporters.runtime.tensorflow_runtime  # noqa: F401
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     if not converts:
