@@ -8,15 +8,14 @@ import os
 import signal
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-import structlog
 
 from modelport.exporters.runtime import progress
 from modelport.gateway.repository.artifact_checks import trial_load
+from tests.logs import forget_logs
 
 os.environ.pop("GITHUB_ACTIONS", None)  # errors would be annotated as well
 # A shell may start a background job with these ignored, and so would be every program of a test.
@@ -157,11 +156,8 @@ pytest.MonkeyPatch().setattr(trial_load, "run", lambda *_, **__: None)
 
 @pytest.fixture(scope="module", autouse=True)
 def _unconfigured_logs() -> None:
-    """Forget how another file's tests configured logs, which loggers keep from first use on."""
-    structlog.reset_defaults()
-    for name, module in list(sys.modules.items()):
-        if name.startswith("modelport."):
-            vars(getattr(module, "log", SimpleNamespace())).pop("bind", None)
+    """Forget how another file's tests configured logs."""
+    forget_logs()
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,12 @@
 """``modelport`` in processes forked from one that has imported it: a start without the imports.
 
-Importing takes most of the time of a start, and the suite starts hundreds of servers.
+Importing takes most of the time of a start, and the suite starts hundreds of servers. A forked
+gateway forks its workers, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -13,12 +15,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Collection, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
+from modelport.gateway.runtime.child_process import ChildProcess
+from modelport.gateway.server.workers import process
 from modelport.gateway.wire import via_header
+from tests.logs import forget_logs
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["modelport.gateway.server.app", "onnxruntime"])
@@ -121,6 +128,48 @@ def _main(stderr: Connection, environment: Mapping[str, str], arguments: Sequenc
     os.environ.update(environment)
     sys.argv = ["modelport", *arguments]
     importlib.reload(via_header)  # gateways of the same name would see a loop between them
+    process.ChildProcess = ForkedWorker  # type: ignore[misc]
     from modelport.cli import main
 
     main()
+
+
+class ForkedWorker(ChildProcess):
+    """A worker of a forked gateway, which goes on with what its parent has imported."""
+
+    def _execute_child(self, command: Any, executable: Any, setup: Any, *given: Any) -> None:
+        def run() -> None:
+            setup()
+            _run_worker(command[4:], kept, environment)
+
+        _, kept, _, environment, *_ = given
+        super()._execute_child(command, executable, run, *given)  # type: ignore[misc]
+
+
+def _run_worker(
+    arguments: Sequence[str], kept: Collection[int], environment: Mapping[str, str]
+) -> None:
+    """Run a worker in place of its parent, whose objects stay in the frames below this one."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python does when it starts
+        signal.signal(ignored, signal.SIG_IGN)
+    for name in os.listdir("/proc/self/fd"):
+        if (number := int(name)) > 2 and number not in kept:
+            with contextlib.suppress(OSError):
+                os.close(number)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["-c", *arguments]
+    forget_logs()
+    importlib.reload(via_header)
+    status = 1
+    try:
+        exec(process._MAIN, {"__name__": "__main__"})  # it ends the process unless it fails
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else status
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)

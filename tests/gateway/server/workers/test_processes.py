@@ -279,7 +279,7 @@ def test_the_exit_timeout_holds_for_a_worker_that_hangs(repository: ChangingRepo
 
 def test_a_worker_that_hangs_is_killed_and_replaced(repository: ChangingRepository) -> None:
     repository.version(2.0)
-    with serving(repository.root, *TWO) as gateway:
+    with serving(repository.root, *TWO, may_fork=False) as gateway:  # a fork has every import
         before = workers(gateway)
         eventually(lambda: spare(gateway), "there is a spare")
         waits = spare(gateway)
