@@ -104,6 +104,7 @@ def _translated() -> Iterator[None]:
     except pb_utils.TritonModelException as error:
         if str(error) == BLS_REFUSED:
             raise Unavailable(
-                "another model can only be called while a gateway's model answers a request"
+                "another model can only be called while a gateway's model answers a request; "
+                "modelport.testing.serve starts a gateway"
             ) from error
         raise InvalidArgument(str(error)) from error

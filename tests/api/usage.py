@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -49,3 +50,17 @@ async def ask(url: str) -> list[modelport.ModelStatus]:
 
 def test_a_model(modelport_serve: ServeFixture) -> None:
     assert modelport_serve("model.onnx").ports.http_port
+
+
+@modelport.model(batch=2)
+def score(text: list[str]) -> Annotated[np.ndarray[Any, Any], modelport.Array["FP32", 2]]:
+    modelport.model(btch=2)  # type: ignore[call-overload]
+    inputs = {"x": np.ones((len(text), 4), np.float32)}
+    modelport.infer("x2", inputs, version="one")  # type: ignore[arg-type]
+    return modelport.infer("x2", inputs)["y"]
+
+
+@modelport.model
+def shout(text: str) -> str:
+    score([1])  # type: ignore[list-item]
+    return text.upper() + shout(1)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import pytest
 from modelport.gateway.cli.serve import settings_of
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import python_file
+from tests import models
 
 SCORE = "@modelport.model\ndef score(x: float) -> float: return x\n"
 
@@ -80,6 +81,17 @@ def test_serve_has_a_model_for_each_declaration(tmp_path: Path) -> None:
         with pytest.raises(click.UsageError) as caught:
             settings_of(arguments)
         assert words in str(caught.value)
+
+
+def test_a_file_stands_beside_other_models(tmp_path: Path) -> None:
+    app = written(tmp_path, f"import modelport\n{SCORE}")
+    (tmp_path / "models").mkdir()
+    net = models.multiply(tmp_path / "net.onnx")
+    settings = settings_of([str(tmp_path / "models"), str(net), str(app), "--allow-python"])
+    assert settings.model_repositories == (tmp_path / "models",)
+    assert settings.models == (("net", net), ("score", app))
+    with pytest.raises(click.UsageError, match="are both named 'score'; name them: NAME=PATH"):
+        settings_of([f"score={net}", str(app), "--allow-python"])
 
 
 @pytest.mark.parametrize("source", [f"import modelport\n{SCORE}", "class TritonPythonModel: ..."])
