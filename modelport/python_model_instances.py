@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 from collections import defaultdict
@@ -14,6 +15,8 @@ from modelport.gateway.errors import InvalidArgument
 if TYPE_CHECKING:
     from modelport.python_models import ModelDefinition
 
+#: Between two looks at a stream whose client does not read.
+_PAUSE_SECONDS = 0.01
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -161,6 +164,8 @@ class AsyncStreamingModel(DeclaredModel):
             sender = request.get_response_sender()
             async with _closing(self._function(**self._definition.arguments([request]))) as values:
                 async for value in values:
+                    while sender.is_blocked():  # a slow client holds up no other
+                        await asyncio.sleep(_PAUSE_SECONDS)
                     sender.send(_response(self._definition.arrays(value)))
                     if sender.is_cancelled():
                         break

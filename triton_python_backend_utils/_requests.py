@@ -94,6 +94,10 @@ class RequestOrigin:
         """Whether nobody waits for the responses to a request any more."""
         return False
 
+    def is_blocked(self, number: int) -> bool:
+        """Whether ``send`` would wait, because too many responses to a request are unread."""
+        return False
+
     def send(self, number: int, response: InferenceResponse | None, final: bool) -> None:
         """Send a response to a request, and the end if it is ``final``."""
         if response is not None:
@@ -265,6 +269,10 @@ class InferenceResponseSender:
                 "Unable to send response. Non-decoupled model cannot send complete final before "
                 "sending a response."
             )
+
+    def is_blocked(self) -> bool:
+        """Whether ``send`` would wait, because too many responses are unread."""
+        return self._origin.is_blocked(self._number)
 
     def close(self) -> None:
         """Refuse further responses."""

@@ -314,6 +314,10 @@ class Worker(RequestOrigin):
         self._channel.poll()
         return number in self._channel.cancelled
 
+    def is_blocked(self, number: int) -> bool:
+        channel = self._channel
+        return channel.credits.get(number, 1) <= 0 and number not in channel.cancelled
+
     def send(self, number: int, response: InferenceResponse | None, final: bool) -> None:
         wanted, channel = self._wanted.get(number), self._channel
         if wanted is None:
@@ -321,7 +325,7 @@ class Worker(RequestOrigin):
         cancelled = channel.cancelled
         if self.decoupled and response is not None:
             # A reader that is slow slows the model down, instead of filling memory.
-            channel.wait(lambda: channel.credits.get(number, 1) > 0 or number in cancelled)
+            channel.wait(lambda: not self.is_blocked(number))
             if number in channel.credits:
                 channel.credits[number] -= 1
         meta: Any = None

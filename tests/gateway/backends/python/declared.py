@@ -93,8 +93,14 @@ def words(text: str) -> Iterator[str]:
         yield word
 
 
-@modelport.model
-async def characters(text: str) -> AsyncIterator[str]:
-    for each in text:
-        await asyncio.sleep(0)
-        yield each
+@modelport.model(name="characters")
+class Characters:
+    def load(self) -> None:
+        self.made = 0
+
+    async def predict(self, text: str, times: int = 1) -> AsyncIterator[str]:
+        """Each character several times; for ``?``, the number of those before."""
+        for each in text:
+            await asyncio.sleep(0)
+            self.made += 1
+            yield str(self.made) if each == "?" else each * times

@@ -19,9 +19,14 @@ FILE = Path(declared.__file__)
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def server() -> Iterator[modelport.Server]:
     with modelport.testing.serve(FILE, allow_python=True) as server:
-        yield server.http_url
+        yield server
+
+
+@pytest.fixture(scope="module")
+def url(server: modelport.Server) -> str:
+    return server.http_url
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +161,44 @@ def test_an_async_model_is_cancelled_when_its_client_has_gone(
     eventually(lambda: client.infer("Patient", {"seconds": [0.0]})["output"].tolist() == [1])
 
 
+def test_a_request_to_another_model_has_the_deadline_of_the_callers(
+    server: modelport.Server, client: modelport.Client
+) -> None:
+    def cancelled() -> int:
+        return int(client.infer("Patient", {"seconds": [0.0]})["output"][0])
+
+    before = cancelled()
+    code = "modelport.infer('Patient', {'seconds': np.array([1000.0])})"
+    with (
+        modelport.Client(server.grpc_url, timeout_seconds=0.3) as hasty,
+        pytest.raises(modelport.TimedOut),
+    ):
+        hasty.infer("act", {"code": [code]})
+    eventually(lambda: cancelled() == before + 1)
+    assert client.infer("act", {"code": ["[1, 2]"]})["output"].tolist() == [1, 2]
+
+
 def test_generators_stream(client: modelport.Client) -> None:
     for model, parts in (("words", [b"to", b"be"]), ("characters", [b"t", b"o", b" "])):
         responses = client.stream(model, {"text": ["to be"]})
         found = [response["output"][0] for response in responses]
         assert found[: len(parts)] == parts
+
+
+def test_a_client_that_does_not_read_holds_up_no_other_stream(
+    url: str, client: modelport.Client
+) -> None:
+    slow = client.stream("characters", {"text": ["a" * 1000], "times": [100_000]})
+    next(slow)
+    with modelport.Client(url, timeout_seconds=20) as other:
+
+        def made() -> int:
+            [response] = other.stream("characters", {"text": ["?"]})
+            return int(response["output"][0])
+
+        eventually(lambda: made() + 1 == made())  # the slow stream makes no more
+        assert len(list(other.stream("characters", {"text": ["a" * 200]}))) == 200
+    slow.close()
 
 
 def test_an_error_ends_a_stream(client: modelport.Client) -> None:
