@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,12 @@ from modelport.gateway.errors import Internal, ModelportError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import InferRequest, InferResponse
+from triton_python_backend_utils._requests import InferenceResponseSender
 from triton_python_backend_utils._runtime import Current
+
+#: The longest time from the return of ``execute`` to the end of the responses.
+SENDER_SECONDS = 10.0
+_PAUSE_SECONDS = 0.01
 
 
 class InProcessModel:
@@ -81,9 +87,20 @@ class InProcessModel:
             if inspect.iscoroutine(returned):
                 returned = self._runner.run(returned)
             answers = self._model.answers([asked], returned)
-        if answers == [None]:  # a sender has answered
+        if answers == [None] and asked.sender is not None:
+            self._wait_for(asked.sender)
             answers = [each.error() or each for each in asked.origin.responses]
         return [self._response(answer, request) for answer in answers]
+
+    def _wait_for(self, sender: InferenceResponseSender) -> None:
+        """Wait for the end of the responses, which threads and tasks of the model may send."""
+        limit = time.monotonic() + SENDER_SECONDS
+        while not sender.closed:
+            if time.monotonic() > limit:
+                raise Internal(
+                    f"the model has not sent the end of its responses within {SENDER_SECONDS:g} s"
+                )
+            self._runner.run(asyncio.sleep(_PAUSE_SECONDS))
 
     def _response(self, answer: Answer, request: InferRequest) -> InferResponse:
         buffers: Sequence[regions.Buffer] = ()

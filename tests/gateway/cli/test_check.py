@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from modelport.gateway.backends.python import in_process
 from tests.commands import modelport
 from tests.gateway.backends.python import python_models
 
@@ -79,12 +80,19 @@ def test_requests_are_files_as_for_infer(app: Path, tmp_path: Path) -> None:
     assert rows == [{"output": [27.0]}, {"output": [4.0]}]
 
 
-def test_tritons_models_are_checked(tmp_path: Path) -> None:
+def test_tritons_models_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process, "SENDER_SECONDS", 0.5)
     folder = python_models.coded(tmp_path, "act")
     request = tmp_path / "r.json"
     for code, words in (
         ("return [reply(1, 2)]", ""),
         ("requests[0].get_response_sender().send(reply(1, 2), 1)", ""),
+        (
+            "sender = requests[0].get_response_sender()\n"
+            "threading.Timer(0.1, sender.send, (reply(1, 2), 1)).start()",
+            "",
+        ),
+        ("requests[0].get_response_sender()", "has not sent the end of its responses within"),
         ("return []", "InferenceResponse(s) size is:0"),
         ("return [reply(1, name='z')]", "output 'y' is missing in the model's response"),
         ("return [Response([], Error('no', Error.NOT_FOUND))]", "model 'act': no"),
