@@ -41,13 +41,15 @@ from modelport.gateway.errors import (
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import DEFAULT_MAX_QUEUE_SIZE, ModelConfig
 from modelport.gateway.settings import PythonModels
-from modelport.gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway.types import Answer, Deadline, InferRequest, InferResponse
 from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 log = structlog.get_logger("modelport.python")
 
 #: Between two looks at busy workers, and at idle ones.
 WATCH_SECONDS, IDLE_WATCH_SECONDS = 0.25, 1.0
+#: After as many requests in a row that have found no other one, the loop waits for the response.
+ALONE = 8
 #: What ``auto_complete_config`` may complete.
 _COMPLETED = (
     "max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy",
@@ -122,7 +124,10 @@ class PythonBackend:
         self._timer: asyncio.TimerHandle | None = None
         self.arguments: dict[str, str] = {}
         self.decoder = ResponseDecoder(self._name, self._version, self.config)
-        self.execution = Execution(batches=False, queues=True)
+        #: Requests in a row that have found no other one, and whether one was answered at once in
+        #: this turn of the loop.
+        self._alone, self._answered = 0, False
+        self.execution = Execution(batches=False, queues=True, inline=self._answers_at_once)
 
     # -- start and end ----------------------------------------------------------------------------
 
@@ -207,10 +212,38 @@ class PythonBackend:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def __call__(self, request: InferRequest, deadline: Deadline) -> PendingRequest:
+    def __call__(self, request: InferRequest, deadline: Deadline) -> Answer:
         pending = self._pending(request, deadline)
+        alone = self._is_alone()
+        at_once = alone and self._alone >= ALONE
+        self._alone = self._alone + 1 if alone else 0
         self._enter([pending])
+        if at_once and pending.instance is not None:
+            pending.instance.receive_soon()
+            if pending.reply.done():
+                self._answered = True
+                self._host.loop.call_soon(self._turn)
+                return pending.reply.result()
+            self._alone = 0
         return pending
+
+    def _answers_at_once(self, request: InferRequest) -> bool:
+        """Whether the loop waits for the response: requests come one by one, and are brief.
+
+        Of several requests at a time, one is better received while another one is computed.
+        """
+        return self._alone >= ALONE and self._is_alone()
+
+    def _is_alone(self) -> bool:
+        if self._answered:
+            return False
+        for instance in self._instances:  # noqa: SIM110 - a generator costs more
+            if not instance.brief:
+                return False
+        return True
+
+    def _turn(self) -> None:
+        self._answered = False
 
     async def infer_together(
         self,
@@ -260,7 +293,7 @@ class PythonBackend:
             self._abandon(pending)
 
     def _pending(self, request: InferRequest, deadline: Deadline) -> PendingRequest:
-        if deadline.expired:
+        if deadline.at is not None and deadline.expired:
             raise TimedOut
         return PendingRequest(request, deadline, self._host.loop.create_future(), self._abandon)
 

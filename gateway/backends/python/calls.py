@@ -93,7 +93,7 @@ class WorkerCalls:
     def _call(self, frame: Frame) -> None:
         try:
             parent, model, version, rows, outputs, *texts, decoupled = codec.parsed(frame.meta)
-            inputs, _ = codec.tensors_of(rows, frame.content, 0)
+            inputs, _ = codec.tensors_of(codec.described_tensors(rows), frame.content, 0)
             request_id, correlation, flags, timeout, parameters = texts
             request = InferRequest(
                 model, inputs, tuple(outputs), max(0, version), request_id,

@@ -6,9 +6,10 @@ datatypes, sizes, and the outputs against the model's configuration.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -59,6 +60,8 @@ _OWN = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"}
 )
 _MAX_OUTPUTS = 4096
+#: Of descriptions that are likely to come again.
+_REPEATED_BYTES = 1024
 
 
 def describe(tensors: Sequence[Tensor], buffers: list[Buffer]) -> list[Any]:
@@ -111,16 +114,28 @@ def parsed(meta: bytes) -> Any:
         raise FrameError("a frame is not JSON") from error
 
 
-def tensors_of(rows: Any, content: Any, offset: int) -> tuple[list[Tensor], int]:
-    """The tensors that a worker describes, as views of ``content``, and the place after the last.
+class DescribedTensor(NamedTuple):
+    """A tensor as a worker describes it, and its size in bytes."""
 
-    Raises:
-        FrameError: the description is false.
-    """
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    size: int
+
+
+class DescribedResponse(NamedTuple):
+    """A response as a worker describes it: an error with its code, or tensors."""
+
+    error: tuple[str, int] | None
+    tensors: Sequence[DescribedTensor]
+    parameters: Any
+
+
+def described_tensors(rows: Any) -> list[DescribedTensor]:
+    """Check descriptions of tensors; raises ``FrameError``."""
     if type(rows) is not list or len(rows) > _MAX_OUTPUTS:
         raise FrameError("a frame has too many tensors, or none")
-    size_of_all = 0 if content is None else len(content)
-    tensors = []
+    found = []
     for row in rows:
         try:
             name, datatype, shape, size = row
@@ -128,28 +143,67 @@ def tensors_of(rows: Any, content: Any, offset: int) -> tuple[list[Tensor], int]
             dims = raw_tensors.parse_shape(name, shape)
             if type(name) is not str or type(size) is not int or not size >= 0:
                 raise ValueError(name)
-            if size > size_of_all - offset:
-                raise ValueError("the content is shorter")
-            part: Any = memoryview(content)[offset : offset + size] if size else b""
             if kind is Datatype.BOOL and size != math.prod(dims):
                 raise ValueError("wrong size")
-            array = raw_tensors.decode(name, kind, dims, part)
         except (TypeError, ValueError, InvalidArgument) as error:
+            raise FrameError("a tensor is described wrongly") from error
+        found.append(DescribedTensor(name, kind, dims, size))
+    return found
+
+
+def described(row: Any) -> DescribedResponse | None:
+    """Check the description of a response; None: its sender sends it.
+
+    Raises:
+        FrameError: it is none.
+    """
+    if row is None:
+        return None
+    if type(row) is not list or len(row) != 3 or row[0] not in (0, 1):
+        raise FrameError("a response is described wrongly")
+    if not row[0]:
+        return DescribedResponse(None, described_tensors(row[1]), row[2])
+    _, message, code = row
+    if type(message) is not str or type(code) is not int or not 0 <= code < len(_ERRORS):
+        raise FrameError("an error is described wrongly")
+    return DescribedResponse((message, code), (), None)
+
+
+@functools.lru_cache(256)
+def _described(meta: bytes) -> list[DescribedResponse | None]:
+    """Descriptions without texts of their own, which others repeat."""
+    rows = parsed(meta)
+    if type(rows) is not list:
+        raise FrameError("a result is no list")
+    return [described(row) for row in rows]
+
+
+def described_batch(meta: bytes) -> Sequence[DescribedResponse | None]:
+    """Check the descriptions of a batch's responses; raises ``FrameError``."""
+    return _described(meta) if len(meta) <= _REPEATED_BYTES else _described.__wrapped__(meta)
+
+
+def tensors_of(
+    rows: Sequence[DescribedTensor], content: Any, offset: int
+) -> tuple[list[Tensor], int]:
+    """The described tensors, as views of ``content``, and the place after the last.
+
+    Raises:
+        FrameError: the content does not fit.
+    """
+    size_of_all = 0 if content is None else len(content)
+    tensors = []
+    for name, kind, shape, size in rows:
+        if size > size_of_all - offset:
+            raise FrameError("a tensor is longer than its content")
+        part: Any = memoryview(content)[offset : offset + size] if size else b""
+        try:
+            array = raw_tensors.decode(name, kind, shape, part)
+        except InvalidArgument as error:
             raise FrameError("a tensor is described wrongly") from error
         tensors.append(Tensor(name, kind, array))
         offset += aligned(size)
     return tensors, offset
-
-
-def error_of(row: Any) -> ModelportError:
-    """The error of a response; raises ``FrameError``."""
-    try:
-        _, message, code = row
-        if type(message) is not str or type(code) is not int or not 0 <= code < len(_ERRORS):
-            raise ValueError(code)
-    except (TypeError, ValueError) as error:
-        raise FrameError("an error is described wrongly") from error
-    return _ERRORS[code](message)
 
 
 def error_row(error: ModelportError, reason: ModelportError) -> list[Any]:
@@ -169,27 +223,25 @@ class ResponseDecoder:
         self._decoupled = bool(config.model_transaction_policy.decoupled)
 
     def response(
-        self, row: Any, content: Any, offset: int, request: InferRequest
+        self, row: DescribedResponse, content: Any, offset: int, request: InferRequest
     ) -> tuple[InferResponse | ModelportError, int]:
         """The response to ``request``, and the place after its tensors.
 
         Raises:
-            FrameError: it is no response.
+            FrameError: the content does not fit.
         """
-        if type(row) is not list or len(row) != 3 or row[0] not in (0, 1):
-            raise FrameError("a response is described wrongly")
-        if row[0]:
-            return error_of(row), offset
-        tensors, offset = tensors_of(row[1], content, offset)
+        if row.error is not None:
+            message, code = row.error
+            return _ERRORS[code](message), offset
+        tensors, offset = tensors_of(row.tensors, content, offset)
         try:
             outputs = self._checked(tensors, request)
         except Internal as error:
             return error, offset
-        parameters = row[2]
-        if parameters is None:
+        if row.parameters is None:
             return InferResponse(self._name, self._version, outputs), offset
         try:
-            found = _parameters(parameters)
+            found = _parameters(row.parameters)
         except Internal as error:
             return error, offset
         return InferResponse(self._name, self._version, outputs, parameters=found), offset
@@ -230,4 +282,4 @@ def _parameters(parameters: Any) -> Mapping[str, Parameter]:
         type(value) not in (bool, int, float, str) for value in parameters.values()
     ):
         raise Internal("a parameter of the model's response is no bool, int, float or str")
-    return parameters
+    return dict(parameters)

@@ -110,8 +110,9 @@ class InProcessModel:
         else:
             assert answer is not None
             row = [1, answer.message(), answer.code()]
-        row = codec.parsed(json.dumps(row).encode())
-        outcome, _ = self._decoder.response(row, _joined(buffers), 0, request)
+        described = codec.described(codec.parsed(json.dumps(row).encode()))
+        assert described is not None
+        outcome, _ = self._decoder.response(described, _joined(buffers), 0, request)
         if isinstance(outcome, ModelportError):
             raise outcome
         return outcome

@@ -28,6 +28,8 @@ log = structlog.get_logger("modelport.python")
 
 #: An execution as short as this gets the next ones before it ends, so that it never waits for them.
 SHORT_SECONDS = 0.002
+#: After one as short as this, the response is there before the loop could do anything else.
+BRIEF_SECONDS = 0.0002
 #: Those that such a worker, or one of a coroutine that streams, has at a time.
 AHEAD, CONCURRENT = 8, 64
 #: Responses to requests that have ended, since the last execution.
@@ -281,6 +283,18 @@ class Instance:
         short = 0 < self._mean_seconds < SHORT_SECONDS and not self._makes_calls
         return not running or (running < AHEAD and short)
 
+    @property
+    def brief(self) -> bool:
+        """Whether it is idle, and its last executions were so short that one can wait for them."""
+        if self._batches or not 0 < self._mean_seconds < BRIEF_SECONDS:
+            return False
+        return self.ready and not self._makes_calls and not self.concurrent
+
+    def receive_soon(self) -> None:
+        """Wait a moment for the worker's next frame."""
+        if self._worker is not None:
+            self._worker.receive_soon()
+
     def holds(self, pending: PendingRequest) -> bool:
         """Whether the execution of ``pending`` keeps the instance from others."""
         batches = self._batches.values()
@@ -343,8 +357,8 @@ class Instance:
 
     def _result(self, frame: Frame) -> None:
         batch = self._batches.pop(frame.number, None)
-        rows = codec.parsed(frame.meta)
-        if batch is None or type(rows) is not list or len(rows) != len(batch.members):
+        rows = codec.described_batch(frame.meta)
+        if batch is None or len(rows) != len(batch.members):
             raise FrameError("a result belongs to no batch")
         self._strays, now = 0, time.monotonic()
         seconds = min(frame.value / 1e9, now - batch.sent_at)
@@ -373,7 +387,7 @@ class Instance:
             return
         final = bool(frame.value & frames.FINAL)
         outcome: InferResponse | ModelportError | None = None
-        row = codec.parsed(frame.meta) if frame.meta else None
+        row = codec.described(codec.parsed(frame.meta)) if frame.meta else None
         if row is not None:
             outcome, _ = self._owner.decoder.response(row, frame.content, 0, pending.request)
         stream = pending.stream

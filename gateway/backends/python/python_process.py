@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
+import select
 import signal
 import socket
 from collections import deque
@@ -40,6 +42,8 @@ _SOCKET_BYTES = 1024 * 1024
 _END_SECONDS = 0.05
 #: Reads of a socket before other work has its turn.
 _READS = 8
+#: The longest wait of ``receive_soon``.
+_SOON_MILLISECONDS = 1
 
 
 class WorkerOwner(Protocol):
@@ -110,6 +114,9 @@ class PythonProcess:
         self._output = WorkerOutput(loop, out, instance)
         loop.add_reader(ours.fileno(), self._readable)
         loop.add_reader(self._pidfd, self._ended)
+        #: For ``receive_soon``: that of no request.
+        self._context = contextvars.copy_context()
+        self._events = _events_of(loop)
 
     # -- frames -----------------------------------------------------------------------------------
 
@@ -123,13 +130,14 @@ class PythonProcess:
                 os.close(frame.descriptor)
             return
         waits = bool(self._backlog)
+        if not waits and not soon:
+            rest = self._sent(frame)
+            if rest is None:
+                return
+            frame = rest
         self._backlog.append(frame)
-        if waits:
-            return
-        if soon:
+        if not waits:
             self._loop.call_soon(self._flush)
-        else:
-            self._flush()
 
     def _flush(self) -> None:
         """Send what waits, or as much as the socket takes now."""
@@ -166,6 +174,11 @@ class PythonProcess:
                 with contextlib.suppress(OSError):
                     os.close(frame.descriptor)
             return None
+
+    def receive_soon(self) -> None:
+        """Wait a moment for a frame, and receive it; anything else for the loop ends the wait."""
+        if self._events is not None and self._events.poll(_SOON_MILLISECONDS):
+            self._context.run(self._readable)
 
     def _readable(self) -> None:
         try:
@@ -240,6 +253,16 @@ class PythonProcess:
             return "X", 0
         fields = text.rpartition(")")[2].split()
         return fields[0], int(fields[21]) * _PAGE
+
+
+def _events_of(loop: asyncio.AbstractEventLoop) -> select.poll | None:
+    """Tells whether anything waits for the event loop; None: the loop does not show it."""
+    descriptor = getattr(loop, "_get_backend_id", None)  # uvloop's, whose epoll can be polled
+    if descriptor is None:
+        return None
+    events = select.poll()
+    events.register(descriptor(), select.POLLIN)
+    return events
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")

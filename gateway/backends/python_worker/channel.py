@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -20,6 +21,7 @@ from typing import Any
 from .frames import (
     CANCEL,
     CREDIT,
+    DONTWAIT,
     FINAL,
     REPLY,
     Frame,
@@ -84,8 +86,11 @@ class Channel:
         self, kind: int, number: int, value: int = 0, meta: Any = None,
         buffers: Sequence[Buffer] = (),
     ) -> None:  # fmt: skip
-        """Send a frame; ``meta`` is a JSON value."""
-        content = b"" if meta is None else encode(meta)
+        """Send a frame; ``meta`` is a JSON value, a hashable one if it is a tuple."""
+        if type(meta) is tuple:
+            content = _encode_again(meta)
+        else:
+            content = b"" if meta is None else encode(meta)
         with self._sending:
             rest = send(self._stream, pack(kind, number, value, content, buffers, self._regions))
             while rest is not None:
@@ -143,7 +148,7 @@ class Channel:
         """Read what is there, unless another thread reads."""
         if self._reading.acquire(blocking=False):
             try:
-                self._read(socket.MSG_DONTWAIT)
+                self._read(DONTWAIT)
             except BlockingIOError:
                 pass
             finally:
@@ -198,3 +203,7 @@ class Channel:
 
 def encode(meta: Any) -> bytes:
     return _json(meta).encode("utf-8", "replace")
+
+
+#: For hashable values that come again and again.
+_encode_again = functools.lru_cache(256)(encode)

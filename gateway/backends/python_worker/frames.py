@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .regions import Buffer, ReceivedRegions, SentRegions, aligned
@@ -33,6 +33,9 @@ _MAX_FDS = 32
 _INT = struct.Struct("i")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _NO_FDS = socket.CMSG_SPACE(_MAX_FDS * 4)
+#: As integers: each operation on Python's enumerations costs a microsecond.
+_CLOEXEC, _CTRUNC = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
+DONTWAIT = int(socket.MSG_DONTWAIT)
 
 # From the gateway.
 START, INITIALIZE, INFER, CANCEL, CREDIT, REPLY, STOP, CHECK = range(1, 9)
@@ -163,7 +166,7 @@ class FrameReader:
             OSError: nothing is there (``BlockingIOError``), or the socket fails.
         """
         size, ancillary, message_flags, _ = self._stream.recvmsg_into(
-            self._into, _NO_FDS, flags | socket.MSG_CMSG_CLOEXEC
+            self._into, _NO_FDS, flags | _CLOEXEC
         )
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -172,11 +175,12 @@ class FrameReader:
         if not size:
             raise EOFError
         data = bytes(self._received[:size])
-        if message_flags & socket.MSG_CTRUNC or len(self._descriptors) > _MAX_FDS:
+        if message_flags & _CTRUNC or len(self._descriptors) > _MAX_FDS:
             raise FrameError("it sends too many descriptors")
-        return list(self._frames(self._buffer + data if self._buffer else data))
+        return self._frames(self._buffer + data if self._buffer else data)
 
-    def _frames(self, data: bytes) -> Iterator[Frame]:
+    def _frames(self, data: bytes) -> list[Frame]:
+        found = []
         start, end = 0, len(data)
         while end - start >= HEADER.size:
             meta_size, size, kind, files, region, number, value = HEADER.unpack_from(data, start)
@@ -196,8 +200,9 @@ class FrameReader:
                 content = data[begin + meta_size : start]
                 if self._writable:
                     content = bytearray(content)
-            yield Frame(kind, number, value, data[begin : begin + meta_size], content)
+            found.append(Frame(kind, number, value, data[begin : begin + meta_size], content))
         self._buffer = data[start:]
+        return found
 
     def _copied(self, region: int, files: int, size: int) -> bytes | bytearray:
         """Copy the content of a frame out of its region, which may come with it."""

@@ -262,24 +262,32 @@ class Worker(RequestOrigin):
         nanoseconds: int,
     ) -> None:
         """Send the answers of a batch; those of senders come later."""
-        by_number = dict(zip((each.number for each in waiting), answers, strict=True))
+        if len(waiting) < len(requests):
+            by_request = dict(zip(waiting, answers, strict=True))
+            answers = [by_request.get(request, _CANCELLED) for request in requests]
         metas: list[Any] = []
         buffers: list[Buffer] = []
-        for request in requests:
-            answer = by_number.get(request.number, _CANCELLED)
+        again = True
+        for request, answer in zip(requests, answers, strict=True):
             if answer is not None:
                 self._end(request.number, request.sender)
-            metas.append(self._packed(answer, request._outputs, buffers))
+            packed = self._packed(answer, request._outputs, buffers)
+            again = again and type(packed) is tuple
+            metas.append(packed)
             request.sender = None  # the model may hold it
         self._runtime.flush_metrics()
         try:
-            self._channel.send(frames.RESULT, frame.number, nanoseconds, metas, buffers)
+            meta = tuple(metas) if again else metas
+            self._channel.send(frames.RESULT, frame.number, nanoseconds, meta, buffers)
         except Exception as error:
             failures = [self._failure(error)] * len(metas)
             self._channel.send(frames.RESULT, frame.number, nanoseconds, failures)
 
     def _packed(self, answer: Answer, wanted: set[str], buffers: list[Buffer]) -> Any:
-        """The JSON of an answer, whose tensors follow those in ``buffers``."""
+        """The JSON of an answer, whose tensors follow those in ``buffers``.
+
+        It is a tuple if it may come again: it has no texts of its own.
+        """
         if answer is None:
             return None
         try:
@@ -287,8 +295,9 @@ class Worker(RequestOrigin):
                 tensors = [each for each in answer._outputs if each._name in wanted]
                 rows, contents = describe(tensors)
                 buffers += contents
-                parameters = answer._parameters
-                return [0, rows, None if parameters == "{}" else json.loads(parameters)]
+                if answer._parameters == "{}":
+                    return 0, rows, None
+                return [0, rows, json.loads(answer._parameters)]
             message, code = answer.message(), answer.code()
             if type(code) is int and 0 <= code <= TritonError.CANCELLED:
                 return [1, str(message)[:MAX_TEXT], code]

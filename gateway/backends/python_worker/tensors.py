@@ -20,10 +20,10 @@ from .regions import Buffer, aligned
 
 _DTYPES = {name: dtype for dtype, name in DATATYPES.items()} | {BF16: np.dtype("u2")}
 #: Name, datatype, shape, and size in bytes.
-Described = list[Any]
+Described = tuple[str, str, tuple[int, ...], int]
 
 
-def describe(tensors: Iterable[Tensor]) -> tuple[list[Described], list[Buffer]]:
+def describe(tensors: Iterable[Tensor]) -> tuple[tuple[Described, ...], list[Buffer]]:
     """The description of ``tensors`` in a frame, and their contents."""
     rows: list[Described] = []
     buffers: list[Buffer] = []
@@ -35,9 +35,9 @@ def describe(tensors: Iterable[Tensor]) -> tuple[list[Described], list[Buffer]]:
             content = array.tobytes()
         else:
             content = array.reshape(-1).view(np.uint8).data
-        rows.append([tensor._name, datatype, array.shape, len(content)])
+        rows.append((tensor._name, datatype, array.shape, len(content)))
         buffers.append(content)
-    return rows, buffers
+    return tuple(rows), buffers
 
 
 def restore(rows: Iterable[Described], content: Any, offset: int = 0) -> tuple[list[Tensor], int]:

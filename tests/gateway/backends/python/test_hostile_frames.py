@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import json
 import os
@@ -121,13 +122,19 @@ def decoder() -> ResponseDecoder:
     return ResponseDecoder("m", 1, config.complete(config.parse(TENSORS), "m"))
 
 
+def answered(made: ResponseDecoder, row: Any, content: Any, request: InferRequest) -> Any:
+    (found,) = codec.described_batch(json.dumps([row]).encode())
+    assert found is not None
+    return made.response(found, content, 0, request)
+
+
 def test_mutated_responses_are_responses_errors_or_refused() -> None:
     """Every outcome is one that the gateway expects; nothing else is raised."""
     good: Any = [0, [["y", "FP32", [2], 8], ["s", "BYTES", [1], 5]], {"a": 1}]
     content = np.ones(2, np.float32).tobytes().ljust(64) + b"\1\0\0\0z".ljust(64)
     request = InferRequest("m", [Tensor("x", Datatype.FP32, np.ones(2, np.float32))])
     made = decoder()
-    outcome, _ = made.response(good, content, 0, request)
+    outcome, _ = answered(made, good, content, request)
     assert isinstance(outcome, InferResponse)
     values = [
         None, -1, 0, 1, 2**63, 2**70, 1.5, "", "y", "FP64", "BYTES", [], {}, [[]], [2**40, 2**40],
@@ -144,10 +151,10 @@ def test_mutated_responses_are_responses_errors_or_refused() -> None:
                     break
                 place = place[index]
             if isinstance(place, list) and place:
-                place[rng.randrange(len(place))] = rng.choice(values)
+                place[rng.randrange(len(place))] = copy.deepcopy(rng.choice(values))
         cut = content[: rng.randint(0, len(content))] if rng.random() < 0.3 else content
         try:
-            outcome, _ = made.response(row, cut or None, 0, request)
+            outcome, _ = answered(made, row, cut or None, request)
             kinds.add(InferResponse if isinstance(outcome, InferResponse) else ModelportError)
         except FrameError:
             kinds.add(FrameError)
