@@ -174,7 +174,7 @@ def _described(meta: bytes) -> list[DescribedResponse | None]:
     """Descriptions without texts of their own, which others repeat."""
     rows = parsed(meta)
     if type(rows) is not list:
-        raise FrameError("a result is no list")
+        raise FrameError("a result is not described by a list")
     return [described(row) for row in rows]
 
 

@@ -30,8 +30,9 @@ log = structlog.get_logger("modelport.python")
 SHORT_SECONDS = 0.002
 #: After one as short as this, the response is there before the loop could do anything else.
 BRIEF_SECONDS = 0.0002
-#: Those that such a worker, or one of a coroutine that streams, has at a time.
-AHEAD, CONCURRENT = 8, 64
+#: Those that such a worker, or one of a coroutine that streams, has at a time; of large ones, those
+#: that such a worker has not read.
+AHEAD, CONCURRENT, LARGE_AHEAD = 8, 64, 2
 #: Responses to requests that have ended, since the last execution.
 MAX_STRAYS = 10_000
 #: A worker that lives as long as this restarts at once.
@@ -275,13 +276,16 @@ class Instance:
     @property
     def accepts(self) -> bool:
         """Whether it takes another batch now."""
-        if not self.ready:
+        worker = self._worker
+        if not self.ready or worker is None:
             return False
         running = len(self._batches)
         if self.concurrent:
             return running < CONCURRENT
+        if not running:
+            return True
         short = 0 < self._mean_seconds < SHORT_SECONDS and not self._makes_calls
-        return not running or (running < AHEAD and short)
+        return short and running < AHEAD and worker.regions.unread < LARGE_AHEAD
 
     @property
     def brief(self) -> bool:

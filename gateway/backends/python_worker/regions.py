@@ -35,6 +35,11 @@ class SentRegions:
     def __init__(self) -> None:
         self._regions: list[mmap.mmap] = []
 
+    @property
+    def unread(self) -> int:
+        """The number of regions that the receiver has not read yet."""
+        return sum(region[0] for region in self._regions)
+
     def put(self, buffers: Sequence[Buffer], size: int) -> tuple[int, int]:
         """Copy ``buffers``, ``size`` bytes with their padding, to a free region.
 

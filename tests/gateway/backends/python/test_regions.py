@@ -90,10 +90,12 @@ def test_regions_are_few_and_what_exceeds_them_arrives_too(ends: Ends) -> None:
     for _ in range(3):
         for number in range(2 * MAX_REGIONS):
             frames.send(ends[0], frames.pack(1, number, 0, b"", [b"%d" % number * BIG], sent))
+            assert sent.unread == min(number + 1, MAX_REGIONS)
         found: list[frames.Frame] = []
         while len(found) < 2 * MAX_REGIONS:
             found += reader.read()
         assert [frame.content[:1] for frame in found] == [b"%d" % n for n in range(len(found))]
+        assert not sent.unread
     assert len(sent._regions) == MAX_REGIONS
     whole = bytes(MAX_REGION_BYTES + 1)
     frames.send(ends[0], frames.pack(1, 0, 0, b"", [whole], sent))
