@@ -105,6 +105,11 @@ def migrate() -> None:
     help="Recorded request bodies, one per file, or folders of them named like models.",
 )
 @click.option(
+    "--allow-python",
+    is_flag=True,
+    help="Let that gateway run the handlers of the archives, which are code and can do anything.",
+)
+@click.option(
     "--tolerance",
     type=click.FloatRange(0, max_open=True, max=float("inf")),
     default=1e-4,
@@ -115,7 +120,8 @@ def torchserve(path: Path, **options: Any) -> None:
     """Import a TorchServe archive, or a model store, at PATH into a model repository.
 
     A .mar, a .tar.gz or a folder with MAR-INF becomes a version that 'modelport serve' serves, if
-    its model is TorchScript, ONNX or .pt2. Its code is not executed; handlers are listed.
+    its model is TorchScript, ONNX or .pt2. Its code is not executed. A handler that is derived from
+    BaseHandler becomes a Python model around the archive's, which becomes NAME-graph.
 
     With --compare and --requests each recorded request goes to /predictions/MODEL of the old
     server and of the gateway, and the answers are compared.
@@ -147,6 +153,8 @@ def _check_together(options: dict[str, Any]) -> None:
         )
     if options["gateway"] is not None and options["compare"] is None:
         raise UsageError("--gateway is for a comparison: add --compare and --requests")
+    if options["allow_python"] and (options["compare"] is None or options["gateway"] is not None):
+        raise UsageError("--allow-python is for a comparison with a new gateway: add --compare")
     if math.isnan(options["tolerance"]):
         raise UsageError("--tolerance must be a number")
     repository = options["repository"]
@@ -185,6 +193,7 @@ def _migrate(
         flags,
         options["name"],
         options["model_version"],
+        options["allow_python"],
     )
     old = new = None
     if options["compare"] is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelport.exporters.migration.archive import TorchServeArchive
-from modelport.exporters.migration.handlers import HandlerCode, default_handler, handler_file
+from modelport.exporters.migration.handlers import default_handler, handler_file
 from modelport.exporters.migration.report import MigrationReport, MigrationState
 from modelport.exporters.migration.torchserve_settings import Serving
 from modelport.gateway.repository.config import ModelConfig
@@ -159,8 +159,13 @@ def add_handler(
     signature: ModelSignature,
     archive: TorchServeArchive,
     report: MigrationReport,
+    obstacle: str,
 ) -> None:
-    """Report the handler's work around the model; set parameters for what the gateway does too."""
+    """Report the handler's work around the model; set parameters for what the gateway does too.
+
+    Args:
+        obstacle: the reason why the archive's own handler is not carried over.
+    """
     handler = default_handler(archive)
     if handler in IMAGE_HANDLERS:
         _add_preprocessing(config, signature, report)
@@ -170,14 +175,21 @@ def add_handler(
         unknown = (MigrationState.PERSON, "its pre- and postprocessing is not carried over")
         report.add(f"handler '{handler}'", *AROUND.get(handler, unknown))
     else:
-        file = handler_file(archive)
-        code = next((code for code in report.code if code.file == file), None)
-        report.add(
-            f"handler '{archive.manifest.handler}'",
-            MigrationState.PERSON,
-            f"not carried over: {_advice(code)}",
-        )
-    _add_files(archive, report)
+        _add_own_handler(archive, report, obstacle)
+    _add_files(archive, report, carried=not handler and not obstacle)
+
+
+def _add_own_handler(archive: TorchServeArchive, report: MigrationReport, obstacle: str) -> None:
+    what = f"handler '{archive.manifest.handler}'"
+    if not obstacle:
+        detail = "a Python model around the archive's model; serve it with --allow-python"
+        report.add(what, MigrationState.CARRIED, detail)
+        return
+    file = handler_file(archive)
+    code = next((code for code in report.code if code.file == file), None)
+    methods = ", ".join(code.methods if code is not None else ())
+    defined = f"; it defines {methods}" if methods else ""
+    report.add(what, MigrationState.PERSON, f"not carried over: {obstacle}{defined}")
 
 
 def _add_preprocessing(
@@ -203,26 +215,14 @@ def _add_preprocessing(
         )
 
 
-def _advice(code: HandlerCode | None) -> str:
-    if code is None:
-        return "it is not in the archive"
-    if code.problem:
-        return code.problem
-    methods = ", ".join(code.methods) or "no method that TorchServe calls by name"
-    around = {"preprocess", "postprocess", "handle"} & set(code.methods)
-    if around:
-        return (
-            f"it defines {methods}; do its pre- and postprocessing in the client, or put it into "
-            "the model and export that"
-        )
-    return f"it defines {methods}; check that the model alone returns the same"
-
-
-def _add_files(archive: TorchServeArchive, report: MigrationReport) -> None:
+def _add_files(archive: TorchServeArchive, report: MigrationReport, carried: bool) -> None:
     manifest = archive.manifest
     if manifest.requirements_file:
+        needed = "the gateway's environment needs them" if carried else "not needed"
         report.add(
-            manifest.requirements_file, MigrationState.NOTED, "packages for the handler; not needed"
+            manifest.requirements_file,
+            MigrationState.PERSON if carried else MigrationState.NOTED,
+            f"packages for the handler; {needed}",
         )
     used = {manifest.serialized_file, manifest.requirements_file, manifest.config_file}
     rest = sorted(
@@ -234,6 +234,6 @@ def _add_files(archive: TorchServeArchive, report: MigrationReport) -> None:
         more = f" and {len(rest) - 5} more" if len(rest) > 5 else ""
         report.add(
             f"{', '.join(rest[:5])}{more}",
-            MigrationState.NOTED,
-            "files of the handler; not carried over",
+            MigrationState.CARRIED if carried else MigrationState.NOTED,
+            f"files of the handler; {'copied' if carried else 'not carried over'}",
         )

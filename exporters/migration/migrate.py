@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from modelport.exporters.migration import archive as archives
-from modelport.exporters.migration import artifact, config_mapping, handlers, torchserve_settings
+from modelport.exporters.migration import (
+    artifact,
+    config_mapping,
+    handler_model,
+    handlers,
+    torchserve_settings,
+)
 from modelport.exporters.migration.archive import TorchServeArchive
 from modelport.exporters.migration.artifact import Flags
 from modelport.exporters.migration.report import MigrationReport, MigrationState
@@ -32,6 +38,7 @@ class MigrationRequest:
     Attributes:
         name: of the model; empty: the old server's.
         version: a number or ``auto``; empty: the archive's, if it is a number.
+        allow_python: a comparison runs handlers.
     """
 
     repository: Path | Location
@@ -41,6 +48,7 @@ class MigrationRequest:
     flags: Flags = field(default_factory=Flags)
     name: str = ""
     version: str = ""
+    allow_python: bool = False
 
 
 @dataclass(slots=True)
@@ -77,16 +85,11 @@ def migrate(
             number = contract.parse_version(wanted.version)
         else:
             number = _version(manifest.model_version, run.versions.get(name, {}), report)
-        config = _StagedArchive.of(archive, staged, wanted, report, name).configuration()
-        there = config_file(wanted.repository, name)
-        known = there.read()
-        published = publish.publish(staged, wanted.repository, config, number)
-    report.version = published.version
-    run.versions.setdefault(name, {})[published.version] = manifest.model_version
-    if known is not None:
-        _after_another(there, known, config, name in run.made, report)
-    else:
-        run.made.add(name)
+        whole = _StagedArchive.of(archive, staged, wanted, report, name)
+        config = whole.configuration()
+        published = whole.publish(config, number, run)
+    report.version = published
+    run.versions.setdefault(name, {})[published] = manifest.model_version
 
 
 def _version(text: str, done: Mapping[int, str], report: MigrationReport) -> int | None:
@@ -114,6 +117,8 @@ class _StagedArchive:
     name: str
     platform: Platform
     serving: torchserve_settings.Serving
+    #: The reason why the archive's own handler is not carried over; None: it has none.
+    obstacle: str | None
 
     @classmethod
     def of(
@@ -134,16 +139,49 @@ class _StagedArchive:
         platform = artifact.platform_of(file, eager=bool(manifest.model_file))
         report.format = platform.format
         serving = torchserve_settings.serving(archive, name, wanted.properties)
-        return cls(archive, staged, wanted, report, name, platform, serving)
+        own = not handlers.default_handler(archive) and not _is_packaged(archive)
+        obstacle = handler_model.obstacle(archive) if own else None
+        return cls(archive, staged, wanted, report, name, platform, serving, obstacle)
 
     def configuration(self) -> ModelConfig:
         """The model's configuration; the artifact and its companions are in place."""
-        if f"{CONFIGURATION}/{configuration.FILENAME}" in self.archive.files:
-            config = self._packaged()
+        return self._packaged() if _is_packaged(self.archive) else self._configured()
+
+    def publish(self, config: ModelConfig, number: int | None, run: MigrationRun) -> int:
+        """Publish the model, and its handler as a model around it; return the version."""
+        if self.obstacle != "":
+            config_mapping.add_serving(config, self.serving, self.report)
+            return self._publish(self.staged, config, number, run)
+        config.name = f"{self.name}{handler_model.GRAPH}"
+        contract.check_name(config.name)
+        around = handler_model.configuration_of(self.name, self._largest)
+        publish.free_version(self.wanted.repository, around, number)  # if it can be published
+        by_name = handler_model.answers_by_name(self.staged / self.platform.default_filename)
+        version = self._publish(self.staged, config, number, run)
+        with publish.staging(self.wanted.repository) as staged:
+            graph = handler_model.HandlerGraph(config, version, by_name, self._largest)
+            handler_model.stage(self.archive, staged, self.name, graph)
+            config_mapping.add_serving(around, self.serving, self.report)
+            return self._publish(staged, around, version, run)
+
+    @property
+    def _largest(self) -> int:
+        """The largest batch, unless the file says otherwise."""
+        largest = self.wanted.flags.max_batch_size
+        return max(1, self.serving.batch_size or 1) if largest is None else largest
+
+    def _publish(
+        self, staged: Path, config: ModelConfig, number: int | None, run: MigrationRun
+    ) -> int:
+        repository, name = self.wanted.repository, config.name
+        there = config_file(repository, name)
+        known = there.read()
+        published = publish.publish(staged, repository, config, number)
+        if known is not None:
+            _after_another(there, known, config, name in run.made, self.report)
         else:
-            config = self._configured()
-        config_mapping.add_serving(config, self.serving, self.report)
-        return config
+            run.made.add(name)
+        return published.version
 
     def _packaged(self) -> ModelConfig:
         """The configuration that ``modelport package`` put into the archive, with its files."""
@@ -187,7 +225,7 @@ class _StagedArchive:
             text = "".join(f"{label}\n" for label in labels)
             (self.staged.parent / config_mapping.LABELS).write_text(text, encoding="utf-8")
         self._deliver_artifact()
-        config_mapping.add_handler(config, signature, archive, report)
+        config_mapping.add_handler(config, signature, archive, report, self.obstacle or "")
         return config
 
     def _signature(self, classes: int) -> ModelSignature:
@@ -198,10 +236,7 @@ class _StagedArchive:
             self._refuse_flags(file.name)
             source = "as modelport wrote it into the file"
         else:
-            largest = flags.max_batch_size
-            if largest is None:
-                largest = max(1, self.serving.batch_size or 1)
-            signature = artifact.signature(file, self.platform, flags, largest, handler)
+            signature = artifact.signature(file, self.platform, flags, self._largest, handler)
             if handler == "image_classifier" and classes:
                 signature = artifact.with_classes(signature, classes)
             stored = "the handler" if self.platform.format == "torchscript" else "the file"
@@ -253,6 +288,11 @@ class _StagedArchive:
             self.report.add(
                 signing.CERTIFICATE, MigrationState.CARRIED, "every digest in it matches"
             )
+
+
+def _is_packaged(archive: TorchServeArchive) -> bool:
+    """Whether ``modelport package`` made the archive."""
+    return f"{CONFIGURATION}/{configuration.FILENAME}" in archive.files
 
 
 def _after_another(

@@ -16,7 +16,6 @@ from modelport.exporters.runtime.file_errors import explained
 from modelport.exporters.runtime.local_gateway import serving
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import ModelportError, Unavailable, UsageError
-from modelport.gateway.repository.storage.location import Location
 
 Progress = Callable[[str, int, int], None]
 
@@ -114,7 +113,7 @@ def compare_all(
             report.add("comparison", MigrationState.PERSON, str(error))
     if not bodies:
         return
-    with _gateway(new, wanted.repository, list(bodies)) as gateway:
+    with _gateway(new, wanted, list(bodies)) as gateway:
         for name in bodies:
             for index, file in enumerate(bodies[name]):
                 progress(f"comparing {name}", index, len(bodies[name]))
@@ -124,16 +123,17 @@ def compare_all(
 
 @contextmanager
 def _gateway(
-    new: ReplayServer | None, repository: Path | Location, names: list[str]
+    new: ReplayServer | None, wanted: MigrationRequest, names: list[str]
 ) -> Iterator[ReplayServer]:
     """The running gateway, or a temporary one that serves these models."""
     if new is not None:
         yield new
         return
     flags = ["--model-control-mode", "explicit", "--exit-on-error", "true"]
+    flags += ["--allow-python"] if wanted.allow_python else []
     flags += [part for name in names for part in ("--load-model", name)]
     try:
-        with serving(repository, *flags) as ports:
+        with serving(wanted.repository, *flags) as ports:
             yield ReplayServer(f"http://127.0.0.1:{ports['http_port']}", {})
     except Unavailable as error:
         raise ParityError(f"the published models cannot be compared: {error}") from error

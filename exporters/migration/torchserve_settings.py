@@ -116,13 +116,22 @@ def serving(archive: TorchServeArchive, name: str, properties: Properties) -> Se
         versions.get(archive.manifest.model_version, {}), "--config-properties", UsageError
     )
     where = f"'{archive.manifest.config_file}' in '{archive.name}'"
-    own = _numbers(_yaml(archive, where), where, IntegrityError)
+    own = _numbers(document(archive), where, IntegrityError)
     values = {}
     for setting in fields(Serving):
         value = getattr(own, setting.name)
         values[setting.name] = getattr(declared, setting.name) if value in (None, ()) else value
     values["min_workers"] = values["min_workers"] or properties.workers
     return Serving(**values)
+
+
+def document(archive: TorchServeArchive) -> Mapping[str, Any]:
+    """The content of ``model-config.yaml``; empty without one.
+
+    Raises:
+        IntegrityError: it is not YAML.
+    """
+    return _yaml(archive, f"'{archive.manifest.config_file}' in '{archive.name}'")
 
 
 def _numbers(entry: Mapping[str, Any], where: str, refuse: type[Exception]) -> Serving:

@@ -188,6 +188,10 @@ PARAMETERS = ParameterTable(
         "admission_control": "[overload](../serving/batching.md#overload)",
         "admission_control_min_pending_requests": "[overload](../serving/batching.md#overload)",
         "batch_here": "gather requests for a model on another server, an ensemble or a pipeline",
+        "raw_body": (
+            "`true`: the paths of TorchServe, SageMaker and Vertex AI pass each body to the only "
+            "input as it is, JSON too"
+        ),
         "explainer": "the model that answers `:explain` and `/explanations`",
     }
 )

@@ -303,7 +303,9 @@ def test_labels_of_another_form_are_left_to_a_person(
     assert not (repository / "classifier" / "labels.txt").exists()
 
 
-def test_a_handler_is_listed_and_not_run(tmp_path: Path, repository: Path, linear: bytes) -> None:
+def test_a_handler_is_carried_over_and_not_run(
+    tmp_path: Path, repository: Path, linear: bytes
+) -> None:
     trap = tmp_path / "ran"
     code = HANDLER + f"open({str(trap)!r}, 'w')\n"
     files = {"model.pt": linear, "mine.py": code, "tools.py": "x = (", "vocab.txt": "a"}
@@ -311,17 +313,57 @@ def test_a_handler_is_listed_and_not_run(tmp_path: Path, repository: Path, linea
     report = tmp_path / "report.json"
     result = migrate(archive, repository, *LINEAR, "--report", str(report))
     told = items(result, report)
-    assert result.exit_code == 6
+    assert result.exit_code == 0
     state, detail = told["handler 'mine.py:Mine'"]
-    assert state == "needs a person"
-    assert "preprocess, postprocess" in detail
-    assert told["vocab.txt"][0] == "noted"
+    assert (state, "--allow-python" in detail) == ("carried over", True)
+    assert told["vocab.txt"][0] == "carried over"
     handler, tools = json.loads(report.read_text())["archives"][0]["code"]
     assert handler["imports"] == ["io", "numpy", "torch", "ts"]
     assert handler["defines"] == ["Mine(BaseHandler)"]
     assert "SyntaxError" in tools["problem"]
     assert not trap.exists()
     assert "Mine(BaseHandler)" in result.output
+    graph, around = read(repository, "mine-graph"), read(repository, "mine")
+    assert [tensor.name for tensor in graph.input] == ["x"]
+    assert (around.backend, around.max_batch_size) == ("python", 1)
+    assert sorted(path.name for path in (repository / "mine" / "1").iterdir()) == [
+        "handler.json", "manifest.json", "mine.py", "model.py", "tools.py", "vocab.txt",
+    ]  # fmt: skip
+
+
+OTHER = HANDLER.replace("BaseHandler", "ImageClassifier").replace(
+    "base_handler", "image_classifier"
+)
+LOADS = HANDLER + "    def initialize(self, context):\n        self.model = torch.jit.load('m')\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({}, "it is not in the archive"),
+        ({"mine.py": "x = ("}, "it does not parse (SyntaxError)"),
+        ({"mine.py": OTHER}, "it needs ts.torch_handler.image_classifier of TorchServe; derive it"),
+        ({"mine.py": "def handle(data, context): ..."}, "it loads its model itself; make it a"),
+        ({"mine.py": LOADS}, "its initialize() loads the model itself; call super().initialize("),
+        (
+            {"mine.py": HANDLER, "handler.json": "{}"},
+            "'handler.json' in the archive has a reserved",
+        ),
+        ({"mine.py": HANDLER, "v.pkl": ""}, "'v.pkl' may run code when it is read"),
+    ],
+)
+def test_a_handler_that_is_not_carried_over_has_a_reason_and_its_model_is_published(
+    files: dict[str, str], reason: str, tmp_path: Path, repository: Path, linear: bytes
+) -> None:
+    content = {"model.pt": linear, **files}
+    archive = mar(tmp_path / "m.mar", "mine", content, handler="mine.py")
+    report = tmp_path / "report.json"
+    result = migrate(archive, repository, *LINEAR, "--report", str(report))
+    assert result.exit_code == 6
+    state, detail = items(result, report)["handler 'mine.py'"]
+    assert (state, reason in detail) == ("needs a person", True), detail
+    assert [path.name for path in repository.iterdir()] == ["mine"]
+    assert read(repository, "mine").input[0].name == "x"
 
 
 def test_an_eager_archive_says_how_to_export_its_checkpoint(

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from modelport.gateway.backends import parameters
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference.text.text_infer import TextInterface
 from modelport.gateway.models.inference_service import SupportsInference
@@ -152,6 +153,7 @@ class _BodyDecoder:
         only = served.signature.inputs[0] if len(served.signature.inputs) == 1 else None
         self._image = only if only is not None and only.name in self._decoders else None
         self._text = only if only is not None and _is_text(only) else None
+        self._raw = parameters.boolean(served.config, "raw_body", default=False)
         self._interface = served.text
         self._classes: TopClasses | None = None
         self._problem = ""
@@ -179,9 +181,13 @@ class _BodyDecoder:
         if self._image is not None and self._is_image(call):
             data = self._decoders[self._image.name](call.body)
             return self._single(call, self._image, data)
-        if self._text is not None and not _is_document(call):
+        if self._text is not None and (self._raw or not _is_document(call)):
             shape = (1,) * len(self._text.dims)
-            return self._single(call, self._text, raw_tensors.object_array([call.body], shape))
+            data = raw_tensors.object_array([call.body], shape)
+            request, encode = self._single(call, self._text, data)
+            if self._raw:
+                request.parameters = {"content_type": call.content_type.decode("latin-1")}
+            return request, encode
         if self._interface is not None and not _may_be_json(call):
             try:
                 inputs = {"inputs": call.body.decode()}
