@@ -129,7 +129,7 @@ def stage(archive: TorchServeArchive, staged: Path, name: str, graph: HandlerGra
     _, _, function = manifest.handler.partition(":")
     settings = {
         "name": name,
-        "module": handler_file(archive).removesuffix(".py").replace("/", "."),
+        "file": handler_file(archive),
         "function": function or "handle",
         "manifest": {
             "model": {

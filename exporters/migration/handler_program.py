@@ -7,7 +7,7 @@ handler sees what it uses of TorchServe: ``BaseHandler``, the context, the batch
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import inspect
 import json
 import sys
@@ -162,15 +162,19 @@ class TritonPythonModel:
         with contextlib.suppress(pb_utils.TritonModelException):  # else it is loaded at the start
             pb_utils.load_model(settings["model"])
         sys.path.insert(0, str(FOLDER))
-        handler = importlib.import_module(settings["module"])
-        self._entry = getattr(handler, settings["function"], None)
+        handler = _module(FOLDER / settings["file"])
+        self._entry: Any = getattr(handler, settings["function"], None)
         if inspect.isclass(self._entry) or self._entry is None:
-            (kind,) = (
+            kinds: list[Any] = [
                 each
                 for each in vars(handler).values()
                 if inspect.isclass(each) and each.__module__ == handler.__name__
-            )
-            service = kind()
+            ]
+            if len(kinds) != 1:  # TorchServe's rule
+                raise pb_utils.TritonModelException(
+                    f"{settings['file']} must have one class or the function handle()"
+                )
+            service = kinds[0]()
             service.initialize(self._context)
             self._entry = service.handle
         else:
@@ -179,10 +183,11 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         data, headers, counts = [], [], []
         for request in requests:
-            bodies = pb_utils.get_input_tensor_by_name(request, "body").as_numpy().reshape(-1)
+            (body,) = request.inputs()
+            bodies = body.as_numpy().reshape(-1)
             told = json.loads(request.parameters() or "{}")
             kind = str(told.get("content_type", ""))
-            data += [{"body": _parsed(body, kind)} for body in bodies]
+            data += [{"body": _parsed(each, kind)} for each in bodies]
             headers += [{"content-type": kind}] * len(bodies)
             counts.append(len(bodies))
         context = self._context
@@ -213,6 +218,17 @@ class TritonPythonModel:
         values[:] = [written[row] for row in rows]
         shaped = values.reshape(-1, 1) if self._batched else values
         return pb_utils.InferenceResponse([pb_utils.Tensor("response", shaped)])
+
+
+def _module(file: Path) -> types.ModuleType:
+    """The module in ``file``, whatever else has its name."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(file.stem, module)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _settings() -> Any:

@@ -7,7 +7,7 @@ way: a step runs for the rows for which its conditions hold. A graph that does n
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -93,6 +93,7 @@ class GraphStep:
         outputs: for each, the model's name and the graph's.
         batches: the model has a batch dimension.
         skips: a failure skips the step.
+        needs: the tensors that it takes, or that its conditions read.
     """
 
     name: str
@@ -105,13 +106,13 @@ class GraphStep:
     conditions: tuple[Condition, ...] = ()
     skips: bool = False
     timeout_seconds: float | None = None
+    needs: frozenset[str] = field(init=False)
 
-    @property
-    def needs(self) -> Iterator[str]:
-        """The tensors that it takes, or that its conditions read."""
-        for each in self.inputs:
-            yield from (source for source in each.sources if isinstance(source, str))
-        yield from (condition.tensor for condition in self.conditions)
+    def __post_init__(self) -> None:
+        sources = (source for each in self.inputs for source in each.sources)
+        taken = [source for source in sources if isinstance(source, str)]
+        needs = frozenset([*taken, *(condition.tensor for condition in self.conditions)])
+        object.__setattr__(self, "needs", needs)
 
 
 Steps = tuple[GraphStep, ...]
@@ -156,6 +157,10 @@ class RequestState:
 
     def is_ready(self, step: GraphStep) -> bool:
         """Whether it is known what the step gets."""
+        return step.needs <= self.tensors.keys() or self._is_decided(step)
+
+    def _is_decided(self, step: GraphStep) -> bool:
+        """Whether tensors that are missing will never come, or are not needed."""
         return all(self._are_known(each.sources) for each in step.inputs) and all(
             self.is_known(condition.tensor) for condition in step.conditions
         )
