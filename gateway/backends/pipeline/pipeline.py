@@ -139,7 +139,8 @@ class _GraphBuilder:
 
     def _omissible(self) -> frozenset[str]:
         """The inputs without which every step that takes them has another tensor, or none."""
-        needed = {alternatives[-1] for alternatives in self._pipeline.outputs.values()}
+        last = (alternatives[-1] for alternatives in self._pipeline.outputs.values())
+        needed = {each for each in last if isinstance(each, str)}
         taken: set[str] = set()
         for step in self._pipeline.steps:
             optional = {each.name for each in self._models[step.name].input if each.optional}

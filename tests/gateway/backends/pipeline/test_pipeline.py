@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import tomllib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -470,6 +472,49 @@ def test_a_bad_declaration_is_refused_in_one_line(
         pipeline(tmp_path, GOOD.replace(old, new, 1))
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+#: TOML values of every type, small, large and odd.
+VALUES = [
+    "true", "-1", "9223372036854775808", "1e400", "nan", "1979-05-27", "''", "'in'", "'judge.good'",
+    "'.'", "'\u2028'", "[]", "[[]]", "['in', 'in']", "['add.y', { value = [1, 2] }]", "{}",
+    "{ value = [[1, 2]] }", "{ value = {} }", "{ x = 'in' }", f"'{'n' * 5000}'",
+]  # fmt: skip
+
+
+def leaves(document: dict[str, object], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = []
+    for key, value in document.items():
+        found.append((*path, key))
+        if isinstance(value, dict):
+            found += leaves(value, (*path, key))
+    return found
+
+
+def written(value: object, path: tuple[str, ...], wanted: tuple[str, ...], odd: str) -> str:
+    """``value`` as TOML, with ``odd`` at the path ``wanted``."""
+    if path == wanted:
+        return odd
+    if isinstance(value, dict):
+        inner = (f"{k} = {written(v, (*path, k), wanted, odd)}" for k, v in value.items())
+        return "{ " + ", ".join(inner) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(written(each, (), wanted, odd) for each in value) + "]"
+    return json.dumps(value)
+
+
+def test_any_value_at_any_key_is_accepted_or_refused_in_one_line(tmp_path: Path) -> None:
+    document = tomllib.loads(GOOD.replace("[outputs]", '[outputs]\nz = "add.y"'))
+    refusals = []
+    for place in leaves(document):
+        for odd in VALUES:
+            lines = (f"{k} = {written(v, (k,), place, odd)}\n" for k, v in document.items())
+            try:
+                pipeline(tmp_path, "".join(lines))
+            except ModelportError as error:
+                refusals.append(str(error))
+    assert not [each for each in refusals if "\n" in each]
+    assert 0 < len(refusals) < len(leaves(document)) * len(VALUES)
 
 
 def test_a_model_that_is_not_ready_is_waited_for(tmp_path: Path) -> None:
