@@ -2,9 +2,10 @@
 
     python -m tests.torchserve.migration
 
-A store of two archives that ``modelport package`` made and one with TorchServe's own unmodified
-``image_classifier`` (torchvision) is served, migrated, and both servers are asked the same recorded
-requests. Needs Java 17; exits with 1 if anything is not as it must be.
+A store of two archives that ``modelport package`` made, one with TorchServe's own unmodified
+``image_classifier`` (torchvision) and one with a handler of its own is served, migrated, and both
+servers are asked the same recorded requests. Needs Java 17; exits with 1 if anything is not as it
+must be.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ for name in ("nms", "qnms"):
     library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
 CLASSES = 8
+#: Requests for the model with a handler of its own.
+DESCRIBED = 4
 #: Height and width: landscape, portrait, square, small, and with an odd margin to crop.
 PICTURES = ((300, 400), (411, 280), (256, 256), (60, 90), (333, 335))
 
@@ -67,6 +70,43 @@ def pictures(path: Path, seed: int) -> Path:
     return mar(path, path.stem, files, handler="image_classifier", modelVersion="1")
 
 
+#: Its postprocess needs what its preprocess has kept.
+HANDLER = """
+import json
+import torch
+from ts.torch_handler.base_handler import BaseHandler
+
+class Described(BaseHandler):
+    def initialize(self, context):
+        super().initialize(context)
+        with open(context.system_properties["model_dir"] + "/words.txt") as file:
+            self.words = file.read().split()
+
+    def preprocess(self, data):
+        bodies = [row.get("data") or row.get("body") for row in data]
+        images = [body if isinstance(body, list) else json.loads(body) for body in bodies]
+        made = torch.tensor(images, dtype=torch.float32, device=self.device)
+        self.sums = made.flatten(1).sum(1).tolist()
+        return made
+
+    def postprocess(self, outputs):
+        if isinstance(outputs, dict):
+            (outputs,) = outputs.values()
+        return [
+            {"word": self.words[int(row.argmax())], "score": float(row.max()), "sum": total}
+            for row, total in zip(outputs, self.sums)
+        ]
+"""
+
+
+def described(path: Path, version: Path) -> Path:
+    """The archive of a published model with a handler of its own."""
+    words = " ".join(f"word{number}" for number in range(1000))
+    model = (version / "model.pt").read_bytes()
+    files = {"model.pt": model, "described.py": HANDLER, "words.txt": words}
+    return mar(path, path.stem, files, handler="described.py")
+
+
 def record(folder: Path) -> None:
     """Requests for each model, in a folder of its name."""
     for name, source in sources().items():
@@ -79,7 +119,12 @@ def record(folder: Path) -> None:
             (folder / name / f"batch_{batch}.json").write_text(body)
         (folder / name / "wrong.json").write_text('{"inputs": []}')
     (folder / "pictures").mkdir()
+    (folder / "described").mkdir()
     rng = np.random.default_rng(0)
+    sides = sources()["vit"].signature.inputs[0].wire_dims
+    for number in range(DESCRIBED):
+        image = json.dumps(rng.normal(size=sides).round(3).tolist())
+        (folder / "described" / f"{number}.json").write_text(image)
     for number, (height, width) in enumerate(PICTURES):
         coarse = rng.integers(0, 256, (height // 20, width // 20, 3), dtype=np.uint8)
         picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
@@ -107,6 +152,7 @@ def run(work: Path) -> list[str]:
             publish(work / "published", name, sources()[name]), "torchserve", store / f"{name}.mar"
         )
     pictures(store / "pictures.mar", seed=1)
+    described(store / "described.mar", work / "published" / "vit" / "1")
     record(work / "requests")
     other = pictures(work / "pictures.mar", seed=2)
     programs = environments.venv("torchserve-vision", *VISION)
@@ -114,11 +160,11 @@ def run(work: Path) -> list[str]:
     (packages / "sitecustomize.py").write_text(OPERATORS)
     with torchserve(work, sorted(store.iterdir()), programs) as ports:
         url = f"http://{HOST}:{ports.inference}"
-        status, report = migrate(store, work, "repository", url)
+        status, report = migrate(store, work, "repository", url, "--allow-python")
         spoilt, _ = migrate(other, work, "other", url)
     wrong = [] if status == 0 else [f"the store was migrated with exit status {status}, not 0"]
     asked = [c for archive in report["archives"] for c in archive["comparisons"]]
-    if len(asked) != 2 * 3 + len(PICTURES) + 1:
+    if len(asked) != 2 * 3 + len(PICTURES) + 1 + DESCRIBED:
         wrong.append(f"{len(asked)} requests were compared")
     wrong += [f"{c['request']}: {c['problem']}" for c in asked if c["problem"]]
     if spoilt != 3:
