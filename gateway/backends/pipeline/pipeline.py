@@ -301,10 +301,11 @@ class _GraphBuilder:
                 f"{where} compares '{tensor}', which is {datatype}, with {condition.value!r}"
             )
         try:
-            zero = np.zeros(1, NUMPY_DTYPES[datatype])
             if datatype is not Datatype.BYTES:
-                OPERATORS[condition.operator](zero, condition.value)
-        except OverflowError:
+                with np.errstate(over="raise"):
+                    zero = np.zeros(1, NUMPY_DTYPES[datatype])
+                    OPERATORS[condition.operator](zero, condition.value)
+        except (OverflowError, FloatingPointError):
             raise InvalidArgument(f"{where} has a number that does not fit {datatype}") from None
 
 
