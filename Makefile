@@ -252,7 +252,7 @@ peer-suites: $(READY) ## Run Triton's, KServe's … own tests against a gateway;
 	$(BIN)/python -m tests.peer_suites --output docs $(if $(SOURCES),--sources "$(SOURCES)") $(SUITES)
 	$(STAMP) docs/peer-suites.md
 
-real-models: $(READY) ## Serve 23 model files of Python packages without configuration, and compare with their runtimes; 250 MB
+real-models: $(READY) ## Serve 23 model files of Python packages without configuration, and pipelines of them, and compare with their runtimes; 250 MB
 	$(BIN)/python -m tests.real_models
 
 upstream-triton: $(READY) ## Compare answers through the gateway with a real Triton's own, bit by bit

