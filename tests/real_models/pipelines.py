@@ -256,7 +256,7 @@ def words(trained: Mapping[str, Path], codes: bytes) -> str:
 
 
 def problems(root: Path, packages: Mapping[str, Path]) -> list[str]:
-    """What differs from the same steps by hand."""
+    """Compare pipelines with the same steps by hand; return the differences."""
     trained, wrong = repository(root, packages), []
     with serving(root, "--allow-python", may_fork=False) as gateway:
 
