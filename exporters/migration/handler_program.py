@@ -161,7 +161,6 @@ class TritonPythonModel:
             vars(module)["Context" if member is HandlerContext else "BaseHandler"] = member
         with contextlib.suppress(pb_utils.TritonModelException):  # else it is loaded at the start
             pb_utils.load_model(settings["model"])
-        sys.path.insert(0, str(FOLDER))
         handler = _module(FOLDER / settings["file"])
         self._entry: Any = getattr(handler, settings["function"], None)
         if inspect.isclass(self._entry) or self._entry is None:
@@ -181,29 +180,37 @@ class TritonPythonModel:
             self._entry(None, self._context)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        data, headers, counts = [], [], []
+        data: list[dict[str, Any]] = []
+        headers: list[dict[str, str]] = []
+        places: list[range | Any] = []  # of a request in the batch, or its error
         for request in requests:
             (body,) = request.inputs()
-            bodies = body.as_numpy().reshape(-1)
             told = json.loads(request.parameters() or "{}")
             kind = str(told.get("content_type", ""))
-            data += [{"body": _parsed(each, kind)} for each in bodies]
-            headers += [{"content-type": kind}] * len(bodies)
-            counts.append(len(bodies))
+            try:
+                read = [{"body": _parsed(each, kind)} for each in body.as_numpy().reshape(-1)]
+            except ValueError as error:
+                text = f"the body is not JSON: {error}"
+                places.append(pb_utils.TritonError(text, pb_utils.TritonError.INVALID_ARG))
+                continue
+            places.append(range(len(data), len(data) + len(read)))
+            data += read
+            headers += [{"content-type": kind}] * len(read)
         context = self._context
         context.headers, context.statuses = headers, {}
         context.request_ids = {index: str(index) for index in range(len(data))}
-        answers = self._entry(data, context)
+        answers = self._entry(data, context) if data else []
         if not isinstance(answers, list | tuple) or len(answers) != len(data):
             raise pb_utils.TritonModelException(
                 f"the handler must return a list of {len(data)} answers, one for each request"
             )
         written = [_written(answer) for answer in answers]
-        responses, start = [], 0
-        for count in counts:
-            responses.append(self._response(written, range(start, start + count)))
-            start += count
-        return responses
+        return [
+            self._response(written, place)
+            if isinstance(place, range)
+            else pb_utils.InferenceResponse(error=place)
+            for place in places
+        ]
 
     def _response(self, written: Sequence[bytes], rows: range) -> Any:
         for row in rows:

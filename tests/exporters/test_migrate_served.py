@@ -107,13 +107,13 @@ class Ranking(BaseHandler):
 def test_a_handler_runs_around_its_model_as_in_torchserve(tmp_path: Path) -> None:
     files = {
         "model.onnx": models.multiply(tmp_path / "model.onnx", 3.0).read_bytes(),
-        "ranking.py": HANDLER,
+        "json.py": HANDLER,  # it imports the other json
         "data/words.txt": "one two three four",
         "model-config.yaml": "batchSize: 4\nmaxBatchDelay: 1\nhandler:\n  bonus: 1\n",
     }
     archive = mar(
         tmp_path / "m.mar", "m", files,
-        serializedFile="model.onnx", handler="ranking.py", configFile="model-config.yaml",
+        serializedFile="model.onnx", handler="json.py", configFile="model-config.yaml",
     )  # fmt: skip
     repository = tmp_path / "models"
     result = migrate(archive, repository)
@@ -129,6 +129,9 @@ def test_a_handler_runs_around_its_model_as_in_torchserve(tmp_path: Path) -> Non
         refused = client.post("/predictions/m", content=b"[]")
         assert refused.status_code == 400
         assert "there are no values" in refused.text
+        headers = {"content-type": "application/json"}
+        broken = client.post("/predictions/m", content=b"[1", headers=headers)
+        assert (broken.status_code, "the body is not JSON" in broken.text) == (400, True)
         broken = client.post("/predictions/m", content=b"[1")
         assert (broken.status_code, "JSONDecodeError" in broken.text) == (500, True)
         with ThreadPoolExecutor(4) as clients:
