@@ -104,7 +104,7 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 def _named(tensors: Sequence[Tensor], name: str) -> Tensor | None:
     for tensor in tensors:
-        if tensor.name() == name:
+        if tensor._name == name:
             return tensor
     return None
 

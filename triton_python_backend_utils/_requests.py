@@ -55,10 +55,10 @@ class InferenceResponse:
                 )
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"output_tensors: expected a Tensor, found type {type(tensor)}")
-            if not tensor.name():
+            if not tensor._name:
                 raise TritonModelException("Tensor name cannot be an empty string.")
         self._error = error
-        self._parameters = _parameters_json(parameters)
+        self._parameters = _parameters_json(parameters) if parameters else "{}"
 
     def output_tensors(self) -> list[Tensor]:
         return self._outputs
