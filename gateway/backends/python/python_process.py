@@ -240,6 +240,7 @@ class PythonProcess:
         self._socket.close()
         self._socket = None
         self._reader.close()
+        self.regions = SentRegions()
         for frame in self._backlog:
             if frame.descriptor >= 0:
                 os.close(frame.descriptor)

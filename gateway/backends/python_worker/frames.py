@@ -240,9 +240,10 @@ class FrameReader:
             os.close(file)
 
     def close(self) -> None:
-        """Close the descriptors that no frame has taken."""
+        """Close the descriptors that no frame has taken, and the regions."""
         while self._descriptors:
             os.close(self._descriptors.popleft())
+        self._regions = ReceivedRegions()
 
 
 def send(stream: socket.socket, frame: OutgoingFrame, flags: int = 0) -> OutgoingFrame | None:

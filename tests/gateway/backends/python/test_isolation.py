@@ -89,6 +89,17 @@ def test_a_worker_that_ends_fails_its_request_at_once_and_is_restarted(
     crash(gateway, end)
 
 
+def test_shared_memory_goes_with_its_worker(gateway: Gateway) -> None:
+    def mapped() -> int:
+        maps = Path(f"/proc/{gateway.process.pid}/maps").read_text()
+        return maps.count("/memfd:tensors")
+
+    assert ask(gateway, "return [reply(*range(40_000))]")[0] == 200
+    assert mapped() == 1
+    crash(gateway, "os._exit")
+    assert mapped() == 0
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("end", ENDS)
 def test_a_worker_that_ends_again_and_again_is_restarted(gateway: Gateway, end: str) -> None:
