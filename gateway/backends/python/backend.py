@@ -22,7 +22,12 @@ from modelport.gateway.backends.python import environment
 from modelport.gateway.backends.python.calls import CALLERS
 from modelport.gateway.backends.python.codec import ResponseDecoder
 from modelport.gateway.backends.python.environment import WorkerEnvironment
-from modelport.gateway.backends.python.instance import Instance, InstanceSettings
+from modelport.gateway.backends.python.instance import (
+    AHEAD,
+    AHEAD_OF_MANY,
+    Instance,
+    InstanceSettings,
+)
 from modelport.gateway.backends.python.metrics import ModelMetrics
 from modelport.gateway.backends.python.requests import (
     PendingRequest,
@@ -113,7 +118,8 @@ class PythonBackend:
             "model": self._name, "folder": str(prepared.folder), "file": self._file,
             "version": self._folder,
         }  # fmt: skip
-        self._settings = InstanceSettings(host, prepared, allowed, start, self._metrics)
+        ahead = AHEAD if configuration.instance_count(self.config) == 1 else AHEAD_OF_MANY
+        self._settings = InstanceSettings(host, prepared, allowed, start, self._metrics, ahead)
         self._instances: list[Instance] = []
         #: Batches that wait for an instance, and how many requests of them somebody waits for.
         self._queue: deque[list[PendingRequest]] = deque()

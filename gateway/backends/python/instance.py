@@ -26,13 +26,16 @@ from modelport.gateway.types import InferResponse
 
 log = structlog.get_logger("modelport.python")
 
-#: An execution as short as this gets the next ones before it ends, so that it never waits for them.
-SHORT_SECONDS = 0.002
+#: An execution as short as this gets the next ones before it ends, so that it never waits for them:
+#: as many as take this time together.
+SHORT_SECONDS, AHEAD_SECONDS = 0.002, 0.016
 #: After one as short as this, the response is there before the loop could do anything else.
 BRIEF_SECONDS = 0.0002
-#: Those that such a worker, or one of a coroutine that streams, has at a time; of large ones, those
-#: that such a worker has not read.
-AHEAD, CONCURRENT, LARGE_AHEAD = 8, 64, 2
+#: Those that such a worker has at a time: behind a slow one they cannot go to another instance. Of
+#: large ones, those that it has not read.
+AHEAD, AHEAD_OF_MANY, LARGE_AHEAD = 64, 8, 2
+#: Those that the worker of a coroutine that streams has at a time.
+CONCURRENT = 64
 #: Responses to requests that have ended, since the last execution.
 MAX_STRAYS = 10_000
 #: A worker that lives as long as this restarts at once.
@@ -46,7 +49,8 @@ STOP_SECONDS = 10.0
 class InstanceSettings(NamedTuple):
     """Everything that the instances of one model have in common.
 
-    ``start`` is their first frame without the instance's name and the configuration.
+    ``start`` is their first frame without the instance's name and the configuration, ``ahead`` the
+    number of short executions that one has at a time.
     """
 
     host: Host
@@ -54,6 +58,7 @@ class InstanceSettings(NamedTuple):
     limits: PythonModels
     start: dict[str, str]
     metrics: ModelMetrics
+    ahead: int
 
 
 class InstanceOwner(Protocol):
@@ -279,13 +284,15 @@ class Instance:
         worker = self._worker
         if not self.ready or worker is None:
             return False
-        running = len(self._batches)
+        running, mean = len(self._batches), self._mean_seconds
         if self.concurrent:
             return running < CONCURRENT
         if not running:
             return True
-        short = 0 < self._mean_seconds < SHORT_SECONDS and not self._makes_calls
-        return short and running < AHEAD and worker.regions.unread < LARGE_AHEAD
+        short = 0 < mean < SHORT_SECONDS and running * mean < AHEAD_SECONDS
+        if not short or running >= self._settings.ahead or self._makes_calls:
+            return False
+        return worker.regions.unread < LARGE_AHEAD
 
     @property
     def brief(self) -> bool:
