@@ -22,14 +22,15 @@ def declared(path: Path) -> list[str]:
     None of a file with a class ``TritonPythonModel``, whose model has the name of its file.
 
     Raises:
-        InvalidArgument: it is not Python, has no model, or two of one name.
-        OSError: it cannot be read.
+        InvalidArgument: it cannot be read, is not Python, has no model, or two of one name.
     """
     if "." in path.stem:
         raise InvalidArgument(f"'{path}' cannot be imported; rename it, without a dot before '.py'")
     try:
         with warnings.catch_warnings(action="ignore"):  # they come when the model is loaded
             tree = ast.parse(untrusted_files.read(path, MAX_BYTES))
+    except OSError as error:
+        raise InvalidArgument(f"'{path}' cannot be read: {error.strerror}") from error
     except SyntaxError as error:
         raise InvalidArgument(f"'{path}' line {error.lineno}: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:

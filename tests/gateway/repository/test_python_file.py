@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 import pytest
 
 from modelport.gateway.cli.serve import settings_of
-from modelport.gateway.errors import ModelportError
+from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.repository import python_file
 from tests import models
 
@@ -67,6 +68,12 @@ def test_a_file_without_models_of_its_own_is_refused(
         python_file.declared(written(tmp_path, source))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "app.py")
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        python_file.declared(tmp_path / "app.py")
 
 
 def test_serve_has_a_model_for_each_declaration(tmp_path: Path) -> None:
