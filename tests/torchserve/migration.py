@@ -136,7 +136,12 @@ def migrate(path: Path, work: Path, to: str, url: str, *more: str) -> tuple[int,
     """Exit status and report of the command, in a process of its own."""
     report = work / f"{to}.json"
     command = [sys.executable, "-m", "modelport", "migrate", "torchserve", str(path)]
-    command += ["--model-repository", str(work / to), "--config", str(work / "config.properties")]
+    command += [
+        "--model-repository",
+        str(work / to),
+        "--config-properties",
+        str(work / "config.properties"),
+    ]
     command += ["--compare", url, "--requests", str(work / "requests")]
     command += ["--report", str(report), *more]
     status = subprocess.run(command, check=False).returncode
