@@ -123,7 +123,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return next((folder for folder in TOGETHER if path.startswith(f"{folder}/")), path)
 
         def _assign_work_unit(self, node: Any) -> None:
-            converts = 2 * list(self.assigned_work).index(node) < len(self.assigned_work)
+            converts = list(self.assigned_work).index(node) < len(self.assigned_work) // 2
             scopes = (s for s in self.workqueue if s.startswith(CONVERSIONS) is converts)
             if (scope := next(scopes, None)) is not None:
                 self.workqueue.move_to_end(scope, last=False)
