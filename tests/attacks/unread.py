@@ -48,6 +48,10 @@ CONNECTION_BYTES, REQUEST_BYTES = 2**18, 8000
 NOISE_BYTES = 24 * 2**20
 #: The memory is looked at when no more of what was sent is taken for this time.
 QUIET_SECONDS = 0.2
+#: Or when it has not grown by ``GROWTH_BYTES`` while the server computed for this time. A quick
+#: server refuses what exceeds the budget; one that waits for a processor cuts off stalled responses
+#: instead, and renders thousands of others for minutes.
+STEADY_CPU_SECONDS, GROWTH_BYTES = 5.0, 2**20
 
 #: A response is held by the window of its stream, by that of the connection, or by the socket.
 WINDOWS = {"stream": (0, 0), "connection": (MAX_WINDOW_BYTES, 0), "socket": (MAX_WINDOW_BYTES, 1)}
@@ -149,6 +153,7 @@ def held(gateway: Gateway, attack: UnreadAttack, before: int) -> int:
     Allocators keep what they had once, so that is counted from the server's start.
     """
     meter = cost.Meter(gateway.process.pid)
+    wait_until_idle(meter, Growth(meter))  # it closes the connections of the attack before
     with contextlib.ExitStack() as stack:
         meter.reset_peak()
         rest: dict[socket.socket, memoryview] = {}
@@ -158,10 +163,11 @@ def held(gateway: Gateway, attack: UnreadAttack, before: int) -> int:
             opened.connect(("127.0.0.1", attack.port))
             opened.setblocking(False)
             rest[opened] = memoryview(attack.sent)
-        while rest:
+        growth = Growth(meter)
+        while rest and growth.goes_on():
             _, writable, _ = select.select([], rest, [], QUIET_SECONDS)
             if not writable:
-                wait_until_idle(meter)
+                wait_until_idle(meter, growth)
                 if not select.select([], rest, [], 0)[1]:
                     break
             for each in writable:
@@ -171,13 +177,27 @@ def held(gateway: Gateway, attack: UnreadAttack, before: int) -> int:
                     rest[each] = memoryview(b"")  # the server has had enough of it
                 if not rest[each]:
                     del rest[each]
-        wait_until_idle(meter)
+        wait_until_idle(meter, growth)
         return max(0, meter.peak_bytes() - before)
 
 
-def wait_until_idle(meter: cost.Meter) -> None:
-    """Wait until the server neither computes nor waits for a processor."""
-    while True:
+class Growth:
+    """The growth of a server's memory, by the processor time that it takes."""
+
+    def __init__(self, meter: cost.Meter) -> None:
+        self._meter = meter
+        self._peak, self._grew_at = meter.peak_bytes(), meter.cpu_seconds()
+
+    def goes_on(self) -> bool:
+        peak, now = self._meter.peak_bytes(), self._meter.cpu_seconds()
+        if peak >= self._peak + GROWTH_BYTES:
+            self._peak, self._grew_at = peak, now
+        return now < self._grew_at + STEADY_CPU_SECONDS
+
+
+def wait_until_idle(meter: cost.Meter, growth: Growth) -> None:
+    """Wait while the memory grows, until the server neither computes nor waits for a processor."""
+    while growth.goes_on():
         before = meter.cpu_seconds() + meter.waited_seconds()
         time.sleep(QUIET_SECONDS / 2)
         if meter.cpu_seconds() + meter.waited_seconds() - before < QUIET_SECONDS / 20:

@@ -126,9 +126,9 @@ async def test_a_bad_pair_is_not_served_and_is_named_in_the_log(
     (secret.folder / "..data" / "tls.crt").write_bytes(b"-----BEGIN CERT")
     entry = gateway.wait_for("access certificate not reloaded")
     assert "tls.crt is not a certificate in PEM format" in entry["reason"]
-    process = workers(gateway)[0]
+    process, logged = workers(gateway)[0], len(gateway.logs)
     os.kill(process, signal.SIGKILL)
-    gateway.wait_for("worker restarted")
+    gateway.wait_for("worker restarted", logged)
     for _ in range(CONNECTIONS):
         httpx.get(f"https://localhost:{gateway.http_port}/v2", verify=secret.client())
     load = LoadDuringSwaps(gateway, secret, 50)
