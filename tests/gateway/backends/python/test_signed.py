@@ -82,7 +82,7 @@ def test_other_models_are_not_signed_by_publishing(published: Path, tmp_path: Pa
     assert "has a certificate" in done.output
 
 
-def test_a_signed_pipeline_is_served_and_a_changed_one_is_refused(published: Path) -> None:
+def test_a_signed_pipeline_is_served(published: Path) -> None:
     source, key = published.parent / "pipeline", published.parent / "mine.key"
     (source / "1").mkdir(parents=True)
     text = 'inputs = ["code"]\noutputs = { y = "a.y" }\n'
@@ -90,10 +90,5 @@ def test_a_signed_pipeline_is_served_and_a_changed_one_is_refused(published: Pat
     (source / "1" / "pipeline.toml").write_text(text)
     done = run("publish", source, "--repository", published, "--sign-key", key)
     assert done.exit_code == 0, done.output
-    flags = ("--require-signature", str(published.parent / "mine.pub"))
-    with serving(published, *flags) as gateway:
+    with serving(published, "--require-signature", str(published.parent / "mine.pub")) as gateway:
         assert ask(gateway, CODE, "pipeline")[1]["outputs"][0]["data"] == [3.0]
-    (published / "pipeline" / "1" / "pipeline.toml").write_text(text + "# changed")
-    with serving(published, *flags, wait_for="model version is not served") as gateway:
-        reason = gateway.wait_for("model version is not served", model="pipeline")["reason"]
-        assert "pipeline.toml" in reason
