@@ -236,9 +236,11 @@ class PythonBackend:
     def _answers_at_once(self, request: InferRequest) -> bool:
         """Whether the loop waits for the response: requests come one by one, and are brief.
 
-        Of several requests at a time, one is better received while another one is computed.
+        Of several requests at a time, one is better received while another one is computed. If it
+        is not brief after all, a later one may overtake it.
         """
-        return self._alone >= ALONE and self._is_alone()
+        ordered = self.config.dynamic_batching.preserve_ordering
+        return self._alone >= ALONE and self._is_alone() and not ordered
 
     def _is_alone(self) -> bool:
         if self._answered:

@@ -17,7 +17,7 @@ from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.python import backend as python_backend
 from modelport.gateway.backends.python import python_process
 from modelport.gateway.backends.python.backend import PythonBackend
-from modelport.gateway.backends.python.instance import Instance
+from modelport.gateway.backends.python.instance import AHEAD, Instance
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import config
 from modelport.gateway.settings import PythonModels
@@ -116,6 +116,20 @@ def test_an_error_is_raised_in_the_call_or_later(run: Callable[[Body], None]) ->
             await brief(backend)
             with pytest.raises(ModelportError, match="below 0"):
                 await finished(backend(request(-1.0), NO_DEADLINE))
+
+    run(body)
+
+
+def test_a_bounded_number_is_sent_ahead_and_the_others_wait(run: Callable[[Body], None]) -> None:
+    async def body(backend: PythonBackend) -> None:
+        await brief(backend)
+        first = backend(request(0.05), NO_DEADLINE)  # the others arrive while it is computed
+        others = [backend(request(), NO_DEADLINE) for _ in range(AHEAD + 6)]
+        (instance,) = backend._instances
+        assert len(instance) == AHEAD
+        assert backend._queued == 7
+        for each in (first, *others):
+            assert isinstance(await finished(each), InferResponse)
 
     run(body)
 
