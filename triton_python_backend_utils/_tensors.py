@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -39,8 +40,11 @@ DATATYPES: Mapping[Any, str] = {
 }
 BF16 = "BF16"
 _LENGTH = struct.Struct("<I")
-#: DLPack's number of the CPU.
-_CPU = 1
+#: DLPack's numbers of the CPU, and of kinds of numbers.
+_CPU, _UINT, _BFLOAT = 1, 1, 4
+_POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 
 
 class Tensor:
@@ -105,11 +109,12 @@ class Tensor:
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         if self._datatype == "BYTES":
             raise TritonModelException("DLPack does not have support for string tensors.")
+        # An array from a capsule is read-only, which a capsule cannot say.
+        array = self._array if self._array.flags.writeable else self._array.copy()
+        capsule = array.__dlpack__()
         if self._datatype == BF16:
-            import torch
-
-            return torch.from_numpy(self._array.view(np.int16)).view(torch.bfloat16).__dlpack__()
-        return self._array.__dlpack__()
+            _dltensor(capsule).code = _BFLOAT
+        return capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _CPU, 0
@@ -117,16 +122,36 @@ class Tensor:
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
         """A tensor that shares the memory of a DLPack capsule, or of an object that makes one."""
-        if str(getattr(tensor, "dtype", "")) == "torch.bfloat16":
-            import torch
-
-            bits = tensor.contiguous().view(torch.int16).numpy().view(np.uint16)
-            return Tensor.of_datatype(name, bits, BF16)
-        source = tensor if hasattr(tensor, "__dlpack__") else _Capsule(tensor)
+        source, bf16 = tensor, False
         try:
-            return Tensor(name, np.from_dlpack(source))
+            if str(getattr(tensor, "dtype", "")).endswith("bfloat16"):
+                source = tensor.__dlpack__()
+            if not hasattr(source, "__dlpack__"):
+                head, source = _dltensor(source), _Capsule(source)
+                bf16 = (head.code, head.bits) == (_BFLOAT, 16)
+                if bf16:  # which numpy does not have
+                    head.code = _UINT
+            array = np.from_dlpack(source)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise TritonModelException(f"DLPack tensor cannot be imported: {error}") from error
+        if bf16:
+            return Tensor.of_datatype(name, np.ascontiguousarray(array), BF16)
+        return Tensor(name, array)
+
+
+class _DLTensor(ctypes.Structure):
+    """The beginning of DLPack's ``DLTensor``, up to its datatype."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        *(("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)),
+        *(("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8)),
+    )
+
+
+def _dltensor(capsule: Any) -> _DLTensor:
+    """The tensor in a capsule that has not been taken; raises ``ValueError`` for another object."""
+    return _DLTensor.from_address(_POINTER(capsule, b"dltensor"))
 
 
 class _Capsule:

@@ -174,7 +174,7 @@ def complete(config: ModelConfig, name: str) -> ModelConfig:
             f"'default_model_filename' must be a plain file name, not '{filename}'"
         )
     if not completed.instance_group and completed.backend != PIPELINE.backend:
-        completed.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
+        completed.instance_group.add(name=name, kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
     for index, group in enumerate(completed.instance_group):
         group.name = group.name or f"{name}_{index}"
         if group.count < 0:

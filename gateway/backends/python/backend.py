@@ -139,7 +139,7 @@ class PythonBackend:
 
     async def start(self, groups: Sequence[Any]) -> None:
         """Start all instances; the first one completes the configuration."""
-        names = _instance_names(groups)
+        names = instance_names(groups)
         for name, kind, device in names:
             self._instances.append(Instance(self, name, self._settings, kind, device))
         first = self._instances[0]
@@ -420,14 +420,13 @@ def _is_wanted(pending: PendingRequest) -> bool:
     return True
 
 
-def _instance_names(groups: Sequence[Any]) -> list[tuple[str, str, str]]:
+def instance_names(groups: Sequence[Any]) -> list[tuple[str, str, str]]:
     """Name, kind and device of every instance, as Triton's."""
-    found = []
+    found: list[tuple[str, str, str]] = []
     for group in groups:
         kind = _KINDS.get(group.kind, "CPU")
         devices = [str(gpu) for gpu in group.gpus] if kind == "GPU" and group.gpus else ["0"]
         places = [device for device in devices for _ in range(group.count)]
-        for index, device in enumerate(places):
-            name = group.name if len(places) == 1 else f"{group.name}_{index}"
-            found.append((name, kind, device))
+        names = (f"{group.name}_{index}" for index in range(len(places)))
+        found += [(name, kind, device) for name, device in zip(names, places, strict=True)]
     return found

@@ -142,7 +142,7 @@ def test_completion_fills_in_tritons_defaults() -> None:
     assert done.platform == "onnxruntime_onnx"
     assert done.default_model_filename == "model.onnx"
     assert done.version_policy.latest.num_versions == 1
-    assert [(g.name, g.count) for g in done.instance_group] == [("m_0", 1)]
+    assert [(g.name, g.count) for g in done.instance_group] == [("m", 1)]
 
 
 def test_completion_leaves_its_argument_and_what_is_configured_alone() -> None:

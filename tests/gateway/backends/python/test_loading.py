@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from modelport.gateway.backends.python import backend
+from modelport.gateway.repository import config as configuration
 from tests.gateway.backends.python import python_models
 from tests.gateway.backends.python.asking import ask
 from tests.server import Gateway, serving
@@ -167,6 +169,19 @@ def test_a_model_may_say_that_it_is_not_ready(gateway: Gateway, repository: Path
     caught.value.close()
     assert caught.value.code == 400
     assert ask(gateway, "return [reply(1)]", "shy")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("groups", "names"),
+    [
+        ("", ["m_0"]),
+        ("instance_group {}", ["m_0_0"]),
+        ("instance_group { count: 2 } instance_group { name: 'g' }", ["m_0_0", "m_0_1", "g_0"]),
+    ],
+)
+def test_instances_have_tritons_names(groups: str, names: list[str]) -> None:
+    config = configuration.complete(configuration.parse(f'backend: "python" {groups}'), "m")
+    assert [name for name, _, _ in backend.instance_names(config.instance_group)] == names
 
 
 def test_instances_are_processes_that_run_at_the_same_time(

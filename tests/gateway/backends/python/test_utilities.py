@@ -69,6 +69,25 @@ def test_bfloat16_travels_by_dlpack_alone() -> None:
     with pytest.raises(pb_utils.TritonModelException, match=r"Tensor dtype is BF16"):
         tensor.as_numpy()
     assert torch.equal(torch.from_dlpack(tensor.to_dlpack()), values)
+    capsule = torch.utils.dlpack.to_dlpack(values)
+    tensor = pb_utils.Tensor.from_dlpack("x", capsule)
+    assert tensor.triton_dtype() == "TYPE_BF16"
+    assert torch.equal(torch.utils.dlpack.from_dlpack(tensor.to_dlpack()), values)
+    with pytest.raises(pb_utils.TritonModelException, match="cannot be imported"):
+        pb_utils.Tensor.from_dlpack("x", capsule)  # it has been taken
+
+
+def test_a_tensor_of_a_capsule_makes_another_capsule() -> None:
+    tensor = pb_utils.Tensor.from_dlpack("x", np.arange(3.0).__dlpack__())
+    assert np.array_equal(
+        pb_utils.Tensor.from_dlpack("y", tensor.to_dlpack()).as_numpy(), [0, 1, 2]
+    )
+
+
+@pytest.mark.parametrize("wrong", [None, 1, "x", object()])
+def test_an_object_that_is_no_dlpack_tensor_is_refused(wrong: Any) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match="cannot be imported"):
+        pb_utils.Tensor.from_dlpack("x", wrong)
 
 
 def test_strings_are_serialized_as_on_the_wire() -> None:
