@@ -44,6 +44,7 @@ class Code(Enum):
     PERMISSION_DENIED = "permission denied"
     QUOTA_EXCEEDED = "quota exceeded"
     CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
     INTERNAL = "internal"
 
 
@@ -165,6 +166,12 @@ class Cancelled(ModelportError):
     """The client has disconnected."""
 
     code = Code.CANCELLED
+
+
+class Unknown(ModelportError):
+    """A model has answered with an error of no kind."""
+
+    code = Code.UNKNOWN
 
 
 class Internal(ModelportError):

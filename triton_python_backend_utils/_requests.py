@@ -120,9 +120,9 @@ class InferenceRequest:
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] = (),
-        requested_output_names: Sequence[str] = (),
-        model_name: str = "",
+        inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -130,6 +130,17 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
+        """Make a request; ``inputs``, ``requested_output_names`` and ``model_name`` are required.
+
+        Raises:
+            TypeError: one is missing, or None.
+            TritonModelException: an input is None, or a parameter has a wrong type.
+        """
+        if inputs is None or requested_output_names is None or model_name is None:
+            raise TypeError(
+                "__init__(): incompatible constructor arguments: an InferenceRequest needs inputs, "
+                "requested_output_names and model_name"
+            )
         self._inputs = list(inputs)
         for tensor in self._inputs:
             if tensor is None:
@@ -297,7 +308,8 @@ class InferenceResponseSender:
 class ResponseIterator:
     """The responses of a decoupled model, one after the other.
 
-    It is finished once; a further iteration gives the responses again.
+    An iteration goes on where the one before it has stopped; after the last response, it begins
+    with the first one again.
     """
 
     def __init__(self, request: InferenceRequest) -> None:
@@ -307,7 +319,8 @@ class ResponseIterator:
         self._next = 0
 
     def __iter__(self) -> Iterator[InferenceResponse]:
-        self._next = 0
+        if self._finished and self._next == len(self._responses):
+            self._next = 0
         return self
 
     def __next__(self) -> InferenceResponse:
@@ -323,8 +336,12 @@ class ResponseIterator:
         return self._responses[self._next - 1]
 
     def cancel(self) -> None:
-        """Cancel the request; no further response comes."""
+        """Cancel the request; its last response is an error with the code CANCELLED."""
+        if self._finished:
+            return
         self._finished = True
+        cancelled = TritonError("the request is cancelled", TritonError.CANCELLED)
+        self._responses.append(InferenceResponse([], cancelled))
         close = getattr(self._source, "close", None)
         if close is not None:
             close()

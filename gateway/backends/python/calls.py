@@ -49,10 +49,8 @@ _DECOUPLED = (
     "request call doesn't support models using the decoupled transaction policy. Please use "
     "'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled models.'"
 )
-_NOT_READY = (
-    "Model {0} - Error when running inference: Failed for execute the inference request. Model "
-    "'{0}' is not ready."
-)
+#: A response without outputs.
+_EMPTY = b"[0,[],null]"
 _REFUSED = "Model {0} - Error when running inference: {1}"
 
 
@@ -133,17 +131,20 @@ class WorkerCalls:
     async def _stream(self, number: int, request: InferRequest, deadline: Deadline) -> None:
         wanted = self._wanted[number] = asyncio.Event()
         responses: AsyncGenerator[InferResponse, None] = self._host.stream(request, deadline)
+        ended = False
         try:
             async with aclosing(responses):
                 async for response in responses:
+                    ended = response.final
                     self._respond(number, response, final=False)
                     await wanted.wait()
                     wanted.clear()
         except Exception as error:
             self._failed(number, request.model_name, error)
         else:
-            # As in Triton, the last response may be empty; here the iteration just ends.
-            self._worker.send(frames.pack(frames.REPLY, number, frames.FINAL))
+            # As in Triton, an end that comes by itself is an empty response.
+            meta = b"" if ended else _EMPTY
+            self._worker.send(frames.pack(frames.REPLY, number, frames.FINAL, meta))
 
     def _respond(self, number: int, response: InferResponse, final: bool) -> None:
         buffers: list[Buffer] = []
@@ -223,9 +224,7 @@ def _bls_error(model: str, error: Exception) -> ModelportError:
         return error
     if isinstance(error, Decoupled):
         return Internal(_DECOUPLED.format(model))
-    if isinstance(error, NotFound):
-        return Internal(_NOT_READY.format(model))
-    if isinstance(error, InvalidArgument):
+    if isinstance(error, NotFound | InvalidArgument):
         return Internal(_REFUSED.format(model, error))
     if isinstance(error, ModelportError):
         return error

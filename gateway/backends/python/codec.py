@@ -25,6 +25,7 @@ from modelport.gateway.errors import (
     ModelportError,
     NotFound,
     Unavailable,
+    Unknown,
     Unsupported,
 )
 from modelport.gateway.repository import config as configuration
@@ -49,9 +50,9 @@ def _answered(kind: type[ModelportError]) -> type[ModelAnswered]:
     return type(f"Answered{kind.__name__}", (ModelAnswered, kind), {"code": kind.code})
 
 
-#: By the codes of ``TritonError``; UNKNOWN has the status of an invalid argument over HTTP, too.
+#: By the codes of ``TritonError``.
 _ERRORS = tuple(map(_answered, (
-    InvalidArgument, Internal, NotFound, InvalidArgument, Unavailable, Unsupported, AlreadyExists,
+    Unknown, Internal, NotFound, InvalidArgument, Unavailable, Unsupported, AlreadyExists,
     Cancelled,
 )))  # fmt: skip
 _INTERNAL = 1

@@ -412,8 +412,6 @@ class Instance:
             raise FrameError("it sends more responses than it may")
         if final or isinstance(outcome, ModelportError):
             del self._outstanding[frame.number]
-        if isinstance(outcome, InferResponse):
-            outcome.final = final
         pending.settle(outcome, final)
 
     # -- limits -----------------------------------------------------------------------------------

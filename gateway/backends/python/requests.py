@@ -77,6 +77,8 @@ class ResponseStream:
         """Add a response or an error; an error ends the stream."""
         if self._finished:
             return
+        if isinstance(outcome, InferResponse):
+            outcome.final = final
         if outcome is not None:
             self._found.append(outcome)
         self._finished = final or isinstance(outcome, ModelportError)

@@ -33,6 +33,7 @@ CODES: Mapping[Code, int] = {
     Code.UNSUPPORTED: TritonError.UNSUPPORTED,
     Code.ALREADY_EXISTS: TritonError.ALREADY_EXISTS,
     Code.CANCELLED: TritonError.CANCELLED,
+    Code.UNKNOWN: TritonError.UNKNOWN,
 }
 
 

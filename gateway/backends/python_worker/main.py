@@ -159,6 +159,7 @@ class Worker(RequestOrigin):
         return 0
 
     async def _finalize(self) -> None:
+        self._runtime.serving = False
         try:
             answer = self.model.finalize()
             if inspect.isawaitable(answer):
@@ -366,9 +367,9 @@ class Worker(RequestOrigin):
 _NO_TRACE = InferenceTrace()
 
 
-def main() -> None:
-    """Serve on the socket whose descriptor is the first argument."""
-    stream = socket.socket(fileno=int(sys.argv[1]))
+def main(descriptor: int) -> None:
+    """Serve on the socket of a descriptor."""
+    stream = socket.socket(fileno=descriptor)
     stream.set_inheritable(False)
     run(stream)
     sys.stdout.flush()

@@ -36,12 +36,14 @@ def _package(name: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    _die_with(int(sys.argv[2]))
+    _, descriptor, parent, utilities = sys.argv
+    sys.argv = [""]  # as in Triton: unittest.main() in a model reads it
+    _die_with(int(parent))
     # A service manager sends these to every process of the gateway, which decides.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    _package("triton_python_backend_utils", sys.argv[3])
-    _package("modelport", os.path.join(os.path.dirname(sys.argv[3]), "modelport"))
+    _package("triton_python_backend_utils", utilities)
+    _package("modelport", os.path.join(os.path.dirname(utilities), "modelport"))
     _package("modelport_python_worker", os.path.dirname(os.path.abspath(__file__)))
-    importlib.import_module("modelport_python_worker.main").main()
+    importlib.import_module("modelport_python_worker.main").main(int(descriptor))

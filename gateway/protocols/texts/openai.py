@@ -40,6 +40,7 @@ _ERRORS: dict[Code, tuple[int, str, str | None]] = {
     Code.INVALID_ARGUMENT: (400, _INVALID, None),
     Code.ALREADY_EXISTS: (400, _INVALID, None),
     Code.CANCELLED: (400, _INVALID, None),
+    Code.UNKNOWN: (400, _INVALID, None),
     Code.UNAUTHENTICATED: (401, _INVALID, "invalid_api_key"),
     Code.PERMISSION_DENIED: (403, _INVALID, "permission_denied"),
     Code.NOT_FOUND: (404, _INVALID, None),

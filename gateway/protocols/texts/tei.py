@@ -34,6 +34,7 @@ _STATUS = {
     Code.INVALID_ARGUMENT: (413, "Validation"),
     Code.ALREADY_EXISTS: (413, "Validation"),
     Code.CANCELLED: (413, "Validation"),
+    Code.UNKNOWN: (413, "Validation"),
     Code.UNAUTHENTICATED: (401, "Unauthenticated"),
     Code.PERMISSION_DENIED: (403, "PermissionDenied"),
     Code.NOT_FOUND: (404, "Validation"),

@@ -45,6 +45,7 @@ _NUMBERS = {
     Code.INTERNAL: 13,
     Code.UNAVAILABLE: 14,
     Code.CANCELLED: 1,
+    Code.UNKNOWN: 2,
     Code.UNAUTHENTICATED: 16,
     Code.PERMISSION_DENIED: 7,
     Code.QUOTA_EXCEEDED: 8,

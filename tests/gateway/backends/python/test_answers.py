@@ -222,6 +222,31 @@ return [Response([], Error(json.dumps(told)))]
     assert "'model_instance_kind': 'CPU'" in arguments
 
 
+CODES = ("UNKNOWN", "INTERNAL", "NOT_FOUND", "UNAVAILABLE", "ALREADY_EXISTS", "CANCELLED")
+STATUSES = {
+    **dict(zip(CODES, CODES, strict=True)),
+    **{"INVALID_ARG": "INVALID_ARGUMENT", "UNSUPPORTED": "UNIMPLEMENTED"},
+}
+
+
+@pytest.mark.parametrize(("code", "status"), STATUSES.items())
+def test_every_code_of_an_error_has_its_status_over_grpc(
+    gateway: Gateway, code: str, status: str
+) -> None:
+    tensor = triton_grpc.InferInput("code", [1], "BYTES")
+    told = f"return [Response([], Error('no', Error.{code}))]"
+    tensor.set_data_from_numpy(np.array([told], dtype=object))
+    with (
+        triton_grpc.InferenceServerClient(gateway.grpc) as client,
+        pytest.raises(InferenceServerException, match=rf"\[StatusCode\.{status}\] no"),
+    ):
+        client.infer("act", [tensor])
+
+
+def test_a_model_sees_no_arguments_of_its_process(gateway: Gateway) -> None:
+    assert ask(gateway, "import sys; return [Response(error=Error(repr(sys.argv)))]")[1] == "['']"
+
+
 @pytest.mark.parametrize("count", [0, 3, 70_000, 2_000_000])
 def test_tensors_of_every_size_arrive_over_both_protocols(gateway: Gateway, count: int) -> None:
     code = (

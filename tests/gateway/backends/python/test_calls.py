@@ -136,8 +136,8 @@ def test_calls_carry_the_fields_of_the_request(gateway: Gateway) -> None:
     [
         (
             call("none", ""),
-            "told: Model none - Error when running inference: Failed for execute the inference "
-            "request. Model 'none' is not ready.",
+            "told: Model none - Error when running inference: Request for unknown model: 'none' is "
+            "not found",
         ),
         (
             call("double", ""),
@@ -190,10 +190,14 @@ request = pb.InferenceRequest(model_name="stream", requested_output_names=["y"],
     inputs=[Tensor("code", np.array([{inner.encode()!r}], object))])
 responses = request.exec(decoupled=True)
 values = [t.as_numpy()[0] for r in responses for t in r.output_tensors()]
+assert [len(r.output_tensors()) for r in responses] == [1] * 5 + [0]  # the end came by itself
 assert values == [t.as_numpy()[0] for r in responses for t in r.output_tensors()]
 first = next(iter(request.exec(decoupled=True)))
 other = request.exec(decoupled=True)
 next(other); other.cancel()
+assert [r.error().code() for r in other] == [Error.CANCELLED]
+other = request.exec(decoupled=True)
+assert [len([next(other)]), len(list(other)), len(list(other))] == [1, 5, 6]
 return [reply(*values)]
 """
     assert ask(gateway, code)[1]["outputs"][0]["data"] == [0.0, 1.0, 2.0, 3.0, 4.0]

@@ -114,7 +114,7 @@ def test_datatypes_have_their_numbers_and_names() -> None:
 
 
 def test_a_sender_collects_what_a_model_sends() -> None:
-    request = pb_utils.InferenceRequest(inputs=[pb_utils.Tensor("x", np.ones(1))])
+    request = pb_utils.InferenceRequest("", 0, [pb_utils.Tensor("x", np.ones(1))], [], "")
     sender = request.get_response_sender()
     sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.ones(2))]))
     sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -124,7 +124,7 @@ def test_a_sender_collects_what_a_model_sends() -> None:
 
 
 def test_there_is_no_other_model_to_ask() -> None:
-    request = pb_utils.InferenceRequest(model_name="other")
+    request = pb_utils.InferenceRequest("", 0, [], [], "other")
     with pytest.raises(pb_utils.TritonModelException, match="BLS is only supported"):
         request.exec()
     with pytest.raises(pb_utils.TritonModelException, match="BLS is only supported"):
