@@ -7,7 +7,7 @@ loads; a stage is present only if the model's configuration asks for it.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from modelport.gateway.backends.base import Backend
@@ -101,7 +101,7 @@ def _single(infer: Infer) -> InferStream:
     async def stream(
         request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[InferResponse, None]:
-        yield replace(await finished(infer(request, deadline)), final=True)
+        yield await finished(infer(request, deadline))
 
     return stream
 

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -146,7 +147,7 @@ class InferenceService:
             ModelportError: as ``infer``, before any response or after some.
         """
         if not self.is_decoupled(request):
-            yield await finished(self.infer(request, deadline, step))
+            yield replace(await finished(self.infer(request, deadline, step)), final=True)
             return
         if not step and self._manager.closing.is_set():
             raise Unavailable("the server is shutting down")

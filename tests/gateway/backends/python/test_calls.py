@@ -203,6 +203,12 @@ return [reply(*values)]
     assert ask(gateway, code)[1]["outputs"][0]["data"] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+def test_an_ordinary_model_has_one_response_for_an_iterator(gateway: Gateway) -> None:
+    code = call("awaited", "return [reply(1)]").partition("answer = ")[0]
+    code += "return [reply(len(list(request.exec(decoupled=True))))]"
+    assert ask(gateway, code)[1]["outputs"][0]["data"] == [1.0]
+
+
 def test_a_model_loads_and_unloads_others(gateway: Gateway) -> None:
     code = """
 told = [pb.is_model_ready("late")]
