@@ -27,9 +27,15 @@ class Gateway:
     """A running gateway. ``logs`` is everything it has said, one parsed JSON object a line."""
 
     def __init__(
-        self, repository: Path, *flags: str, wait_for: str = "started", may_fork: bool = True
+        self,
+        repository: Path,
+        *flags: str,
+        wait_for: str = "started",
+        may_fork: bool = True,
+        log_file: Path | None = None,
     ) -> None:
         self.logs: list[dict[str, Any]] = []
+        self._log_file = log_file
         self._changed = threading.Condition()
         arguments = [
             *("serve", "--model-repository", str(repository)),
@@ -68,14 +74,16 @@ class Gateway:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                entry = {"event": line.rstrip()}
-            with self._changed:
-                self.logs.append(entry)
-                self._changed.notify_all()
+        with open(self._log_file or os.devnull, "w", buffering=1) as copy:
+            for line in self.process.stderr:
+                copy.write(line)
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    entry = {"event": line.rstrip()}
+                with self._changed:
+                    self.logs.append(entry)
+                    self._changed.notify_all()
         with self._changed:
             self.logs.append({"event": "<closed>"})
             self._changed.notify_all()
@@ -119,10 +127,8 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def serving(
-    repository: Path, *flags: str, wait_for: str = "started", may_fork: bool = True
-) -> Iterator[Gateway]:
-    gateway = Gateway(repository, *flags, wait_for=wait_for, may_fork=may_fork)
+def serving(repository: Path, *flags: str, **options: Any) -> Iterator[Gateway]:
+    gateway = Gateway(repository, *flags, **options)
     try:
         yield gateway
     finally:

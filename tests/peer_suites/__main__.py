@@ -42,7 +42,8 @@ MODULES = (
     schemathesis,
 )
 SUITES: dict[str, Suite] = {
-    suite.name: suite for suite in (*(module.SUITE for module in MODULES), triton_qa.INFER)
+    suite.name: suite
+    for suite in (*(module.SUITE for module in MODULES), triton_qa.INFER, triton_qa.PYTHON)
 }
 MARKS = dict(zip(SuiteVerdict, ".cF-s?", strict=True))
 

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -54,6 +53,7 @@ class Suite(NamedTuple):
         not_applicable: reasons, by a test's id or the beginning of it.
         not_supported: what the gateway lacks, likewise; such a test may run, and then fails.
         changed_setup: what differs from the peer's own set-up, likewise; such a test never passes.
+        not_run: reasons of tests that apply and do not run yet, likewise.
         expected_failures: reasons of tests that fail and are known to; likewise. A failure that is
             not listed, and a listed one that passes, make the run fail.
         ours: the tests are this project's own, with a peer's client or document; the sums leave
@@ -70,6 +70,7 @@ class Suite(NamedTuple):
     not_applicable: Mapping[str, str] = {}
     not_supported: Mapping[str, str] = {}
     changed_setup: Mapping[str, str] = {}
+    not_run: Mapping[str, str] = {}
     expected_failures: Mapping[str, str] = {}
     declared: Callable[[Bench], Iterator[str]] | None = None
     ours: bool = False
@@ -114,13 +115,18 @@ class Bench:
 
     @contextlib.contextmanager
     def gateway(
-        self, repository: Path, *flags: str, wait_for: str = "started"
+        self, repository: Path, *flags: str, log_file: Path | None = None
     ) -> Iterator[Gateway]:
-        """A gateway on the ports that Triton's clients and tests take for granted."""
+        """A gateway on the ports that Triton's clients and tests take for granted.
+
+        It runs Python models, as Triton does.
+        """
         ports = ("--http-port", "8000", "--grpc-port", "8001", "--metrics-port", "8002")
         with (
             mock.patch.object(server, "START_SECONDS", START_SECONDS),
-            server.serving(repository, *ports, *flags, wait_for=wait_for) as gateway,
+            server.serving(
+                repository, *ports, "--allow-python", *flags, log_file=log_file
+            ) as gateway,
         ):
             yield gateway
 
@@ -141,6 +147,7 @@ class Bench:
         test: str = "",
         environment: Mapping[str, str] | None = None,
         seconds: float = TEST_SECONDS,
+        changed: str = "",
     ) -> Iterator[SuiteOutcome]:
         """Run the tests of ``file`` in its own folder; ids are ``prefix::Class::test [label]``.
 
@@ -148,6 +155,7 @@ class Bench:
             select: pytest's ``-k``.
             test: ``Class::test``, to run this one alone.
             seconds: the limit of each test.
+            changed: what differs from the peer's own set-up; a pass is then none.
         """
         suffix = f" [{label}]" if label else ""
         skip = {
@@ -185,7 +193,10 @@ class Bench:
                     count += 1
                     name = prefix + told["test"].removeprefix(file.name) + suffix
                     detail = _end(told["text"].removeprefix("Skipped: "))
-                    yield SuiteOutcome(name, _VERDICTS[told["outcome"]], detail)
+                    verdict = _VERDICTS[told["outcome"]]
+                    if verdict is SuiteVerdict.PASS and changed:
+                        verdict, detail = SuiteVerdict.CHANGED, changed
+                    yield SuiteOutcome(name, verdict, detail)
             process.wait(FILE_SECONDS)
             output.seek(0)
             said = output.read()
@@ -242,17 +253,6 @@ def declared_tests(file: Path, prefix: str) -> Iterator[str]:
                     yield f"{prefix}::{node.name}::{member.name}"
         elif isinstance(node, _FUNCTIONS) and node.name.startswith("test_"):
             yield f"{prefix}::{node.name}"
-
-
-def mentions(file: Path, test: str, words: set[str]) -> set[str]:
-    """The ``words`` in the code of ``Class::test`` of ``file``, or in its code beside tests."""
-    text = file.read_text()
-    seen = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, _FUNCTIONS):
-            other = node.name.startswith("test") and node.name != test.rpartition("::")[2]
-            seen += [] if other else [ast.get_source_segment(text, node) or ""]
-    return {word for word in words if re.search(rf"\b{re.escape(word)}\b", "\n".join(seen))}
 
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -1,4 +1,4 @@
-"""Model repositories of Triton's tests: its own, its generators', and echoes for Python code."""
+"""Model repositories of Triton's tests: its own, and its generators'."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from tests.peer_suites.suite import Bench
 
 SERVER = PinnedSource("triton-inference-server/server", "e1db8a603d863b1317ee859bdeea2be19959462e")
 EXAMPLES = "docs/examples/model_repository"
-_PYTHON = re.compile(r'^\s*backend\s*:\s*"python"', re.MULTILINE)
-_ECHO = 'backend: "fake"'
 #: OpenVINO 2026 has the generators' names of ``openvino.runtime`` in ``openvino``.
 _GENERATE = """
 import importlib.util, runpy, sys
@@ -27,22 +25,18 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def copy(source: Path, root: Path, *names: str) -> None:
-    """Models ``names`` of the repository folder ``source``; those of Python code become echoes.
+    """Models ``names`` of the repository folder ``source``; a name may be a pattern.
 
-    A name may be a pattern. A model without a version folder gets one.
+    A model without a version folder gets one, with its Python files.
     """
     for name in names:
         for folder in sorted(source.glob(name)):
             target = root / folder.name
             shutil.copytree(folder, target, dirs_exist_ok=True)
-            config = target / "config.pbtxt"
-            text = config.read_text() if config.is_file() else ""
-            if _PYTHON.search(text):
-                config.write_text(_PYTHON.sub(_ECHO, text))
-                for code in target.rglob("model.py"):
-                    code.unlink()
             if not any(path.is_dir() for path in target.iterdir()):
                 (target / "1").mkdir()
+                for code in target.glob("*.py"):
+                    code.rename(target / "1" / code.name)
 
 
 def generated(bench: Bench, generator: str, *flags: str) -> Path:
@@ -59,11 +53,6 @@ def generated(bench: Bench, generator: str, *flags: str) -> Path:
             capture_output=True,
         )
     return folder
-
-
-def echoes(root: Path) -> set[str]:
-    """The models of ``root`` that echo in place of Python code."""
-    return {path.parent.name for path in root.glob("*/config.pbtxt") if _ECHO in path.read_text()}
 
 
 def edit(root: Path, name: str, *replacements: tuple[str, str], append: str = "") -> None:

@@ -331,6 +331,5 @@ def _batch(root: Path) -> None:
 
 
 def generating(bench: Bench, root: Path) -> None:
-    """``mock_llm`` echoes its prompt; what else its Python code can do, it cannot here."""
     models = bench.source(SERVER) / "qa/python_models/generate_models"
     triton_models.copy(models, root, "mock_llm")

@@ -6,10 +6,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
-
 from tests.peer_suites import triton_models
 from tests.peer_suites.suite import Bench
 from tests.peer_suites.triton_models import SERVER
@@ -27,23 +23,6 @@ def _echo(root: Path, name: str, datatype: str, batch: int, delay_ms: int, more:
         "instance_group { count: 1 kind: KIND_CPU }\n"
         f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}\n{more}\n'
     )
-
-
-def special_floats(bench: Bench, root: Path) -> None:
-    """``nan_inf_output`` is Python code; here it is a constant."""
-    name = "nan_inf_output"
-    triton_models.copy(bench.source(SERVER) / "qa" / "L0_nan_inf" / "models", root, name)
-    triton_models.edit(root, name, ('backend: "fake"', 'backend: "onnxruntime"'))
-    values = np.array([np.nan, np.inf, -np.inf, 1, 2, 3], np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["values"], ["OUTPUT0"])],
-        name,
-        [helper.make_tensor_value_info("INPUT0", TensorProto.FLOAT, [None])],
-        [helper.make_tensor_value_info("OUTPUT0", TensorProto.FLOAT, [6])],
-        [numpy_helper.from_array(values, "values")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    onnx.save(model, root / name / "1" / "model.onnx")
 
 
 def queue(batching: str, delayed: bool = False) -> Build:
@@ -99,6 +78,7 @@ def ensembles(bench: Bench, root: Path) -> None:
     source = bench.source(SERVER)
     models = source / "qa" / "L0_simple_ensemble" / "models"
     triton_models.copy(models, root, "simple", "ensemble_add_sub_int32_int32_int32")
+    triton_models.copy(models, root, "*partial_add_sub")
     file = source / triton_models.EXAMPLES / "simple" / "1" / "model.onnx"
     for version in ("1", "2"):
         (root / "simple" / version).mkdir(exist_ok=True)
@@ -106,7 +86,7 @@ def ensembles(bench: Bench, root: Path) -> None:
 
 
 def slow_simple(bench: Bench, root: Path) -> None:
-    """``simple`` takes ten seconds, as the Python code that it is in this test does."""
+    """``simple`` takes ten seconds."""
     name = "execute_delayed_model"
     triton_models.copy(bench.source(SERVER) / "qa" / "python_models", root, name)
     (root / name).rename(root / "simple")

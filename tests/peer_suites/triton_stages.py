@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from tests.peer_suites import triton_lifecycle as lifecycle
 from tests.peer_suites import triton_repositories as models
 from tests.peer_suites import triton_schedules as schedules
 from tests.peer_suites.triton_repositories import Build
+from tests.server import Gateway
 
 
 class Stage(NamedTuple):
@@ -17,13 +18,20 @@ class Stage(NamedTuple):
     Attributes:
         file: below ``qa/``.
         models: fills the gateway's repository.
-        flags: of the gateway; ``{folder}`` is that of the test.
+        flags: of the gateway.
         select: pytest's ``-k``.
         label: tells apart the runs of one file.
         alone: every test of this class has a gateway of its own, as in ``test.sh``.
         environment: of the tests; ``settings`` is the gateway's.
-        changed: what differs from the set-up of ``test.sh``; a pass is then none. Tests that name a
-            model which echoes in place of Python code are changed in any case.
+        changed: what differs from the set-up of ``test.sh``; a pass is then none.
+        log: a file beside the test that the gateway's log goes to.
+        says: texts of the log and their counts when the gateway has ended; -1: at least one. Of a
+            ``test.sh``, this is the test.
+        starts: the gateway does.
+        before: ``test.sh`` does this to the gateway before its tests.
+        seconds: the limit of each test; 0 is the usual one.
+
+    ``{folder}`` is the test's and ``{server}`` that of Triton's files, in flags and variables.
     """
 
     file: str
@@ -35,12 +43,17 @@ class Stage(NamedTuple):
     settings: Mapping[str, str] = {}
     alone: str = ""
     changed: str = ""
+    log: str = ""
+    says: tuple[tuple[str, int], ...] = ()
+    starts: bool = True
+    before: Callable[[Gateway], None] | None = None
+    seconds: float = 0
 
 
 _PLANS = "the models of TensorRT's names are those of ONNX"
 _NO_BFLOATS = f"{_PLANS}, and those of BF16, which need a GPU, are left out"
-_SHARED = ("--allow-client-shm", "true")
-_EXPLICIT = ("--model-control-mode", "explicit")
+SHARED = ("--allow-client-shm", "true")
+EXPLICIT = ("--model-control-mode", "explicit")
 _THREE = {"BACKENDS": "onnx libtorch openvino"}
 _INFER = {"BACKENDS": "onnx", "ENSEMBLES": "1", "BATCH": "1", "NOBATCH": "1"}
 _SIZES = "L0_http/http_input_size_limit_test.py"
@@ -53,7 +66,7 @@ _BATCHER, _ONNX = "L0_batcher/batcher_test.py", {"BACKENDS": "onnx"}
 _LIFE = "L0_lifecycle/lifecycle_test.py"
 _POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "1")
 _STRICT, _LENIENT = ("--strict-readiness", "true"), ("--strict-readiness", "false")
-_LENIENTLY = (*_EXPLICIT, *_LENIENT)
+_LENIENTLY = (*EXPLICIT, *_LENIENT)
 _TWO = ("--model-repository", "{folder}/models_0")
 _RELOADED = (*_LENIENTLY, "--load-model", "identity_zero_1_int32")
 _BY_GRPC = {"TRITONSERVER_USE_GRPC": "1"}
@@ -93,16 +106,16 @@ def _cache_of(size: int) -> tuple[str, str]:
 
 
 STAGES = (
-    Stage("L0_http/http_test.py", models.http, (*_EXPLICIT, "--load-model", "*")),
-    Stage("L0_http/python_http_aio_test.py", models.examples, _SHARED),
+    Stage("L0_http/http_test.py", models.http, (*EXPLICIT, "--load-model", "*")),
+    Stage("L0_http/python_http_aio_test.py", models.examples, SHARED),
     Stage("L0_http/http_client_plugin_test.py", models.examples),
     Stage(_SIZES, models.sizes, select="not large_input"),
     Stage(_SIZES, models.sizes, ("--http-max-input-size", str(2**27)), select="large_input"),
     Stage("L0_grpc/python_unit_test.py", models.grpc, select="GrpcTest"),
-    Stage("L0_grpc/python_grpc_aio_test.py", models.grpc_examples, _SHARED),
+    Stage("L0_grpc/python_grpc_aio_test.py", models.grpc_examples, SHARED),
     Stage("L0_infer/infer_test.py", models.infer, environment=_INFER),
     Stage(
-        *("L0_infer/infer_test.py", models.infer, _SHARED),
+        *("L0_infer/infer_test.py", models.infer, SHARED),
         label="system shared memory",
         environment={**_INFER, "TEST_SYSTEM_SHARED_MEMORY": "1"},
     ),
@@ -110,8 +123,12 @@ STAGES = (
     Stage("L0_infer_variable/infer_variable_test.py", models.variable, changed=_PLANS),
     Stage("L0_infer_zero/infer_zero_test.py", models.zero),
     Stage(_VALIDATION, models.own("L0_input_validation/models"), select="InputValTest"),
-    Stage(_VALIDATION, models.shapes, _SHARED, select="InputShapeTest"),
-    Stage(_VALIDATION, models.nothing, _EXPLICIT, select="ModelNameValidationTest"),
+    Stage(_VALIDATION, models.shapes, SHARED, select="InputShapeTest"),
+    Stage(_VALIDATION, models.nothing, EXPLICIT, select="ModelNameValidationTest"),
+    Stage(
+        *("L0_parameters/parameters_test.py", models.own("L0_parameters/model_repository")),
+        select="test_params",
+    ),
     Stage(_CLASSES, models.class_counts, label="http", environment={"CLIENT_TYPE": "http"}),
     Stage(_CLASSES, models.class_counts, label="grpc", environment={"CLIENT_TYPE": "grpc"}),
     Stage("L0_string_io/string_client_test.py", models.strings),
@@ -125,15 +142,15 @@ STAGES = (
     Stage("L0_libtorch_shared_weights/libtorch_shared_weights_test.py", models.shared_weights),
     Stage("L0_client_nobatch/client_test.py", models.status),
     Stage(
-        *(_SHM, models.simple, _SHARED, f"{_NOT} and not large_shm", "http", _TYPE_HTTP),
+        *(_SHM, models.simple, SHARED, f"{_NOT} and not large_shm", "http", _TYPE_HTTP),
         alone="::SharedMemory",
     ),
     Stage(
-        *(_SHM, models.simple, _SHARED, f"{_NOT} and not large_shm", "grpc", _TYPE_GRPC),
+        *(_SHM, models.simple, SHARED, f"{_NOT} and not large_shm", "grpc", _TYPE_GRPC),
         alone="::SharedMemory",
     ),
     *(
-        Stage(_SHM, models.integers, _SHARED, "large_shm", kind["CLIENT_TYPE"], {**_THREE, **kind})
+        Stage(_SHM, models.integers, SHARED, "large_shm", kind["CLIENT_TYPE"], {**_THREE, **kind})
         for kind in (_TYPE_HTTP, _TYPE_GRPC)
     ),
     Stage(_SHM, models.simple, (), "disabled_by_default", "http", {"CLIENT_TYPE": "http"}),
@@ -144,8 +161,8 @@ STAGES = (
         select="no_streaming",
         changed="a decoupled echo in place of the native code of repeat_int32",
     ),
-    Stage(_CACHE, models.cached, (*_EXPLICIT, *_cache_of(10840)), "not insertion", alone="::"),
-    Stage(_CACHE, models.cached, (*_EXPLICIT, *_cache_of(200)), "insertion_failure"),
+    Stage(_CACHE, models.cached, (*EXPLICIT, *_cache_of(10840)), "not insertion", alone="::"),
+    Stage(_CACHE, models.cached, (*EXPLICIT, *_cache_of(200)), "insertion_failure"),
     Stage("L0_batcher/queue_timeout_test.py", models.slow_queue),
     *(
         Stage(_BATCHER, build, environment=_ONNX, alone=f"::BatcherTest::test_{tests}")
@@ -191,7 +208,7 @@ STAGES = (
             ("test_multiple_model_repository_polling", lifecycle.two_repositories, (*_TWO, *_POLL)),
             (
                 "test_multiple_model_repository_control",
-                *(lifecycle.two_repositories, (*_TWO, *_EXPLICIT)),
+                *(lifecycle.two_repositories, (*_TWO, *EXPLICIT)),
             ),
             (
                 "test_multiple_model_repository_control_startup_models",
@@ -213,17 +230,17 @@ STAGES = (
             ("test_model_availability_on_reload", lifecycle.reloaded, _RELOADED),
             ("test_model_availability_on_reload_2", lifecycle.reloaded_by_policy, _RELOADED),
             ("test_model_availability_on_reload_3", lifecycle.reloaded_by_policy, _RELOADED),
-            ("test_config_override", lifecycle.overridden, _EXPLICIT),
-            ("test_file_override", lifecycle.files_overridden, (*_EXPLICIT, *_load("onnx"))),
-            ("test_file_override_security", lifecycle.files_overridden, _EXPLICIT),
+            ("test_config_override", lifecycle.overridden, EXPLICIT),
+            ("test_file_override", lifecycle.files_overridden, (*EXPLICIT, *_load("onnx"))),
+            ("test_file_override_security", lifecycle.files_overridden, EXPLICIT),
             ("test_shutdown_dynamic", lifecycle.slow, ()),
             ("test_shutdown_ensemble", lifecycle.slow, ()),
-            ("test_concurrent_model_load_speedup", lifecycle.slow_to_load, _EXPLICIT),
-            ("test_concurrent_model_load_unload", lifecycle.loading, _EXPLICIT),
-            ("test_concurrent_same_model_load_unload_stress", lifecycle.stressed, _EXPLICIT),
+            ("test_concurrent_model_load_speedup", lifecycle.slow_to_load, EXPLICIT),
+            ("test_concurrent_model_load_unload", lifecycle.loading, EXPLICIT),
+            ("test_concurrent_same_model_load_unload_stress", lifecycle.stressed, EXPLICIT),
             (
                 "test_model_config_overwite",
-                *(lifecycle.overwritten, (*_EXPLICIT, "--load-model", "identity_fp32")),
+                *(lifecycle.overwritten, (*EXPLICIT, "--load-model", "identity_fp32")),
             ),
         )
     ),
@@ -236,13 +253,10 @@ STAGES = (
         )
     ),
     Stage(
-        *(_LIFE, lifecycle.another_platform, (*_EXPLICIT, *_load("simple"))),
+        *(_LIFE, lifecycle.another_platform, (*EXPLICIT, *_load("simple"))),
         select="different_platform",
     ),
-    Stage(
-        *("L0_nan_inf/nan_inf_test.py", schedules.special_floats),
-        changed="a constant of ONNX in place of the Python code of nan_inf_output",
-    ),
+    Stage("L0_nan_inf/nan_inf_test.py", models.own("L0_nan_inf/models")),
     Stage("L0_initializer_as_input/test.py", models.own("L0_initializer_as_input/models")),
     *(
         Stage(_QUEUE, schedules.queue(batching, delayed), select=test)
@@ -296,7 +310,7 @@ STAGES = (
     ),
     Stage(
         *("L0_metrics/metrics_config_test.py", schedules.counted),
-        (*_EXPLICIT, "--load-model", "identity_cache_off"),
+        (*EXPLICIT, "--load-model", "identity_cache_off"),
         select="inf_counters_exist or histograms or missing and not inf_counters or off",
     ),
     Stage(
@@ -307,8 +321,8 @@ STAGES = (
         *("L0_metrics/metrics_queue_size_test.py", schedules.pending),
         select="not sequence",
     ),
-    Stage(_SHM, schedules.slow_simple, _SHARED, "Unregister and http", "", _TYPE_HTTP, alone="::"),
-    Stage(_SHM, schedules.slow_simple, _SHARED, "Unregister and grpc", "", _TYPE_GRPC, alone="::"),
+    Stage(_SHM, schedules.slow_simple, SHARED, "Unregister and http", "", _TYPE_HTTP, alone="::"),
+    Stage(_SHM, schedules.slow_simple, SHARED, "Unregister and grpc", "", _TYPE_GRPC, alone="::"),
     Stage("L0_http/http_request_many_chunks.py", models.simple),
     Stage("L0_http/generate_endpoint_test.py", models.generating),
     Stage(

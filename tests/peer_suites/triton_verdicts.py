@@ -20,6 +20,8 @@ _REPEAT = "L0_decoupled/decoupled_test.py"
 _LIFE = "L0_lifecycle/lifecycle_test.py::LifeCycleTest"
 _CLEANUP = "L0_grpc_state_cleanup/cleanup_test.py::CleanUpTest"
 _CANCEL = "L0_request_cancellation/grpc_cancellation_test.py::GrpcCancellationTest"
+_PYTHON_TEST = "L0_backend_python/python_test.py::PythonTest"
+_DECOUPLED_PYTHON = "L0_backend_python/decoupled/decoupled_test.py::DecoupledTest"
 _SCHEDULERS = "L0_request_cancellation/scheduler_test.py::TestScheduler"
 _QUEUE = "L0_model_queue/model_queue_test.py::ModelQueueTest"
 _METRICS = "L0_metrics/metrics_config_test.py::MetricsConfigTest"
@@ -35,7 +37,6 @@ _DELAYED = "a private setting: a delay by an environment variable of Triton's ow
 _TENSORRT = "TensorRT"
 _GPU = "GPU"
 _CODE = "its model is native code"
-_PYTHON = "its model is Python code"
 _DATA = "needs models of NVIDIA's own repository, which are not public"
 _LOG = "reads the texts of Triton's own log"
 
@@ -51,16 +52,29 @@ NOT_APPLICABLE = {
     "L0_http/http_basic_auth_test.py": "tests nginx, which asks for the password",
     "L0_grpc/grpc_basic_auth_test.py": "tests nginx, which asks for the password",
     "common/": "helpers of other tests",
-    "python_models/": "code of models for Triton's Python backend",
     **_each(
-        _PYTHON,
-        *("L0_", "backend_bls", "backend_python", "backend_tutorial", "buffer_attributes"),
-        *("pytorch_python_runtime", "orca", "openai", "additional_dependency_dirs"),
-        *("model_update", "simple_ensemble/ensemble_backpressure_test.py"),
+        f"{_GPU}: CUDA shared memory",
+        *(f"{_PYTHON_TEST}::test_", "gpu_tensor_error", "dlpack_tensor_error"),
     ),
+    f"{_PYTHON_TEST}::test_growth_error": "fills the shared memory of Triton's own workers",
+    "L0_backend_python/ensemble/ensemble_test.py::EnsembleTest::test_ensemble_gpu": _GPU,
+    **_each(
+        _GPU,
+        *("L0_backend_python/io/io_test.py::IOTest::test_", "variable_gpu_output"),
+        *("ensemble_io", "empty_gpu_output", "requested_output_decoupled$"),
+    ),
+    f"{_DECOUPLED_PYTHON}::test_decoupled_bls$": _GPU,
     **_each(
         _CODE,
-        *("L0_", "backend_config", "backend_identity", "backend_fastertransformer", "custom_ops"),
+        *(
+            "L0_",
+            "backend_bls",
+            "backend_tutorial",
+            "backend_config",
+            "backend_identity",
+            "backend_fastertransformer",
+            "custom_ops",
+        ),
         *("backend_output_detail", "query", "passive_instance", "register", "batch_custom"),
         *("triton_repo_agent", "repoagent_checksum", "async_work_queue", "response_statistics"),
     ),
@@ -99,23 +113,13 @@ NOT_APPLICABLE = {
         _DELAYED,
         *(f"{_CANCEL}::test_grpc_async_infer_", "cancellation", "response_complete"),
     ),
-    **_each(
-        _PYTHON,
-        *(f"{_GENERATE}::test_", "0_dimension", "generate_stream", "parameters", "streaming"),
-    ),
-    "L0_sagemaker/sagemaker_generate_stream_test.py": _PYTHON,
-    f"{_PARAMETERS}::test_params": _PYTHON,
-    f"{_ENSEMBLE}::test_ensemble_partial_add_sub": _PYTHON,
     "L0_large_payload/large_payload_test.py::LargePayLoadTest::test_plan": _TENSORRT,
     "L0_output_validation": _DATA,
     f"{_LIFE}::test_parse_error_noexit": _NAME,
     f"{_LIFE}::test_model_reload_fail": f"{_GPU}: a kind of instance that fails to load",
     f"{_LIFE}::test_load_gpu_limit": _GPU,
     f"{_METRICS}::test_pinned_memory_metrics_exist": f"{_GPU}: pinned memory",
-    **_each(_PYTHON, f"{_LIFE}::test_", "concurrent_model_instance", "load_new_model_version"),
-    f"{_LIFE}::test_concurrent_model_load$": _PYTHON,
     f"{_LIFE}::test_load_same_model_different_platform": f"{_TENSORRT}: the platform's name",
-    f"{_LIFE}::test_model_config_overwite": _PYTHON,
     "L0_server_status/server_status_test.py::ModelMetadataTest::test_infer_stats_no_model$": (
         _DATA
     ),
@@ -123,7 +127,33 @@ NOT_APPLICABLE = {
         f"{_TENSORRT}: the platform's name"
     ),
     f"{_LIFE}::test_shutdown_with_live_connection": _LOG,
-    **_each(_PYTHON, f"{_LIFE}::test_shutdown_while_", "background_unloading", "loading"),
+}
+
+#: Tests that apply, and that this project does not run yet.
+NOT_RUN = {
+    **_each(
+        "its gateway with Python models is not set up yet",
+        *(
+            "L0_",
+            "buffer_attributes",
+            "model_update",
+            "sagemaker/sagemaker_generate_stream_test.py",
+        ),
+        "simple_ensemble/ensemble_backpressure_test.py",
+    ),
+    **_each(
+        "its gateway with Python models is not set up yet",
+        *(f"{_LIFE}::test_", "concurrent_model_instance", "load_new_model_version"),
+        *(
+            "concurrent_model_load$",
+            "shutdown_while_background_unloading",
+            "shutdown_while_loading",
+        ),
+    ),
+    **_each(
+        "its backend is Python code in a backend's folder (python-based backends)",
+        *("L0_", "pytorch_python_runtime", "orca", "openai", "additional_dependency_dirs"),
+    ),
 }
 
 _SEQUENCES = "sequence batching"
@@ -194,6 +224,21 @@ _STRINGS = "TorchScript has no strings"
 _ENDED = "requests on their way when the signal comes are answered, or refused with a message"
 _WAITING = "also counts the requests that are executing"
 EXPECTED_FAILURES = {
+    "L0_backend_python/model_readiness/test_model_readiness.py::TestModelReadiness"
+    "::test_model_not_ready": "a killed worker has been started again before the test asks",
+    "L0_backend_python/model_readiness/test_model_readiness.py"
+    "::TestUserDefinedModelReadinessFunction::test_is_ready_takes_long_time": "is_ready and execute "
+    "take turns in a worker: a request waits for a check of eight seconds",
+    f"{_DECOUPLED_PYTHON}::test_decoupled_execute_error": "requests of a decoupled model come one "
+    "by one: its dynamic batching has no effect",
+    f"{_DECOUPLED_PYTHON}::test_decoupled_bls_ignore_cancel": "a call that has been cancelled has "
+    "no further responses",
+    "L0_backend_python/test_infer_shm_leak.py::TestInferShmLeak::test_shm_leak [bls non_decoupled]"
+    "": "processes that a model forks cannot call models",
+    **_each(
+        "does not start, and its log says why in other words",
+        *("L0_backend_python/test.sh::", "init_exit", "non_existent_model"),
+    ),
     "L0_output_name/output_name_test.py": "names a wrong input before a wrong output",
     **_each(
         "version 1 is served although version 3 has no file: each version loads by itself, as in "
