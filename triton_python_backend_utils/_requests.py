@@ -58,7 +58,7 @@ class InferenceResponse:
             if not tensor._name:
                 raise TritonModelException("Tensor name cannot be an empty string.")
         self._error = error
-        self._parameters = _parameters_json(parameters) if parameters else "{}"
+        self._parameters = "{}" if parameters is None else _parameters_json(parameters)
 
     def output_tensors(self) -> list[Tensor]:
         return self._outputs
@@ -133,7 +133,7 @@ class InferenceRequest:
         """Make a request; ``inputs``, ``requested_output_names`` and ``model_name`` are required.
 
         Raises:
-            TypeError: one is missing, or None.
+            TypeError: one is missing, or an argument has the wrong type.
             TritonModelException: an input is None, or a parameter has a wrong type.
         """
         if inputs is None or requested_output_names is None or model_name is None:
@@ -141,6 +141,12 @@ class InferenceRequest:
                 "__init__(): incompatible constructor arguments: an InferenceRequest needs inputs, "
                 "requested_output_names and model_name"
             )
+        for number in (model_version, flags, timeout):
+            if not isinstance(number, int):
+                raise TypeError(f"__init__(): incompatible constructor arguments: {number!r}")
+        request_id, model_name = _text(request_id), _text(model_name)
+        if not isinstance(correlation_id, int):
+            correlation_id = _text(correlation_id)
         self._inputs = list(inputs)
         for tensor in self._inputs:
             if tensor is None:
@@ -148,17 +154,8 @@ class InferenceRequest:
                     f"Input tensor for request with id '{request_id}' and model name "
                     f"'{model_name}' should not be empty."
                 )
-        for key, value in (parameters or {}).items():
-            if not isinstance(key, str):
-                raise TritonModelException(
-                    f"Expect parameters keys to have type str, found type {type(key)}"
-                )
-            if not isinstance(value, bool | int | str):
-                raise TritonModelException(
-                    f"Expect parameters values to have type bool/int/str, found type {type(value)}"
-                )
         self._request_id, self._correlation_id = request_id, correlation_id
-        self._outputs = set(requested_output_names)
+        self._outputs = set(map(_text, requested_output_names))
         self._model_name, self._model_version = model_name, model_version
         self._flags, self._timeout, self._release_flags = flags, timeout, RELEASE_ALL
         self._preferred_memory, self._trace = preferred_memory, trace or InferenceTrace()
@@ -347,9 +344,27 @@ class ResponseIterator:
             close()
 
 
+def _text(value: Any) -> str:
+    """A text, which may come as an element of a BYTES tensor."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if not isinstance(value, str):
+        raise TypeError(f"__init__(): incompatible constructor arguments: {value!r} is no string")
+    return value
+
+
 def _parameters_json(parameters: Mapping[str, Any] | None) -> str:
-    if not parameters:
+    if parameters is None:
         return "{}"
     if not isinstance(parameters, Mapping):
-        raise TypeError(f"parameters must be a dict, not {type(parameters)}")
+        raise TritonModelException(f"Expect dict, got {type(parameters)}")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(
+                f"Expect parameters keys to have type str, found type {type(key)}"
+            )
+        if not isinstance(value, bool | int | str):
+            raise TritonModelException(
+                f"Expect parameters values to have type bool/int/str, found type {type(value)}"
+            )
     return json.dumps(parameters)

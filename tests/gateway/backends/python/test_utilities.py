@@ -84,6 +84,25 @@ def test_a_tensor_of_a_capsule_makes_another_capsule() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"model_name": None}, {"inputs": None}, {"requested_output_names": [None]}, {"flags": None},
+     {"request_id": None}, {"correlation_id": None}, {"model_version": None}, {"timeout": "1"}],
+    ids=str,
+)  # fmt: skip
+def test_a_request_of_wrong_arguments_is_a_type_error(wrong: dict[str, Any]) -> None:
+    right = {"model_name": b"m", "inputs": [], "requested_output_names": [b"y"]}
+    assert pb_utils.InferenceRequest(**right).model_name() == "m"
+    with pytest.raises(TypeError, match="incompatible constructor arguments"):
+        pb_utils.InferenceRequest(**{**right, **wrong})
+
+
+@pytest.mark.parametrize("wrong", [[], {1: "a"}, {"a": 0.5}, {"a": None}, {"a": ["b"]}], ids=str)
+def test_parameters_have_tritons_types(wrong: Any) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match=r"^Expect (dict|parameters \w+)"):
+        pb_utils.InferenceResponse([], parameters=wrong)
+
+
 @pytest.mark.parametrize("wrong", [None, 1, "x", object()])
 def test_an_object_that_is_no_dlpack_tensor_is_refused(wrong: Any) -> None:
     with pytest.raises(pb_utils.TritonModelException, match="cannot be imported"):
