@@ -12,7 +12,6 @@ _TEST = "L0_backend_python/examples/test.sh"
 _EXAMPLES = {
     "add_sub/client.py": {"add_sub": "add_sub"},
     "pytorch/client.py": {"pytorch": "pytorch"},
-    "jax/client.py": {"jax": "jax"},
     "bls/sync_client.py": {"bls_sync": "bls/sync"},
     "decoupled/repeat_client.py": {"repeat_int32": "decoupled/repeat"},
     "decoupled/square_client.py": {"square_int32": "decoupled/square"},

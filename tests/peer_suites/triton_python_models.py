@@ -146,11 +146,11 @@ def init_args(bench: Bench, root: Path) -> None:
 
 
 def concurrent(bench: Bench, root: Path) -> None:
-    """Models of one number for each item of a batch, without the dim of one that they name."""
-    for name in ("async_execute_decouple", "async_execute_decouple_bls"):
-        _copy(bench, root, name)
-        output = r'("DUMMY_OUT"\s+data_type: \w+\s+dims: \[ 1 \])'
-        triton_models.edit(root, name, (output, r"\1 reshape { shape: [ ] }"))
+    """A model of one number for each item of a batch, without the dim of one that it names."""
+    name = "async_execute_decouple"
+    _copy(bench, root, name, f"{name}_bls")
+    output = r'("DUMMY_OUT"\s+data_type: \w+\s+dims: \[ 1 \])'
+    triton_models.edit(root, name, (output, r"\1 reshape { shape: [ ] }"))
 
 
 def bls_loading(bench: Bench, root: Path) -> None:

@@ -330,6 +330,13 @@ def _batch(root: Path) -> None:
     )
 
 
+def special_floats(bench: Bench, root: Path) -> None:
+    """``np.NINF`` of the model went with NumPy 2."""
+    own("L0_nan_inf/models")(bench, root)
+    code = root / "nan_inf_output" / "1" / "model.py"
+    code.write_text(code.read_text().replace("np.NINF", "-np.inf"))
+
+
 def generating(bench: Bench, root: Path) -> None:
     models = bench.source(SERVER) / "qa/python_models/generate_models"
     triton_models.copy(models, root, "mock_llm")

@@ -22,6 +22,8 @@ _CLEANUP = "L0_grpc_state_cleanup/cleanup_test.py::CleanUpTest"
 _CANCEL = "L0_request_cancellation/grpc_cancellation_test.py::GrpcCancellationTest"
 _PYTHON_TEST = "L0_backend_python/python_test.py::PythonTest"
 _DECOUPLED_PYTHON = "L0_backend_python/decoupled/decoupled_test.py::DecoupledTest"
+_PY_LIFE = "L0_backend_python/lifecycle/lifecycle_test.py::LifecycleTest"
+_READINESS = "L0_backend_python/model_readiness/test_model_readiness.py"
 _SCHEDULERS = "L0_request_cancellation/scheduler_test.py::TestScheduler"
 _QUEUE = "L0_model_queue/model_queue_test.py::ModelQueueTest"
 _METRICS = "L0_metrics/metrics_config_test.py::MetricsConfigTest"
@@ -56,6 +58,7 @@ NOT_APPLICABLE = {
         f"{_GPU}: CUDA shared memory",
         *(f"{_PYTHON_TEST}::test_", "gpu_tensor_error", "dlpack_tensor_error"),
     ),
+    "L0_backend_python/restart/restart_test.py": "reads the shared memory of Triton's own workers",
     f"{_PYTHON_TEST}::test_growth_error": "fills the shared memory of Triton's own workers",
     "L0_backend_python/ensemble/ensemble_test.py::EnsembleTest::test_ensemble_gpu": _GPU,
     **_each(
@@ -151,7 +154,7 @@ NOT_RUN = {
         ),
     ),
     **_each(
-        "its backend is Python code in a backend's folder (python-based backends)",
+        "its backend is not part of Triton's server",
         *("L0_", "pytorch_python_runtime", "orca", "openai", "additional_dependency_dirs"),
     ),
 }
@@ -175,6 +178,15 @@ NOT_SUPPORTED = {
     **_each(_SEQUENCES, f"{_SCHEDULERS}::test_", "direct_seq", "oldest_seq", "sequence"),
     f"{_LIFE}::test_shutdown_sequence": _SEQUENCES,
     f"{_ENSEMBLE}::test_ensemble_sequence_flags": _SEQUENCES,
+    **_each(
+        "errors that end a stream (metadata triton_grpc_error)",
+        *(f"{_PY_LIFE}::test_triton_grpc_error_", "decoupled_delayed", "error_on", "multithreaded"),
+    ),
+    "L0_backend_python/request_rescheduling": _SEQUENCES,
+    "L0_backend_python/test_infer_shm_leak.py::TestInferShmLeak::test_shm_leak "
+    "[bls_request_rescheduling]": _SEQUENCES,
+    "L0_backend_python/python_based_backends": "python-based backends (a backend's folder with "
+    "model.py)",
     "L0_trace": _TRACE,
     **_each(_TRACE, f"{_HTTP_AIO}::test_", "get_trace_settings", "update_trace_settings"),
     **_each(_TRACE, f"{_GRPC_AIO}::test_", "get_trace_settings", "update_trace_settings"),
@@ -224,11 +236,20 @@ _STRINGS = "TorchScript has no strings"
 _ENDED = "requests on their way when the signal comes are answered, or refused with a message"
 _WAITING = "also counts the requests that are executing"
 EXPECTED_FAILURES = {
-    "L0_backend_python/model_readiness/test_model_readiness.py::TestModelReadiness"
-    "::test_model_not_ready": "a killed worker has been started again before the test asks",
-    "L0_backend_python/model_readiness/test_model_readiness.py"
-    "::TestUserDefinedModelReadinessFunction::test_is_ready_takes_long_time": "is_ready and execute "
-    "take turns in a worker: a request waits for a check of eight seconds",
+    f"{_READINESS}::TestModelReadiness::test_model_not_ready": "a killed worker has been started "
+    "again before the test asks",
+    f"{_READINESS}::TestUserDefinedModelReadinessFunction::test_is_ready_takes_long_time": ""
+    "is_ready and execute take turns in a worker: a request waits for a check of eight seconds",
+    "L0_backend_python/async_execute/concurrency_test.py::ConcurrencyTest::test_model_raise": "an "
+    "exception after the last response is not logged",
+    **_each(
+        "outputs are checked against the configuration",
+        "",
+        f"{_GENERATE}::test_0_dimension_output",
+        "L0_backend_python/examples/test.sh::bls_decoupled",
+        f"{_ENSEMBLE}::test_ensemble_partial_add_sub",
+    ),
+    f"{_GENERATE}::test_parameters": "the error does not begin with 'Converting keyword'",
     f"{_DECOUPLED_PYTHON}::test_decoupled_execute_error": "requests of a decoupled model come one "
     "by one: its dynamic batching has no effect",
     f"{_DECOUPLED_PYTHON}::test_decoupled_bls_ignore_cancel": "a call that has been cancelled has "
