@@ -180,7 +180,7 @@ NOT_SUPPORTED = {
     f"{_ENSEMBLE}::test_ensemble_sequence_flags": _SEQUENCES,
     **_each(
         "errors that end a stream (metadata triton_grpc_error)",
-        *(f"{_PY_LIFE}::test_triton_grpc_error_", "decoupled_delayed", "error_on", "multithreaded"),
+        *(f"{_PY_LIFE}::test_triton_grpc_error_", "decoupled_delayed", "error_on"),
     ),
     "L0_backend_python/request_rescheduling": _SEQUENCES,
     "L0_backend_python/test_infer_shm_leak.py::TestInferShmLeak::test_shm_leak "
@@ -246,9 +246,13 @@ EXPECTED_FAILURES = {
         "outputs are checked against the configuration",
         "",
         f"{_GENERATE}::test_0_dimension_output",
+        "L0_optional_input/optional_input_test.py::OptionalInputTest::test_ensemble_optional_connect",
         "L0_backend_python/examples/test.sh::bls_decoupled",
         f"{_ENSEMBLE}::test_ensemble_partial_add_sub",
     ),
+    "L0_backend_python/async_execute/concurrency_test.py::ConcurrencyTest"
+    "::test_concurrent_execute_multi_request_bls": "a coroutine that iterates over the responses "
+    "of a call holds its event loop",
     f"{_GENERATE}::test_parameters": "the error does not begin with 'Converting keyword'",
     f"{_DECOUPLED_PYTHON}::test_decoupled_execute_error": "requests of a decoupled model come one "
     "by one: its dynamic batching has no effect",
