@@ -177,9 +177,11 @@ def test_the_first_response_does_not_wait_for_the_last(streaming: Gateway) -> No
 def test_a_client_that_goes_stops_the_work(streaming: Gateway) -> None:
     before = statistics(streaming, "endless")["inference_stats"]["fail"]["count"]
     with wire.stub(streaming.grpc) as stub:
-        call = stub.ModelStreamInfer(iter([message("endless")] * 3), timeout=TIMEOUT_SECONDS)
-        for _ in range(10):
-            next(call)
+        asked = [message("endless", name) for name in "abc"]
+        call = stub.ModelStreamInfer(iter(asked), timeout=TIMEOUT_SECONDS)
+        begun: set[str] = set()
+        while len(begun) < 3:
+            begun.add(next(call).infer_response.id)
         call.cancel()
     eventually(
         lambda: statistics(streaming, "endless")["inference_stats"]["fail"]["count"] == before + 3,

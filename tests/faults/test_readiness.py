@@ -182,7 +182,8 @@ def test_with_exit_on_error_the_first_answer_is_that_of_a_model(
     exits: str, workers: int, repository: ChangingRepository
 ) -> None:
     """Tests of Triton and TensorFlow Serving wait for a port, not for readiness."""
-    repository.slow_to_load(1, "slow")
+    late = exits == "true"
+    repository.slow_to_load(1 if late else 30, "slow")
     http, grpc = free_ports(2)
     first: dict[str, bool] = {}
     tensor = tritonclient.grpc.InferInput("INPUT0", [1, 4], "FP32")
@@ -208,10 +209,11 @@ def test_with_exit_on_error_the_first_answer_is_that_of_a_model(
     for thread in asking:
         thread.start()
     ports = ("--http-port", str(http), "--grpc-port", str(grpc), "--workers", str(workers))
-    with serving(repository.root, "--exit-on-error", exits, *ports):
+    flags = ("--exit-on-error", exits, *ports)
+    with serving(repository.root, *flags, wait_for="started" if late else "listening"):
         for thread in asking:
             thread.join(30)
-    assert first == dict.fromkeys(("http", "grpc"), exits == "true")
+    assert first == dict.fromkeys(("http", "grpc"), late)
 
 
 @pytest.mark.thorough
