@@ -49,11 +49,11 @@ class Logger:
 
 
 def _log(message: str, level: LogLevel) -> None:
-    if not isinstance(message, str):
+    if not isinstance(message, str) or not isinstance(level, LogLevel):
         raise TypeError(
             "log(): incompatible function arguments. The following argument types are supported:\n"
             "    1. (message: str, level: c_python_backend_utils.LogLevel)\n\nInvoked with: "
-            f"{message!r}"
+            f"{message!r}, {level!r}"
         )
     caller = sys._getframe(2)
     file = PurePath(caller.f_code.co_filename).name

@@ -182,3 +182,9 @@ def test_in_tritons_stub_its_own_module_is_imported(tmp_path: Path) -> None:
     before = sys.modules[pb_utils.__name__]
     _in_triton.give_way(pb_utils.__name__)
     assert sys.modules[pb_utils.__name__] is before
+
+
+@pytest.mark.parametrize("wrong", [(None,), (1,), ("text", None), ("text", "INFO")])
+def test_only_a_text_with_a_level_is_logged(wrong: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        pb_utils.Logger.log(*wrong)
