@@ -255,6 +255,11 @@ EXPECTED_FAILURES = {
     "L0_backend_python/async_execute/concurrency_test.py::ConcurrencyTest"
     "::test_concurrent_execute_multi_request_bls": "a coroutine that iterates over the responses "
     "of a call holds its event loop",
+    **_each(
+        "load_model with files is refused",
+        "L0_backend_python/test_infer_shm_leak.py",
+        *("::TestInferShmLeak::test_shm_leak [bls_model_loading", " [bls_model_loading"),
+    ),
     "L0_backend_python/test_infer_shm_leak.py::TestInferShmLeak::test_shm_leak [custom_metrics]": ""
     "a histogram has buckets, and no line before its first observation",
     f"{_GENERATE}::test_parameters": "the error does not begin with 'Converting keyword'",
