@@ -92,7 +92,7 @@ class Watchdog:
     def _watch(self) -> None:
         blocked_at: float | None = None
         culprit: dict[str, Any] = {}
-        while not self._ended.wait(HEARTBEAT_SECONDS):
+        while not self._ended.wait(HEARTBEAT_SECONDS) and not self._loop.is_closed():
             ticked_at, used = self._ticked
             blocked = max(0.0, time.monotonic() - ticked_at - TICK_SECONDS)
             share = (self._used() - used) / max(blocked, TICK_SECONDS)

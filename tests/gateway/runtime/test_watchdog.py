@@ -126,3 +126,14 @@ def test_a_thread_that_keeps_the_interpreter_lock_is_the_culprit() -> None:
         logged(beside_the_loop, logs)
     entry = next(entry for entry in logs if entry.get("thread") == "guilty")
     assert "in hold_the_lock (gateway/runtime/test_watchdog.py:" in entry["culprit"]
+
+
+def test_a_watchdog_that_nobody_closes_ends_with_its_loop() -> None:
+    async def start() -> None:
+        Watchdog()
+
+    before = set(threading.enumerate())
+    asyncio.run(start())
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive()
