@@ -258,3 +258,9 @@ def external(path: Path, location: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(model.SerializeToString())  # unchecked: the location may be a hostile one
     return path
+
+
+def pipeline(root: Path, name: str, text: str) -> None:
+    """Write version 1 of a pipeline, whose ``pipeline.toml`` is ``text``."""
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "1" / "pipeline.toml").write_text(text)

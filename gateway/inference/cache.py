@@ -242,11 +242,7 @@ def wrap(
         return infer
     if config.platform in (ENSEMBLE, PIPELINE.platform):
         # The models of its steps may be reloaded on their own, which would leave stale responses.
-        _warn(
-            name,
-            number,
-            "enable it on the models of its steps",
-        )
+        _warn(name, number, "enable it on the models of its steps")
         return infer
     if store is None:
         _warn(name, number, "the server has no cache; set --cache-config local,size=BYTES")

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from tests import models
 from tests.gateway.backends.python import python_models
 from tests.server import serving
 
@@ -162,19 +163,6 @@ def compute(embeddings):
     return {"x": np.ascontiguousarray(embeddings[-16:].reshape(1, 16, 96))}
 """),
 }  # fmt: skip
-PROGRAM = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-{code}
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            outputs = compute(*(tensor.as_numpy() for tensor in request.inputs()))
-            tensors = [pb_utils.Tensor(name, array) for name, array in outputs.items()]
-            responses.append(pb_utils.InferenceResponse(tensors))
-        return responses
-"""
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
@@ -197,10 +185,9 @@ def repository(root: Path, packages: Mapping[str, Path]) -> dict[str, Path]:
                 datatype = datatype.replace("BYTES", "STRING")
                 described += f'{kind} {{ name: "{label}" data_type: TYPE_{datatype} '
                 described += f"dims: [{dims}] }}\n"
-        python_models.model(root, name, PROGRAM.format(code=code), described)
+        python_models.computed(root, name, code, described)
     for name, text in (("ocr", READ), ("hear", HEAR)):
-        (root / name / "1").mkdir(parents=True)
-        (root / name / "1" / "pipeline.toml").write_text(text)
+        models.pipeline(root, name, text)
     return trained
 
 

@@ -19,7 +19,7 @@
     timeout_seconds = 0.2
 
 A tensor is named by an input, or by a step and one of its model's outputs. This module checks the
-graph by itself; ``pipeline_check`` checks it against the models.
+graph by itself; ``pipeline`` checks it against the models.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import json
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -147,12 +148,8 @@ class PythonBackend:
         completed = await first.launch(json.dumps(document))
         self.config = completed_config(self.config, completed, self._name)
         self.decoder = ResponseDecoder(self._name, self._version, self.config)
-        self.arguments = {
-            "model_config": json.dumps(configuration.to_json(self.config)),
-            "model_name": self._name,
-            "model_version": str(self._version),
-            "model_repository": str(self._prepared.folder.parent),
-        }
+        folder = self._prepared.folder
+        self.arguments = model_arguments(self.config, self._name, self._version, folder)
         await asyncio.gather(first.initialize(), *map(_start, self._instances[1:]))
         self._watch()
 
@@ -301,7 +298,7 @@ class PythonBackend:
             self._abandon(pending)
 
     def _pending(self, request: InferRequest, deadline: Deadline) -> PendingRequest:
-        if deadline.at is not None and deadline.expired:
+        if deadline.expired:
             raise TimedOut
         return PendingRequest(request, deadline, self._host.loop.create_future(), self._abandon)
 
@@ -404,6 +401,16 @@ def completed_config(config: ModelConfig, completed: object, name: str) -> Model
             f"auto_complete_config of model '{name}': {' '.join(str(error).split())}"
         ) from error
     return found
+
+
+def model_arguments(config: ModelConfig, name: str, version: int, folder: Path) -> dict[str, str]:
+    """The arguments of ``initialize``, but those of one instance."""
+    return {
+        "model_config": json.dumps(configuration.to_json(config)),
+        "model_name": name,
+        "model_version": str(version),
+        "model_repository": str(folder.parent),
+    }
 
 
 async def _start(instance: Instance) -> None:

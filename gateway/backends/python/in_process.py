@@ -13,7 +13,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 from modelport.gateway.backends.python import codec
-from modelport.gateway.backends.python.backend import completed_config
+from modelport.gateway.backends.python.backend import completed_config, model_arguments
 from modelport.gateway.backends.python_worker import regions, tensors
 from modelport.gateway.backends.python_worker.errors import text_of
 from modelport.gateway.backends.python_worker.triton_model import (
@@ -58,10 +58,7 @@ class InProcessModel:
         self.config = completed_config(config, completed, name)
         self._decoder = codec.ResponseDecoder(name, 1, self.config)
         arguments = {
-            "model_config": json.dumps(configuration.to_json(self.config)),
-            "model_name": name,
-            "model_version": version or "1",
-            "model_repository": str(folder.parent),
+            **model_arguments(self.config, name, int(version or 1), folder),
             "model_instance_name": name,
             "model_instance_kind": "CPU",
             "model_instance_device_id": "0",

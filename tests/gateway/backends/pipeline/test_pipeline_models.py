@@ -66,21 +66,6 @@ inputs = { x = "mel.y" }
 model = "word"
 inputs = { x = "embedding.y" }
 """
-PYTHON = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-{function}
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            arrays = [tensor.as_numpy() for tensor in request.inputs()]
-            tensors = [pb_utils.Tensor(*pair) for pair in compute(*arrays).items()]
-            responses.append(pb_utils.InferenceResponse(tensors))
-        return responses
-"""
 CROP = """
 def compute(image, boxes):
     padded = np.pad(image, ((0, 1), (0, 1)))
@@ -93,11 +78,6 @@ def compute(letters):
     text = "".join(chr(97 + letter) for letter in letters.flat)
     return {"text": np.array([text.encode()], object)}
 """
-
-
-def declare(root: Path, name: str, text: str) -> None:
-    (root / name / "1").mkdir(parents=True)
-    (root / name / "1" / "pipeline.toml").write_text(text)
 
 
 def info(name: str, kind: int, *shape: str | int) -> Any:
@@ -154,7 +134,7 @@ def write_readers(root: Path) -> None:
         ("speller", SPELL, ["letters INT64 -1,1"], ["text BYTES 1"]),
     ):  # fmt: skip
         config = models.config(name, inputs, outputs, 0, backend="python")
-        python_models.model(root, name, PYTHON.format(function=function), None)
+        python_models.computed(root, name, function, None)
         (root / name / "config.pbtxt").write_text(config)
 
 
@@ -197,11 +177,11 @@ HEARERS = {"mel": (8, 16), "embedding": (6, 8), "word": (3, 6)}
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pipelines")
     write_readers(root)
-    declare(root, "read", READ)
+    models.pipeline(root, "read", READ)
     rng = np.random.default_rng(1)
     for name, shape in HEARERS.items():
         fully_connected(root / name / "1" / "model.tflite", rng.normal(size=shape).astype("f4"))
-    declare(root, "hear", HEAR)
+    models.pipeline(root, "hear", HEAR)
     return root
 
 

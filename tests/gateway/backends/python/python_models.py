@@ -34,6 +34,22 @@ class TritonPythonModel:
 def reply(*values, name="y"):
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, np.array(values, np.float32))])
 """
+#: ``compute`` of its code takes the arrays of a request, and returns those of its response by name.
+COMPUTED = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+{code}
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            arrays = compute(*(tensor.as_numpy() for tensor in request.inputs()))
+            tensors = [pb_utils.Tensor(*pair) for pair in arrays.items()]
+            responses.append(pb_utils.InferenceResponse(tensors))
+        return responses
+"""
 TENSORS = """
 input { name: "code" data_type: TYPE_STRING dims: 1 }
 input { name: "x" data_type: TYPE_FP32 dims: -1 optional: true }
@@ -56,3 +72,8 @@ def coded(repository: Path, name: str, extra: str = "", asynchronous: bool = Fal
     """Write a model whose requests bring their code."""
     prefix, awaited = ("async ", "await ") if asynchronous else ("", "")
     return model(repository, name, MODEL.format(prefix=prefix, awaited=awaited), TENSORS + extra)
+
+
+def computed(repository: Path, name: str, code: str, config: str | None) -> Path:
+    """Write a model whose ``compute`` is in ``code``."""
+    return model(repository, name, COMPUTED.format(code=code), config)
