@@ -75,12 +75,16 @@ class PythonModels(NamedTuple):
         max_seconds: the longest execution, and the longest wait for a response that an execution
             has left to a sender; None: no limit.
         max_memory_bytes: the resident memory of one worker; None: no limit.
+        max_data_bytes: its RLIMIT_DATA; None: no limit.
+        environments: the folder of environments of lock files; None: the user's cache folder.
         load_seconds: the longest load.
         most_bytes: the largest response.
     """
 
     max_seconds: float | None = 300.0
     max_memory_bytes: int | None = None
+    max_data_bytes: int | None = None
+    environments: Path | None = None
     load_seconds: float = 1200.0
     most_bytes: int = 2**40
 

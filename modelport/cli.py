@@ -39,6 +39,10 @@ COMMANDS = {
         "modelport.exporters.cli.publish:publish_command",
         "Copy a published version to another repository.",
     ),
+    "install": (
+        "modelport.exporters.cli.install:install",
+        "Install what the lock files of Python models pin.",
+    ),
     "keygen": (
         "modelport.exporters.cli.keygen:keygen",
         "Make a key pair to sign exports.",
@@ -118,7 +122,7 @@ TASKS = {
     "Start": ("demo", "doctor"),
     "Export and prove": (
         *("export", "certify", "verify", "check", "inspect", "sample", "convert"),
-        *("publish", "keygen", "package", "migrate"),
+        *("publish", "install", "keygen", "package", "migrate"),
     ),
     "Serve": ("serve", "key", "access"),
     "Use a running gateway": ("models", "infer", "load", "unload"),

@@ -12,6 +12,7 @@ import click
 
 from modelport.exporters.options import MODEL_VERSION, PUBLIC_KEY, SIGN_KEY
 from modelport.exporters.publishing import contract
+from modelport.exporters.publishing.python_environment import ENVIRONMENTS, OFFLINE, WHEELS
 from modelport.exporters.runtime.interruption import InterruptibleCommand
 from modelport.gateway.cli.paths import ExistingRepository, WrittenRepository
 from modelport.gateway.errors import UsageError
@@ -33,12 +34,18 @@ if TYPE_CHECKING:
 @MODEL_VERSION.named("model_version", str)
 @PUBLIC_KEY.named("public_key", Sequence[Path])
 @SIGN_KEY.named("sign_key", Path)
+@ENVIRONMENTS.named("python_environments", Path)
+@WHEELS.named("wheels", Sequence[Path])
+@OFFLINE.named("offline", bool)
 def publish_command(
     path: Path | Location,
     repository: Path | Location,
     model_version: str,
     public_key: tuple[Path, ...],
     sign_key: Path | None,
+    python_environments: Path | None,
+    wheels: tuple[Path, ...],
+    offline: bool,
 ) -> None:
     """Copy a published version, or the newest version of a model, to another repository.
 
@@ -49,13 +56,20 @@ def publish_command(
     model that is new in the repository gets the configuration, labels and warm-up samples too.
 
     A Python model (model.py) or a pipeline (pipeline.toml) of your own gets a certificate of its
-    files, and a signature with --sign-key.
+    files, and a signature with --sign-key. The environment that a Python model's lock file pins is
+    installed on this machine, as by 'modelport install'.
 
     Exit codes: 0 done, 2 usage, 5 the files were changed.
     """
     from modelport.exporters.proof import verify
-    from modelport.exporters.publishing import download, publish, written_version
+    from modelport.exporters.publishing import (
+        download,
+        publish,
+        python_environment,
+        written_version,
+    )
     from modelport.exporters.runtime.file_errors import writing_to
+    from modelport.gateway.backend_registry import PYTHON
     from modelport.gateway.repository import config, manifest, signing_keys
 
     keys = [signing_keys.load_public_key(key) for key in public_key]
@@ -77,6 +91,10 @@ def publish_command(
             )
         else:
             wanted = written.config
+        installed = None
+        if wanted.backend == PYTHON.backend:
+            given = python_environment.InstallSettings(python_environments, wheels, offline)
+            installed = python_environment.install(version, given)
         number = contract.parse_version(model_version)
         stack.enter_context(writing_to(repository, "choose another --repository"))
         staged = stack.enter_context(publish.staging(repository))
@@ -92,7 +110,10 @@ def publish_command(
         if written is None:
             manifest.verify(staged)  # verify the copy
         done = publish.publish(staged, repository, wanted, number)
-    for label, value in (("model", done.name), ("version", done.version), ("path", done.path)):
+    lines = [("model", done.name), ("version", done.version), ("path", done.path)]
+    if installed is not None:
+        lines.append(("python", installed))
+    for label, value in lines:
         click.echo(f"{label:<10} {value}")
 
 

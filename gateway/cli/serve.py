@@ -139,6 +139,20 @@ class ServeOptions(TypedDict, total=False):
         click.IntRange(min=0),
         option(default=0),
     ]
+    python_max_data: Annotated[
+        int,
+        "RLIMIT_DATA of the worker of a Python model, in bytes: what it allocates beyond raises "
+        "MemoryError. 0: no limit.",
+        click.IntRange(min=0),
+        option(default=0),
+    ]
+    python_environments: Annotated[
+        AnyPath,
+        "Folder of the environments that lock files of Python models pin ('modelport install').  "
+        "[default: in the user's cache folder]",
+        WrittenPath(),
+        option(metavar="DIR"),
+    ]
     strict_readiness: Annotated[
         bool,
         "Report ready only while every model has a version that serves.",

@@ -281,6 +281,8 @@ def settings_from(
     tls_client_auth: str | None,
     python_max_seconds: float,
     python_max_memory: int,
+    python_max_data: int,
+    python_environments: Path | None,
     **options: Any,
 ) -> Settings:
     """Check the options of ``serve`` against each other and make the settings."""
@@ -315,6 +317,10 @@ def settings_from(
         raise click.UsageError(
             "nothing to serve; pass a model's file, --model-repository, or --routes with models"
         )
+    python_models = PythonModels(
+        python_max_seconds or None, python_max_memory or None, python_max_data or None,
+        python_environments,
+    )  # fmt: skip
     # gRPC reads this on import; its failures are raised as exceptions anyway.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Child processes run other programs, so gRPC needs no fork handlers.
@@ -326,7 +332,7 @@ def settings_from(
         aspired_version_policy=AspiredVersionPolicy(aspired_version_policy),
         log_format=LogFormat(log_format),
         require_signature=_public_keys(require_signature),
-        python_models=PythonModels(python_max_seconds or None, python_max_memory or None),
+        python_models=python_models,
         tls=tls,
         routes=found,
         sagemaker_default_model=os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""),

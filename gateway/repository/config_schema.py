@@ -265,7 +265,11 @@ BACKEND_PARAMETERS: Mapping[str, ParameterTable] = {
             "EXECUTION_ENV_PATH": (
                 "a virtual environment, or a tar archive of one, whose interpreter runs the model; "
                 "`$$TRITON_MODEL_DIRECTORY` is the model's folder"
-            )
+            ),
+            "RLIMIT_DATA": (
+                "bytes of data that a worker may have (`setrlimit`); `--python-max-data` counts, "
+                "too, if it is smaller"
+            ),
         },
         without_effect={"FORCE_CPU_ONLY_INPUT_TENSORS": "tensors are always in the CPU's memory"},
     ),

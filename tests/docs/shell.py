@@ -37,6 +37,7 @@ NOT_RUN = {
     "tests/gateway/rollout, make rollout-faults",
     r"modelport .*s3://|export AWS_": "needs a bucket: make storage",
     r"pip install (--constraint|\.\[)": "needs the network: make package installs a wheel",
+    r"uv pip compile ": "needs the network: tests/gateway/backends/python/test_lock_files.py",
     r"source ": "the environment of the tests is active already",
 }
 UNSHARE = ("unshare", "-rn", "--pid", "--fork", "--kill-child", "--mount-proc")

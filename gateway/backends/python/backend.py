@@ -86,7 +86,8 @@ def load(artifact: Artifact) -> PythonBackend:
     if not (artifact.path / name).is_file():
         raise InvalidArgument(f"'{name}' is missing from version {artifact.version}")
     groups = artifact.config.instance_group
-    prepared = environment.prepare(artifact, configuration.instance_count(artifact.config))
+    instances = configuration.instance_count(artifact.config)
+    prepared = environment.prepare(artifact, instances, allowed)
     backend = PythonBackend(artifact, host, allowed, prepared)
     try:
         starting = asyncio.run_coroutine_threadsafe(backend.start(groups), host.loop)

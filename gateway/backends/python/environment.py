@@ -1,4 +1,7 @@
-"""The interpreter and the environment of a model's workers: ``EXECUTION_ENV_PATH``, or its own."""
+"""The interpreter and the environment of a model's workers.
+
+It is that of ``EXECUTION_ENV_PATH``, else that of the lock file, else the gateway's own.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from typing import NamedTuple
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository import lock_file
+from modelport.gateway.settings import PythonModels
 
-PARAMETER = "EXECUTION_ENV_PATH"
+PARAMETER, DATA_PARAMETER = "EXECUTION_ENV_PATH", "RLIMIT_DATA"
 #: Triton's word for the model's folder.
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -25,12 +30,14 @@ class WorkerEnvironment(NamedTuple):
 
     Attributes:
         folder: the version's folder.
+        max_data_bytes: its RLIMIT_DATA; None: no limit.
         temporary: folders to remove with the model.
     """
 
     interpreter: str
     variables: dict[str, str]
     folder: Path
+    max_data_bytes: int | None
     temporary: tuple[Path, ...]
 
     def remove(self) -> None:
@@ -39,13 +46,15 @@ class WorkerEnvironment(NamedTuple):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def prepare(artifact: Artifact, instances: int) -> WorkerEnvironment:
+def prepare(artifact: Artifact, instances: int, allowed: PythonModels) -> WorkerEnvironment:
     """Find the interpreter, and keep the files of a version that is a copy.
 
     Raises:
         InvalidArgument: the environment cannot be used.
     """
     temporary: list[Path] = []
+    asked = parameters.integer(artifact.config, DATA_PARAMETER, 0)
+    max_data = min(filter(None, (asked, allowed.max_data_bytes)), default=None)
     try:
         folder = artifact.path
         if artifact.copied:
@@ -58,20 +67,43 @@ def prepare(artifact: Artifact, instances: int) -> WorkerEnvironment:
         for name in _THREADS:
             variables.setdefault(name, str(max(1, artifact.threads // instances)))
         text = parameters.text(artifact.config, PARAMETER)
-        if not text:
-            return WorkerEnvironment(sys.executable, variables, folder, tuple(temporary))
-        path = Path(text.replace(_MODEL_DIRECTORY, str(folder.parent)))
-        environment = _unpacked(path, temporary) if path.is_file() else path
+        if text:
+            path = Path(text.replace(_MODEL_DIRECTORY, str(folder.parent)))
+            environment = _unpacked(path, temporary) if path.is_file() else path
+        else:
+            locked = _locked(artifact, allowed.environments)
+            if locked is None:
+                return WorkerEnvironment(
+                    sys.executable, variables, folder, max_data, tuple(temporary)
+                )
+            environment = locked
         interpreter = _interpreter(environment)
         library = str(environment / "lib")
         others = variables.get("LD_LIBRARY_PATH")
         variables["LD_LIBRARY_PATH"] = f"{library}:{others}" if others else library
         variables["PATH"] = f"{environment / 'bin'}:{variables.get('PATH', '')}"
-        return WorkerEnvironment(str(interpreter), variables, folder, tuple(temporary))
+        return WorkerEnvironment(str(interpreter), variables, folder, max_data, tuple(temporary))
     except BaseException:
         for each in temporary:
             shutil.rmtree(each, ignore_errors=True)
         raise
+
+
+def _locked(artifact: Artifact, environments: Path | None) -> Path | None:
+    """The environment that the lock file of a version pins; None: it has no lock file."""
+    if artifact.path.name != str(artifact.version):  # a file outside of a repository
+        return None
+    lock = lock_file.find(artifact.path)
+    if lock is None:
+        return None
+    environment = lock.environment(environments)
+    if not environment.is_dir():
+        raise InvalidArgument(
+            f"the environment that '{lock.name}' pins is not installed on this machine; run "
+            f"'modelport install' with the folder of model '{artifact.model_name}', as the user "
+            f"and with the {lock_file.OPTION} of the gateway, and load the model again"
+        )
+    return environment
 
 
 def _interpreter(environment: Path) -> Path:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import os
+import resource
 import select
 import signal
 import socket
@@ -101,6 +102,8 @@ class PythonProcess:
             os.close(into)
         self.pid = self._process.pid
         try:
+            if environment.max_data_bytes is not None:
+                _limit_data(self.pid, environment.max_data_bytes)
             self._pidfd = os.pidfd_open(self.pid)
         except OSError:  # too many files are open
             self._process.stop(0)
@@ -254,6 +257,14 @@ class PythonProcess:
             return "X", 0
         fields = text.rpartition(")")[2].split()
         return fields[0], int(fields[21]) * _PAGE
+
+
+def _limit_data(pid: int, most_bytes: int) -> None:
+    """Limit the data of a process that has just begun, and of its children."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)  # only root may raise it
+    limit = most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard)
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
 
 
 def _events_of(loop: asyncio.AbstractEventLoop) -> select.poll | None:

@@ -54,14 +54,16 @@ DOWNLOADS = 2
 SPARE_BYTES = 16 * 1024 * 1024
 
 
-def default_cache() -> Path:
-    """``$XDG_CACHE_HOME/modelport``, usually ``~/.cache/modelport``."""
+def default_cache(option: str = "--repository-cache") -> Path:
+    """``$XDG_CACHE_HOME/modelport``, usually ``~/.cache/modelport``.
+
+    Raises:
+        InvalidArgument: there is none, so ``option`` is needed.
+    """
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "modelport"
     except RuntimeError:  # a user without a home, as in a container
-        raise InvalidArgument(
-            "the user has no home folder for a repository cache; set --repository-cache"
-        ) from None
+        raise InvalidArgument(f"the user has no home folder for a cache; give {option}") from None
 
 
 class Mirror:

@@ -21,3 +21,14 @@ def ask(gateway: Gateway, code: str, model: str = "act", **fields: Any) -> tuple
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.load(error)["error"]
+
+
+def control(gateway: Gateway, model: str, verb: str = "load") -> str:
+    """Load or unload; the error, if any."""
+    url = f"http://{gateway.http}/v2/repository/models/{model}/{verb}"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, b"{}")):
+            return ""
+    except urllib.error.HTTPError as error:
+        with error:
+            return str(json.load(error)["error"])

@@ -66,7 +66,11 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     repository = tmp_path_factory.mktemp("repository")
     python_models.coded(repository, "act")
     python_models.coded(repository, "other")
-    with serving(repository, *FLAGS) as gateway:
+    python_models.coded(
+        repository, "small",
+        f'parameters {{ key: "RLIMIT_DATA" value {{ string_value: "{200 << 20}" }} }}',
+    )  # fmt: skip
+    with serving(repository, *FLAGS, "--python-max-data", str(1 << 30)) as gateway:
         yield gateway
 
 
@@ -87,6 +91,19 @@ def test_a_worker_that_ends_fails_its_request_at_once_and_is_restarted(
     gateway: Gateway, end: str
 ) -> None:
     crash(gateway, end)
+
+
+def test_an_allocation_beyond_the_limit_of_data_is_an_error_of_its_request(
+    gateway: Gateway,
+) -> None:
+    limit = "import resource\nreturn [reply(resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20)]"
+    for model, megabytes in (("small", 200.0), ("act", 1024.0)):
+        assert ask(gateway, limit, model)[1]["outputs"][0]["data"] == [megabytes]
+    pid = "return [Response(error=Error(str(os.getpid())))]"
+    before = ask(gateway, pid, "small")
+    status, text = ask(gateway, "bytearray(300 << 20)", "small")
+    assert (status, "message: MemoryError" in text) == (500, True), text
+    assert ask(gateway, pid, "small") == before
 
 
 def test_shared_memory_goes_with_its_worker(gateway: Gateway) -> None:

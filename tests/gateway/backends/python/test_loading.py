@@ -18,7 +18,7 @@ import pytest
 from modelport.gateway.backends.python import backend
 from modelport.gateway.repository import config as configuration
 from tests.gateway.backends.python import python_models
-from tests.gateway.backends.python.asking import ask
+from tests.gateway.backends.python.asking import ask, control
 from tests.server import Gateway, serving
 
 COMPLETES = """
@@ -96,17 +96,6 @@ def gateway(repository: Path) -> Iterator[Gateway]:
     flags = ("--allow-python", "--model-control-mode", "explicit")
     with serving(repository, *flags, "--strict-readiness=false") as gateway:
         yield gateway
-
-
-def control(gateway: Gateway, model: str, verb: str = "load") -> str:
-    """Load or unload; the error, if any."""
-    url = f"http://{gateway.http}/v2/repository/models/{model}/{verb}"
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, b"{}")):
-            return ""
-    except urllib.error.HTTPError as error:
-        with error:
-            return str(json.load(error)["error"])
 
 
 def get(gateway: Gateway, path: str) -> Any:

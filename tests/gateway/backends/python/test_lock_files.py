@@ -1,0 +1,145 @@
+"""Environments of lock files: installed when a version is published, and never by a load."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from modelport.cli import modelport
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository import lock_file
+from tests.gateway.backends.python import python_models, wheels
+from tests.gateway.backends.python.asking import ask, control
+from tests.server import serving
+
+CODE = "import own_module\nreturn [reply(own_module.VALUE)]"
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Path:
+    """A version without a lock file, beside a folder ``wheels``."""
+    return python_models.coded(tmp_path / "source", "act")
+
+
+def run(tmp_path: Path, command: str, *arguments: str | Path) -> Result:
+    options = ["--python-environments", tmp_path / "environments", "--wheels", tmp_path / "wheels"]
+    return CliRunner().invoke(modelport, [str(each) for each in (command, *arguments, *options)])
+
+
+def publish(tmp_path: Path, version: Path, *arguments: str | Path) -> Result:
+    return run(tmp_path, "publish", version, "--repository", tmp_path / "repository", *arguments)
+
+
+def test_a_published_lock_file_gives_the_model_its_environment(
+    tmp_path: Path, version: Path
+) -> None:
+    (version / "requirements.lock").write_text(wheels.write(tmp_path / "wheels"))
+    CliRunner().invoke(modelport, ["keygen", "--output", str(tmp_path / "mine")])
+    done = publish(tmp_path, version, "--sign-key", tmp_path / "mine.key")
+    assert done.exit_code == 0, done.output
+    repository, environments = tmp_path / "repository", tmp_path / "environments"
+    (environment,) = environments.iterdir()
+    assert str(environment) in done.output
+    flags = (
+        "--require-signature", str(tmp_path / "mine.pub"), "--model-control-mode", "explicit",
+        "--python-environments", str(environments),
+    )  # fmt: skip
+    with serving(repository, *flags) as gateway:
+        assert control(gateway, "act") == ""
+        assert ask(gateway, CODE)[1]["outputs"][0]["data"] == [42.0]
+        shutil.rmtree(environment)
+        assert control(gateway, "act", "unload") == ""
+        missing = control(gateway, "act")
+        assert "environment that 'requirements.lock' pins is not installed" in missing
+        assert "modelport install" in missing
+        assert str(tmp_path) not in missing
+        assert not environment.exists()
+        installed = run(tmp_path, "install", repository)
+        assert installed.exit_code == 0, installed.output
+        assert control(gateway, "act") == ""
+        lock = repository / "act" / "1" / "requirements.lock"
+        lock.write_text(lock.read_text() + "\n")
+        assert control(gateway, "act", "unload") == ""
+        assert "'requirements.lock'" in control(gateway, "act")
+    assert run(tmp_path, "install", repository).exit_code == 5
+
+
+def test_a_uv_lock_is_installed_from_wheels(tmp_path: Path, version: Path) -> None:
+    wheels.write_project(version, wheels.write(tmp_path / "wheels"))
+    done = publish(tmp_path, version)
+    assert done.exit_code == 0, done.output
+    (environment,) = (tmp_path / "environments").iterdir()
+    assert [*environment.glob("lib/*/site-packages/own_module.py")]
+    with (version / "pyproject.toml").open("a") as project:
+        project.write('[project.optional-dependencies]\nextra = ["another"]\n')
+    refused = publish(tmp_path, version)
+    assert refused.exit_code == 2
+    assert "'uv.lock' cannot be installed" in refused.output
+    assert len([*(tmp_path / "environments").iterdir()]) == 1
+
+
+REFUSED = {
+    "another hash": ("own-module==1.0 --hash=sha256:" + "0" * 64, "Hash mismatch"),
+    "no hash": ("own-module==1.0", "hash"),
+    "another file": ("-r other.txt\n", "'requirements.lock' line 1 includes another file"),
+    "no such wheel": ("absent==1.0 --hash=sha256:" + "0" * 64, "absent"),
+    "no numpy": ("", "has no numpy that can be imported"),
+    "no requirements": ("\x00\x01", "'requirements.lock' cannot be installed"),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [each if n < 3 else pytest.param(each, marks=pytest.mark.thorough)
+             for n, each in enumerate(REFUSED)]
+)  # fmt: skip
+def test_what_cannot_be_installed_is_not_published(
+    tmp_path: Path, version: Path, case: str
+) -> None:
+    wheels.write(tmp_path / "wheels")
+    text, reason = REFUSED[case]
+    (version / "requirements.lock").write_text(text)
+    done = publish(tmp_path, version)
+    assert done.exit_code == 2, done.output
+    assert len(done.output.splitlines()) == 1
+    assert reason in done.output
+    assert not (tmp_path / "repository").exists()
+    assert not [*tmp_path.glob("environments/*")]
+
+
+def test_requirements_without_hashes_are_no_lock_file(tmp_path: Path, version: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (version / "requirements.txt").write_text("numpy\n")
+    done = publish(tmp_path, version)
+    assert done.exit_code == 2
+    assert "--generate-hashes requirements.txt -o requirements.lock" in done.output
+    assert lock_file.find(version) is None
+    assert (
+        "no version of a Python model with a lock file"
+        in run(tmp_path, "install", version.parent).output
+    )
+
+
+def test_the_environment_depends_on_every_file_that_locks_it(tmp_path: Path) -> None:
+    names = ("requirements.lock", "uv.lock", "pyproject.toml", "requirements.txt")
+    for name in names:
+        (tmp_path / name).write_text("a --hash=sha256:b")
+    seen = set()
+    for _ in range(3):
+        lock = lock_file.find(tmp_path)
+        assert lock is not None
+        seen.add(lock.environment(tmp_path))
+        if lock.name == "uv.lock":
+            (tmp_path / "pyproject.toml").write_text("changed")
+            changed = lock_file.find(tmp_path)
+            assert changed is not None
+            seen.add(changed.environment(tmp_path))
+        (tmp_path / lock.name).unlink()
+    assert len(seen) == 4
+    assert lock_file.find(tmp_path) is None
+    (tmp_path / "uv.lock").write_text("")
+    (tmp_path / "pyproject.toml").unlink()
+    with pytest.raises(InvalidArgument, match=r"pyproject\.toml"):
+        lock_file.find(tmp_path)
