@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -50,14 +51,24 @@ MOST_REPEATED = 1 << 22
 KEYS_NAMED = 3  # how many offending keys a message lists before it only counts
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Trained weights and the hyper-parameters saved with them."""
+    """Trained weights and the hyper-parameters saved with them.
+
+    Attributes:
+        versions: that of each submodule's layout, by its prefix with its
+            dot, where the file has them. A module
+            whose layout has changed reads older ones by it.
+    """
 
     filename: str
     sha256: str
     state: Mapping[str, Tensor]
     model_kwargs: Mapping[str, Any]
+    versions: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -86,7 +97,8 @@ def read(path: Path) -> Checkpoint:
     state, kwargs = _read_pickled(path) if path.suffix in PICKLED else _read_safetensors(path)
     for key, value in state.items():
         _check_held(key, value, path)
-    return Checkpoint(path.name, digest, _unwrap(state), kwargs)
+    versions = _unwrap(dict(_versions(state)), state)
+    return Checkpoint(path.name, digest, _unwrap(state, state), kwargs, versions)
 
 
 def _check_held(key: str, value: Tensor, path: Path) -> None:
@@ -127,7 +139,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return state, _kwargs_of({MODEL_KWARGS_KEY: kwargs}, path)
 
 
-def _read_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read_pickled(path: Path) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
     with path.open("rb") as file:
         if (start := file.read(1)) and start not in (b"P", b"\x80"):  # neither zip nor pickle
             raise IntegrityError(
@@ -156,7 +168,7 @@ def _read_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     state, holder = content, content
     for key in keys:
         state, holder = state[key], state
-    if not _is_dict(state) or not state:
+    if not _is_dict(state) or not (state or _is_state(state)):
         under = " under " + ", ".join(map(repr, keys)) if keys else ""
         raise IntegrityError(
             f"checkpoint '{path}' holds no state dict{under}; save model.state_dict()"
@@ -168,7 +180,7 @@ def _read_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"model.state_dict() by itself or under '{STATE_DICT_KEYS[0]}'"
         )
     outer = holder if MODEL_KWARGS_KEY in holder else content
-    return dict(state), _kwargs_of(outer, path) if keys else {}
+    return state, _kwargs_of(outer, path) if keys else {}
 
 
 def _keys_to_state(content: Mapping[str, Any], path: Path) -> tuple[str, ...]:
@@ -198,7 +210,7 @@ def _paths(content: object, depth: int) -> Iterator[tuple[str, ...]]:
 def _is_state(value: object) -> bool:
     return (
         isinstance(value, Mapping)
-        and bool(value)
+        and (bool(value) or hasattr(value, "_metadata"))  # a module may have no weights
         and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
     )
 
@@ -234,15 +246,27 @@ def _refused(path: Path, error: pickle.UnpicklingError) -> IntegrityError:
     )
 
 
-def _unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    stripped = {key.replace("._orig_mod.", "."): value for key, value in state.items()}
+def _versions(state: Mapping[str, Tensor]) -> Iterator[tuple[str, int]]:
+    """Each prefix with its dot, and the version that ``nn.Module.state_dict`` keeps of it."""
+    metadata = getattr(state, "_metadata", None)
+    for prefix, entry in metadata.items() if isinstance(metadata, Mapping) else ():
+        version = entry.get("version") if isinstance(entry, Mapping) else None
+        if isinstance(prefix, str) and type(version) is int:
+            yield prefix and f"{prefix}.", version
+
+
+def _unwrap(state: Mapping[str, T], wrapped: Iterable[str]) -> dict[str, T]:
+    """``state`` without what wrappers have put before all names that are ``wrapped``."""
+    stripped = [key.replace("._orig_mod.", ".") for key in wrapped]
+    prefix = ""
     while stripped:
-        common = (p for p in WRAPPER_PREFIXES if all(key.startswith(p) for key in stripped))
-        prefix = next(common, None)
-        if prefix is None:
+        found = next((p for p in WRAPPER_PREFIXES if all(k.startswith(p) for k in stripped)), None)
+        if found is None:
             break
-        stripped = {key.removeprefix(prefix): value for key, value in stripped.items()}
-    return stripped
+        prefix += found
+        stripped = [key.removeprefix(found) for key in stripped]
+    plain = {key.replace("._orig_mod.", "."): value for key, value in state.items()}
+    return {k.removeprefix(prefix): value for k, value in plain.items() if k.startswith(prefix)}
 
 
 def load_into(module: nn.Module, checkpoint: Checkpoint) -> None:
@@ -287,7 +311,15 @@ def load_into(module: nn.Module, checkpoint: Checkpoint) -> None:
             raise IntegrityError(
                 f"checkpoint '{checkpoint.filename}': '{key}' contains NaN; use an earlier one"
             )
-    module.load_state_dict(dict(checkpoint.state), strict=True)
+    state = OrderedDict(checkpoint.state)
+    versions = module.state_dict()._metadata  # type: ignore[attr-defined]
+    for prefix, version in checkpoint.versions.items():
+        versions.setdefault(prefix.removesuffix("."), {})["version"] = version
+    state._metadata = versions  # type: ignore[attr-defined]
+    try:
+        module.load_state_dict(state, strict=True)
+    except Exception as error:  # modules have hooks of their own
+        raise UsageError(f"{where} ({first_line(error)}); check --model") from error
 
 
 def check_real(key: str, value: Tensor, subject: str) -> None:

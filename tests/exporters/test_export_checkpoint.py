@@ -10,6 +10,7 @@ import re
 import struct
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,54 @@ def test_prefixes_that_wrappers_leave_on_every_key_are_stripped(
 ) -> None:
     state = {prefix + key: value for key, value in fraud.state_dict().items()}
     checkpoint.load_into(fraud, checkpoint.read(saved(state, tmp_path / "a.pt")))
+
+
+class Versioned(nn.Linear):
+    """It reads layouts of versions 1 and 2, as ``torchvision.models.MNASNet`` does."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *others: Any) -> None:
+        if metadata.get("version") not in (1, 2):
+            raise ValueError("version should be 1 or 2")
+        self.loaded = metadata["version"]
+        super()._load_from_state_dict(state, prefix, metadata, *others)
+
+
+@pytest.mark.parametrize("wrap", [nn.Identity, nn.DataParallel])
+@pytest.mark.parametrize("extension", [".pth", ".safetensors"])
+def test_a_module_learns_the_version_of_the_weights_layout(
+    wrap: Callable[[nn.Module], nn.Module], extension: str, tmp_path: Path
+) -> None:
+    """A file that has none, as safetensors, has the layout of today."""
+    trained, path = nn.Sequential(Versioned(2, 3)), tmp_path / f"a{extension}"
+    state: Any = (trained if wrap is nn.Identity else wrap(trained)).state_dict()
+    for entry in state._metadata.values():
+        entry["version"] = 1
+    if extension == ".pth":
+        torch.save(state, path)
+    else:
+        safetensors.torch.save_file(state, path)
+    module = nn.Sequential(Versioned(2, 3))
+    checkpoint.load_into(module, checkpoint.read(path))
+    assert module[0].loaded == (1 if extension == ".pth" else 2)
+    assert torch.equal(module.state_dict()["0.weight"], trained.state_dict()["0.weight"])
+
+
+def test_a_hook_that_refuses_the_weights_is_quoted(tmp_path: Path) -> None:
+    state: Any = nn.Sequential(Versioned(2, 3)).state_dict()
+    state._metadata["0"]["version"] = 7
+    with pytest.raises(UsageError, match=r"does not fit the model \(version should be 1 or 2\)"):
+        checkpoint.load_into(
+            nn.Sequential(Versioned(2, 3)), checkpoint.read(saved(state, tmp_path / "a.pt"))
+        )
+
+
+def test_a_module_without_weights_has_a_state_dict(tmp_path: Path) -> None:
+    read = checkpoint.read(saved(nn.Softmax(-1).state_dict(), tmp_path / "a.pt"))
+    checkpoint.load_into(nn.Softmax(-1), read)
+    with pytest.raises(UsageError, match="missing keys: weight, bias"):
+        checkpoint.load_into(nn.Linear(2, 2), read)
 
 
 def test_a_prefix_on_some_keys_only_is_part_of_their_names(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Run the sweep, and write its page.
 
-    python -m tests.sweep [--shard I/N] [--results FILE] [--page FILE] [PATTERN …]
+    python -m tests.sweep [--draw COUNT [--seed N]] [--shard I/N] [--results FILE] [--page FILE]
+                          [PATTERN …]
 
+With ``--draw`` the architectures are not the sweep's own: a seed draws them from other packages.
 A run goes on where an earlier one with the same results file ended. Exits with 1 if an artifact is
 wrong or an export crashed.
 """
@@ -36,6 +38,8 @@ def main() -> int:
     parser.add_argument(
         "--sample", action="store_true", help="one of every kind, to one format each"
     )
+    parser.add_argument("--draw", type=int, default=0, metavar="COUNT", help="from other packages")
+    parser.add_argument("--seed", type=int, default=0, help="of --draw")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--results", type=Path, default=Path("build/sweep.jsonl"))
     parser.add_argument("--again", action="store_true", help="run what has a result, too")
@@ -43,6 +47,10 @@ def main() -> int:
     options = parser.parse_args()
     shard, of = (int(part) for part in options.shard.split("/"))
     every = catalogue()
+    if options.draw:
+        from tests.sweep.drawn import drawn  # needs packages that the sweep itself does not
+
+        every = {row.name: row for row in drawn(options.seed, options.draw)}
     known = SAMPLE if options.sample else every
     chosen = [n for n in known if any(fnmatch.fnmatch(n, p) for p in options.patterns)]
     if not chosen:

@@ -67,13 +67,10 @@ class Architecture:
 
 def catalogue() -> dict[str, Architecture]:
     """Every architecture by its name, in the order of the page."""
-    rows = [
-        *(
-            Architecture(row.name, row.kind, row.write, row.original)
-            for row in (*transformers_models.MODELS, *modules.MODELS)
-        ),
-    ]
-    found = {row.name: row for row in rows}
+    rows: list[transformers_models.TransformersModel | modules.WrittenModule] = []
+    rows += transformers_models.MODELS
+    rows += modules.MODELS
+    found = {r.name: Architecture(r.name, r.kind, r.write, r.original) for r in rows}
     if len(found) < len(rows):
         raise ValueError("two architectures of the sweep have one name")
     return found

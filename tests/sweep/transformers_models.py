@@ -86,16 +86,20 @@ class TransformersModel:
     def kind(self) -> str:
         return KINDS[TASKS[self.head]]
 
+    def build(self) -> Any:
+        """Build the model with random weights."""
+        import transformers
+
+        default = transformers.AutoConfig.for_model(self.model_type)
+        return self._class.from_config(_configuration(default, self.sizes)).eval()
+
     def write(self, folder: Path) -> list[str]:
         """Write ``config.json`` and the weights; the folder alone is the argument."""
         import torch
-        import transformers
 
         torch.manual_seed(SEED)
-        default = transformers.AutoConfig.for_model(self.model_type)
-        config = _configuration(default, self.sizes)
-        model = self._class.from_config(config).eval()
-        _perturb(model)
+        model = self.build()
+        perturb(model)
         model.save_pretrained(folder)
         return [str(folder), "--task", TASKS[self.head]]
 
@@ -137,7 +141,7 @@ def _configuration(default: Any, sizes: Mapping[str, Any]) -> Any:
     return type(default)(**settings)
 
 
-def _perturb(model: Any) -> None:
+def perturb(model: Any) -> None:
     """Make layers differ that are initialised alike, such as norms: an order mixed up shows."""
     import torch
 
