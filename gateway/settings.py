@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import math
 import os
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -66,6 +67,35 @@ class TlsFiles(NamedTuple):
     key: Path
     client_ca: Path | None = None
     client_required: bool = True
+
+
+#: Groups of the API that may be restricted.
+GROUPS = (
+    *("health", "metadata", "inference", "shared-memory", "model-config", "model-repository"),
+    *("statistics", "trace", "logging"),
+)
+
+
+class Restriction(NamedTuple):
+    """The header field, and its value, without which a group of the API is refused."""
+
+    header: str
+    value: str
+
+
+class HeaderRules(NamedTuple):
+    """Rules about the header fields of requests on one port.
+
+    Attributes:
+        restricted: by group of the API.
+        forwarded: matches the names of those that models get as parameters; None: none.
+    """
+
+    restricted: Mapping[str, Restriction] = MappingProxyType({})
+    forwarded: re.Pattern[str] | None = None
+
+
+NO_HEADER_RULES = HeaderRules()
 
 
 class PythonModels(NamedTuple):
@@ -135,6 +165,8 @@ class Settings(NamedTuple):
     sagemaker_default_model: str = ""
     #: None disables Vertex AI's routes.
     vertex_ai: VertexAi | None = None
+    http_headers: HeaderRules = NO_HEADER_RULES
+    grpc_headers: HeaderRules = NO_HEADER_RULES
     grpc_address: str = "127.0.0.1"
     grpc_port: int = 8001
     metrics_address: str = "127.0.0.1"

@@ -6,7 +6,7 @@ method then enters the declared operation, before the request is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -159,6 +159,10 @@ class AccessContext:
 
 
 CURRENT: ContextVar[AccessContext | None] = ContextVar("access", default=None)
+#: Refuses the operations of a restricted group of the API (``protocols/header_rules.py``).
+RESTRICTION: ContextVar[Callable[[Operation], None] | None] = ContextVar(
+    "restriction", default=None
+)
 
 
 def note_refusal(reason: str, model: str = "", version: str = "") -> None:
@@ -178,6 +182,9 @@ def principal_name() -> str:
 
 def enter(operation: Operation) -> None:
     """Enter an operation with the current request, as ``AccessContext.entering``."""
+    restrict = RESTRICTION.get()
+    if restrict is not None:
+        restrict(operation)
     context = CURRENT.get()
     if context is not None:
         CURRENT.set(context.entering(operation))

@@ -19,13 +19,15 @@ from modelport.gateway.cli.serve_settings import (
     ServedPath,
     cache_sizes,
     file_mode,
+    header_pattern,
     on_vertex_ai,
     read_monitoring_config,
+    restrictions,
     settings_from,
 )
 from modelport.gateway.repository.storage.location import Repository
 from modelport.gateway.runtime import collector
-from modelport.gateway.settings import Settings
+from modelport.gateway.settings import GROUPS, Settings
 
 DEFAULTS = Settings(model_repositories=())
 #: More processes than any machine needs.
@@ -179,6 +181,18 @@ class ServeOptions(TypedDict, total=False):
         click.IntRange(min=1),
         option("http_max_input_bytes"),
     ]
+    http_restricted_api: Annotated[
+        str | Sequence[str],
+        "Refuse these groups of the HTTP API, with commas between them, to requests without this "
+        f"header field: {', '.join(GROUPS)}. Repeatable.",
+        option("http_restricted", callback=restrictions, metavar="APIS:KEY=VALUE"),
+    ]
+    http_header_forward_pattern: Annotated[
+        str,
+        "Pass the header fields of HTTP requests to the model as parameters, if this regular "
+        "expression matches in their names.",
+        option("http_forwarded", callback=header_pattern, metavar="REGEX"),
+    ]
     json_nan_as_null: Annotated[
         bool,
         "Write null for NaN and the infinities in JSON, in place of the tokens NaN and Infinity.",
@@ -218,6 +232,16 @@ class ServeOptions(TypedDict, total=False):
     ]
     grpc_address: Annotated[str, "Address to serve gRPC on."]
     grpc_port: Annotated[int, "Port to serve gRPC on.", PORT]
+    grpc_restricted_protocol: Annotated[
+        str | Sequence[str],
+        "As --http-restricted-api, for gRPC: the field is triton-grpc-protocol-KEY.",
+        option("grpc_restricted", callback=restrictions, metavar="PROTOCOLS:KEY=VALUE"),
+    ]
+    grpc_header_forward_pattern: Annotated[
+        str,
+        "As --http-header-forward-pattern, for the metadata of gRPC calls.",
+        option("grpc_forwarded", callback=header_pattern, metavar="REGEX"),
+    ]
     metrics_address: Annotated[str, "Address to serve metrics and rollouts on."]
     metrics_port: Annotated[int, "Port to serve metrics and rollouts on.", PORT]
     http_socket: Annotated[

@@ -17,10 +17,13 @@ from modelport.gateway.repository import standalone_model
 from modelport.gateway.repository.scan import is_model_name
 from modelport.gateway.repository.storage.location import Location, Repository, is_url
 from modelport.gateway.settings import (
+    GROUPS,
     AspiredVersionPolicy,
+    HeaderRules,
     LogFormat,
     ModelControlMode,
     PythonModels,
+    Restriction,
     Settings,
     TlsFiles,
     VertexAi,
@@ -55,6 +58,39 @@ def cache_sizes(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[int, ...
             raise click.BadParameter(f"'{setting}' is not size=BYTES with a number above 0")
         sizes.append(int(digits))
     return tuple(sizes)
+
+
+def restrictions(ctx: Any, param: Any, values: tuple[str, ...]) -> dict[str, Restriction]:
+    """Parse Triton's ``GROUP,…:KEY=VALUE``; over gRPC the field has a prefix."""
+    kind = "protocol" if param.name == "grpc_restricted" else "api"
+    prefix = "triton-grpc-protocol-" if kind == "protocol" else ""
+    found: dict[str, Restriction] = {}
+    for text in values:
+        groups, colon, field = text.partition(":")
+        key, equals, value = field.partition("=")
+        if not (colon and equals and re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", key, re.ASCII) and value):
+            raise click.BadParameter(f"'{text}' is not GROUPS:KEY=VALUE, such as health:key=value")
+        for group in groups.split(","):
+            if group not in GROUPS:
+                known = ", ".join(GROUPS)
+                raise click.BadParameter(f"unknown restricted {kind} '{group}'; use: {known}")
+            if group in found:
+                raise click.BadParameter(
+                    f"restricted {kind} '{group}' can not be specified in multiple config groups"
+                )
+            found[group] = Restriction((prefix + key).lower(), value)
+    return found
+
+
+def header_pattern(ctx: Any, param: Any, value: str | None) -> re.Pattern[str] | None:
+    """Compile a pattern of names; as in Triton, only one that begins with ``(?-i)`` minds case."""
+    if value is None:
+        return None
+    sensitive = value.startswith("(?-i)")
+    try:
+        return re.compile(value.removeprefix("(?-i)"), re.NOFLAG if sensitive else re.IGNORECASE)
+    except re.error as error:
+        raise click.BadParameter(f"'{value}' is not a regular expression: {error}") from error
 
 
 def file_mode(ctx: Any, param: Any, value: str) -> int:
@@ -334,6 +370,8 @@ def settings_from(
         require_signature=_public_keys(require_signature),
         python_models=python_models,
         tls=tls,
+        http_headers=HeaderRules(options.pop("http_restricted"), options.pop("http_forwarded")),
+        grpc_headers=HeaderRules(options.pop("grpc_restricted"), options.pop("grpc_forwarded")),
         routes=found,
         sagemaker_default_model=os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""),
         vertex_ai=_vertex_ai(vertex_ai_default_model) if allow_vertex_ai else None,

@@ -618,7 +618,8 @@ class ModelManager:
         if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
             mode = self._settings.model_control_mode
             raise Unavailable(
-                f"explicit model load / unload is not allowed with --model-control-mode={mode}; "
-                "start the server with --model-control-mode=explicit"
+                "explicit model load / unload is not allowed if polling is enabled, or models are "
+                f"loaded at start only (--model-control-mode={mode}); start the server with "
+                "--model-control-mode=explicit"
             )
         self.held.free(names)

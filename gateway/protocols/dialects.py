@@ -93,7 +93,7 @@ class Dialects:
                 self.grpc.setdefault(name, methods)  # no extension replaces what is built in
         self.grpc |= GrpcReflection(self.grpc).methods()
         origins = Origins(settings.http_address, settings.allowed_hosts)
-        self.application = HttpApplication(http, origins, host.splits)
+        self.application = HttpApplication(http, origins, host.splits, settings.http_headers)
         self.http: Handler = self.application
         if settings.vertex_ai is not None:
             self.http = VertexApplication(self.application, host, settings.vertex_ai)

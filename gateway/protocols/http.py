@@ -23,7 +23,13 @@ from modelport import __version__
 from modelport.gateway.access.context import note_refusal
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Internal, ModelportError
-from modelport.gateway.protocols import api_pages, http_operations, openapi, rollout_headers
+from modelport.gateway.protocols import (
+    api_pages,
+    header_rules,
+    http_operations,
+    openapi,
+    rollout_headers,
+)
 from modelport.gateway.protocols.asgi import REQUEST, framed, handler_of
 from modelport.gateway.protocols.authentication import challenging
 from modelport.gateway.protocols.cross_site_protection import Origins
@@ -40,6 +46,7 @@ from modelport.gateway.protocols.http_response import (
     recovering,
     refusal,
 )
+from modelport.gateway.settings import NO_HEADER_RULES, HeaderRules
 
 log = structlog.get_logger("modelport.http")
 
@@ -157,13 +164,18 @@ class HttpApplication:
     """Dispatches requests to ``dialects``.
 
     A path without a route gets the error of the first dialect of its first segment, or of the first
-    of all. ``splits`` are the models with a rollout.
+    of all. ``splits`` are the models with a rollout, ``rules`` those about header fields.
     """
 
     def __init__(
-        self, dialects: Sequence[HttpDialect], origins: Origins, splits: Collection[str] = ()
+        self,
+        dialects: Sequence[HttpDialect],
+        origins: Origins,
+        splits: Collection[str] = (),
+        rules: HeaderRules = NO_HEADER_RULES,
     ) -> None:
         self._first, self._origins = dialects[0], origins
+        self._rules = rules if any(rules) else None
         self._splits = splits
         self._dialects: dict[str, list[HttpDialect]] = {}
         for dialect in dialects:
@@ -175,6 +187,8 @@ class HttpApplication:
 
     def __call__(self, request: HttpRequest) -> Answer:
         """Answer ``request``."""
+        if self._rules is not None:
+            header_rules.begin(self._rules, request)
         if self._splits:
             return rollout_headers.exchange(request, self._answer)
         return self._answer(request)

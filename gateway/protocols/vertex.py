@@ -12,7 +12,7 @@ from functools import partial
 
 from modelport.gateway.access.context import enter, note_refusal
 from modelport.gateway.access.operations import Operation
-from modelport.gateway.protocols import rollout_headers
+from modelport.gateway.protocols import header_rules, rollout_headers
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import HttpApplication
 from modelport.gateway.protocols.http_message import JSON, Answer, HttpRequest, HttpResponse
@@ -47,11 +47,12 @@ class VertexApplication:
         self._splits = host.splits
         self._manager = host.manager
         self._control = host.control
-        self._settings = settings
+        self._settings, self._rules = settings, host.settings.http_headers
         handler = platform_handler(host, MEDIA_TYPE)
         self._predict = partial(handler, self._find)
 
     def __call__(self, request: HttpRequest) -> Answer:
+        header_rules.begin(self._rules, request)
         path = request.path
         if path == self._settings.health_route:
             refuse = self._application.refuse

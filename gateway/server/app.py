@@ -27,6 +27,7 @@ from modelport.gateway.models.snapshot import Snapshot
 from modelport.gateway.protocols.authentication import authenticated
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.dialects import Dialects
+from modelport.gateway.protocols.header_rules import ForwardingService
 from modelport.gateway.protocols.http_message import Handler
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.rollout.process_group import ThisProcess
@@ -158,6 +159,8 @@ class GatewayServer:
         parts = GuardedParts(self.rollouts, self.manager, self.control)
         if self._access is not None:
             parts = guard(parts, self._access.quotas)
+        if settings.http_headers.forwarded or settings.grpc_headers.forwarded:
+            parts = parts._replace(service=ForwardingService(parts.service))
         return DialectHost(settings, *parts, shared, requests, self.rollouts.splits)
 
     def _handler(self) -> Handler:

@@ -58,7 +58,7 @@ class Listeners:
             unix=unix,
         )
         limit = settings.http_max_input_bytes
-        service = Service(methods, limit, overloaded, splits, access)
+        service = Service(methods, limit, overloaded, splits, access, settings.grpc_headers)
         try:
             unix = unix_socket.listen(settings.grpc_socket, "--grpc-socket", settings.socket_mode)
             self._grpc = GrpcListener(

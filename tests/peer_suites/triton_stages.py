@@ -109,9 +109,28 @@ STAGES = (
     Stage("L0_http/http_test.py", models.http, (*EXPLICIT, "--load-model", "*")),
     Stage("L0_http/python_http_aio_test.py", models.examples, SHARED),
     Stage("L0_http/http_client_plugin_test.py", models.examples),
+    Stage(
+        *("L0_http/http_restricted_api_test.py", models.examples),
+        (
+            *("--http-restricted-api", "model-repository:admin-key=admin-value"),
+            *("--http-restricted-api", "inference,metadata:infer-key=infer-value"),
+        ),
+    ),
     Stage(_SIZES, models.sizes, select="not large_input"),
     Stage(_SIZES, models.sizes, ("--http-max-input-size", str(2**27)), select="large_input"),
     Stage("L0_grpc/python_unit_test.py", models.grpc, select="GrpcTest"),
+    Stage(
+        *("L0_grpc/python_unit_test.py", models.grpc_examples),
+        (
+            *("--grpc-restricted-protocol", "model-repository:admin-key=admin-value"),
+            *("--grpc-restricted-protocol", "inference,health:infer-key=infer-value"),
+        ),
+        select="RestrictedProtocolTest",
+    ),
+    Stage(
+        *("L0_grpc/grpc_client_plugin_test.py", models.own("L0_grpc/client_plugin_models")),
+        ("--http-header-forward-pattern=.*", "--grpc-header-forward-pattern=.*"),
+    ),
     Stage("L0_grpc/python_grpc_aio_test.py", models.grpc_examples, SHARED),
     Stage("L0_infer/infer_test.py", models.infer, environment=_INFER),
     Stage(
@@ -125,9 +144,18 @@ STAGES = (
     Stage(_VALIDATION, models.own("L0_input_validation/models"), select="InputValTest"),
     Stage(_VALIDATION, models.shapes, SHARED, select="InputShapeTest"),
     Stage(_VALIDATION, models.nothing, EXPLICIT, select="ModelNameValidationTest"),
-    Stage(
-        *("L0_parameters/parameters_test.py", models.own("L0_parameters/model_repository")),
-        select="test_params",
+    *(
+        Stage(
+            *("L0_parameters/parameters_test.py", models.own("L0_parameters/model_repository")),
+            tuple(f"--{port}-header-forward-pattern={pattern}" for port in ports),
+            select=test,
+        )
+        for test, pattern, ports in (
+            ("test_params", "", ()),
+            ("test_headers and not reserved", "MY_HEADER.*", ("grpc", "http")),
+            ("case_sensitive", "(?-i)MY_HEADER.*", ("grpc",)),
+            ("test_headers_reserved_rejected", ".*", ("grpc", "http")),
+        )
     ),
     Stage(_CLASSES, models.class_counts, label="http", environment={"CLIENT_TYPE": "http"}),
     Stage(_CLASSES, models.class_counts, label="grpc", environment={"CLIENT_TYPE": "grpc"}),
@@ -303,7 +331,13 @@ STAGES = (
     Stage("L0_request_cancellation/scheduler_test.py", schedules.slow_batches),
     Stage(
         *("L0_grpc_state_cleanup/cleanup_test.py", schedules.slow_floats),
+        select="not error_status",
         alone="::CleanUpTest::test_s",
+    ),
+    Stage(
+        *("L0_grpc_state_cleanup/cleanup_test.py", schedules.slow_floats),
+        ("--grpc-restricted-protocol=inference:infer-key=infer-value",),
+        select="test_simple_infer_error_status or test_streaming_error_status",
     ),
     Stage(_STATUS, schedules.status, _POLL, "ServerMetadataTest", changed=_NO_BFLOATS),
     Stage(_STATUS, schedules.status_changed, _POLL, "ModelMetadataTest", changed=_NO_BFLOATS),

@@ -35,6 +35,13 @@ _KNOWN: Mapping[str, _Type] = {
     ),
 }
 _RESERVED = "triton_"
+#: Parameters that clients set by other means, and headers cannot.
+_RESERVED_HEADERS = frozenset({"headers", *_KNOWN})
+
+
+def is_reserved(header: str) -> bool:
+    """Whether a header of this name may be no parameter."""
+    return header in _RESERVED_HEADERS or header.startswith(_RESERVED)
 
 
 def check(key: str, value: Any) -> None:

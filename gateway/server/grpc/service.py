@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from modelport.gateway.access.context import CURRENT
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument, ModelportError, QueueFull
+from modelport.gateway.protocols import header_rules
 from modelport.gateway.protocols.grpc_method import Method, Methods, RefusedMessage, parts_of
 from modelport.gateway.rollout.plan import ROUTE_KEY
 from modelport.gateway.rollout.traffic import request_routing
@@ -29,6 +30,7 @@ from modelport.gateway.server.grpc.framing import (
     MessageTooLarge,
 )
 from modelport.gateway.server.grpc.status import StatusCode, is_late, parse, status
+from modelport.gateway.settings import NO_HEADER_RULES, HeaderRules
 from modelport.gateway.types import Deadline, finished
 from modelport.gateway.wire import inflation, via_header
 from modelport.gateway.wire.deadline_headers import GRPC_TIMEOUT, grpc_seconds
@@ -93,6 +95,8 @@ class CallTarget(NamedTuple):
     refusal: Ending = NO_METHOD
     via: str = ""
     route_key: bytes = b""
+    #: The fields, if some become parameters.
+    forwarded: Mapping[bytes, bytes] = {}
 
 
 class Service:
@@ -100,7 +104,8 @@ class Service:
 
     ``overloaded`` is not empty while a model is overloaded; then unread requests may be refused.
     ``splits`` is not empty while a rollout runs; then trailers name the version that answered.
-    ``access`` admits calls by their credential and their method's operation.
+    ``access`` admits calls by their credential and their method's operation. ``rules`` are about
+    their header fields.
     """
 
     def __init__(
@@ -110,7 +115,9 @@ class Service:
         overloaded: Collection[object] = (),
         splits: Collection[str] = (),
         access: Access | None = None,
+        rules: HeaderRules = NO_HEADER_RULES,
     ) -> None:
+        self._rules = rules
         self.overloaded = overloaded
         self.access = access
         self._splits = splits
@@ -135,6 +142,11 @@ class Service:
         encoding = headers.get(b"grpc-encoding", framing.IDENTITY)
         if encoding != framing.IDENTITY and encoding not in inflation.WINDOW_BITS:
             return CallTarget(refusal=NO_ENCODING)
+        if self._rules.restricted:
+            name = path.decode()
+            found = header_rules.objection(self._rules, "protocol", method.operation, name, headers)
+            if found:
+                return CallTarget(refusal=Ending(StatusCode.UNAVAILABLE, found))
         via = headers.get(b"via", b"")
         if via and via_header.loops(via):
             return CallTarget(refusal=LOOP)
@@ -144,6 +156,7 @@ class Service:
             seconds,
             via=via.decode("latin-1"),
             route_key=headers.get(_ROUTE_KEY, b""),
+            forwarded=headers if self._rules.forwarded is not None else {},
         )
 
     def refuses(self, target: CallTarget, body: bytes | memoryview) -> bool:
@@ -163,6 +176,8 @@ class Service:
         call.enter()
         if call.access is not None:
             CURRENT.set(call.access)
+        if self._rules.forwarded is not None:
+            header_rules.begin_call(self._rules.forwarded, call.target.forwarded)
         method = call.target.method
         assert method is not None
         routing = request_routing.begin(call.target.route_key) if self._splits else None

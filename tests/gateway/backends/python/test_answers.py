@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,10 @@ PREFIX = "Failed to process the request(s) for model 'act_0', message: "
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     repository = tmp_path_factory.mktemp("repository")
     python_models.coded(repository, "act")
-    with serving(repository, "--allow-python") as gateway:
+    flags = [
+        f"--{port}-header-forward-pattern=^(x-my-|headers|triton_)" for port in ("http", "grpc")
+    ]
+    with serving(repository, "--allow-python", *flags) as gateway:
         yield gateway
 
 
@@ -220,6 +224,50 @@ return [Response([], Error(json.dumps(told)))]
     assert "'model_instance_name': 'act_0'" in arguments
     assert "'model_version': '1'" in arguments
     assert "'model_instance_kind': 'CPU'" in arguments
+
+
+PARAMETERS = "return [Response([], Error(requests[0].parameters()))]"
+#: Fields that are forwarded, and one that is not.
+FIELDS = {"x-my-b": 'a "quoted" \\ value', "X-My-C": "c", "other": "no"}
+FORWARDED = {"x-my-a": "field", "x-my-b": 'a "quoted" \\ value', "x-my-c": "c"}
+
+
+def test_fields_that_match_the_pattern_are_parameters_over_http(gateway: Gateway) -> None:
+    fields = FIELDS | {"x-my-a": "field"}
+    _, text = ask(gateway, PARAMETERS, headers=fields, parameters={"x-my-a": "own"})
+    assert json.loads(text) == FORWARDED
+    body = json.dumps({"code": PARAMETERS, "x-my-a": "own"}).encode()
+    for path in ("generate", "generate_stream"):
+        url = f"http://{gateway.http}/v2/models/act/{path}"
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(urllib.request.Request(url, body, fields), timeout=30)
+        with caught.value as error:
+            answer = json.loads(error.read().removeprefix(b"data: "))
+        assert json.loads(answer["error"]) == FORWARDED
+
+
+def test_metadata_that_matches_the_pattern_is_parameters_over_grpc(gateway: Gateway) -> None:
+    tensor = triton_grpc.InferInput("code", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([PARAMETERS], dtype=object))
+    told: list[InferenceServerException] = []
+    with triton_grpc.InferenceServerClient(gateway.grpc) as client:
+        fields = {name.lower(): value for name, value in FIELDS.items()} | {"x-my-a": "field"}
+        with pytest.raises(InferenceServerException) as caught:
+            client.infer("act", [tensor], headers=fields, parameters={"x-my-a": "own"})
+        client.start_stream(lambda result, error: told.append(error), headers=fields)
+        client.async_stream_infer("act", [tensor])
+        client.stop_stream()
+        for error in (caught.value, *told):
+            assert json.loads(error.message()) == FORWARDED
+        with pytest.raises(InferenceServerException, match="Header 'triton_a' is reserved"):
+            client.infer("act", [tensor], headers={"triton_a": "b"})
+
+
+@pytest.mark.parametrize("name", ["headers", "triton_final_response"])
+def test_a_reserved_field_that_matches_the_pattern_is_refused(gateway: Gateway, name: str) -> None:
+    answer = ask(gateway, PARAMETERS, headers={name: "1"})
+    told = f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
+    assert answer == (400, told)
 
 
 CODES = ("UNKNOWN", "INTERNAL", "NOT_FOUND", "UNAVAILABLE", "ALREADY_EXISTS", "CANCELLED")
