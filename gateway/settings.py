@@ -98,6 +98,20 @@ class HeaderRules(NamedTuple):
 NO_HEADER_RULES = HeaderRules()
 
 
+class AccessLogSettings(NamedTuple):
+    """The access log.
+
+    Attributes:
+        target: a file, or ``-`` for standard output.
+        sample: the share of requests that have a line; failures and slow requests always have one.
+        slow_seconds: the duration from which a request is slow.
+    """
+
+    target: str
+    sample: float = 1.0
+    slow_seconds: float = 1.0
+
+
 class PythonModels(NamedTuple):
     """Limits of the workers of Python models.
 
@@ -184,6 +198,8 @@ class Settings(NamedTuple):
     audit_log: str | None = None
     #: Size at which that file is renamed; None for never.
     audit_log_max_bytes: int | None = None
+    #: One line for each request; None for none.
+    access_log: AccessLogSettings | None = None
     #: Whether other addresses than loopback are served without access and without mutual TLS.
     insecure: bool = False
     #: Path of the metrics on the HTTP port; empty for none.

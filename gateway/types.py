@@ -159,7 +159,7 @@ class Timing:
     """Duration of each stage of a request, for the statistics.
 
     A cache sets either ``cache_hit_ns`` or ``cache_miss_ns``. ``counted`` tells whether the batcher
-    has counted the execution.
+    has counted the execution, ``batch_size`` how many elements of one or more requests it had.
     """
 
     queue_ns: int = 0
@@ -169,6 +169,7 @@ class Timing:
     cache_hit_ns: int = 0
     cache_miss_ns: int = 0
     counted: bool = False
+    batch_size: int = 0
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import OperationRights, PrincipalRights
 from modelport.gateway.access.principal import ConnectionIdentity, Principal
 from modelport.gateway.errors import ModelportError, PermissionDenied, Unauthenticated
+from modelport.gateway.telemetry import request_record
 
 #: The fields of a request's head, names in lower case.
 Fields = Iterable[tuple[bytes, bytes]]
@@ -148,6 +149,9 @@ class AccessContext:
         self, reason: str, operation: str = "", model: str = "", version: str = ""
     ) -> None:
         """Write the first refusal of a request to the audit log."""
+        request = request_record.CURRENT.get()
+        if request is not None:
+            request.model = request.model or model
         if self.record is not None and not self.record.is_refused:
             self.record.is_refused = True
             refused = operation or self.operation or ""

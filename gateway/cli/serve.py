@@ -27,7 +27,7 @@ from modelport.gateway.cli.serve_settings import (
 )
 from modelport.gateway.repository.storage.location import Repository
 from modelport.gateway.runtime import collector
-from modelport.gateway.settings import GROUPS, Settings
+from modelport.gateway.settings import GROUPS, AccessLogSettings, Settings
 
 DEFAULTS = Settings(model_repositories=())
 #: More processes than any machine needs.
@@ -293,6 +293,23 @@ class ServeOptions(TypedDict, total=False):
         "Size at which the audit log is renamed and a new one begun.",
         click.IntRange(4096),
         option("audit_log_max_bytes", metavar="BYTES"),
+    ]
+    access_log: Annotated[
+        str,
+        "Append a line of JSON for each request; '-' is stdout. Responses then have x-request-id.",
+        option(metavar="FILE", default=None),
+    ]
+    access_log_sample: Annotated[
+        float,
+        "Share of the requests that have a line; failures and slow requests always have one.",
+        click.FloatRange(0.0, 1.0),
+        option(default=AccessLogSettings("").sample, metavar="SHARE"),
+    ]
+    access_log_slow_secs: Annotated[
+        float,
+        "Duration from which a request is slow, in seconds.",
+        FiniteSeconds(min=0),
+        option("access_log_slow_seconds", default=AccessLogSettings("").slow_seconds),
     ]
     insecure: Annotated[
         bool,

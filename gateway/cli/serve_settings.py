@@ -18,6 +18,7 @@ from modelport.gateway.repository.scan import is_model_name
 from modelport.gateway.repository.storage.location import Location, Repository, is_url
 from modelport.gateway.settings import (
     GROUPS,
+    AccessLogSettings,
     AspiredVersionPolicy,
     HeaderRules,
     LogFormat,
@@ -303,6 +304,17 @@ def _check_model_config(options: Mapping[str, Any], model_control_mode: str) -> 
         )
 
 
+def _access_log(target: str | None, sample: float, slow_seconds: float) -> AccessLogSettings | None:
+    made = AccessLogSettings(target or "", sample, slow_seconds)
+    if target:
+        return made
+    if made != AccessLogSettings(""):
+        raise click.UsageError(
+            "--access-log-sample and --access-log-slow-secs need --access-log FILE"
+        )
+    return None
+
+
 def settings_from(
     model_control_mode: str,
     aspired_version_policy: str,
@@ -319,6 +331,9 @@ def settings_from(
     python_max_memory: int,
     python_max_data: int,
     python_environments: Path | None,
+    access_log: str | None,
+    access_log_sample: float,
+    access_log_slow_seconds: float,
     **options: Any,
 ) -> Settings:
     """Check the options of ``serve`` against each other and make the settings."""
@@ -369,6 +384,7 @@ def settings_from(
         log_format=LogFormat(log_format),
         require_signature=_public_keys(require_signature),
         python_models=python_models,
+        access_log=_access_log(access_log, access_log_sample, access_log_slow_seconds),
         tls=tls,
         http_headers=HeaderRules(options.pop("http_restricted"), options.pop("http_forwarded")),
         grpc_headers=HeaderRules(options.pop("grpc_restricted"), options.pop("grpc_forwarded")),

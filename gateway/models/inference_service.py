@@ -19,6 +19,7 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.runtime import offload
 from modelport.gateway.runtime.timer_wheel import within
+from modelport.gateway.telemetry import request_record
 from modelport.gateway.types import (
     Answer,
     Deadline,
@@ -72,7 +73,7 @@ class InferenceService:
 
     def run(self, request: InferRequest, deadline: Deadline, step: bool = False) -> Answer:
         """Answer a request that is in flight already; raise as ``infer``."""
-        flight = self._begin(request)
+        flight = self._begin(request, step)
         version = flight.version
         try:
             if request.caller and version.statistics.pending > version.turns.free:
@@ -87,9 +88,12 @@ class InferenceService:
             return answer
         return flight.wait(answer)
 
-    def _begin(self, request: InferRequest) -> _RequestInFlight:
+    def _begin(self, request: InferRequest, step: bool) -> _RequestInFlight:
         version = self._manager.get(request.model_name, request.model_version)
         request.via = via_header.CURRENT.get()
+        record = request_record.CURRENT.get()
+        if record is not None and not step:
+            record.infers(version.name, version.number, request)
         return _RequestInFlight(version, request, self._verbose)
 
     def acquire(self, name: str, number: int) -> ServedVersion:
@@ -151,11 +155,11 @@ class InferenceService:
             return
         if not step and self._manager.closing.is_set():
             raise Unavailable("the server is shutting down")
-        flight = self._begin(request)
+        flight = self._begin(request, step)
         version, started = flight.version, flight.started
         with flight:
             deadline = self.limited(deadline)
-            batch = version.validator.check(request)
+            batch = request.timing.batch_size = version.validator.check(request)
             statistics, timing, index = version.statistics, request.timing, 0
             asked = time.perf_counter_ns()
             timing.compute_input_ns = asked - started
@@ -212,7 +216,7 @@ class InferenceService:
             deadline = deadline.earliest(self._max_seconds)
         request = flight.request
         flight.validator = flight.version.validator_of(request)
-        flight.batch = flight.validator.check(request)
+        flight.batch = request.timing.batch_size = flight.validator.check(request)
         request.timing.compute_input_ns += time.perf_counter_ns() - flight.started
         if deadline.expired:
             raise TimedOut

@@ -27,6 +27,7 @@ from modelport.gateway.protocols.torchserve.grpc import TorchServeGrpc
 from modelport.gateway.protocols.torchserve.http import TorchServeHttp
 from modelport.gateway.protocols.vertex import VertexApplication
 from modelport.gateway.settings import Settings
+from modelport.gateway.telemetry.request_record import GRPC
 
 
 class DialectDescriptor(NamedTuple):
@@ -86,17 +87,33 @@ class Dialects:
         settings = host.settings
         served = [each for each in _BUILTIN if each.enabled(settings)]
         served += [find(name) for name in settings.dialects if name not in DIALECTS.builtin]
-        http = [dialect for each in served for dialect in each.http(host)]
+        self._names = {dialect: each.name for each in served for dialect in each.http(host)}
+        http = [*self._names]
         self.grpc: dict[str, Rows] = {}
+        self._services: dict[str, str] = {}
         for each in served:
             for name, methods in each.grpc(host).items():
                 self.grpc.setdefault(name, methods)  # no extension replaces what is built in
+                self._services.setdefault(name, each.name)
         self.grpc |= GrpcReflection(self.grpc).methods()
+        self._vertex_routes: Sequence[bytes] = ()
         origins = Origins(settings.http_address, settings.allowed_hosts)
         self.application = HttpApplication(http, origins, host.splits, settings.http_headers)
         self.http: Handler = self.application
         if settings.vertex_ai is not None:
             self.http = VertexApplication(self.application, host, settings.vertex_ai)
+            self._vertex_routes = [each.encode() for each in settings.vertex_ai[:2]]
+
+    def describe(self, protocol: str, method: str, path: bytes) -> tuple[str, str]:
+        """The name of the dialect of a request, and its route; empty if no table has it."""
+        if protocol == GRPC:
+            service, _, name = path.decode("latin-1")[1:].partition("/")
+            known = name in self.grpc.get(service, ())
+            return self._services.get(service, ""), f"{service}/{name}" if known else ""
+        if path in self._vertex_routes:
+            return "vertex", path.decode("latin-1")
+        dialect, route = self.application.describe(method, path)
+        return self._names[dialect], route
 
 
 def find(name: str) -> DialectDescriptor:

@@ -47,6 +47,7 @@ from modelport.gateway.protocols.http_response import (
     refusal,
 )
 from modelport.gateway.settings import NO_HEADER_RULES, HeaderRules
+from modelport.gateway.telemetry import request_record
 
 log = structlog.get_logger("modelport.http")
 
@@ -184,6 +185,7 @@ class HttpApplication:
         self._api = self._build(dialects)
         self._framework = handler_of(self._api)
         self._kept_route = lru_cache(ROUTES)(self._route)
+        self._kept_names = lru_cache(ROUTES)(self._names)
 
     def __call__(self, request: HttpRequest) -> Answer:
         """Answer ``request``."""
@@ -235,6 +237,21 @@ class HttpApplication:
     def refuse(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
         """Make the response to a request that is not served, in the format of its dialect."""
         return _failed(self._dialect_of(request.path), request, error)
+
+    def describe(self, method: str, target: bytes) -> tuple[HttpDialect, str]:
+        """The dialect of a request, and the path of its table's route; empty for another route."""
+        return (self._kept_names if len(target) <= KEPT_TARGET else self._names)(method, target)
+
+    def _names(self, method: str, target: bytes) -> tuple[HttpDialect, str]:
+        path = target.decode("latin-1")
+        dialects = self._dialects_of(unquote(path)) or [self._first]
+        for dialect in dialects:
+            path = dialect.canonical(path)
+        for dialect in dialects:
+            for row in dialect.table:
+                if row.method == method and row.find(path) is not None:
+                    return dialect, row.path
+        return dialects[0], ""
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
@@ -319,6 +336,9 @@ def _not_found(dialect: HttpDialect, request: HttpRequest) -> HttpResponse:
 def _failed(dialect: HttpDialect, request: HttpRequest, error: ModelportError) -> HttpResponse:
     """Make the response to an error; it says how to send a credential, and when to try again."""
     response = dialect.failure(request, error)
+    record = request_record.CURRENT.get()
+    if record is not None:
+        record.failed(str(error))
     log.debug("request failed", status=response.status, error=str(error))
     return challenging(response.adding(*RETRY) if response.status in TRY_AGAIN else response)
 

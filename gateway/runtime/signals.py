@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 def ending() -> list[signal.Signals]:
@@ -14,10 +14,15 @@ def ending() -> list[signal.Signals]:
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
 
-def handle(number: signal.Signals, callback: Callable[[], object]) -> None:
-    """Call ``callback`` on SIGUSR1 or SIGHUP, which would end the process otherwise.
+def handle(number: signal.Signals, callbacks: Sequence[Callable[[], object]]) -> None:
+    """Call ``callbacks`` on SIGUSR1 or SIGHUP, which ends the process if there are none.
 
     A gateway in a thread of another program leaves its signals alone.
     """
-    if threading.current_thread() is threading.main_thread():
-        asyncio.get_running_loop().add_signal_handler(number, callback)
+
+    def call_all() -> None:
+        for each in callbacks:
+            each()
+
+    if callbacks and threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().add_signal_handler(number, call_all)

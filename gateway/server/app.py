@@ -45,8 +45,10 @@ from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.server.tls import certificate
 from modelport.gateway.settings import ModelControlMode, Settings, request_memory_bytes
 from modelport.gateway.telemetry import native_lines
+from modelport.gateway.telemetry.access_log import AccessLog, access_log_families
 from modelport.gateway.telemetry.logs import gateway_log
-from modelport.gateway.telemetry.metrics import registry
+from modelport.gateway.telemetry.metrics import FamiliesCollector, registry
+from modelport.gateway.telemetry.request_record import RequestObserver
 from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire import json_text
@@ -75,7 +77,8 @@ class GatewayServer:
 
     Without ``make_control`` it is the whole gateway: it polls the repository, serves the metrics
     port and logs its state. With it, it is a worker whose parent does that. ``report`` gets the
-    event loop's heartbeats, from a thread. ``ledger`` counts quotas, over all workers.
+    event loop's heartbeats, from a thread. ``ledger`` counts quotas, over all workers; ``worker``
+    is the number of this one.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class GatewayServer:
         report: Callable[[LoopHeartbeat], None] = lambda _: None,
         make_listeners: MakeListeners | None = None,
         ledger: QuotaLedger | None = None,
+        worker: int | None = None,
     ) -> None:
         keep_freed_memory()
         prefer_requests()
@@ -104,11 +108,20 @@ class GatewayServer:
         self.participant = RolloutParticipant(self.manager, self.rollouts)
         requests = TfServingRequests()
         self.dialects = Dialects(self._dialect_host(requests))
+        self._observer = RequestObserver()
+        self._observer.describe = self.dialects.describe
+        self._access_log: AccessLog | None = None
+        if settings.access_log is not None:
+            self._access_log = AccessLog(settings.access_log, worker)
+            self._observer.add(self._access_log)
         self.registry = registry(
             self.manager.statistics, requests, self.manager, request_memory.PROCESS, self._alone
         )
         if self._access is not None and self._access.audit is not None:
             self.registry.register(AuditCollector(self._access.audit))
+        if self._access_log is not None:
+            dropped = partial(access_log_families, self._access_log)
+            self.registry.register(FamiliesCollector(dropped))
         self._rollout_control: RolloutControl | None = None
         self._metrics: HttpListener | None = None
         if self._alone:
@@ -128,6 +141,7 @@ class GatewayServer:
                 self._access,
                 # Nothing is refused that is not authenticated.
                 self.dialects.application.refuses if self._access is None else None,
+                self._observer,
             )
         except Unavailable:  # a program that continues keeps no port
             if self._metrics is not None:
@@ -141,6 +155,8 @@ class GatewayServer:
         self._background = contextlib.ExitStack()
         if self._access is not None:
             self._background.callback(self._access.close)
+        if self._access_log is not None:
+            self._background.callback(self._access_log.file.close)
 
     def _host(self, manager: ModelManager) -> Host:
         return Host(
@@ -193,12 +209,8 @@ class GatewayServer:
         """
         if self._access is not None:
             self._access.start()
-            if self._alone and self._access.audit is not None:
-                signals.handle(signal.SIGUSR1, self._access.audit.reopen)
-        if self._alone and self.watcher.is_needed:
-            watching = asyncio.get_running_loop().create_task(self.watcher.run())
-            self._background.callback(watching.cancel)
-            signals.handle(signal.SIGHUP, self.watcher.wake)
+        if self._alone:
+            self._follow_signals()
         if self._metrics is not None:
             await self._metrics.start()
         watchdog = Watchdog(self._report, lambda: self.manager.loading)
@@ -206,6 +218,18 @@ class GatewayServer:
         self._opens_late = self._settings.exit_on_error and not self.manager.started
         if not self._opens_late:
             await self._open()
+
+    def _follow_signals(self) -> None:
+        """Watch files, and have SIGHUP and SIGUSR1 look at them and at the logs."""
+        audit = None if self._access is None else self._access.audit
+        log_file = None if self._access_log is None else self._access_log.file
+        signals.handle(signal.SIGUSR1, [each.reopen for each in (audit, log_file) if each])
+        hang_up: list[Callable[[], None]] = [] if log_file is None else [log_file.reopen]
+        if self.watcher.is_needed:
+            watching = asyncio.get_running_loop().create_task(self.watcher.run())
+            self._background.callback(watching.cancel)
+            hang_up.append(self.watcher.wake)
+        signals.handle(signal.SIGHUP, hang_up)
 
     async def _open(self) -> None:
         await self._listeners.start()

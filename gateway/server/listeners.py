@@ -16,6 +16,7 @@ from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.server.tls.certificate import ServerCertificate
 from modelport.gateway.settings import Settings
+from modelport.gateway.telemetry.request_record import NOBODY, RequestObserver
 from modelport.gateway.types import Deadline
 
 #: Paths of health checks.
@@ -28,7 +29,7 @@ class Listeners:
     ``overloaded`` is not empty while a model is overloaded, ``splits`` while a rollout runs.
     ``reuse_port`` lets other processes serve on the same ports. Without ``certificate`` they serve
     clear text. With ``access``, ``handler`` authenticates its requests, and so does the gRPC port.
-    ``refuses`` is as for ``HttpListener``.
+    ``refuses`` and ``observer`` are as for ``HttpListener``.
 
     Raises:
         Unavailable: An address cannot be bound; the message names the option to change.
@@ -45,6 +46,7 @@ class Listeners:
         certificate: ServerCertificate | None = None,
         access: Access | None = None,
         refuses: Callable[[bytes], bool] | None = None,
+        observer: RequestObserver = NOBODY,
     ) -> None:
         route = settings.vertex_ai.health_route if settings.vertex_ai else ""
         unix = unix_socket.listen(settings.http_socket, "--http-socket", settings.socket_mode)
@@ -56,9 +58,11 @@ class Listeners:
             refuses=refuses,
             tls=None if certificate is None else certificate.http,
             unix=unix,
+            observer=observer,
         )
         limit = settings.http_max_input_bytes
-        service = Service(methods, limit, overloaded, splits, access, settings.grpc_headers)
+        rules = settings.grpc_headers
+        service = Service(methods, limit, overloaded, splits, access, rules, observer)
         try:
             unix = unix_socket.listen(settings.grpc_socket, "--grpc-socket", settings.socket_mode)
             self._grpc = GrpcListener(

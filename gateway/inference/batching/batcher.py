@@ -274,7 +274,7 @@ class Batcher:
         size = sum(waiting.size for waiting in members)
         self._statistics.executed(size, requests[0].timing)
         for request in requests:
-            request.timing.counted = True
+            request.timing.counted, request.timing.batch_size = True, size
         return outcomes
 
     async def _execute_together(
@@ -288,14 +288,15 @@ class Batcher:
         answered = time.perf_counter_ns()
         answers = self._joiner.split(response, joined, requests)
         timing.compute_output_ns = time.perf_counter_ns() - answered
-        self._statistics.executed(self._joiner.size(joined), timing)
+        size = self._joiner.size(joined)
+        self._statistics.executed(size, timing)
         for request in requests:
             each = request.timing
             each.queue_ns += timing.queue_ns
             each.compute_input_ns += timing.compute_input_ns
             each.compute_infer_ns += timing.compute_infer_ns
             each.compute_output_ns += timing.compute_output_ns
-            each.counted = True
+            each.counted, each.batch_size = True, size
         return answers
 
     # -- answers ----------------------------------------------------------------------------------

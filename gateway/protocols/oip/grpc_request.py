@@ -68,6 +68,10 @@ class LargeMessage:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.message, name)
 
+    def ByteSize(self) -> int:  # noqa: N802 - as protobuf names it
+        size: int = self.message.ByteSize()
+        return size + sum(map(len, self.contents.values()))
+
 
 class LargeRequest:
     """Message class of ``ModelInferRequest`` for requests of any size."""

@@ -21,6 +21,8 @@ from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols.grpc_method import RefusedMessage
 from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.runtime import request_memory
+from modelport.gateway.telemetry import request_record
+from modelport.gateway.telemetry.request_record import RequestRecord
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 
@@ -155,7 +157,7 @@ class _Session:
 
     async def _answer(self, message: Any, before: asyncio.Task[None] | None) -> None:
         """Answer a request of an ordinary model, once the one before it is answered."""
-        size = 0
+        size, record = 0, _record_of(message)
         try:
             if type(message) is RefusedMessage:
                 answer = _refusal(message.error)
@@ -164,37 +166,58 @@ class _Session:
                 reply.parameters[FINAL_RESPONSE].bool_param = True
                 answer = pb.ModelStreamInferResponse(infer_response=reply)
                 size = self._size(answer)
+            if record is not None:
+                record.response_bytes = size
         except ModelportError as error:
+            if record is not None:
+                record.failed(str(error))
             if self._is_over(error):
                 raise
             answer = _refusal(error, message.id)
         finally:  # what ends the stream has its turn as well
+            if record is not None:
+                record.end_message()
             if before is not None and not before.done():
                 await asyncio.wait({before})
         self.answers.put_nowait((answer, size, self._window.release))
 
     async def _forward(self, message: Any) -> None:
         """Send the responses of a decoupled model."""
+        record = _record_of(message)
         try:
             ended = False
             async with aclosing(self._handler.stream(message, self._deadline)) as replies:
                 async for reply in replies:
                     final = reply.parameters[FINAL_RESPONSE]
                     final.bool_param = ended = final.bool_param
+                    if record is not None:
+                        record.response_bytes += reply.ByteSize()
                     await self._write(pb.ModelStreamInferResponse(infer_response=reply))
             if message.parameters[EMPTY_FINAL_RESPONSE].bool_param and not ended:
                 await self._write(_last(message))
         except ModelportError as error:
+            if record is not None:
+                record.failed(str(error))
             if self._is_over(error):
                 raise
             await self._write(_last(message, str(error)))
         finally:
+            if record is not None:
+                record.end_message()
             self._window.release()
 
     async def _write(self, answer: Any) -> None:
         written = asyncio.Event()
         self.answers.put_nowait((answer, self._size(answer), written.set))
         await written.wait()
+
+
+def _record_of(message: Any) -> RequestRecord | None:
+    """Make the record of a message of the stream, in the task that answers it, if wanted."""
+    stream = request_record.CURRENT.get()
+    if stream is None:
+        return None
+    return stream.message(0 if type(message) is RefusedMessage else message.ByteSize())
 
 
 def _refusal(error: ModelportError, id: str = "") -> Any:

@@ -34,6 +34,7 @@ from modelport.gateway.rollout.traffic.request_routing import CURRENT
 from modelport.gateway.rollout.traffic.shadow import ShadowCopy, ShadowQueue, UncomparedCopy
 from modelport.gateway.rollout.traffic.sides import StageTraffic, addressed, copies_of
 from modelport.gateway.runtime.timer_wheel import TimeLimit
+from modelport.gateway.telemetry import request_record
 from modelport.gateway.types import (
     Answer,
     Deadline,
@@ -289,6 +290,9 @@ class TrafficSplit:
         if routing is not None and not diverted.step:
             own = side.model == self.plan.model
             routing.answered = str(side.version) if own else f"{side.model}/{side.version}"
+            record = request_record.CURRENT.get()
+            if record is not None:
+                record.side = "candidate" if side == self.plan.candidate else "baseline"
 
     # -- events of requests -----------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from modelport.gateway.access import credential_headers
 from modelport.gateway.access.context import Fields
 from modelport.gateway.errors import ModelportError
+from modelport.gateway.server import observed_requests
 from modelport.gateway.server.connection_identity import identity_of
 from modelport.gateway.server.grpc.service import (
     BUSY,
@@ -23,7 +24,7 @@ from modelport.gateway.server.grpc.service import (
 )
 from modelport.gateway.server.grpc.status import status
 from modelport.gateway.server.grpc.stream import GrpcStream
-from modelport.gateway.server.http1 import error_response
+from modelport.gateway.server.http1 import error_response, peer
 from modelport.gateway.server.http2.connection import ServerConnection
 from modelport.gateway.server.listener import Listener, ServerState
 from modelport.gateway.server.listening_socket import ConnectionLimit
@@ -51,6 +52,7 @@ class GrpcHead(NamedTuple):
     http_status: int | None = None
     headers: Fields = ()
     credential: tuple[bytes, ...] = ()
+    path: bytes = b""
 
 
 def read_head(service: Service, section: FieldSection) -> GrpcHead:
@@ -62,10 +64,11 @@ def read_head(service: Service, section: FieldSection) -> GrpcHead:
         http_status = 405
     elif not headers.get(b"content-type", b"").startswith(b"application/grpc"):
         http_status = 415
-    target = service.target(section.pseudo[b":path"], headers)
+    path = section.pseudo[b":path"]
+    target = service.target(path, headers)
     length, fields = section.content_length, section.regular
     credential = credential_headers.fields(fields)
-    return GrpcHead(target, False, False, length, http_status, fields, credential)
+    return GrpcHead(target, False, False, length, http_status, fields, credential, path)
 
 
 class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
@@ -85,6 +88,7 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._client = peer.address(transport, "peername")
         if self.service.access is not None:
             self._identity = identity_of(transport)
 
@@ -100,6 +104,12 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
                 target = CallTarget(refusal=Ending(status(method, error), str(error)))
         call = GrpcStream(self, number, target, head.content_length, head.http_status)
         call.access = context
+        if self.service.observer.active:
+            call.record = observed_requests.begin_call(
+                self.service.observer, head.path, head.headers, self._client
+            )
+            if context is not None:
+                call.record.caller = context.principal.name
         call.remote_closed = ends
         self.streams[number] = call
         self.state.requests.add(call)
@@ -128,7 +138,7 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
         ):
             call.end(BUSY)
             return
-        context = Context()
+        context = Context() if call.record is None else call.record.context
         answer = context.run(service.start, call)
         if answer is not None:
             call.task = self.loop.create_task(answer, context=context)

@@ -31,6 +31,7 @@ from modelport.gateway.server.grpc.framing import (
 )
 from modelport.gateway.server.grpc.status import StatusCode, is_late, parse, status
 from modelport.gateway.settings import NO_HEADER_RULES, HeaderRules
+from modelport.gateway.telemetry.request_record import NOBODY, RequestObserver
 from modelport.gateway.types import Deadline, finished
 from modelport.gateway.wire import inflation, via_header
 from modelport.gateway.wire.deadline_headers import GRPC_TIMEOUT, grpc_seconds
@@ -74,6 +75,7 @@ OK = Ending(StatusCode.OK)
 INTERNAL = Ending(StatusCode.INTERNAL, "internal error")
 NO_METHOD = Ending(StatusCode.UNIMPLEMENTED, "Method not found!")
 STALLED = Ending(StatusCode.CANCELLED, "the request's body has stalled")
+GONE = Ending(StatusCode.CANCELLED, "the client has disconnected")
 BUSY = Ending(StatusCode.UNAVAILABLE, QueueFull().message)
 CROWDED = Ending(StatusCode.UNAVAILABLE, "too many connections")
 LATE = Ending(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
@@ -105,7 +107,7 @@ class Service:
     ``overloaded`` is not empty while a model is overloaded; then unread requests may be refused.
     ``splits`` is not empty while a rollout runs; then trailers name the version that answered.
     ``access`` admits calls by their credential and their method's operation. ``rules`` are about
-    their header fields.
+    their header fields. ``observer`` gets the records of calls.
     """
 
     def __init__(
@@ -116,9 +118,10 @@ class Service:
         splits: Collection[str] = (),
         access: Access | None = None,
         rules: HeaderRules = NO_HEADER_RULES,
+        observer: RequestObserver = NOBODY,
     ) -> None:
         self._rules = rules
-        self.overloaded = overloaded
+        self.overloaded, self.observer = overloaded, observer
         self.access = access
         self._splits = splits
         self.max_message = min(max_message, MAX_MESSAGE_BYTES)

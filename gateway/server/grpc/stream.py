@@ -12,10 +12,12 @@ from modelport.gateway.access.context import AccessContext
 from modelport.gateway.errors import MemoryExhausted
 from modelport.gateway.runtime.request_memory import CURRENT, Lease
 from modelport.gateway.runtime.timer_wheel import Timer
+from modelport.gateway.server import observed_requests
 from modelport.gateway.server.grpc import framing
 from modelport.gateway.server.grpc.framing import Frames, MalformedFrame
 from modelport.gateway.server.grpc.service import (
     CLOSING,
+    GONE,
     LATE,
     OK,
     STALLED,
@@ -25,6 +27,7 @@ from modelport.gateway.server.grpc.service import (
 )
 from modelport.gateway.server.grpc.status import StatusCode
 from modelport.gateway.server.http2.connection import ServerStream
+from modelport.gateway.telemetry.request_record import RequestRecord
 from modelport.gateway.types import NO_DEADLINE, Deadline
 from modelport.gateway.wire import via_header
 from modelport.gateway.wire.grpc_body import Body
@@ -63,10 +66,16 @@ _reply = struct.Struct(f">HBBBI{len(_HEAD)}sHBBBIBI")
 _trailers = struct.Struct(f">HBBBI{len(_OK)}s")
 
 
-@lru_cache(KEPT_ENDINGS)
 def _block(ending: Ending) -> bytes:
     """The header block of ``ending``."""
+    return _made_block(ending) if ending.headers else _kept_block(ending)
+
+
+def _made_block(ending: Ending) -> bytes:
     return b"".join(literal(*field) for field in ending.fields())
+
+
+_kept_block = lru_cache(KEPT_ENDINGS)(_made_block)
 
 
 class GrpcStream(ServerStream):
@@ -74,8 +83,8 @@ class GrpcStream(ServerStream):
 
     __slots__ = (
         "_body", "_cancelled", "_expired", "_frames", "_gathered", "_http_status", "_method",
-        "_running", "_taken", "_timer", "_waiter", "access", "deadline", "lease", "stalled",
-        "target", "task",
+        "_running", "_taken", "_timer", "_waiter", "access", "deadline", "lease", "record",
+        "stalled", "target", "task",
     )  # fmt: skip
     connection: GrpcConnection
 
@@ -91,6 +100,8 @@ class GrpcStream(ServerStream):
         self.target = target
         #: The caller, with ``--access``.
         self.access: AccessContext | None = None
+        #: None while nobody observes calls.
+        self.record: RequestRecord | None = None
         self._method = target.method
         self._http_status = http_status
         self.deadline: Deadline = NO_DEADLINE
@@ -137,6 +148,8 @@ class GrpcStream(ServerStream):
             self.task.cancel()
 
     def on_reset(self) -> None:
+        if self.record is not None:
+            observed_requests.end_call(self.record, GONE)
         self._release()
         self._cancel()
 
@@ -254,6 +267,8 @@ class GrpcStream(ServerStream):
         """All of the request's body; the call is not served before it has come."""
         body = self.unread()
         self._body, self._gathered = b"", None
+        if self.record is not None:
+            self.record.request_bytes = len(body)
         return body
 
     def messages(self, frames: Frames) -> GrpcStream:
@@ -283,6 +298,8 @@ class GrpcStream(ServerStream):
             await self._waiter
             self._taken = 0
         self._taken += 1
+        if self.record is not None:
+            self.record.request_bytes += len(content) + framing.PREFIX_BYTES
         if self.lease is not None:
             self.lease.give_back(len(content) + framing.PREFIX_BYTES)
         self.connection.limits.advanced()
@@ -296,6 +313,9 @@ class GrpcStream(ServerStream):
             return
         connection, number = self.connection, self.number
         size = sum(map(len, content))
+        if self.record is not None:
+            self.record.response_bytes = size + framing.PREFIX_BYTES
+            ending = observed_requests.end_call(self.record, ending)
         body = size + framing.PREFIX_BYTES
         room = min(connection.send_window, self.send_window)
         whole = body <= room and body <= connection.peer.max_frame
@@ -331,6 +351,8 @@ class GrpcStream(ServerStream):
         if self.reset_code is not None or self.local_closed:
             raise ClientGone
         self.connection.limits.advanced()
+        if self.record is not None:
+            self.record.response_bytes += len(content) + framing.PREFIX_BYTES
         self._queue_message((content,), len(content))
         self.flush(b"" if self.begun else headers(self.number, _HEAD))
         await self.drained()
@@ -341,6 +363,8 @@ class GrpcStream(ServerStream):
         if self.reset_code is not None or self.local_closed:
             return
         self._gathered = None
+        if self.record is not None:
+            ending = observed_requests.end_call(self.record, ending)
         self.refuse_briefly(partial(self._end, ending))
 
     def _end(self, ending: Ending) -> None:
@@ -349,6 +373,8 @@ class GrpcStream(ServerStream):
 
     def _refuse(self, http_status: int) -> None:
         """Answer a request that is not gRPC."""
+        if self.record is not None:
+            self.record.end(http_status, is_failure=True)
         fields = ((b":status", b"%d" % http_status), (b"content-type", b"application/json"))
         self.queue(_NO_GRPC)
         head = headers(self.number, b"".join(literal(*field) for field in fields))

@@ -22,7 +22,7 @@ from modelport.gateway.errors import MemoryExhausted
 from modelport.gateway.protocols.http_message import Headers, HttpRequest
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.runtime.timer_wheel import MovableTimer
-from modelport.gateway.server import time_limits
+from modelport.gateway.server import observed_requests, time_limits
 from modelport.gateway.server.http1 import error_response
 from modelport.gateway.server.http1.error_response import RefusedHead
 from modelport.gateway.server.http1.exchange import CONTINUE, Exchange, HttpServerState
@@ -313,6 +313,7 @@ class HttpConnection(asyncio.Protocol):
         exchange, self._receiving = self._receiving, None
         if exchange is not None:
             exchange.release()
+            exchange.record = None  # ``_send_error`` has one
             if exchange in self._queue:
                 self._queue.remove(exchange)
             else:
@@ -326,8 +327,17 @@ class HttpConnection(asyncio.Protocol):
     def _send_error(self, error: error_response.ErrorResponse) -> None:
         """Send an error response without calling the handler, and close."""
         if not self._closing and not self.transport.is_closing():
+            self._observe(error)
             self.transport.write(error_response.serialize(error))
             self._linger()
+
+    def _observe(self, error: error_response.ErrorResponse) -> None:
+        """Tell the observer of a request that ``error`` answers without the handler."""
+        observer = self._state.observer
+        if observer.active:
+            method = self._parser.get_method().decode("latin-1")
+            fields = dict(self._headers)
+            observed_requests.refused(observer, method, self._url, fields, self._peer, error)
 
     def _close(self) -> None:
         if self._place == BETWEEN and not self._queue:
@@ -452,6 +462,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._overloaded:
             self._overloaded, self._place = False, BETWEEN
+            self._observe(error_response.OVERLOADED)
             self.transport.write(error_response.TRY_AGAIN)
             self._timer.after(time_limits.KEEP_ALIVE_SECONDS)
             return

@@ -24,9 +24,11 @@ from modelport.gateway.protocols.http_message import (
     HttpResponse,
 )
 from modelport.gateway.runtime.request_memory import CURRENT, ConnectionMemory, Lease
+from modelport.gateway.server import observed_requests
 from modelport.gateway.server.http1.body_buffer import BodyBuffer
 from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening_socket import ConnectionLimit
+from modelport.gateway.telemetry.request_record import NOBODY, RequestObserver, RequestRecord
 from modelport.gateway.wire import via_header
 from modelport.gateway.wire.raw_tensors import Buffer
 
@@ -74,8 +76,10 @@ class HttpServerState(ServerState):
         health: Collection[bytes],
         overloaded: Collection[object],
         refuses: Callable[[bytes], bool] | None,
+        observer: RequestObserver = NOBODY,
     ) -> None:
         super().__init__(limit)
+        self.observer = observer
         self.handler = handler
         self.health = frozenset(health)
         self.overloaded = overloaded
@@ -151,6 +155,7 @@ class Exchange:
         "keep_alive",
         "lease",
         "length",
+        "record",
         "request",
         "started",
         "task",
@@ -169,6 +174,8 @@ class Exchange:
         self.task: asyncio.Task[None] | None = None
         #: Memory that the request holds; None: nothing yet.
         self.lease: Lease | None = None
+        #: None while nobody observes requests.
+        self.record: RequestRecord | None = None
         #: The ``via`` header: gateways that the request passed through.
         self.via = b""
         self._received = 0
@@ -198,6 +205,8 @@ class Exchange:
         if self.gone:
             return
         context = Context()
+        if self._state.observer.active:
+            self.record = observed_requests.begin(self._state.observer, self.request, context)
         answer = context.run(self._call)
         if answer is None:
             self.release()
@@ -276,6 +285,8 @@ class Exchange:
         if self.done or self.gone:
             return
         self.gone = True
+        if self.record is not None:
+            observed_requests.abandoned(self.record, self._received)
         if self._waiter is not None:
             self._wake()
         elif self._running and self.task is not None:
@@ -373,6 +384,8 @@ class Exchange:
     def _head(self, status: int, headers: Headers, length: int | None) -> bytes:
         """Encode the head of a response; without a ``length`` its end is not known."""
         self._bodiless = self.request.method == "HEAD" or status in BODILESS
+        if self.record is not None:
+            headers = observed_requests.answered(self.record, status, headers)
         lines = [STATUS_LINES[status], self._state.date_header.line()]
         for name, value in headers:
             if name == b"connection" and b"close" in value.lower():
@@ -409,6 +422,8 @@ class Exchange:
             self._fail(503, b'{"error":"%b"}' % str(error).encode())
             return
         self.begun = True
+        if self.record is not None:
+            observed_requests.sent(self.record, self._received, len(body), more)
         if not more:
             self.done = True
             self._wake()
@@ -442,6 +457,8 @@ class Exchange:
     def _fail(self, status: int, body: bytes) -> None:
         """Send an error response, or cut off a response that has begun."""
         if self.begun:
+            if self.record is not None:
+                self.record.failed("the response was cut off")
             self._cut_off()
             return
         self.keep_alive, self._chunked = False, False

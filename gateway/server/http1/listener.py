@@ -13,6 +13,7 @@ from modelport.gateway.server.http1.exchange import HttpServerState
 from modelport.gateway.server.listener import Listener
 from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.server.unix_socket import UnixSocket
+from modelport.gateway.telemetry.request_record import NOBODY, RequestObserver
 
 
 class HttpListener(Listener):
@@ -23,6 +24,7 @@ class HttpListener(Listener):
         most: Connection limit of a listener that may use the reserved file descriptors.
         overloaded: Not empty while a model is overloaded; unread requests may then be refused.
         refuses: Whether, under overload, a POST to this path is refused before it is read.
+        observer: Who gets the records of requests.
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class HttpListener(Listener):
         tls: Callable[[], ssl.SSLContext] | None = None,
         unix: UnixSocket | None = None,
         refuses: Callable[[bytes], bool] | None = None,
+        observer: RequestObserver = NOBODY,
     ) -> None:
-        state = HttpServerState(handler, ConnectionLimit(most), health, overloaded, refuses)
+        limit = ConnectionLimit(most)
+        state = HttpServerState(handler, limit, health, overloaded, refuses, observer)
 
         def make() -> HttpConnection:
             return HttpConnection(state, asyncio.get_running_loop())

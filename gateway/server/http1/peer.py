@@ -11,12 +11,12 @@ from modelport.gateway.server.connection_identity import identity_of
 
 def peer_of(transport: asyncio.Transport, memory: ConnectionMemory) -> Peer:
     """Describe a connection for the handlers of its requests."""
-    client, server = (_address(transport, end) for end in ("peername", "sockname"))
+    client, server = (address(transport, end) for end in ("peername", "sockname"))
     scheme = "http" if transport.get_extra_info("ssl_object") is None else "https"
     return Peer(scheme, client, server, identity_of(transport), memory)
 
 
-def _address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:
+def address(transport: asyncio.BaseTransport, end: str) -> tuple[str, int] | None:
     """Return host and port; a UNIX domain socket has none."""
-    address = transport.get_extra_info(end)
-    return address[:2] if isinstance(address, tuple) else None
+    found = transport.get_extra_info(end)
+    return found[:2] if isinstance(found, tuple) else None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from modelport.gateway.errors import MemoryExhausted
 from modelport.gateway.protocols.http_message import Headers, HttpRequest, Peer
 from modelport.gateway.runtime.request_memory import Lease
+from modelport.gateway.server import observed_requests
 from modelport.gateway.server.http1 import error_response
 from modelport.gateway.server.http1.error_response import ErrorResponse
 from modelport.gateway.server.http1.exchange import BODILESS, Exchange, HttpServerState
@@ -113,7 +114,13 @@ class HttpStream(ServerStream):
     def refuse(self, error: ErrorResponse) -> None:
         """Answer without the handler."""
         self.exchange.release()
+        self.exchange.record = None
         self.exchange.disconnect()
+        observer, request = self.connection.state.observer, self.exchange.request
+        if observer.active:
+            observed_requests.refused(
+                observer, request.method, request.raw_path, request.fields, request.peer, error
+            )
         if self.local_closed or self.reset_code is not None:
             return
         if self.exchange.begun:
@@ -152,6 +159,8 @@ class Http2Exchange(Exchange):
 
     def _head(self, status: int, headers: Headers, length: int | None) -> bytes:
         self._bodiless = self.request.method == "HEAD" or status in BODILESS
+        if self.record is not None:
+            headers = observed_requests.answered(self.record, status, headers)
         block = [b"\x88" if status == 200 else literal(b":status", b"%d" % status)]
         block.append(literal(b"date", self._state.date_header.value()))
         for name, value in headers:

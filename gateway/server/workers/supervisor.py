@@ -150,12 +150,10 @@ class WorkerSupervisor:
         self._metrics = metrics_port.listener(settings, *whole, self._scrape)
         if self._access is not None:
             self._access.start()
-            if self._access.audit is not None:
-                signals.handle(signal.SIGUSR1, self._access.audit.reopen)
         await self._metrics.start()
         if self._watcher.is_needed:
             self._in_background(self._watcher.run())
-            signals.handle(signal.SIGHUP, self._watcher.wake)
+        self._follow_signals()
         await self._rollouts.begin()
         for worker in self._workers.values():
             self._in_background(self._serve_channel(worker))
@@ -169,6 +167,14 @@ class WorkerSupervisor:
             task.cancel()
         if self._failure:
             raise Unavailable(self._failure)
+
+    def _follow_signals(self) -> None:
+        """Have SIGHUP and SIGUSR1 look at files and logs; workers look at theirs by themselves."""
+        audit = None if self._access is None else self._access.audit
+        has_log = self._settings.access_log is not None
+        wakes = [self._watcher.wake] if self._watcher.is_needed or has_log else []
+        signals.handle(signal.SIGHUP, wakes)
+        signals.handle(signal.SIGUSR1, [audit.reopen] if audit is not None else wakes * has_log)
 
     def _in_background(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -88,6 +88,7 @@ async def _serve(settings: Settings, assignment: Assignment) -> None:
         lambda manager: CoordinatedControl(manager, channel, settings),
         _send_heartbeat(assignment.heartbeats),
         ledger=ledger,
+        worker=assignment.number,
     )
     control = server.control
     assert isinstance(control, CoordinatedControl)

@@ -16,6 +16,7 @@ import pytest
 from modelport.gateway.access import audit
 from modelport.gateway.access.audit import AuditEvent, AuditLog
 from modelport.gateway.errors import Unavailable
+from modelport.gateway.telemetry import log_file
 from tests.polling import eventually
 
 EVENT = AuditEvent(
@@ -85,7 +86,7 @@ def test_events_without_a_place_are_counted_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "audit.log"
-    monkeypatch.setattr(audit, "MAX_WAITING", 3)
+    monkeypatch.setattr(log_file, "MAX_WAITING", 3)
     monkeypatch.setattr(AuditLog, "_run", lambda self: None)  # a disk that stands still
     log = AuditLog(str(path))
     for _ in range(10):
@@ -161,9 +162,9 @@ def test_a_standard_output_that_nobody_reads_delays_no_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reader, writer = os.pipe()
-    monkeypatch.setattr(audit, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(log_file, "CLOSE_SECONDS", 0.1)
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: writer))
-    log = AuditLog(audit.STANDARD_OUTPUT)
+    log = AuditLog(log_file.STANDARD_OUTPUT)
     for _ in range(1000):  # more than a pipe holds
         log.write(EVENT)
     log.close()

@@ -51,7 +51,8 @@ def commands(name, command):
 #: What commands write; in some, the repository.
 WRITES = {{
     "--output", "--html", "--json-report", "--junit", "--markdown", "--report", "--samples-file",
-    "--cache", "--file", "--repository-cache", "--python-environments", "target", ("export", "--repository"),
+    "--cache", "--file", "--repository-cache", "--python-environments", "target",
+    ("export", "--repository"),
     ("certify", "--repository"), ("publish", "--repository"), ("migrate", "--repository"),
 }}
 VALUES = {{"--as": "ci", "--candidate": "2", "--model": "fraud", "operation": "infer"}}

@@ -1,0 +1,93 @@
+"""Records of the requests of a listener that somebody observes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import Context
+from typing import TYPE_CHECKING
+
+from modelport.gateway.access import context as access
+from modelport.gateway.protocols.http_message import Headers, HttpRequest, Peer
+from modelport.gateway.telemetry.request_record import (
+    CLIENT_CLOSED_REQUEST,
+    GRPC,
+    REQUEST_ID,
+    RequestObserver,
+    RequestRecord,
+)
+
+if TYPE_CHECKING:
+    from modelport.gateway.access.context import Fields
+    from modelport.gateway.server.grpc.service import Ending
+
+
+def begin(observer: RequestObserver, request: HttpRequest, context: Context) -> RequestRecord:
+    """Make the record of an HTTP request whose handler is about to be called in ``context``."""
+    protocol, client = f"HTTP/{request.version}", _address(request.peer)
+    return observer.begin(
+        protocol, request.method, request.raw_path, request.fields, client, context
+    )
+
+
+def answered(record: RequestRecord, status: int, headers: Headers) -> Headers:
+    """Note the status of the response; return its headers with the request's id."""
+    record.status = status
+    return [*headers, (REQUEST_ID, record.request_id.encode())]
+
+
+def sent(record: RequestRecord, received_bytes: int, sent_bytes: int, more: bool) -> None:
+    """Note a part of the response, and that it was the last one."""
+    record.response_bytes += sent_bytes
+    if not more:
+        record.request_bytes = received_bytes
+        _end(record, record.status)
+
+
+def abandoned(record: RequestRecord, received_bytes: int) -> None:
+    """Note that the client has gone before its response was complete."""
+    record.request_bytes = received_bytes
+    record.failed("the client has disconnected")
+    _end(record, record.status or CLIENT_CLOSED_REQUEST)
+
+
+def refused(
+    observer: RequestObserver,
+    method: str,
+    path: bytes,
+    fields: Mapping[bytes, bytes],
+    peer: Peer,
+    error: tuple[str, str],
+) -> None:
+    """Give the observer the record of a request that no handler sees."""
+    path = path.partition(b"?")[0]
+    record = observer.begin("HTTP", method, path, fields, _address(peer), Context())
+    status, message = error
+    record.failed(message)
+    record.end(int(status[:3]), is_failure=True)
+
+
+def begin_call(
+    observer: RequestObserver, path: bytes, fields: Fields, peer: tuple[str, int] | None
+) -> RequestRecord:
+    """Make the record of a gRPC call, whose handler is to run in the record's context."""
+    return observer.begin(GRPC, "", path, dict(fields), peer[0] if peer else "", Context())
+
+
+def end_call(record: RequestRecord, ending: Ending) -> Ending:
+    """End the record of a call; return its ending with the request's id."""
+    if ending.status:
+        record.failed(ending.message)
+    record.end(0, ending.status.name, ending.status != 0)
+    return ending._replace(headers=(*ending.headers, (REQUEST_ID, record.request_id.encode())))
+
+
+def _end(record: RequestRecord, status: int) -> None:
+    """End the record of an HTTP request, with the name of the caller."""
+    context = record.context.get(access.CURRENT)
+    if context is not None:
+        record.caller = context.principal.name
+    record.end(status, is_failure=status >= 400 or bool(record.error))
+
+
+def _address(peer: Peer) -> str:
+    return peer.client[0] if peer.client is not None else ""

@@ -1,0 +1,103 @@
+"""The access log: one line of JSON for each request."""
+
+from __future__ import annotations
+
+import random
+import select
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import orjson
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from modelport.gateway.settings import AccessLogSettings
+from modelport.gateway.telemetry.log_file import LogFile, dump, stamp
+from modelport.gateway.telemetry.request_record import RequestRecord
+
+#: Longer texts are cut, so that a line, with its escapes, fits in what a pipe takes in one piece.
+MAX_TEXT: Final = 128
+#: A line may wait this long for others, to be written with them.
+LINGER_SECONDS: Final = 0.1
+
+
+class AccessLog:
+    """Writes the lines of the requests that are sampled, have failed or were slow.
+
+    Args:
+        worker: Number of the process, if it is one of several.
+
+    Raises:
+        Unavailable: The file cannot be written.
+    """
+
+    def __init__(self, settings: AccessLogSettings, worker: int | None = None) -> None:
+        self.file = LogFile("access-log", settings.target, linger_seconds=LINGER_SECONDS)
+        self._share = settings.sample
+        self._slow_ns = settings.slow_seconds * 1e9
+        self._worker = worker
+
+    def __call__(self, record: RequestRecord) -> None:
+        """Write the line of a request that has ended, if it is to have one."""
+        duration_ns = record.ended_ns - record.started_ns
+        wanted = record.is_failure or duration_ns >= self._slow_ns
+        if wanted or self._share >= 1.0 or random.random() < self._share:
+            self.file.append(line(record, self._worker))
+
+
+def access_log_families(access_log: AccessLog) -> Iterator[Metric]:
+    """The lines that are missing in the access log."""
+    yield CounterMetricFamily(
+        "modelport_access_log_dropped",
+        "Lines missing from the access log because the disk was full or slow",
+        value=access_log.file.dropped,
+    )
+
+
+def line(record: RequestRecord, worker: int | None = None) -> bytes:
+    """Make the line of a record; it has no fields of what is not known."""
+    fields: dict[str, Any] = {
+        "time": stamp(datetime.fromtimestamp(record.started_at / 1e9, UTC)),
+        "request_id": record.request_id,
+        "client": record.client,
+        "caller": record.caller[:MAX_TEXT],
+        "protocol": record.protocol,
+        "dialect": record.description()[0],
+        "method": record.method[:MAX_TEXT],
+        "path": record.path[:MAX_TEXT].decode("latin-1"),
+        "status": record.status,
+        "grpc_status": record.grpc_status,
+        "model": record.model[:MAX_TEXT],
+        "version": record.version,
+        "id": record.id[:MAX_TEXT],
+        "rollout": record.side[:MAX_TEXT],
+        "error": record.error[:MAX_TEXT],
+    }
+    fields = {name: value for name, value in fields.items() if value}
+    fields["request_bytes"] = record.request_bytes
+    fields["response_bytes"] = record.response_bytes
+    fields["duration_us"] = (record.ended_ns - record.started_ns) // 1000
+    timing = record.timing
+    if timing is not None:
+        compute_ns = timing.compute_input_ns + timing.compute_infer_ns + timing.compute_output_ns
+        fields["queue_us"] = timing.queue_ns // 1000
+        fields["compute_us"] = compute_ns // 1000
+        fields["batch_size"] = timing.batch_size
+        if timing.cache_hit_ns:
+            fields["cache"] = "hit"
+    if worker is not None:
+        fields["worker"] = worker
+    try:
+        made = orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # a lone surrogate
+        made = dump(fields)
+    if not made.isascii():
+        made = dump(fields)
+    return made if len(made) <= select.PIPE_BUF else dump({k: _plain(v) for k, v in fields.items()})
+
+
+def _plain(value: Any) -> Any:
+    """Replace the characters of a text that JSON escapes at length."""
+    if not isinstance(value, str):
+        return value
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in value)

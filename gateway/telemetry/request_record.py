@@ -1,0 +1,162 @@
+"""The record of one request, and the parties that want it when the request ends.
+
+Servers make records while ``RequestObserver.active``, which is one attribute to test; otherwise a
+request has none. The parts that a request passes note in its record what they know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextvars import Context, ContextVar
+
+from modelport.gateway.types import InferRequest, Timing
+
+#: The id of a request in logs, and the bytes of it that are kept.
+REQUEST_ID, MAX_REQUEST_ID = b"x-request-id", 128
+GRPC = "gRPC"
+#: nginx's status of a request whose client did not wait for the response.
+CLIENT_CLOSED_REQUEST = 499
+#: The names of dialect and route of a request, by protocol, method and path.
+Describe = Callable[[str, str, bytes], tuple[str, str]]
+
+
+class RequestRecord:
+    """A request, from its head to the end of its response.
+
+    Attributes:
+        started_at: Nanoseconds since the epoch; other times are those of ``time.perf_counter_ns``.
+        protocol: ``HTTP/1.1`` and the like, or ``GRPC``, whose ``method`` is empty.
+        client: Address of the client; empty on a UNIX domain socket.
+        context: The context of the request, in which its parts set their variables.
+        id: The client's own id of an inference request.
+        status: HTTP status; 0 over gRPC, which has ``grpc_status``, the name of a code.
+        side: The side of a rollout that answers: ``baseline`` or ``candidate``.
+        error: The message of its error.
+        streams: Whether each message of the request is one with a record of its own.
+    """
+
+    __slots__ = (
+        "_observer", "caller", "client", "context", "ended", "ended_ns", "error", "fields",
+        "grpc_status", "id", "is_failure", "method", "model", "path", "protocol", "request_bytes",
+        "request_id", "response_bytes", "side", "started_at", "started_ns", "status", "streams",
+        "timing", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        observer: RequestObserver,
+        protocol: str,
+        method: str,
+        path: bytes,
+        fields: Mapping[bytes, bytes],
+        client: str,
+        context: Context,
+    ) -> None:
+        self._observer = observer
+        self.started_at, self.started_ns = time.time_ns(), time.perf_counter_ns()
+        self.protocol, self.method, self.path, self.fields = protocol, method, path, fields
+        self.client, self.context = client, context
+        self.request_id = _request_id(fields.get(REQUEST_ID, b""))
+        self.caller = self.model = self.id = self.side = self.error = self.grpc_status = ""
+        self.version = self.status = self.request_bytes = self.response_bytes = 0
+        self.ended_ns = 0
+        self.timing: Timing | None = None
+        self.ended = self.is_failure = self.streams = False
+
+    def infers(self, model: str, version: int, request: InferRequest) -> None:
+        """Note the inference request, and the version that answers it."""
+        self.model, self.version, self.id = model, version, request.id
+        self.timing = request.timing
+
+    def failed(self, message: str) -> None:
+        """Note the first error."""
+        self.error = self.error or message
+
+    def message(self, size: int) -> RequestRecord:
+        """Make the record of a request in this one's stream, and let the task have it."""
+        self.streams = True
+        context = Context()
+        made = RequestRecord(
+            self._observer, self.protocol, self.method, self.path, self.fields, self.client, context
+        )
+        made.request_id, made.caller, made.request_bytes = self.request_id, self.caller, size
+        CURRENT.set(made)
+        return made
+
+    def end_message(self) -> None:
+        """End the record of a message in a stream, whose error is in a response of its own."""
+        if isinstance(sys.exception(), asyncio.CancelledError):
+            self.failed("the client has disconnected")
+        self.end(0, "", is_failure=bool(self.error))
+
+    def end(self, status: int, grpc_status: str = "", is_failure: bool = False) -> None:
+        """Give the record to those who want it, once."""
+        if self.ended:
+            return
+        self.ended, self.ended_ns = True, time.perf_counter_ns()
+        self.status, self.grpc_status, self.is_failure = status, grpc_status, is_failure
+        if not self.streams or is_failure:
+            self._observer.end(self)
+
+    def description(self) -> tuple[str, str]:
+        """The names of dialect and route; the latter is empty if no table has it."""
+        return self._observer.describe(self.protocol, self.method, self.path)
+
+
+CURRENT: ContextVar[RequestRecord | None] = ContextVar("record", default=None)
+
+
+class RequestObserver:
+    """The parties that want the records of requests.
+
+    Attributes:
+        active: Whether there is any.
+        describe: Set once, when the dialects are known.
+    """
+
+    def __init__(self) -> None:
+        self.active = False
+        self.describe: Describe = lambda protocol, method, path: ("", "")
+        self._parties: tuple[Callable[[RequestRecord], None], ...] = ()
+
+    def add(self, party: Callable[[RequestRecord], None]) -> None:
+        self._parties = (*self._parties, party)
+        self.active = True
+
+    def remove(self, party: Callable[[RequestRecord], None]) -> None:
+        self._parties = tuple(each for each in self._parties if each != party)
+        self.active = bool(self._parties)
+
+    def begin(
+        self,
+        protocol: str,
+        method: str,
+        path: bytes,
+        fields: Mapping[bytes, bytes],
+        client: str,
+        context: Context,
+    ) -> RequestRecord:
+        """Make the record of a request, which the parts that run in ``context`` find."""
+        record = RequestRecord(self, protocol, method, path, fields, client, context)
+        context.run(CURRENT.set, record)
+        return record
+
+    def end(self, record: RequestRecord) -> None:
+        for party in self._parties:
+            party(record)
+
+
+#: The observer of a listener that nobody observes.
+NOBODY = RequestObserver()
+
+
+def _request_id(stated: bytes) -> str:
+    """The client's id if it is printable ASCII, else one of our own."""
+    text = stated[:MAX_REQUEST_ID].decode("latin-1")
+    if text and text.isascii() and text.isprintable():
+        return text
+    return f"{random.getrandbits(128):032x}"
