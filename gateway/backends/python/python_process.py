@@ -233,7 +233,9 @@ class PythonProcess:
                 self._close_socket()
         self._process.kill()  # what it has started
         self._output.close()
-        self._owner.gone(self._reason or _end_of(status))
+        # The end that the process has chosen itself says more than what was seen of it.
+        seen = self._reason if status == -signal.SIGKILL else ""
+        self._owner.gone(seen or _end_of(status))
 
     def _close_socket(self) -> None:
         if self._socket is None:

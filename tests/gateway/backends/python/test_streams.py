@@ -6,6 +6,7 @@ import json
 import queue
 import socket
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -154,6 +155,44 @@ def test_no_stream_stays_without_an_end(
     rows = streamed(gateway, model, code)
     assert rows[-1][1].startswith(error)
     assert streamed(gateway, model, SENDS)[-1] == ("0", [2.0])
+
+
+SENDS_ONE = "s = requests[0].get_response_sender()\ns.send(reply(1))\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "end"),
+    [
+        ("stream", "os._exit(1)"),
+        ("later", "raise ValueError"),
+        pytest.param("stream", "raise ValueError", marks=pytest.mark.thorough),
+        pytest.param("stream", "os.kill(os.getpid(), 19)", marks=pytest.mark.thorough),
+        pytest.param("later", "os._exit(1)", marks=pytest.mark.thorough),
+        pytest.param("later", "os.kill(os.getpid(), 19)", marks=pytest.mark.thorough),
+    ],
+)
+def test_an_error_over_http_is_the_status_or_the_last_event(
+    gateway: Gateway, model: str, end: str
+) -> None:
+    """Before the first response it is the status; afterwards that of the stream stays 200."""
+    status = 500 if end.startswith("raise") else 503
+    for path, sent, expected in (
+        ("generate_stream", "", status),
+        ("generate", "", status),
+        ("generate", SENDS_ONE, status),
+        ("generate_stream", SENDS_ONE, 200),
+    ):
+        body = json.dumps({"code": sent + end}).encode()
+        url = f"http://{gateway.http}/v2/models/{model}/{path}"
+        try:
+            with urllib.request.urlopen(url, body, timeout=20) as answer:
+                found, text = answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                found, text = error.code, error.read().decode()
+        assert found == expected, text
+        last = text.rstrip().rpartition("\n")[2].removeprefix("data: ")
+        assert f"'{model}_0'" in json.loads(last)["error"]
 
 
 def test_a_sender_that_is_kept_and_silent_ends_at_the_limit(gateway: Gateway) -> None:
