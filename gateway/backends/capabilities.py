@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
@@ -76,6 +76,31 @@ class TogetherBackend(Protocol):
         Args:
             replies: those that the clients wait for; a cancelled one withdraws its request.
         """
+
+
+class OpenedStream(Protocol):
+    """The responses to one request, which need not have been executed yet."""
+
+    def settle(self, outcome: ModelportError, final: bool) -> None:
+        """End the responses by an error."""
+
+
+@runtime_checkable
+class StreamsTogetherBackend(Protocol):
+    """A ``StreamingBackend`` whose batches are requests side by side."""
+
+    def open(self, request: InferRequest, deadline: Deadline) -> Any:
+        """Open the stream of a request that ``execute_together`` gets later.
+
+        Returns:
+            An ``OpenedStream`` of the backend's own type.
+        """
+
+    def responses(self, opened: Any) -> AsyncGenerator[InferResponse, None]:
+        """The responses, as of ``StreamingBackend.stream``; closing it withdraws the request."""
+
+    async def execute_together(self, opened: Sequence[Any]) -> None:
+        """Run requests as one batch; return when their instance can execute the next one."""
 
 
 @runtime_checkable

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from modelport.gateway.backends.base import Backend
-from modelport.gateway.backends.capabilities import StreamingBackend
 from modelport.gateway.errors import Decoupled
 from modelport.gateway.inference import admission, batching, cache
 from modelport.gateway.inference.admission import OverloadedModels
@@ -67,8 +66,8 @@ def build(
 ) -> Pipeline:
     """Compose the pipeline of version ``number`` of the model ``name``.
 
-    A decoupled model gives any number of responses to a request. As in Triton, it has no batcher
-    and no cache, because both expect one response for each request.
+    A decoupled model gives any number of responses to a request. As in Triton, it has no cache,
+    which expects one response for each request.
 
     Raises:
         InvalidArgument: the configuration of a stage is invalid.
@@ -76,10 +75,11 @@ def build(
     config = backend.config
     batching.dynamic_batching.read(config)
     cache.check(name, config)
-    stream = backend.stream if isinstance(backend, StreamingBackend) else _single(backend)
+    signature = configuration.signature(config)
+    stream = batching.wrap_stream(backend, config, signature, statistics) or _single(backend)
     if config.model_transaction_policy.decoupled:
         return Pipeline(_refuse, stream)
-    batched = batching.wrap(backend, config, configuration.signature(config), statistics)
+    batched = batching.wrap(backend, config, signature, statistics)
     if text is not None:
         joined = batching.wrap(backend, config, text.tensors, statistics)
         infer = TextInfer(text, joined, name, number)

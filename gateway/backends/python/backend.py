@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -282,9 +283,28 @@ class PythonBackend:
     async def stream(
         self, request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[InferResponse, None]:
-        pending = self._pending(request, deadline)
-        stream = pending.stream = ResponseStream()
+        pending = self.open(request, deadline)
         self._enter([pending])
+        async with aclosing(self.responses(pending)) as responses:
+            async for response in responses:
+                yield response
+
+    def open(self, request: InferRequest, deadline: Deadline) -> PendingRequest:
+        pending = self._pending(request, deadline)
+        pending.stream = ResponseStream()
+        return pending
+
+    async def execute_together(self, opened: Sequence[PendingRequest]) -> None:
+        batch = [pending for pending in opened if not pending.abandoned_at]
+        if not batch:
+            return
+        self._enter(batch)
+        if not self._instances[0].concurrent:
+            await asyncio.wait([pending.reply for pending in batch])
+
+    async def responses(self, opened: PendingRequest) -> AsyncGenerator[InferResponse, None]:
+        pending, stream = opened, opened.stream
+        assert stream is not None
         taken = 0
         try:
             while (outcome := await stream.get()) is not None:
@@ -317,7 +337,7 @@ class PythonBackend:
             raise QueueFull
         self._check_callers()
         self._queue.append(batch)
-        self._queued += len(batch)
+        self._count(batch)
 
     def _check_callers(self) -> None:
         """Refuse a request that waits for itself: its callers hold all instances."""
@@ -348,7 +368,8 @@ class PythonBackend:
             if free is None:
                 return
             batch = self._queue.popleft()
-            self._queued -= sum(not pending.abandoned_at for pending in batch)
+            for pending in batch:
+                self._uncount(pending)
             wanted = [pending for pending in batch if _is_wanted(pending)]
             if wanted:
                 free.run(wanted)
@@ -358,25 +379,36 @@ class PythonBackend:
             pending.instance = None
             if not pending.abandoned_at:
                 self._queue.appendleft([pending])
-                self._queued += 1
+                self._count([pending])
         if all(each.problem for each in self._instances):
             self._refuse(Unavailable(self.problem))
         self.freed(instance)
 
     def _refuse(self, error: ModelportError) -> None:
         """Answer everything that waits with ``error``."""
-        queue, self._queue, self._queued = self._queue, deque(), 0
+        queue, self._queue = self._queue, deque()
         for batch in queue:
             for pending in batch:
+                self._uncount(pending)
                 pending.settle(error, True)
 
     def _abandon(self, pending: PendingRequest) -> None:
         """Nobody waits for ``pending`` any more."""
         if pending.instance is not None:
             pending.instance.cancel(pending)
-        elif not pending.abandoned_at and not pending.reply.done():
+        elif not pending.abandoned_at:
             pending.abandoned_at = self._host.loop.time()
-            self._queued -= 1
+            pending.executed()
+            self._uncount(pending)
+
+    def _count(self, batch: Sequence[PendingRequest]) -> None:
+        for pending in batch:
+            pending.queued = True
+        self._queued += len(batch)
+
+    def _uncount(self, pending: PendingRequest) -> None:
+        self._queued -= pending.queued
+        pending.queued = False
 
 
 def completed_config(config: ModelConfig, completed: object, name: str) -> ModelConfig:

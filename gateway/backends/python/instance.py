@@ -181,6 +181,9 @@ class Instance:
         # Without concurrency only the first batch has begun.
         begun = batches if self.concurrent else batches[:1]
         waiting = [m for batch in batches if batch not in begun for m in batch.members]
+        for batch in begun:
+            for member in batch.members:
+                member.executed()
         error = self._unhealthy(reason)
         for pending in waiting:
             outstanding.pop(pending.number, None)
@@ -380,6 +383,7 @@ class Instance:
         offset, nanoseconds = 0, int(seconds * 1e9)
         for member, row in zip(batch.members, rows, strict=True):
             if row is None:
+                member.executed()
                 continue  # its sender answers it
             member.request.timing.compute_infer_ns += nanoseconds
             outcome, offset = self._owner.decoder.response(

@@ -26,8 +26,8 @@ class PendingRequest:
     """
 
     __slots__ = (
-        "abandon", "abandoned_at", "context", "deadline", "instance", "number", "queued_ns",
-        "reply", "request", "sent_at", "stream",
+        "abandon", "abandoned_at", "context", "deadline", "instance", "number", "queued",
+        "queued_ns", "reply", "request", "sent_at", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -37,11 +37,14 @@ class PendingRequest:
         reply: asyncio.Future[InferResponse],
         abandon: Callable[[PendingRequest], None],
     ) -> None:
+        #: ``reply`` of a decoupled model has no response; it is done when the instance is free.
         self.request, self.deadline, self.reply, self.abandon = request, deadline, reply, abandon
         #: That of the request, for those to other models that it leads to.
         self.context = contextvars.copy_context()
         self.queued_ns = time.perf_counter_ns()
         self.number = 0
+        #: Whether it counts as one that waits for an instance.
+        self.queued = False
         #: Where it runs; None: it waits.
         self.instance: Instance | None = None
         self.sent_at = 0.0
@@ -61,8 +64,15 @@ class PendingRequest:
         """Take a response, an error, or the end of the responses (None)."""
         if self.stream is not None:
             self.stream.put(outcome, final)
+            if isinstance(outcome, ModelportError):
+                self.executed()
         elif outcome is not None:
             settle(self.reply, outcome)
+
+    def executed(self) -> None:
+        """Note that the request of a decoupled model does not hold its instance any more."""
+        if self.stream is not None and not self.reply.done():
+            self.reply.set_result(InferResponse("", 0, []))
 
 
 class ResponseStream:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Backend
-from modelport.gateway.backends.capabilities import TogetherBackend
+from modelport.gateway.backends.capabilities import (
+    StreamingBackend,
+    StreamsTogetherBackend,
+    TogetherBackend,
+)
 from modelport.gateway.inference.batching import dynamic_batching
 from modelport.gateway.inference.batching.batcher import Batcher
 from modelport.gateway.inference.batching.joining import Joiner
+from modelport.gateway.inference.batching.stream_batcher import StreamBatcher
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.telemetry import Statistics
-from modelport.gateway.types import Infer, ModelSignature
+from modelport.gateway.types import Infer, InferStream, ModelSignature
 
 #: "true": batch requests for a remote server here, although the server may batch itself.
 BATCH_HERE = "batch_here"
@@ -32,7 +37,29 @@ def wrap(
     if not execution.joins:
         wanted = wanted.one_by_one()
     if isinstance(backend, TogetherBackend):
-        ragged = frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
-        joiner = Joiner(signature, parameters=False, ragged=ragged)
+        joiner = _beside(config, signature)
         return Batcher(backend, execution, wanted, joiner, statistics, backend.infer_together)
     return Batcher(backend, execution, wanted, Joiner(signature, execution.parameters), statistics)
+
+
+def wrap_stream(
+    backend: Backend, config: ModelConfig, signature: ModelSignature, statistics: Statistics
+) -> InferStream | None:
+    """Put a batcher in front of the streams of ``backend``; None: it has none, or wants none.
+
+    Raises:
+        InvalidArgument: ``config`` is invalid.
+    """
+    wanted = dynamic_batching.read(config)
+    if not isinstance(backend, StreamingBackend):
+        return None
+    if wanted is None or not isinstance(backend, StreamsTogetherBackend):
+        return backend.stream
+    joiner = _beside(config, signature)
+    return StreamBatcher(backend, backend.execution, wanted, joiner, statistics).stream
+
+
+def _beside(config: ModelConfig, signature: ModelSignature) -> Joiner:
+    """Chooses requests that a model gets side by side."""
+    ragged = frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
+    return Joiner(signature, parameters=False, ragged=ragged)

@@ -24,6 +24,16 @@ from tests.server import Gateway, serving
 NOTED = "return [reply(float(getattr(self, 'noted', 0)))]"
 
 
+#: Waits for three requests, or for the timeout of one.
+GATHERS = """
+max_batch_size: 3
+dynamic_batching {
+  max_queue_delay_microseconds: 60000000
+  default_queue_policy { allow_timeout_override: true }
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     repository = tmp_path_factory.mktemp("repository")
@@ -31,18 +41,25 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     python_models.coded(repository, "stream", DECOUPLED)
     python_models.coded(repository, "later", DECOUPLED, asynchronous=True)
     python_models.coded(repository, "awaited", asynchronous=True)
+    python_models.coded(repository, "gathers", DECOUPLED + GATHERS)
     with serving(repository, "--allow-python", "--python-max-seconds", "5") as gateway:
         yield gateway
 
 
-def code_input(code: str) -> Any:
-    tensor = triton_grpc.InferInput("code", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([code], dtype=object))
+def code_input(code: str, rows: int = 0) -> Any:
+    shape = [rows, 1] if rows else [1]
+    tensor = triton_grpc.InferInput("code", shape, "BYTES")
+    tensor.set_data_from_numpy(np.full(shape, code, dtype=object))
     return tensor
 
 
 def streamed(
-    gateway: Gateway, model: str, *codes: str, count: int | None = None, **options: Any
+    gateway: Gateway,
+    model: str,
+    *codes: str,
+    count: int | None = None,
+    batch: int = 0,
+    **options: Any,
 ) -> list[tuple[str, Any]]:
     """Id and value or error of each message, until ``count`` or every request has its last."""
     found: queue.Queue[Any] = queue.Queue()
@@ -51,7 +68,7 @@ def streamed(
         client.start_stream(lambda result, error: found.put((result, error)))
         for number, code in enumerate(codes):
             client.async_stream_infer(
-                model, [code_input(code)], request_id=str(number),
+                model, [code_input(code, batch)], request_id=str(number),
                 enable_empty_final_response=True, **options,
             )  # fmt: skip
         ended = 0
@@ -245,3 +262,42 @@ def busy(gateway: Gateway, model: str) -> None:
             if wanted in answer.read().decode():
                 return
     raise AssertionError(f"no request of {model} is in progress")
+
+
+#: The number of requests that one execution gets, as responses to each.
+COUNTS = """
+for request in requests:
+    s = request.get_response_sender()
+    for n in range(2): s.send(reply([len(requests)]))
+    s.send(flags=FINAL)
+"""
+
+
+def test_requests_to_a_decoupled_model_are_executed_as_a_batch(gateway: Gateway) -> None:
+    before = executions(gateway, "gathers")
+    rows = streamed(gateway, "gathers", COUNTS, COUNTS, COUNTS, batch=1)
+    assert sorted(rows) == [(id, [[3.0]]) for id in "001122"]
+    assert executions(gateway, "gathers") == before + 1
+    failed = streamed(gateway, "gathers", *["raise ValueError('bad')"] * 3, batch=1)
+    assert [value.partition(" to")[0] for _, value in failed] == ["Failed"] * 3
+    ends = streamed(gateway, "gathers", *["os._exit(1)"] * 3, batch=1)
+    assert [value.partition(":")[0] for _, value in ends] == [
+        "Stub process 'gathers_0' is not healthy"
+    ] * 3
+
+
+def test_a_request_that_waits_for_its_batch_can_be_refused_and_withdrawn(gateway: Gateway) -> None:
+    (row,) = streamed(gateway, "gathers", COUNTS, batch=1, timeout=50_000)
+    assert row[1] == "Request timeout expired"
+    with triton_grpc.InferenceServerClient(gateway.grpc) as client:
+        client.start_stream(lambda result, error: None)
+        client.async_stream_infer("gathers", [code_input(COUNTS, 1)])
+        busy(gateway, "gathers")
+        client.stop_stream(cancel_requests=True)
+    rows = streamed(gateway, "gathers", COUNTS, COUNTS, COUNTS, batch=1)
+    assert {value[0][0] for _, value in rows} == {3.0}
+
+
+def executions(gateway: Gateway, model: str) -> int:
+    with urllib.request.urlopen(f"http://{gateway.http}/v2/models/{model}/stats") as answer:
+        return int(json.load(answer)["model_stats"][0]["execution_count"])
