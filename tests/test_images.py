@@ -329,6 +329,7 @@ def test_compressed_text_in_a_picture_is_not_inflated() -> None:
     assert image_cost.checked(png(8, 8, before=text), 64) == png(8, 8)
 
 
+@pytest.mark.thorough
 def test_ordinary_pictures_of_every_size_are_decoded() -> None:
     one_colour = io.BytesIO()
     Image.new("RGB", (5000, 5000), (200, 30, 30)).save(one_colour, "JPEG", quality=75)

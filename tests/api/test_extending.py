@@ -144,6 +144,7 @@ def test_a_lone_file_of_an_installed_format_is_served(installed: Path, tmp_path:
         assert client.infer("model", {"features": np.ones((1, 16))})["score"].tolist() == [[16.0]]
 
 
+@pytest.mark.thorough
 def test_descriptors_reach_doctor_packaging_and_compare(
     installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

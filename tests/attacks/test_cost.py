@@ -31,6 +31,7 @@ def repository(tmp_path: Path) -> Path:
     return cost.repository(tmp_path / "models")
 
 
+@pytest.mark.thorough
 def test_a_sample_of_every_route_and_method_keeps_the_rule(repository: Path) -> None:
     with serving(repository, "--http-max-input-size", str(cost.MAX_INPUT_BYTES)) as gateway:
         paths = {path for _, path in cost.routes(gateway)}
@@ -170,6 +171,7 @@ def written_on_the_loop(gateway: Gateway) -> dict[str, float]:
     return found
 
 
+@pytest.mark.thorough
 def test_large_replies_are_written_off_the_event_loop(wide: Path) -> None:
     with serving(wide) as gateway:
         assert written_on_the_loop(gateway) == {}

@@ -446,6 +446,7 @@ def test_a_bomb_is_refused_within_a_tenth_of_a_second(what: str) -> None:
     assert min(seconds() for _ in range(3)) < 0.1
 
 
+@pytest.mark.thorough
 def test_the_number_of_arrays_in_json_is_limited() -> None:
     value = json_text.loads(b"[" + b",".join([b"[]"] * 1_000_000) + b"]")
     assert isinstance(value, LongArray)

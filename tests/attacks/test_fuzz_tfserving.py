@@ -236,6 +236,7 @@ EXAMPLE_BOMBS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", EXAMPLE_BOMBS)
 def test_millions_of_them_do_not_hold_up_everybody_else(what: str) -> None:
     """One by one they took seconds."""

@@ -26,6 +26,7 @@ from modelport.gateway.wire import (
 from modelport.gateway.wire.proto import serving_pb2, tensorflow_pb2
 from tests.attacks import holds
 from tests.gateway.protocols.test_tfserving_codecs import servable
+from tests.thorough import sampled
 
 SIZE = 8_000_000
 EVERYTHING = 1 << 40
@@ -100,7 +101,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES, "an invalid long key", "values of a feature"))
 def test_a_large_body_never_keeps_the_interpreter_lock(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

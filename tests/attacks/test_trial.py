@@ -74,6 +74,7 @@ def test_torchscript_that_ends_its_process_is_refused(
     assert ended.returncode == -signal.SIGSEGV, "the file is a dud: this test could not fail"
 
 
+@pytest.mark.thorough
 def test_torchscript_that_ends_its_process_is_not_proven(tmp_path: Path, trials: Path) -> None:
     path = tmp_path / "model.pt"
     content = hostile_torch.crashing()["nests expressions without end"]

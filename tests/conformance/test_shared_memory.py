@@ -220,6 +220,7 @@ def test_other_requests_do_not_notice(allowed: Gateway, runner: asyncio.Runner) 
         caller.close()
 
 
+@pytest.mark.thorough
 def test_every_worker_has_a_region_and_one_that_is_started_again_too(
     tmp_path: Path, runner: asyncio.Runner
 ) -> None:

@@ -285,6 +285,7 @@ def test_weights_alone_ask_for_what_they_do_not_say(weights: Path, tmp_path: Pat
     done(run(weights, target, "--model-kwargs", '{"nhead": 2}'))
 
 
+@pytest.mark.thorough
 def test_a_trained_file_with_its_optimizer_converts(
     port_file: Callable[[Callable[[Any], None]], Path], tmp_path: Path
 ) -> None:

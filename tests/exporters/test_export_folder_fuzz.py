@@ -181,6 +181,7 @@ def check(written: Path, place: Path, families: tuple[str, ...], cases: range) -
     assert found >= {0, 5}
 
 
+@pytest.mark.thorough
 def test_a_damaged_folder_is_exported_or_refused_in_one_line(written: Path, tmp_path: Path) -> None:
     check(written, tmp_path, ("vit",), range(FEW))
 

@@ -174,6 +174,7 @@ def test_one_format_that_fails_leaves_the_others_unpublished(
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.thorough
 def test_a_module_of_torch_goes_to_every_format_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def test_a_module_of_torch_goes_to_every_format_of_all(
     assert len(list((tmp_path / "r").iterdir())) == 4
 
 
+@pytest.mark.thorough
 def test_several_formats_and_an_output_folder_lie_side_by_side(
     checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_an_exported_model_shows_signature_weights_and_operators(
         assert shown["dynamic_axes"][0] == {"name": "batch", "minimum": 1, "maximum": 8}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["torchscript", "pt2"])
 def test_half_precision_shows_in_the_histogram(exported: Callable[..., Path], name: str) -> None:
     shown = show(exported(name, "bf16"))

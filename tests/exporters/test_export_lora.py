@@ -132,7 +132,7 @@ def edit_weights(path: Path, change: Callable[[dict[str, Tensor]], object]) -> N
     ("trained", "kind"),
     [
         ("llama", "torchscript"),
-        ("gpt2", "onnx"),
+        thorough("gpt2", "onnx"),
         thorough("llama", "onnx"),
         thorough("gpt2", "torchscript"),
     ],

@@ -161,6 +161,7 @@ def test_a_format_without_an_exporter_names_those_that_work() -> None:
         find_format("coreml")
 
 
+@pytest.mark.thorough
 def test_the_operator_set_may_be_the_newest_that_the_runtime_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ def test_the_int8_file_holds_int8_weights_and_is_dynamic_per_channel(
     assert any(scale.dims[0] > 1 for scale in scales), "one scale for a whole tensor"
 
 
+@pytest.mark.thorough
 def test_int8_products_never_saturate_on_a_processor_without_vnni(
     invoke: Invoke, fraud_checkpoint: Path, held_out: Path, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def assert_nothing_of_this_machine(path: Path) -> None:
                 assert folder.encode() not in archive.read(name), f"{folder} is in {name}"
 
 
+@pytest.mark.thorough
 def test_the_fraud_model_agrees_at_every_batch_and_length_and_says_nothing(
     fraud: nn.Module, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

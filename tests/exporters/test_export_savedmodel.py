@@ -106,6 +106,7 @@ def weight_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.glob("variables/variables.data-*"))
 
 
+@pytest.mark.thorough
 def test_fraud_agrees_with_eager_at_every_batch_and_length(
     fraud_source: Source, fraud_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_exporting_says_nothing(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.thorough
 def test_every_weight_is_written_once_and_outputs_keep_their_names(
     fraud_source: Source, fraud_path: Path, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ FLAGS = {
 }
 
 
+@pytest.mark.thorough
 def test_every_mode_of_pooling_is_that_of_its_definition(folder: Path) -> None:
     expected = tokens(folder)
     for mode, pooled in POOLED.items():

@@ -133,8 +133,8 @@ def invoke(command: Any, *arguments: object) -> Result:
     return CliRunner().invoke(command, [*map(str, arguments), "--quiet"])
 
 
-#: One of each library; the others are tried by the thorough suite.
-QUICK = ("binary.ubj", "classes.txt", "forest.skops")
+#: The others are tried by the thorough suite.
+QUICK = ("binary.ubj",)
 
 
 @pytest.mark.parametrize(
@@ -325,6 +325,7 @@ def test_a_damaged_file_is_refused_in_one_line(name: str, tmp_path: Path) -> Non
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.thorough
 def test_a_file_that_ends_the_process_which_reads_it_is_refused(
     tmp_path: Path, trials: Path
 ) -> None:

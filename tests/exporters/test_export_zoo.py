@@ -76,6 +76,7 @@ def test_every_pattern_is_planted_where_it_says_and_nowhere_else(pattern: str) -
     assert roc_auc_score(planted[kept], sign[kept]) > 0.9
 
 
+@pytest.mark.thorough
 def test_labels_are_noisy_and_no_single_token_gives_fraud_away() -> None:
     data = transactions.generate(4000, 0)
     wrong = data.labels != (data.patterns != transactions.HONEST)

@@ -231,6 +231,7 @@ def test_deep_answers_are_compared_without_recursion() -> None:
     assert difference.largest == 0.0
 
 
+@pytest.mark.thorough
 def test_the_gateway_serves_the_new_entry_for_the_comparison_itself(
     archive: Path, requests: Path, tmp_path: Path
 ) -> None:

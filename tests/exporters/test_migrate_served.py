@@ -32,6 +32,7 @@ class DoublingModel(nn.Module):
         return x + x
 
 
+@pytest.mark.thorough
 def test_requests_wait_until_there_is_a_batch_and_run_as_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
     archive = mar(tmp_path / "linear.mar", "linear", {"model.pt": torchscript(DoublingModel())})

@@ -64,6 +64,7 @@ def test_ten_times_too_many_requests_leave_those_accepted_quick(
     assert sorted(outcomes.failed)[len(outcomes.failed) // 2] < 0.25
 
 
+@pytest.mark.thorough
 def test_without_a_queue_policy_the_same_holds_once_it_is_known_to_be_an_overload(
     repository: ChangingRepository,
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_gateway_whose_model_is_busy_still_answers_everything_else(
     assert runs.result(60).status_code == 200
 
 
+@pytest.mark.thorough
 def test_a_long_run_of_a_small_input_does_not_stop_the_gateway(
     repository: ChangingRepository, background: Background
 ) -> None:

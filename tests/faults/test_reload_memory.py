@@ -95,6 +95,7 @@ def models_kept(repository: ChangingRepository, sizes: list[int]) -> float:
     return (late - early) / (len(sizes) - SETTLED) / model
 
 
+@pytest.mark.thorough
 def test_memory_after_many_reloads_is_what_it_was_after_the_first(
     repository: ChangingRepository, tmp_path: Path
 ) -> None:

@@ -112,6 +112,7 @@ def test_killing_one_of_two_replicas_under_load_costs_no_client_an_error(
     assert len(traffic.outcomes) > 100
 
 
+@pytest.mark.thorough
 def test_the_check_sees_a_gateway_that_does_not_try_again(
     replicas: list[Replica], tmp_path: Path
 ) -> None:

@@ -10,6 +10,8 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 from tests import models
 
 ROOT = Path(__file__).parents[2]
@@ -170,6 +172,7 @@ print(json.dumps(told))
         assert f"pip install '.[{extra}]'" in line, (statement, text)
 
 
+@pytest.mark.thorough
 def test_a_model_with_images_is_served_without_pillow_and_its_images_are_refused(
     tmp_path: Path,
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_missed_objective_exits_1_and_every_file_says_so(tmp_path: Path) -> No
     assert len(samples) == 50
 
 
+@pytest.mark.thorough
 def test_a_server_that_dies_and_then_ctrl_c_keep_what_was_measured(tmp_path: Path) -> None:
     """The errors are counted, the command goes on; interrupted, it still tells what it saw."""
     report = tmp_path / "run.json"

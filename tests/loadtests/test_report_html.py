@@ -143,6 +143,7 @@ def test_what_is_disqualified_or_absent_is_named_with_its_reason(pages: dict[str
     assert text.count("disqualified") >= 5  # in the summary, in plots and in tables
 
 
+@pytest.mark.thorough
 def test_a_candidate_has_its_number_and_colour_in_every_plot() -> None:
     comparison = report_subject.comparison()
     drawn = {plot.name: plot for plot in comparison_plots.draw(comparison)}

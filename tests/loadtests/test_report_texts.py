@@ -190,6 +190,7 @@ def test_a_terminal_gets_the_same_facts_without_their_control_characters() -> No
     assert "\u202e" not in told
 
 
+@pytest.mark.thorough
 def test_a_readme_gets_tables_plots_and_hardware_between_its_markers(tmp_path: Path) -> None:
     comparison = report_subject.comparison(HOSTILE)
     json_document.write(comparison, tmp_path / "fraud.json")

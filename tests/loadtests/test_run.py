@@ -48,6 +48,7 @@ def test_every_dialect_asks_the_gateway_and_gets_right_answers(tmp_path: Path) -
         assert summary.latency.p50 > 0
 
 
+@pytest.mark.thorough
 def test_an_open_loop_sends_when_due_and_shows_what_a_stall_costs() -> None:
     """One answer takes 0.6 s on a server that gives one at a time: all that were due meanwhile
     waited, which a client that waits with them would not show."""
@@ -82,6 +83,7 @@ def test_an_open_loop_sends_when_due_and_shows_what_a_stall_costs() -> None:
     assert got.client_cpu_seconds > 0
 
 
+@pytest.mark.thorough
 def test_a_closed_loop_keeps_its_users_asking_in_two_processes() -> None:
     present, most, lock = 0, 0, threading.Lock()
 
@@ -138,6 +140,7 @@ def test_a_killed_run_leaves_no_locust() -> None:
         child.wait(run.STOP_SECONDS + 10)
 
 
+@pytest.mark.thorough
 def test_a_lone_user_asks_two_targets_in_turn_there_and_back() -> None:
     asked: list[str] = []
 
@@ -163,6 +166,7 @@ def test_a_lone_user_asks_two_targets_in_turn_there_and_back() -> None:
     assert sum(counts) == len(turns)
 
 
+@pytest.mark.thorough
 def test_every_target_has_a_user_whatever_its_weight() -> None:
     with serving(double) as one, serving(double) as other:
         targets = [
@@ -178,6 +182,7 @@ def test_every_target_has_a_user_whatever_its_weight() -> None:
             measure_mix(targets, LoadProfile(users=1, rate=10.0))
 
 
+@pytest.mark.thorough
 def test_an_overload_ends_and_what_was_never_sent_has_timed_out() -> None:
     def slow(number: int, x: list[float]) -> tuple[int, list[float]]:
         time.sleep(0.1)

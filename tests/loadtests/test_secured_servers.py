@@ -75,6 +75,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredServer]:
         yield SecuredServer(gateway, ServerCredentials(*(folder / name for name in names)), key)
 
 
+@pytest.mark.thorough
 def test_every_protocol_over_tls_with_a_token(server: SecuredServer, tmp_path: Path) -> None:
     x = np.float32([[1, 2, 3, 4], [5, 6, 7, 8]])
     payloads.write(Payloads(({"x": x},), {"x": "FP32"}, ({"y": 2 * x},)), tmp_path / "data.json")
@@ -85,6 +86,7 @@ def test_every_protocol_over_tls_with_a_token(server: SecuredServer, tmp_path: P
         assert (summary.ok, summary.bad) == (summary.requests, 0), (one.target, summary.errors)
 
 
+@pytest.mark.thorough
 def test_a_single_user_waits_in_the_kernel_over_tls_too(
     server: SecuredServer, tmp_path: Path
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_gate_of_two_secured_servers(server: SecuredServer, tmp_path: Path) ->
     assert server.key not in document + done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_without_a_token_or_a_certificate_the_reason_is_told(server: SecuredServer) -> None:
     target = server.target(LoadTestProtocol.OIP_HTTP)
     for name, reason in (("token_file", "token with --token-file"), ("ca_file", "with --ca-file")):

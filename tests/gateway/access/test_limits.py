@@ -177,6 +177,7 @@ async def test_web_pages_and_redirects_that_are_refused_are_lines_of_the_audit_l
     ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_workers_share_a_quota_and_the_audit_log_and_sigusr1_ends_nothing(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "access", "ci", "ops")
     path, log = tmp_path / "access" / "access.toml", tmp_path / "audit.log"

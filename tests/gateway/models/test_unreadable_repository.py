@@ -104,6 +104,7 @@ async def test_no_call_that_fails_in_one_look_changes_anything(
     assert await changes(World(tmp_path), monkeypatch) == []
 
 
+@pytest.mark.thorough
 async def test_the_check_sees_a_manager_that_takes_an_entry_with_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

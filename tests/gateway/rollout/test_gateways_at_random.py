@@ -301,6 +301,7 @@ def check_promises(storage: Storage, people: People) -> None:
             raise Violation("a rollback that was acknowledged did not happen")
 
 
+@pytest.mark.thorough
 def test_gateways_that_fail_at_random_keep_to_one_state() -> None:
     for seed in range(SEEDS):
         try:

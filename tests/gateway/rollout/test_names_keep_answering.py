@@ -199,6 +199,7 @@ async def violations(root: Path, starts: Iterable[tuple[str, Names]], seed: int)
     return found
 
 
+@pytest.mark.thorough
 async def test_each_name_that_answered_before_a_rollout_still_answers(tmp_path: Path) -> None:
     assert await violations(tmp_path, random.Random(1).sample(STARTS, WALKS), 1) == []
 

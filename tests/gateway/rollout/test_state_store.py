@@ -220,6 +220,7 @@ def test_of_processes_that_race_for_a_revision_at_most_one_wins(
         assert not list(repository.glob(f"{FOLDER}/**/*.tmp"))
 
 
+@pytest.mark.thorough
 def test_a_race_that_the_last_writer_wins_is_caught(tmp_path: Path) -> None:
     broken = RACE.replace(
         "async def main():",

@@ -24,6 +24,7 @@ def visited(exempt: str) -> int:
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("exempt", "few"), [("collector.exempt_modules", True), ("int", False)])
 def test_a_full_collection_does_not_visit_the_modules_of_a_backend(exempt: str, few: bool) -> None:
     """The known-bad variant visits them: that takes a tenth of a second and more."""

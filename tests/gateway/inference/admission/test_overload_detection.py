@@ -299,6 +299,7 @@ def test_the_pulse_of_the_report_leaves_nothing_behind(pauses: str) -> None:
     assert len(late) >= 0.9 * 2.0 * capacity(model)
 
 
+@pytest.mark.thorough
 def test_the_check_sees_a_controller_that_counts_refused_retries_as_arrivals() -> None:
     model = SimulatedModel(DecidedByArrivals(1, LEAST), run_seconds=1 / 191)
     clients = [ClosedLoopClient(PAUSES["at once"]) for _ in range(16)]

@@ -63,6 +63,7 @@ def index(gateway: Gateway) -> Any:
     return json.loads(ask(f"http://{gateway.http}/v2/repository/index", {})[1])
 
 
+@pytest.mark.thorough
 def test_versions_keep_serving_through_storage_failures_and_no_secret_is_logged(
     own_moto: Moto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_repository_that_can_never_be_served_ends_the_start_in_one_line(
     assert "MARKED" not in ended.stderr
 
 
+@pytest.mark.thorough
 def test_folders_are_served_without_a_library_of_storage() -> None:
     code = (
         "import modelport.gateway.server.app, modelport.gateway.cli.serve, sys; "

@@ -168,6 +168,7 @@ def test_a_version_in_storage_is_never_changed_by_sample(repository: Location) -
     assert "name the file to write with --output" in result.output
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", ["folder", "object storage"])
 def test_of_two_processes_that_change_a_configuration_one_reads_it_again(
     repository: Location, tmp_path: Path, place: str

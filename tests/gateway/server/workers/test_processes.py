@@ -68,6 +68,7 @@ def restarted(before: dict[int, int], after: dict[int, int], number: int) -> boo
 # -- a worker dies --------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_others_serve_on_while_a_killed_worker_is_replaced_and_no_count_goes_back(
     repository: ChangingRepository,
 ) -> None:
