@@ -284,9 +284,10 @@ access-timing: $(READY) ## Measure that refusing an API key takes as long howeve
 attacks-cost: $(READY) ## What every request costs: a large sample of all routes, places, sizes and codings; 30 minutes
 	$(BIN)/python -m tests.attacks.cost --requests 10000
 
-soak: $(READY) ## The long fault tests: SIGTERM under load x 50, reloads x 200
+soak: $(READY) ## The long fault tests: SIGTERM under load x 50, reloads x 200, Python models that fail x 350
 	MODELPORT_TRIALS=50 MODELPORT_RELOADS=200 \
 		$(BIN)/python -m pytest --timeout=3600 tests/faults
+	$(BIN)/python -m tests.faults.python_isolation --trials 50
 
 clean: ## Remove environments, checkpoints and what was published
 	rm -rf $(VENV) .peers checkpoints
