@@ -157,9 +157,16 @@ class QuotaExceeded(ModelportError):
 
     code = Code.QUOTA_EXCEEDED
 
-    def __init__(self, retry_after_seconds: float, message: str = "the quota is exhausted") -> None:
+    def __init__(
+        self,
+        retry_after_seconds: float,
+        message: str = "the quota is exhausted",
+        unit: str = "requests",
+    ) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+        #: What there were too many of: requests, bytes or tokens.
+        self.unit = unit
 
 
 class Cancelled(ModelportError):

@@ -21,17 +21,30 @@ from modelport.gateway.access.guarded_models import (
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.access.policy import ALL_VERSIONS
 from modelport.gateway.access.principal import ANONYMOUS_NAME
-from modelport.gateway.access.quotas import Quotas, retry_after
+from modelport.gateway.access.quotas import QuotaAccount, Quotas, retry_after
 from modelport.gateway.errors import InvalidArgument, QuotaExceeded
+from modelport.gateway.inference.text.text_infer import TEXT_SIGNATURE, TOKENS
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.inference_service import SupportsInference
-from modelport.gateway.models.model import VersionSettings, VersionState
+from modelport.gateway.models.model import ServedVersion, VersionSettings, VersionState
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import Answer, Deadline, InferRequest, InferResponse, finished
 
 #: A look-up of an enum's member calls a function.
 _INFER = Operation.INFER
+
+
+#: Bytes of text that are about a token.
+TOKEN_BYTES = 4
+
+
+class Charge(NamedTuple):
+    """The cost of a request so far; it leaves its row of the ledger at its end."""
+
+    account: QuotaAccount
+    row: int
+    tokens: int
 
 
 class GuardedParts(NamedTuple):
@@ -83,12 +96,18 @@ class GuardedService:
             return await self._charged(request, deadline)
 
     async def _charged(self, request: InferRequest, deadline: Deadline) -> InferResponse:
-        row = self._charge(request)
-        try:
+        charged = self._charge(request)
+        if charged is None:
             return await finished(self._service.infer(request, deadline))
+        account, row, estimate = charged
+        try:
+            response = await finished(self._service.infer(request, deadline))
+            if request.signature == TEXT_SIGNATURE:
+                tokens = int(response.parameters[TOKENS])
+                self._quotas.correct(account, row, tokens - estimate)
+            return response
         finally:
-            if row is not None:
-                self._quotas.leave(row)
+            self._quotas.leave(row)
 
     async def stream(
         self, request: InferRequest, deadline: Deadline
@@ -98,14 +117,14 @@ class GuardedService:
         A stream of a decoupled model takes no turn: its client decides how long it lasts.
         """
         with self._restrict(request).stated():
-            row = self._charge(request)
+            charged = self._charge(request)
             try:
                 async with aclosing(self._service.stream(request, deadline)) as responses:
                     async for response in responses:
                         yield response
             finally:
-                if row is not None:
-                    self._quotas.leave(row)
+                if charged is not None:
+                    self._quotas.leave(charged.row)
 
     def _restrict(self, request: InferRequest) -> AllowedTarget:
         """Set the caller, and the version of one that may not use all, so that no rollout does."""
@@ -117,8 +136,8 @@ class GuardedService:
             request.label = None
         return target
 
-    def _charge(self, request: InferRequest) -> int | None:
-        """Charge a request to its caller; return the row that it leaves at its end, if any.
+    def _charge(self, request: InferRequest) -> Charge | None:
+        """Charge a request to its caller; None: no quota limits it.
 
         Raises:
             QuotaExceeded: The quota is used up.
@@ -132,8 +151,11 @@ class GuardedService:
             return None
         counted = account.quota.bytes_per_second is not None
         size = sum(tensor.size_bytes for tensor in request.inputs) if counted else 0
+        tokens = 0
+        if account.quota.tokens_per_second is not None and version.text is not None:
+            tokens = _token_estimate(version, request)
         try:
-            return self._quotas.enter(account, size)
+            return Charge(account, self._quotas.enter(account, size, tokens), tokens)
         except QuotaExceeded as error:
             stated = str(request.model_version or "")
             context.note_refusal(str(error), "", request.model_name, stated)
@@ -145,6 +167,17 @@ class GuardedService:
     def refuses(self, name: str, number: int) -> bool:
         target = self._guarded.target(name, number)
         return self._service.refuses(target.name, target.number)
+
+
+def _token_estimate(version: ServedVersion, request: InferRequest) -> int:
+    """The tokens of a request to a model that has a text interface, before it is tokenized.
+
+    Token ids count as such, with their padding: they cost what texts do.
+    """
+    if version.takes_texts(request):
+        size = sum(tensor.size_bytes for tensor in request.inputs)
+        return 1 + size // TOKEN_BYTES
+    return max((tensor.data.size for tensor in request.inputs), default=0)
 
 
 def _require_steps(override: str) -> None:

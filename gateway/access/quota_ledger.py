@@ -21,8 +21,8 @@ from typing import Final
 ROWS: Final = 16_384
 #: Rows that are searched for a key.
 _SEARCHED: Final = 32
-#: Cells of a row: two of the key, the two clocks, then one for each process.
-_CLOCKS, _IN_FLIGHT = 2, 4
+#: Cells of a row: two of the key, the three clocks, then one for each process.
+_CLOCKS, _IN_FLIGHT = 2, 5
 _CELL_BYTES: Final = 8
 #: Tries to lock a row, which another process holds for microseconds, or while it waits for a
 #: processor. Then it is stopped, and the row is changed without the lock.
@@ -104,7 +104,8 @@ class QuotaLedger:
         if free is not None:
             with self.locked(free):
                 if self._is_idle(free, now):
-                    self._clocks[free + _CLOCKS] = self._clocks[free + _CLOCKS + 1] = 0.0
+                    for cell in range(free + _CLOCKS, free + _IN_FLIGHT):
+                        self._clocks[cell] = 0.0
                     counts[free], counts[free + 1] = key
         return free
 
@@ -113,7 +114,7 @@ class QuotaLedger:
         return self._counts[row] == key[0] and self._counts[row + 1] == key[1]
 
     def clock(self, row: int, which: int) -> float:
-        """Time at which the bucket ``which``, 0 or 1, of the row is full again."""
+        """Time at which the bucket ``which``, 0 to 2, of the row is full again."""
         return self._clocks[row + _CLOCKS + which]
 
     def set_clock(self, row: int, which: int, at: float) -> None:

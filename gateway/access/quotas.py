@@ -1,8 +1,9 @@
-"""Quotas of principals: requests per second, bytes per second and requests in flight, per model.
+"""Quotas of principals, per model: requests, bytes and tokens per second, requests in flight.
 
-Requests and bytes are counted by the generic cell rate algorithm (ITU-T I.371): a token bucket that
+The rates are counted by the generic cell rate algorithm (ITU-T I.371): a token bucket that
 is one clock, the time at which it is full again. A request that is larger than the bucket is
-admitted when the bucket is not empty, and the next one waits longer.
+admitted when the bucket is not empty, and the next one waits longer. The tokens of a text are known
+when it is tokenized; until then, an estimate is charged, so that of many at once some are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from modelport.gateway.access.quota_ledger import QuotaLedger
 from modelport.gateway.errors import QuotaExceeded
 from modelport.gateway.toml_tables import count, names, number, read_by
 
-_REQUESTS, _BYTES = 0, 1
+_REQUESTS, _BYTES, _TOKENS = 0, 1, 2
 #: Pairs of principal and model whose quota is remembered.
 _REMEMBERED = 4096
 #: Tries to charge a row before another process takes it.
@@ -47,6 +48,9 @@ class Quota:
     bytes_per_second: float | None = field(
         default=None, metadata=read_by(number(0, 1e15, open_end=True))
     )
+    tokens_per_second: float | None = field(
+        default=None, metadata=read_by(number(0, 1e12, open_end=True))
+    )
 
     @property
     def capacity(self) -> float:
@@ -63,6 +67,8 @@ class Quota:
             items.append(f'"requests";q={math.floor(self.capacity)};w={window}')
         if self.bytes_per_second is not None:
             items.append(f'"bytes";q={max(1, int(self.bytes_per_second))};qu="content-bytes";w=1')
+        if self.tokens_per_second is not None:
+            items.append(f'"tokens";q={max(1, int(self.tokens_per_second))};qu="tokens";w=1')
         if self.in_flight is not None:
             items.append(f'"in-flight";q={self.in_flight};qu="concurrent-requests"')
         return ", ".join(items).encode()
@@ -132,8 +138,8 @@ class Quotas:
                 return QuotaAccount(quota, self._ledger.key(principal.name, model))
         return None
 
-    def enter(self, account: QuotaAccount, size_bytes: int) -> int:
-        """Charge a request of ``size_bytes``; return its row, for ``leave``.
+    def enter(self, account: QuotaAccount, size_bytes: int, tokens: int = 0) -> int:
+        """Charge a request of ``size_bytes`` and about ``tokens``; return its row, for ``leave``.
 
         Raises:
             QuotaExceeded: It may come later; nothing was charged.
@@ -142,12 +148,12 @@ class Quotas:
             row = self._row(account, self._clock())
             with self._ledger.locked(row):
                 if self._ledger.belongs(row, account.key):  # no other process has just taken it
-                    self._spend(account.quota, row, size_bytes)
+                    self._spend(account.quota, row, size_bytes, tokens)
                     self._ledger.count_in_flight(row, 1)
                     return row
         raise QuotaExceeded(1.0, TOO_MANY_CALLERS)
 
-    def _spend(self, quota: Quota, row: int, size_bytes: int) -> None:
+    def _spend(self, quota: Quota, row: int, size_bytes: int, tokens: int) -> None:
         ledger, now = self._ledger, self._clock()
         if quota.in_flight is not None and ledger.in_flight(row) >= quota.in_flight:
             raise QuotaExceeded(1.0, f"more than {quota.in_flight} requests in flight")
@@ -156,14 +162,25 @@ class Quotas:
             excess = ledger.clock(row, _REQUESTS) - now - (quota.capacity - 1.0) / requests
             if excess > 1e-9:
                 raise QuotaExceeded(excess, f"more than {requests:g} requests per second")
-        if quota.bytes_per_second is not None:
-            excess = ledger.clock(row, _BYTES) - now - 1.0
-            if excess > 0.0:
-                message = f"more than {quota.bytes_per_second:g} bytes per second"
-                raise QuotaExceeded(excess, message)
-            self._charge(row, _BYTES, now, size_bytes / quota.bytes_per_second)
+        sizes = (
+            (_BYTES, "bytes", quota.bytes_per_second, size_bytes),
+            (_TOKENS, "tokens", quota.tokens_per_second, tokens),
+        )
+        for which, unit, rate, _ in sizes:
+            if rate is not None and (excess := ledger.clock(row, which) - now - 1.0) > 0.0:
+                raise QuotaExceeded(excess, f"more than {rate:g} {unit} per second", unit)
+        for which, _, rate, size in sizes:
+            if rate is not None:
+                self._charge(row, which, now, size / rate)
         if requests is not None:
             self._charge(row, _REQUESTS, now, 1.0 / requests)
+
+    def correct(self, account: QuotaAccount, row: int, tokens: int) -> None:
+        """Charge ``tokens`` more to a request that ``enter`` admitted, or less if negative."""
+        rate = account.quota.tokens_per_second
+        if rate is not None:
+            with self._ledger.locked(row):
+                self._charge(row, _TOKENS, self._clock(), tokens / rate)
 
     def leave(self, row: int) -> None:
         """End a request that ``enter`` admitted; until then, the row stays its caller's."""

@@ -15,6 +15,7 @@ models = ["fraud*"]              # default: all
 requests_per_second = 100        # and "burst" at once; default: those of a second
 in_flight = 16
 bytes_per_second = 1_000_000
+tokens_per_second = 20_000       # of models with a text interface
 
 [health]
 open = true                      # probes of the server need no credential
@@ -165,8 +166,11 @@ def _read_rule(table: TomlTable, groups: dict[str, tuple[str, ...]]) -> Rule:
 def _read_quota(table: TomlTable, groups: dict[str, tuple[str, ...]]) -> Quota:
     quota = table.read(Quota)
     _check_principals(table, quota.principals, groups)
-    if quota.requests_per_second is quota.bytes_per_second is quota.in_flight is None:
-        raise table.error("a quota needs requests_per_second, bytes_per_second or in_flight")
+    rates = (quota.requests_per_second, quota.bytes_per_second, quota.tokens_per_second)
+    if all(limit is None for limit in (*rates, quota.in_flight)):
+        raise table.error(
+            "a quota needs requests_per_second, bytes_per_second, tokens_per_second or in_flight"
+        )
     if quota.burst is not None and quota.requests_per_second is None:
         raise table.error("burst needs requests_per_second", "burst")
     return quota

@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from modelport.gateway.errors import Code, InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.errors import (
+    Code,
+    InvalidArgument,
+    ModelportError,
+    QuotaExceeded,
+    Unsupported,
+)
 from modelport.gateway.inference.text.text_infer import TOKENS
 from modelport.gateway.protocols import openapi, text_inputs
 from modelport.gateway.protocols.dialect_host import DialectHost
@@ -90,6 +96,8 @@ class OpenAiHttp(TextDialect):
         status, kind, code = _ERRORS[error.code]
         if isinstance(error, TextModelNotFound):
             code = "model_not_found"
+        if isinstance(error, QuotaExceeded):
+            kind = error.unit
         body = {"message": str(error), "type": kind, "param": None, "code": code}
         return HttpResponse(status, orjson.dumps({"error": body}))
 

@@ -13,7 +13,9 @@ import grpc
 import httpx
 import pytest
 
+from modelport.gateway.repository.text_settings import TextTask
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
+from tests import texts
 from tests.gateway.access.gateway import (
     KEYS,
     AccessGateway,
@@ -105,6 +107,51 @@ async def test_bytes_of_inputs_count_against_the_quota_of_the_next_request(tmp_p
         replies = [await infer(gateway, "ci", http) for _ in range(2)]
     assert [reply.status_code for reply in replies] == [200, 429]
     assert "more than 0.001 bytes per second" in replies[1].json()["error"]
+
+
+async def test_tokens_of_texts_count_in_every_dialect(tmp_path: Path) -> None:
+    """The usage of an answer is charged; token ids in place of texts count as such."""
+    rules = """
+[[rules]]
+principals = ["ci*"]
+operations = ["infer"]
+
+[[quotas]]
+principals = ["ci*"]
+tokens_per_second = 0.01
+"""
+    own = texts.settings(TextTask.EMBEDDING, pooled="embedding_output")
+    texts.publish(tmp_path / "models", "sentences", texts.table(8), own)
+    text, two = "hello world", ["hello world"] * 2
+    ids = [
+        {"name": name, "datatype": "INT64", "shape": [1, 3], "data": [2, 7, 3]}
+        for name in texts.TEXT_INPUTS
+    ]
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [2], "data": two}
+    used = len(texts.tokenizer().encode(text).ids)
+    path = "/v2/models/sentences/infer"
+    requests: list[tuple[str, Any, int]] = [
+        ("/v1/embeddings", {"model": "sentences", "input": text}, used),
+        ("/v1/embeddings", {"model": "sentences", "input": two}, 2 * used),
+        ("/embed", {"inputs": text}, used),
+        (path, {"inputs": [tensor]}, 2 * used),
+        (path, {"inputs": ids}, 3),
+        ("/v2/models/mine/infer", OIP, 0),
+    ]
+    callers = [f"ci{number}" for number in range(len(requests))]
+    async with serving(tmp_path, rules, *callers) as gateway, client(gateway.http_url) as http:
+        for caller, (url, body, tokens) in zip(callers, requests, strict=True):
+            headers = gateway.headers(caller)
+            first, second = [await http.post(url, json=body, headers=headers) for _ in range(2)]
+            assert first.status_code == 200, first.text
+            if tokens:  # what they cost has to be waited for
+                assert second.status_code == 429
+                assert int(second.headers["retry-after"]) == pytest.approx(100 * tokens, abs=9)
+                assert "more than 0.01 tokens per second" in second.text
+            else:
+                assert second.status_code == 200
+            if url == "/v1/embeddings":
+                assert second.json()["error"]["type"] == "tokens"
 
 
 async def test_refusals_and_control_operations_are_lines_of_the_audit_log(tmp_path: Path) -> None:
@@ -207,7 +254,7 @@ def test_workers_share_a_quota_and_the_audit_log_and_sigusr1_ends_nothing(tmp_pa
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ("principals = ['ci']", r":2: a quota needs requests_per_second, bytes_per_second or in"),
+        ("principals = ['ci']", r":2: a quota needs requests_per_second, bytes_per_second, to"),
         ("principals = ['ci']\nburst = 2\nin_flight = 1", r":4: burst needs requests_per_second"),
         ("principals = ['group:x']\nin_flight = 1", r":3: there is no group 'x'"),
         ("principals = []\nin_flight = 1", r":3: quotas.principals = \[\] must be a list of names"),

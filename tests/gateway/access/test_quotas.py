@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import multiprocessing
 import os
@@ -105,6 +106,35 @@ def test_bytes_are_charged_after_the_request_that_brings_them(clock: QuotaClock)
     assert admits(found, account, 1)
 
 
+def test_tokens_are_estimated_at_first_and_charged_as_they_are_counted(clock: QuotaClock) -> None:
+    found = quotas(clock, Quota(("ci",), tokens_per_second=100))
+    account = account_of(found)
+    row = found.enter(account, 0, 250)
+    with pytest.raises(QuotaExceeded, match="more than 100 tokens per second") as refused:
+        found.enter(account, 0, 1)
+    assert (refused.value.unit, refused.value.retry_after_seconds) == ("tokens", 1.5)
+    found.correct(account, row, -200)  # it was half a second's
+    found.leave(row)
+    row = found.enter(account, 0, 1)
+    found.correct(account, row, 499)
+    found.leave(row)
+    clock.now += 4.4
+    assert not admits(found, account)
+    clock.now += 0.2
+    assert admits(found, account)
+
+
+def test_a_correction_fills_no_bucket_beyond_its_brim(clock: QuotaClock) -> None:
+    found = quotas(clock, Quota(("ci",), tokens_per_second=100))
+    account = account_of(found)
+    row = found.enter(account, 0, 50)
+    clock.now += 100
+    found.correct(account, row, -50)
+    assert admits(found, account)
+    found.enter(account, 0, 201)
+    assert not admits(found, account)
+
+
 def test_requests_in_flight_are_bounded(clock: QuotaClock) -> None:
     found = quotas(clock, Quota(("ci",), in_flight=2))
     account = account_of(found)
@@ -171,6 +201,7 @@ def test_the_first_quota_that_matches_holds_and_each_pair_has_its_own_bucket(
 
 def test_replies_tell_what_is_left(clock: QuotaClock) -> None:
     quota = Quota(("ci",), requests_per_second=10, burst=20, in_flight=4, bytes_per_second=1e6)
+    quota = dataclasses.replace(quota, tokens_per_second=5000)
     found = quotas(clock, quota)
     account = account_of(found)
     for _ in range(5):
@@ -179,6 +210,7 @@ def test_replies_tell_what_is_left(clock: QuotaClock) -> None:
     assert headers[b"ratelimit"] == b'"requests";r=15;t=1'
     assert headers[b"ratelimit-policy"] == (
         b'"requests";q=20;w=2, "bytes";q=1000000;qu="content-bytes";w=1, '
+        b'"tokens";q=5000;qu="tokens";w=1, '
         b'"in-flight";q=4;qu="concurrent-requests"'
     )
 
