@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from modelport.gateway.errors import ModelportError
-from modelport.gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
+from modelport.gateway.types import (
+    Deadline,
+    Infer,
+    InferRequest,
+    InferResponse,
+    InferStream,
+    ModelSignature,
+)
 
+Outcome = InferResponse | BaseException
+#: Runs requests as one batch, each with an outcome of its own.
+Together = Callable[
+    [Sequence[InferRequest], Sequence[Deadline], Sequence[asyncio.Future[InferResponse]]],
+    Awaitable[Sequence[Outcome]],
+]
 #: Computes the response to a request in the calling thread.
 BlockingInfer = Callable[[InferRequest], InferResponse]
 #: Work of a background thread, which computes by this function.
@@ -101,6 +114,28 @@ class StreamsTogetherBackend(Protocol):
 
     async def execute_together(self, opened: Sequence[Any]) -> None:
         """Run requests as one batch; return when their instance can execute the next one."""
+
+
+class BoundInstance(NamedTuple):
+    """One instance of a model, for the requests of a sequence.
+
+    Attributes:
+        together: as of a ``TogetherBackend``; None: it has none.
+        generation: changes when the instance has lost what it had kept.
+    """
+
+    infer: Infer
+    stream: InferStream
+    together: Together | None = None
+    generation: Callable[[], int] = lambda: 0
+
+
+@runtime_checkable
+class StatefulBackend(Protocol):
+    """A ``Backend`` whose instances keep what earlier requests have told them."""
+
+    def bound_instances(self) -> Sequence[BoundInstance]:
+        """The instances, in order."""
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ from modelport.gateway.backends.base import Backend
 from modelport.gateway.errors import Decoupled
 from modelport.gateway.inference import admission, batching, cache
 from modelport.gateway.inference.admission import OverloadedModels
+from modelport.gateway.inference.batching.sequence_tensors import Companion
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.inference.text.text_infer import TEXT_SIGNATURE, TextInfer, TextInterface
@@ -62,6 +63,7 @@ def build(
     signatures: NamedSignatures,
     statistics: Statistics,
     shared: SharedState,
+    companion: Companion,
     text: TextInterface | None = None,
 ) -> Pipeline:
     """Compose the pipeline of version ``number`` of the model ``name``.
@@ -77,9 +79,12 @@ def build(
     cache.check(name, config)
     signature = configuration.signature(config)
     stream = batching.wrap_stream(backend, config, signature, statistics) or _single(backend)
+    sequences = batching.schedule_sequences(backend, stream, statistics, companion)
+    if sequences is not None:
+        stream = sequences.stream
     if config.model_transaction_policy.decoupled:
         return Pipeline(_refuse, stream)
-    batched = batching.wrap(backend, config, signature, statistics)
+    batched = sequences or batching.wrap(backend, config, signature, statistics)
     if text is not None:
         joined = batching.wrap(backend, config, text.tensors, statistics)
         infer = TextInfer(text, joined, name, number)

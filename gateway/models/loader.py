@@ -107,7 +107,7 @@ class VersionLoader:
                     before.check()
                 text = (
                     _text(path, backend.config, log.bind(model=name, version=number))
-                    if here
+                    if here and not backend.config.HasField("sequence_batching")
                     else None
                 )
                 served = ServedVersion(entry, number, backend, statistics, self.shared, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -87,7 +88,7 @@ class ServedVersion:
         self.statistics = statistics
         self.decoupled = bool(self.config.model_transaction_policy.decoupled)
         self.infer, self.stream, self.refuses, self.overloaded = pipeline.build(
-            self.name, number, backend, self.signatures, statistics, shared, text
+            self.name, number, backend, self.signatures, statistics, shared, entry.companion, text
         )
         #: The backend's, if it has one.
         self.in_background: Callable[[BackgroundWork], None] | None = None
@@ -96,6 +97,9 @@ class ServedVersion:
         #: The turns of callers; requests of the gateway itself take none.
         instances = configuration.instance_count(backend.config)
         self.turns = FairQueue(self.signature.max_batch_size, instances)
+        if self.config.HasField("sequence_batching"):
+            # A request of a running sequence must pass those that wait for its slot.
+            self.turns.free = sys.maxsize
         self.in_flight = 0
         self._drained: asyncio.Event | None = None
 

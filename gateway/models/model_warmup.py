@@ -26,7 +26,7 @@ from modelport.gateway.errors import (
 )
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import untrusted_files
+from modelport.gateway.repository import scheduler_tensors, untrusted_files
 from modelport.gateway.repository.scan import ModelEntry
 from modelport.gateway.types import (
     NUMPY_DTYPES,
@@ -34,6 +34,7 @@ from modelport.gateway.types import (
     Datatype,
     Deadline,
     InferRequest,
+    Parameter,
     Tensor,
     TensorSpec,
     finished,
@@ -111,19 +112,33 @@ def _naming(name: str) -> Iterator[None]:
 
 
 async def _answer(version: ServedVersion, inputs: list[Tensor], deadline: Deadline) -> None:
-    request = InferRequest(version.name, inputs, model_version=version.number)
+    request = InferRequest(
+        version.name, inputs, model_version=version.number, parameters=_sequence(version)
+    )
+    infer = version.infer if request.parameters else version.backend
     try:
         if deadline.expired:  # a run that does not wait would not notice
             raise TimedOut
         async with asyncio.timeout(deadline.remaining()):
             if not version.decoupled:
-                await finished(version.backend(request, deadline))
+                await finished(infer(request, deadline))
                 return
             async with aclosing(version.stream(request, deadline)) as responses:
                 async for _ in responses:
                     pass
     except (TimeoutError, TimedOut):
         raise Internal("the load exceeds the limit of --model-load-timeout-secs") from None
+
+
+def _sequence(version: ServedVersion) -> Mapping[str, Parameter]:
+    """A sequence of one request, for a model of sequences: its scheduler adds the controls."""
+    if not version.config.HasField("sequence_batching"):
+        return {}
+    id = scheduler_tensors.controls(version.config).get(scheduler_tensors.CORRELATION_ID)
+    strings = id is not None and id.datatype is Datatype.BYTES
+    return {
+        "sequence_id": "warmup" if strings else 1, "sequence_start": True, "sequence_end": True,
+    }  # fmt: skip
 
 
 class _Sample:

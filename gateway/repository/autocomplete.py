@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import scheduler_tensors
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import Datatype, TensorSpec, fits
 from modelport.gateway.wire.proto import model_config_pb2 as pb
@@ -41,13 +42,18 @@ def complete(
         if tensors and all(t.shape and t.shape[0] == -1 for t in tensors):
             completed.max_batch_size = DEFAULT_MAX_BATCH_SIZE
     batched = completed.max_batch_size > 0
+    hidden = scheduler_tensors.declared(config)
+    scheduled = {t.name for t in (*hidden.input, *hidden.output)}
     for declared, actual in ((completed.input, inputs), (completed.output, outputs)):
         if not declared:
             for tensor in actual:
-                declare(declared.add(), tensor, batched)
-    _check("input", completed, completed.input, inputs)
-    _check("output", completed, completed.output, outputs)
-    taken = {t.name for t in completed.input}
+                if tensor.name not in scheduled:
+                    declare(declared.add(), tensor, batched)
+    scheduler_tensors.check_batch_tensors(completed)
+    full = scheduler_tensors.declared(completed)
+    _check("input", full, full.input, inputs)
+    _check("output", full, full.output, outputs)
+    taken = {t.name for t in full.input}
     for tensor in inputs:
         if tensor.name not in taken:
             raise InvalidArgument(
@@ -63,11 +69,13 @@ def declared(
 
     For artifacts that do not declare all of them.
     """
-    signature = configuration.signature(config)
+    signature = configuration.signature(scheduler_tensors.declared(config))
     batch = (-1,) if signature.max_batch_size else ()
+    flat = scheduler_tensors.flat(config)
 
     def tensors(specs: Sequence[TensorSpec]) -> dict[str, ArtifactTensor]:
-        return {s.name: ArtifactTensor(s.name, s.datatype, (*batch, *s.model_dims)) for s in specs}
+        shapes = {s.name: (-1,) if s.name in flat else (*batch, *s.model_dims) for s in specs}
+        return {s.name: ArtifactTensor(s.name, s.datatype, shapes[s.name]) for s in specs}
 
     return tensors(signature.inputs), tensors(signature.outputs)
 
@@ -106,6 +114,7 @@ def _check(
 ) -> None:
     batch = [-1] if config.max_batch_size > 0 else []
     known = {tensor.name: tensor for tensor in actual}
+    flat = scheduler_tensors.flat(config)
     for declaration in declared:
         where = f"{kind} '{declaration.name}'"
         if declaration.name not in known:
@@ -120,6 +129,9 @@ def _check(
                 f"the configuration declares {where} as {stated}, but the model has "
                 f"TYPE_{'STRING' if tensor.datatype is Datatype.BYTES else tensor.datatype}"
             )
+        if declaration.name in flat:
+            _check_flat(where, tensor)
+            continue
         dims = declaration.reshape.shape if declaration.HasField("reshape") else declaration.dims
         shape = [*batch, *dims]
         if not tensor.shape and (kind == "output" or not declaration.HasField("reshape")):
@@ -135,3 +147,12 @@ def _check(
                 f"the configuration declares {where} with shape {shape}, but the model has "
                 f"{list(tensor.shape)}"
             )
+
+
+def _check_flat(where: str, tensor: ArtifactTensor) -> None:
+    """Check a tensor whose one dimension is that of all elements of a batch."""
+    if tensor.shape and not fits((-1,), tensor.shape):
+        raise InvalidArgument(
+            f"{where} is ragged or of a batch, so the model must have it with shape [-1], but has "
+            f"{list(tensor.shape)}; remove 'allow_ragged_batch', or export it so"
+        )

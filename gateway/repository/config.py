@@ -31,7 +31,7 @@ from modelport.gateway.backend_registry import PLATFORMS as PLATFORMS
 from modelport.gateway.backend_registry import Platform as Platform
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.extensions import ExtensionError
-from modelport.gateway.repository import config_schema, padding
+from modelport.gateway.repository import padding
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from modelport.gateway.wire.proto import model_config_pb2 as pb
 
@@ -42,10 +42,13 @@ FILENAME = "config.pbtxt"
 ENSEMBLE = "ensemble"
 #: The folder of the inputs of warm-up requests.
 WARMUP = "warmup"
+#: The folder of the initial states of sequences.
+INITIAL_STATE = "initial_state"
 #: Queued requests of a model version, or of each of its priority levels: ``max_queue_size`` if the
 #: configuration leaves it at 0.
 DEFAULT_MAX_QUEUE_SIZE = 4096
-
+#: Triton's ``max_sequence_idle_microseconds`` of a configuration that leaves it at 0.
+DEFAULT_SEQUENCE_IDLE_MICROSECONDS = 1_000_000
 
 _PREFIX = "TYPE_"
 MAX_SIZE_DIGITS = 18
@@ -148,8 +151,6 @@ def complete(config: ModelConfig, name: str) -> ModelConfig:
             "equal model name"
         )
     completed.name = name
-    if completed.HasField("sequence_batching"):
-        raise config_schema.refusal("sequence_batching", name)
     if completed.max_batch_size < 0:
         raise InvalidArgument(f"'max_batch_size' must be non-negative value for '{name}'")
     if not completed.HasField("version_policy"):
@@ -182,6 +183,11 @@ def complete(config: ModelConfig, name: str) -> ModelConfig:
                 f"'count' of instance group '{group.name}' must be positive, not {group.count}"
             )
         group.count = group.count or 1
+    if completed.HasField("sequence_batching"):
+        sequences = completed.sequence_batching
+        sequences.max_sequence_idle_microseconds = (
+            sequences.max_sequence_idle_microseconds or DEFAULT_SEQUENCE_IDLE_MICROSECONDS
+        )
     return completed
 
 
@@ -255,11 +261,14 @@ def _extension_platform(config: ModelConfig) -> Platform | None:
 
 
 def companions(config: ModelConfig) -> list[PurePosixPath]:
-    """The files beside ``config.pbtxt`` that it refers to: labels and warm-up inputs."""
+    """The files beside ``config.pbtxt`` that it refers to: labels, warm-up inputs and states."""
     names = {PurePosixPath(output.label_filename) for output in config.output}
     for warmup in config.model_warmup:
         files = (each.input_data_file for each in warmup.inputs.values())
         names |= {PurePosixPath(WARMUP, file) for file in files if file}
+    for state in config.sequence_batching.state:
+        initial = (each.data_file for each in state.initial_state)
+        names |= {PurePosixPath(INITIAL_STATE, file) for file in initial if file}
     return sorted(names - {PurePosixPath()})
 
 

@@ -68,6 +68,57 @@ READ: Mapping[str, str] = {
             ("max_queue_size", "most requests that wait"),
         )
     },
+    **{
+        f"sequence_batching.{path}": effect
+        for path, effect in (
+            ("max_sequence_idle_microseconds", "a sequence without requests ends after this time"),
+            ("direct.max_queue_delay_microseconds", "wait for requests of other slots"),
+            (
+                "direct.minimum_slot_utilization",
+                "share of slots with a request; then none waits",
+            ),
+            ("oldest.max_candidate_sequences", "sequences of an instance at a time; others wait"),
+            ("oldest.preferred_batch_size", "batches that run without a further wait"),
+            ("oldest.max_queue_delay_microseconds", "wait for requests of other sequences"),
+            ("oldest.preserve_ordering", "responses in the order of the requests"),
+            ("control_input.name", "input of the model that gets the control"),
+            ("control_input.control.kind", "what the control tells: START, END, READY or CORRID"),
+            ("control_input.control.int32_false_true", "values of an INT32 control"),
+            ("control_input.control.fp32_false_true", "values of an FP32 control"),
+            ("control_input.control.bool_false_true", "values of a BOOL control"),
+            ("control_input.control.data_type", "datatype of the correlation id"),
+            ("state.input_name", "input of the model that gets the state"),
+            ("state.output_name", "output of the model with the next state"),
+            ("state.data_type", "datatype of the state"),
+            ("state.dims", "shape without the batch dimension; -1 is any size, first 1"),
+            ("state.initial_state.data_type", "that of the state"),
+            ("state.initial_state.dims", "shape of the first value"),
+            ("state.initial_state.zero_data", "zeros"),
+            ("state.initial_state.data_file", "a file in the folder `initial_state`"),
+            ("state.initial_state.name", "names the first value; must be set"),
+        )
+    },
+    "input.allow_ragged_batch": (
+        "joins the elements of requests of any shapes in one dimension; a Python model gets each "
+        "request by itself"
+    ),
+    **{
+        f"batch_{side}.{path}": effect
+        for side, kind, target in (
+            ("input", "value that the gateway makes for each batch", "input of the model"),
+            (
+                "output",
+                "`BATCH_SCATTER_WITH_INPUT_SHAPE`: splits by the shapes of an input",
+                "output",
+            ),
+        )
+        for path, effect in (
+            ("kind", kind),
+            ("target_name", target),
+            ("source_input", "input whose shapes count"),
+        )
+    },
+    "batch_input.data_type": "`TYPE_INT32` or `TYPE_FP32`",
     "ensemble_scheduling.step.model_name": "model of the step",
     "ensemble_scheduling.step.model_version": "version of that model; -1: the default one",
     "ensemble_scheduling.step.input_map{}": "the ensemble's tensor for an input of the model",
@@ -98,9 +149,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "input.is_non_linear_format_io": _TENSORRT,
     "output.is_shape_tensor": _TENSORRT,
     "output.is_non_linear_format_io": _TENSORRT,
-    "input.allow_ragged_batch": (
-        "requests of different shapes run in different batches, except in Python models"
-    ),
+    "sequence_batching.state.use_same_buffer_for_input_output": "only a GPU's memory is shared",
     "optimization.priority": _TENSORRT,
     "optimization.cuda": _TENSORRT,
     "optimization.input_pinned_memory": _CUDA,
@@ -116,12 +165,12 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "model_metrics": "histograms have fixed buckets",
 }
 
-_RAGGED = "batches of ragged inputs are not made; export the model without them"
 #: Path → remedy.
 REFUSED: Mapping[str, str] = {
-    "sequence_batching": "serve the model from Triton, with a route",
-    "batch_input": _RAGGED,
-    "batch_output": _RAGGED,
+    "sequence_batching.iterative_sequence": (
+        "requests are not rescheduled; serve the model from Triton, with a route"
+    ),
+    "sequence_batching.state.use_growable_memory": "it is memory of a GPU; remove it",
     "ensemble_scheduling.step.model_namespace": "models have one namespace; remove it",
     "instance_group.secondary_devices": "no backend has any; remove it",
     "instance_group.passive": "every instance takes requests; remove it",
@@ -322,8 +371,6 @@ def refusal(path: str, model: str) -> InvalidArgument:
 def without_effect(config: Any) -> list[tuple[str, str]]:
     """The fields and parameters of ``config`` that have no effect here, and the reasons."""
     found = {*_paths(config)}
-    if config.backend == _CODE:
-        found.discard("input.allow_ragged_batch")
     fields = [(path, reason) for path, reason in WITHOUT_EFFECT.items() if path in found]
     table = _table(config).without_effect
     return fields + [(key, table[key]) for key in sorted(config.parameters) if key in table]

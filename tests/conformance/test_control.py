@@ -55,6 +55,7 @@ def test_the_server_names_what_works_and_nothing_else(control: ControlCaller) ->
         "version": __version__,
         "extensions": [
             "classification",
+            "sequence",
             "model_repository",
             "model_repository(unload_dependents)",
             "schedule_policy",

@@ -70,6 +70,7 @@ def test_the_server_document(connection: KeptConnection) -> None:
         "version": __version__,
         "extensions": [
             "classification",
+            "sequence",
             "model_repository",
             "model_repository(unload_dependents)",
             "schedule_policy",

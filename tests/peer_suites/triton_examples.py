@@ -36,16 +36,6 @@ NOT_APPLICABLE = {
 }
 _VULTURES = "densenet_onnx is a model that sees a vulture in every picture, not the trained one"
 CHANGED_SETUP = {"image_client.py": _VULTURES, "grpc_image_client.py": _VULTURES}
-_NO_SEQUENCES = "sequence batching is not implemented"
-NOT_SUPPORTED = dict.fromkeys(
-    (
-        "simple_http_sequence_sync_infer_client.py",
-        "simple_grpc_sequence_sync_infer_client.py",
-        "simple_grpc_sequence_stream_infer_client.py",
-        "simple_grpc_aio_sequence_stream_infer_client.py",
-    ),
-    _NO_SEQUENCES,
-)
 
 
 def _vulture(path: Path) -> None:
@@ -141,6 +131,5 @@ SUITE = Suite(
     requirements=REQUIREMENTS,
     run=run,
     not_applicable=NOT_APPLICABLE,
-    not_supported=NOT_SUPPORTED,
     changed_setup=CHANGED_SETUP,
 )

@@ -22,6 +22,7 @@ from tests.peer_suites.triton_examples import REQUIREMENTS
 from tests.peer_suites.triton_models import SERVER
 from tests.peer_suites.triton_python_models import PYTHON_BACKEND
 from tests.peer_suites.triton_python_stages import STAGES as PYTHON_STAGES
+from tests.peer_suites.triton_sequences import STAGES as SEQUENCE_STAGES
 from tests.peer_suites.triton_stages import STAGES, Stage
 
 #: Suites of their own, by the beginning of their files; the first takes half of the time.
@@ -35,7 +36,7 @@ def _part(file: str) -> str:
 
 def run(bench: Bench, part: str) -> Iterator[SuiteOutcome]:
     qa = bench.copy(SERVER, "qa") / "qa"
-    for number, stage in enumerate((*STAGES, *PYTHON_STAGES)):
+    for number, stage in enumerate((*STAGES, *SEQUENCE_STAGES, *PYTHON_STAGES)):
         if _part(stage.file) != part or not bench.wanted(stage.file):
             continue
         root = bench.work / "models" / str(number)

@@ -56,6 +56,10 @@ def slow_floats(bench: Bench, root: Path) -> None:
 def slow_batches(bench: Bench, root: Path) -> None:
     batching = "dynamic_batching { max_queue_delay_microseconds: 600000 }"
     _echo(root, "dynamic_batch", "FP32", 2, 6000, batching)
+    for name, strategy in (("direct", ""), ("oldest", "max_candidate_sequences: 1")):
+        sequences = f"{name} {{ {strategy} }} max_sequence_idle_microseconds: 6000000"
+        more = f"sequence_batching {{ {sequences} }}"
+        _echo(root, f"sequence_{name}", "FP32", 1, 6000, more)
     (root / "ensemble_model" / "1").mkdir(parents=True)
     step = (
         'step {{ model_name: "dynamic_batch" model_version: -1\n'
@@ -133,7 +137,10 @@ def pending(bench: Bench, root: Path) -> None:
     triton_models.copy(metrics, root, "ensemble_delay", "identity_delay")
     (root / "ensemble_delay").rename(root / "ensemble")
     batching = "dynamic_batching {{ max_queue_delay_microseconds: 100000 {} }}\n"
+    sequences = "sequence_batching {{ {} {{ max_queue_delay_microseconds: 100000 {} }} }}\n"
     for new, more in (
+        ("sequence_direct", sequences.format("direct", "minimum_slot_utilization: 1.0")),
+        ("sequence_oldest", sequences.format("oldest", "max_candidate_sequences: 4")),
         ("default", ""),
         ("dynamic", batching.format("")),
         ("max_queue_size", batching.format("default_queue_policy { max_queue_size: 4 }")),

@@ -354,10 +354,7 @@ STAGES = (
         *("L0_metrics/metrics_config_test.py", schedules.counted, _cache_of(1048576)),
         select="cache_counters_exist",
     ),
-    Stage(
-        *("L0_metrics/metrics_queue_size_test.py", schedules.pending),
-        select="not sequence",
-    ),
+    Stage("L0_metrics/metrics_queue_size_test.py", schedules.pending),
     Stage(_SHM, schedules.slow_simple, SHARED, "Unregister and http", "", _TYPE_HTTP, alone="::"),
     Stage(_SHM, schedules.slow_simple, SHARED, "Unregister and grpc", "", _TYPE_GRPC, alone="::"),
     Stage("L0_http/http_request_many_chunks.py", models.simple),

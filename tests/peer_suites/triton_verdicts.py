@@ -27,6 +27,7 @@ _READINESS = "L0_backend_python/model_readiness/test_model_readiness.py"
 _SCHEDULERS = "L0_request_cancellation/scheduler_test.py::TestScheduler"
 _QUEUE = "L0_model_queue/model_queue_test.py::ModelQueueTest"
 _METRICS = "L0_metrics/metrics_config_test.py::MetricsConfigTest"
+_SEQUENCE = "L0_sequence_batcher/sequence_batcher_test.py::SequenceBatcherTest"
 _ENSEMBLE = "L0_simple_ensemble/ensemble_test.py::EnsembleTest"
 
 
@@ -130,6 +131,27 @@ NOT_APPLICABLE = {
         f"{_TENSORRT}: the platform's name"
     ),
     f"{_LIFE}::test_shutdown_with_live_connection": _LOG,
+    **_each(
+        _CODE,
+        *("L0_", "sequence_stress", "dyna_implicit_state"),
+        *("lifecycle/lifecycle_test.py::LifeCycleTest::test_shutdown_sequence",),
+        "batcher/batcher_test.py::BatcherTest::test_multi_batch_different_shape_allow",
+        "dyna_sequence_batcher/dyna_sequence_batcher_test.py::DynaSequenceBatcherTest"
+        "::test_multi_sequence_different_shape_allow",
+        "implicit_state/implicit_state.py::ImplicitStateTest::test_implicit",
+        *(
+            f"implicit_state/implicit_state.py::ImplicitStateTest::test_{name}"
+            for name in ("no_implicit_state", "no_update", "wrong_implicit_state_name")
+        ),
+    ),
+    "L0_request_cancellation/implicit_state_test.py": _DATA,
+    **_each(
+        _DELAYED,
+        *(f"{_SEQUENCE}::test_", "backlog", "half_batch", "skip_batch", "full_batch", "ragged"),
+        "queue_delay",
+    ),
+    "L0_sequence_corrid_batcher/sequence_corrid_batcher_test.py::SequenceCorrIDBatcherTest"
+    "::test_skip_batch": _DELAYED,
 }
 
 #: Tests that apply, and that this project does not run yet.
@@ -159,32 +181,21 @@ NOT_RUN = {
     ),
 }
 
-_SEQUENCES = "sequence batching"
+_RESCHEDULING = "requests that are rescheduled (iterative_sequence, set_release_flags)"
 _TRACE = "trace settings"
 _LOG_SETTINGS = "log settings"
-_RAGGED = "ragged batches (allow_ragged_batch, batch_input)"
 _CHOSEN = "a choice of metrics (--metrics-config)"
 NOT_SUPPORTED = {
-    **_each(
-        _SEQUENCES,
-        *("L0_", "sequence_batcher", "sequence_corrid_batcher", "sequence_stress"),
-        *("dyna_sequence_batcher", "dyna_implicit_state", "implicit_state"),
-        *("iterative_sequence", "request_cancellation/implicit_state_test.py"),
-        "torch_aoti/torch_aoti_infer_test.py::TorchAotiSequenceTest",
-        "metrics/metrics_queue_size_test.py::MetricsPendingRequestCountTest::test_sequence",
-    ),
-    **_each(_SEQUENCES, f"{_SCHEDULERS}::test_", "direct_seq", "oldest_seq", "sequence"),
-    f"{_LIFE}::test_shutdown_sequence": _SEQUENCES,
-    f"{_ENSEMBLE}::test_ensemble_sequence_flags": _SEQUENCES,
+    "L0_iterative_sequence": _RESCHEDULING,
     **_each(
         "errors that end a stream (metadata triton_grpc_error)",
         *(f"{_PY_LIFE}::test_triton_grpc_error_", "decoupled_delayed", "error_on"),
     ),
     "L0_backend_python/model_control/model_control_test.py::ModelIDValidationTest": "model "
     "files sent in a request",
-    "L0_backend_python/request_rescheduling": _SEQUENCES,
+    "L0_backend_python/request_rescheduling": _RESCHEDULING,
     "L0_backend_python/test_infer_shm_leak.py::TestInferShmLeak::test_shm_leak "
-    "[bls_request_rescheduling]": _SEQUENCES,
+    "[bls_request_rescheduling]": _RESCHEDULING,
     "L0_backend_python/python_based_backends": "python-based backends (a backend's folder with "
     "model.py)",
     "L0_trace": _TRACE,
@@ -192,16 +203,9 @@ NOT_SUPPORTED = {
     **_each(_TRACE, f"{_GRPC_AIO}::test_", "get_trace_settings", "update_trace_settings"),
     "L0_logging/logging_endpoint_test.py": _LOG_SETTINGS,
     **_each(_LOG_SETTINGS, f"{_GRPC_AIO}::test_", "get_log_settings", "update_log_settings"),
-    "L0_batch_input": _RAGGED,
     "L0_rate_limiter": "the rate limiter (--rate-limit)",
-    **_each(
-        "models of sequences do not load, so the server is not ready (sequence batching)",
-        *("L0_", "http/python_http_aio_test.py::TestHttpAioClient::test_is_server_ready"),
-        "grpc/python_grpc_aio_test.py::TestGrpcAioClient::test_is_server_ready",
-    ),
     "L0_torch_aoti": "unsigned archives of AOTInductor, native code (--allow-native-code loads it)",
     "L0_large_payload/large_payload_test.py": "tensors of 1.9 GB",
-    f"{_BATCHER}::test_multi_batch_different_shape_allow": _RAGGED,
     "L0_model_namespacing": "two models of one name (--model-namespacing)",
     f"{_METRICS}::test_model_namespacing_label_with_namespace_on": "--model-namespacing",
     "L0_metrics/histogram_metrics_test.py": _CHOSEN,

@@ -32,14 +32,13 @@ from modelport.gateway.errors import (
     Unsupported,
     reason_of,
 )
-from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import scheduler_tensors
 from modelport.gateway.repository.artifact_checks import trial_load
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.runtime.background_thread import BackgroundThread
 from modelport.gateway.types import (
-    NUMPY_DTYPES,
     Answer,
     Array,
     Deadline,
@@ -48,7 +47,6 @@ from modelport.gateway.types import (
     ModelSignature,
     Tensor,
     TensorSpec,
-    fits,
 )
 
 log = structlog.get_logger("modelport.backends")
@@ -105,44 +103,6 @@ class ModelSession(Protocol):
         """Free all resources; called when no run is active."""
 
 
-def serve(
-    artifact: Artifact,
-    session: ModelSession,
-    config: ModelConfig | None = None,
-    warmup_repeats: int = 1,
-) -> EmbeddedBackend:
-    """Make a warm backend of ``session``, and close the session on failure or unload.
-
-    Args:
-        config: replaces the artifact's configuration.
-        warmup_repeats: as for ``warmup.warm``.
-
-    Raises:
-        InvalidArgument: the session contradicts the configuration.
-        Unsupported: an answer depends on earlier requests.
-    """
-    given = artifact.config if config is None else config
-    try:
-        completed = autocomplete.complete(given, session.inputs, session.outputs)
-        backend = EmbeddedBackend(artifact, session, completed)
-    except BaseException:
-        session.close()
-        raise
-    try:
-        first = backend.warm(warmup_repeats)
-        if first is not None and not given.output:
-            ranks = {tensor.name: tensor.data.ndim for tensor in first.outputs}
-            backend.adopt(autocomplete.with_ranks(completed, ranks))
-        elif first is not None:
-            _check_outputs(first, completed)
-        backend.checks_shapes = True
-        backend.check_independence(str(artifact.config.default_model_filename))
-    except BaseException:
-        backend.unload()
-        raise
-    return backend
-
-
 class EmbeddedBackend:
     """An ``Infer`` over one session. Tensors have the model's own shapes."""
 
@@ -176,7 +136,7 @@ class EmbeddedBackend:
     def adopt(self, config: ModelConfig) -> None:
         """Use ``config`` as the model's configuration."""
         self.config = config
-        self._signature = configuration.signature(config)
+        self._signature = configuration.signature(scheduler_tensors.declared(config))
         self._batched = self._signature.max_batch_size > 0
         self._outputs = {spec.name: _OutputShape(spec) for spec in self._signature.outputs}
         self._output_names = list(self._outputs)
@@ -211,6 +171,12 @@ class EmbeddedBackend:
     def check_independence(self, file: str) -> None:
         """Raise ``Unsupported`` if answers depend on earlier requests, unless they are random."""
         assert self._session is not None
+        if self._session.state and self.config.HasField("sequence_batching"):
+            raise Unsupported(
+                f"'{file}' keeps state itself, which is reset before each request, so a sequence "
+                "would not find it again; export the model with its state as an input and an "
+                "output, and declare both as 'state' of 'sequence_batching'"
+            )
         if self._session.state:
             log.warning(
                 "the model keeps state, which is reset before each request",
@@ -288,25 +254,6 @@ class _OutputShape:
 
 def _unloaded(names: Sequence[str], inputs: dict[str, Array]) -> Sequence[Array]:
     raise Internal("the model is unloaded")
-
-
-def _check_outputs(response: InferResponse, config: ModelConfig) -> None:
-    """Compare the model's real outputs with the configuration; some runtimes do not declare them.
-
-    Raises:
-        InvalidArgument: the datatype, rank or a fixed size differs.
-    """
-    signature = configuration.signature(config)
-    specs = {spec.name: spec for spec in signature.outputs}
-    batch = [-1] if signature.max_batch_size else []
-    for tensor in response.outputs:
-        spec, shape = specs[tensor.name], tensor.data.shape
-        wanted = [*batch, *spec.model_dims]
-        if not fits(shape, wanted) or tensor.data.dtype != NUMPY_DTYPES[spec.datatype]:
-            raise InvalidArgument(
-                f"the configuration declares output '{spec.name}' as {spec.datatype} with shape "
-                f"{wanted}, but the model returns {tensor.data.dtype} with shape {list(shape)}"
-            )
 
 
 class SessionPool:

@@ -13,7 +13,7 @@ import torch
 from executorch.runtime import Runtime, Verification
 
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import embedded_backend, placement
+from modelport.gateway.backends.embedded import embedded_backend, placement, serving
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend, SessionPool
 from modelport.gateway.backends.embedded.native_output import filtered_stderr
 from modelport.gateway.errors import InvalidArgument
@@ -49,7 +49,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         content = path.read_bytes()
         count = configuration.instance_count(config)
         sessions = [ExecutorchSession(content, path, config) for _ in range(count)]
-    return embedded_backend.serve(artifact, SessionPool(sessions), config)
+    return serving.serve(artifact, SessionPool(sessions), config)
 
 
 class ExecutorchSession:

@@ -15,7 +15,12 @@ import onnxruntime as ort
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import embedded_backend, onnxruntime_options, placement
+from modelport.gateway.backends.embedded import (
+    embedded_backend,
+    onnxruntime_options,
+    placement,
+    serving,
+)
 from modelport.gateway.backends.embedded.embedded_backend import Compute, EmbeddedBackend
 from modelport.gateway.errors import Internal, InvalidArgument, Unsupported
 from modelport.gateway.repository.artifact_checks import onnx_guard
@@ -47,7 +52,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     with embedded_backend.opening(artifact):  # names may be no valid text
         file, encoding = embedded_backend.artifact_file(artifact), _encoding(artifact)
         opened = OnnxRuntimeSession(session, file, encoding, {i.name for i in config.input})
-    return embedded_backend.serve(artifact, opened, config)
+    return serving.serve(artifact, opened, config)
 
 
 def _encoding(artifact: Artifact) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import embedded_backend, placement
+from modelport.gateway.backends.embedded import embedded_backend, placement, serving
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend, SessionPool
 from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.repository import config as configuration
@@ -87,7 +87,7 @@ def _load(artifact: Artifact, path: Path) -> EmbeddedBackend:
         )
         batch = config.max_batch_size if fixed else 0
         sessions = [OpenVinoSession(compiled, kinds, declared, batch) for _ in range(count)]
-    return embedded_backend.serve(artifact, SessionPool(sessions), config)
+    return serving.serve(artifact, SessionPool(sessions), config)
 
 
 def _properties(config: ModelConfig, threads: int, count: int) -> dict[str, Any]:

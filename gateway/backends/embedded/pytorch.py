@@ -25,7 +25,7 @@ import torch
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import embedded_backend, placement
+from modelport.gateway.backends.embedded import embedded_backend, placement, serving
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
 from modelport.gateway.backends.embedded.pytorch_archives import (
     Forward,
@@ -134,7 +134,7 @@ def _load(artifact: Artifact, archive: Archive, kind: Kind, gpu: int | None) -> 
         if signature is None:
             inputs, outputs = _in_order(opened.forward, inputs, outputs)
     session = TorchModuleSession(opened, inputs, outputs, device, config)
-    return embedded_backend.serve(artifact, session, config, WARMUP_REPEATS)
+    return serving.serve(artifact, session, config, WARMUP_REPEATS)
 
 
 def _check(archive: Archive, kind: Kind, native: bool) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import embedded_backend, placement
+from modelport.gateway.backends.embedded import embedded_backend, placement, serving
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
 from modelport.gateway.backends.embedded.native_output import (
     TENSORFLOW_ENVIRONMENT,
@@ -98,7 +98,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     except ModelportError:
         _free(session, graph)
         raise
-    backend = embedded_backend.serve(artifact, opened, opened.declared(config))
+    backend = serving.serve(artifact, opened, opened.declared(config))
     try:
         named = opened.named(config, backend.config)
         backend.serve_signatures(

@@ -16,7 +16,7 @@ import numpy as np
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.embedded import embedded_backend, placement
+from modelport.gateway.backends.embedded import embedded_backend, placement, serving
 from modelport.gateway.backends.embedded.embedded_backend import (
     Compute,
     EmbeddedBackend,
@@ -69,7 +69,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
                 for _ in range(configuration.instance_count(config))
             ]
     pool = SessionPool(sessions)
-    backend = embedded_backend.serve(artifact, pool, config)
+    backend = serving.serve(artifact, pool, config)
     if not config.input:  # a declared shape binds every dialect
         backend.serve_signatures({wanted: _any_shape(pool)}, {wanted: _of_any_shape(pool)}, b"")
     return backend

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import copy
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from modelport.gateway.types import (
     Deadline,
     InferRequest,
     InferResponse,
+    Parameter,
     Tensor,
     TensorSpec,
     finished,
@@ -233,7 +234,7 @@ class GraphBackend:
                 outputs.append(self._output(self._outputs[name], tensor))
             elif not self.config.model_transaction_policy.decoupled:
                 raise Internal(f"{self._where}, no model returned '{name}'")
-        return InferResponse(self._name, self._version, outputs)
+        return InferResponse(self._name, self._version, outputs, parameters=_sequence(request))
 
     def _output(self, spec: TensorSpec, tensor: Tensor) -> Tensor:
         """``tensor``, unless its model has been reloaded with another signature."""
@@ -267,10 +268,10 @@ class GraphBackend:
         where, answered = self._where, isinstance(error, ModelAnswered)
         if self._graph.kind != ENSEMBLE:
             message = f"{where}, step '{step.name}': {error}"
-        elif answered:
-            message = f"{where}, {error}"
+        elif isinstance(error, NotFound) and not answered:
+            message = f"{where}: {error}"
         else:
-            message = f"{where}: {error}" if isinstance(error, NotFound) else str(error)
+            message = f"{where}, {error}"
         if isinstance(error, NotFound) and not answered:
             return Unavailable(message)
         explained = copy.copy(error)
@@ -279,3 +280,12 @@ class GraphBackend:
 
     def unload(self) -> None:
         """Nothing to free; the models of the steps are not the graph's."""
+
+
+def _sequence(request: InferRequest) -> Mapping[str, Parameter]:
+    """The parameters of the response to a request of a sequence, as in Triton."""
+    given = request.parameters
+    if not given.get("sequence_id"):
+        return {}
+    flags = {key: bool(given.get(key)) for key in ("sequence_start", "sequence_end")}
+    return {"sequence_id": given["sequence_id"], **flags}

@@ -20,6 +20,7 @@ from google.protobuf import json_format
 
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact, Execution
+from modelport.gateway.backends.capabilities import BoundInstance
 from modelport.gateway.backends.python import environment
 from modelport.gateway.backends.python.calls import CALLERS
 from modelport.gateway.backends.python.codec import ResponseDecoder
@@ -257,12 +258,13 @@ class PythonBackend:
         requests: Sequence[InferRequest],
         deadlines: Sequence[Deadline],
         replies: Sequence[asyncio.Future[InferResponse]],
+        instance: Instance | None = None,
     ) -> list[InferResponse | ModelportError]:
         """Run requests as one batch: the model gets each by itself, and may fail some."""
         batch = [self._pending(*each) for each in zip(requests, deadlines, strict=True)]
         for pending, reply in zip(batch, replies, strict=True):
             reply.add_done_callback(partial(self._withdrawn, pending))
-        self._enter(batch)
+        self._enter(batch, instance)
         outcomes: list[InferResponse | ModelportError] = []
         try:
             for pending in batch:
@@ -281,10 +283,10 @@ class PythonBackend:
             self._abandon(pending)
 
     async def stream(
-        self, request: InferRequest, deadline: Deadline
+        self, request: InferRequest, deadline: Deadline, instance: Instance | None = None
     ) -> AsyncGenerator[InferResponse, None]:
         pending = self.open(request, deadline)
-        self._enter([pending])
+        self._enter([pending], instance)
         async with aclosing(self.responses(pending)) as responses:
             async for response in responses:
                 yield response
@@ -323,7 +325,30 @@ class PythonBackend:
             raise TimedOut
         return PendingRequest(request, deadline, self._host.loop.create_future(), self._abandon)
 
-    def _enter(self, batch: list[PendingRequest]) -> None:
+    def bound_instances(self) -> list[BoundInstance]:
+        return [
+            BoundInstance(
+                partial(self._infer_at, each),
+                partial(self.stream, instance=each),
+                partial(self.infer_together, instance=each),
+                partial(getattr, each, "generation"),
+            )
+            for each in self._instances
+        ]
+
+    def _infer_at(self, instance: Instance, request: InferRequest, deadline: Deadline) -> Answer:
+        pending = self._pending(request, deadline)
+        self._enter([pending], instance)
+        return pending
+
+    def _enter(self, batch: list[PendingRequest], bound: Instance | None = None) -> None:
+        if bound is not None:
+            if not bound.ready:
+                raise Unavailable(bound.problem or f"instance '{bound.name}' is being restarted")
+            for pending in batch:
+                pending.bound = True
+            bound.run(batch)
+            return
         if not self._queue:
             instance = self._free()
             if instance is not None:
@@ -377,7 +402,9 @@ class PythonBackend:
     def lost(self, instance: Instance, waiting: Sequence[PendingRequest]) -> None:
         for pending in reversed(waiting):
             pending.instance = None
-            if not pending.abandoned_at:
+            if pending.bound:
+                pending.settle(Unavailable(f"instance '{instance.name}' is being restarted"), True)
+            elif not pending.abandoned_at:
                 self._queue.appendleft([pending])
                 self._count([pending])
         if all(each.problem for each in self._instances):

@@ -29,6 +29,7 @@ from modelport.gateway.errors import (
     Unsupported,
 )
 from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import scheduler_tensors
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import (
     Datatype,
@@ -217,7 +218,7 @@ class ResponseDecoder:
 
     def __init__(self, name: str, version: int, config: ModelConfig) -> None:
         self._name, self._version = name, version
-        signature = configuration.signature(config)
+        signature = configuration.signature(scheduler_tensors.declared(config))
         self._batched = signature.max_batch_size > 0
         self._outputs = {s.name: (s.datatype, s.model_dims) for s in signature.outputs}
         self._names = tuple(self._outputs)

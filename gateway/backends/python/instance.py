@@ -94,6 +94,8 @@ class Instance:
         #: Sent requests without their last response.
         self._outstanding: dict[int, PendingRequest] = {}
         self._last = 0
+        #: The number of workers that have ended.
+        self.generation = 0
         self._strays, self._mean_seconds = 0, 0.0
         #: Whether the model calls others, which may lead to itself: such a request, if sent ahead,
         #: would wait for the one before it, and that one for its answer.
@@ -164,6 +166,7 @@ class Instance:
 
     def gone(self, reason: str) -> None:
         was_ready, self.ready, self._worker = self.ready, False, None
+        self.generation += 1
         if self._calls is not None:
             self._calls.close()
         if self._phase is not None and not self._phase.done():

@@ -26,7 +26,7 @@ class PendingRequest:
     """
 
     __slots__ = (
-        "abandon", "abandoned_at", "context", "deadline", "instance", "number", "queued",
+        "abandon", "abandoned_at", "bound", "context", "deadline", "instance", "number", "queued",
         "queued_ns", "reply", "request", "sent_at", "stream",
     )  # fmt: skip
 
@@ -47,6 +47,8 @@ class PendingRequest:
         self.queued = False
         #: Where it runs; None: it waits.
         self.instance: Instance | None = None
+        #: It can run nowhere else.
+        self.bound = False
         self.sent_at = 0.0
         #: Since when nobody waits for it; 0: somebody does.
         self.abandoned_at = 0.0

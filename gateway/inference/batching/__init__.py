@@ -1,18 +1,28 @@
-"""Dynamic batching: run requests for the same model version as one batch."""
+"""Schedulers: run requests for the same model version as one batch, and those of a sequence in
+order."""
 
 from __future__ import annotations
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Backend
 from modelport.gateway.backends.capabilities import (
+    BoundInstance,
+    StatefulBackend,
     StreamingBackend,
     StreamsTogetherBackend,
+    Together,
     TogetherBackend,
 )
-from modelport.gateway.inference.batching import dynamic_batching
+from modelport.gateway.inference.batching import dynamic_batching, sequence_batching
 from modelport.gateway.inference.batching.batcher import Batcher
+from modelport.gateway.inference.batching.execution import BatchRunner
 from modelport.gateway.inference.batching.joining import Joiner
+from modelport.gateway.inference.batching.sequence_tensors import Companion, SequenceTensors
+from modelport.gateway.inference.batching.sequences import SequenceScheduler
+from modelport.gateway.inference.batching.slots import DirectSlots, OldestSlots, StreamedSlots
 from modelport.gateway.inference.batching.stream_batcher import StreamBatcher
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import scheduler_tensors
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import Infer, InferStream, ModelSignature
@@ -36,10 +46,18 @@ def wrap(
         return backend
     if not execution.joins:
         wanted = wanted.one_by_one()
+    joiner, together = _joiner(backend, config, signature)
+    return Batcher(backend, execution, wanted, joiner, statistics, together)
+
+
+def _joiner(
+    backend: Backend, config: ModelConfig, signature: ModelSignature
+) -> tuple[Joiner, Together | None]:
+    """Join requests, or let the backend run them side by side."""
     if isinstance(backend, TogetherBackend):
-        joiner = _beside(config, signature)
-        return Batcher(backend, execution, wanted, joiner, statistics, backend.infer_together)
-    return Batcher(backend, execution, wanted, Joiner(signature, execution.parameters), statistics)
+        ragged = scheduler_tensors.ragged_inputs(config)
+        return Joiner(signature, parameters=False, ragged=ragged), backend.infer_together
+    return Joiner(signature, backend.execution.parameters), None
 
 
 def wrap_stream(
@@ -55,11 +73,47 @@ def wrap_stream(
         return None
     if wanted is None or not isinstance(backend, StreamsTogetherBackend):
         return backend.stream
-    joiner = _beside(config, signature)
+    joiner, _ = _joiner(backend, config, signature)
     return StreamBatcher(backend, backend.execution, wanted, joiner, statistics).stream
 
 
-def _beside(config: ModelConfig, signature: ModelSignature) -> Joiner:
-    """Chooses requests that a model gets side by side."""
-    ragged = frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
-    return Joiner(signature, parameters=False, ragged=ragged)
+def schedule_sequences(
+    backend: Backend, stream: InferStream, statistics: Statistics, companion: Companion
+) -> SequenceScheduler | None:
+    """Put a sequence scheduler in front of ``backend`` if its configuration asks for one, and it
+    runs here.
+
+    Raises:
+        InvalidArgument: the configuration is invalid.
+    """
+    config, execution = backend.config, backend.execution
+    settings = sequence_batching.read(config)
+    if settings is None or execution.batches:
+        return None
+    tensors = SequenceTensors(config, companion)
+    scheduler = SequenceScheduler(config.name, settings, tensors)
+    signature = configuration.signature(scheduler_tensors.declared(config))
+    joiner, together = _joiner(backend, config, signature)
+    bounds = [BoundInstance(backend, stream, together)] * settings.instances
+    if isinstance(backend, StatefulBackend):
+        bounds = [*backend.bound_instances()]
+    if config.model_transaction_policy.decoupled:
+        scheduler.owners = [StreamedSlots(scheduler, bound) for bound in bounds]
+    elif settings.oldest is None:
+        scheduler.owners = [
+            DirectSlots(
+                scheduler, bound, settings, tensors,
+                BatchRunner(bound.infer, joiner, statistics, bound.together), joiner,
+            )
+            for bound in bounds
+        ]  # fmt: skip
+    else:
+        alone = execution._replace(inline=lambda _: False) if together else execution
+        scheduler.owners = [
+            OldestSlots(
+                scheduler, bound,
+                Batcher(bound.infer, alone, settings.oldest, joiner, statistics, bound.together),
+            )
+            for bound in bounds
+        ]  # fmt: skip
+    return scheduler

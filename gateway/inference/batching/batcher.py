@@ -8,15 +8,16 @@ an instance is still busy; withdraw it if a member is cancelled first. Only the 
 from __future__ import annotations
 
 import asyncio
-import copy
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from modelport.gateway.backends.base import Execution
+from modelport.gateway.backends.capabilities import Outcome, Together
 from modelport.gateway.errors import TimedOut, Unavailable
 from modelport.gateway.inference.batching.dynamic_batching import BatchingSettings, QueuePolicy
+from modelport.gateway.inference.batching.execution import BatchRunner
 from modelport.gateway.inference.batching.joining import Joiner
 from modelport.gateway.inference.batching.queue import (
     Batch,
@@ -32,14 +33,7 @@ from modelport.gateway.types import (
     Infer,
     InferRequest,
     InferResponse,
-    finished,
 )
-
-Outcome = InferResponse | BaseException
-Replies = Sequence[asyncio.Future[InferResponse]]
-Together = Callable[
-    [Sequence[InferRequest], Sequence[Deadline], Replies], Awaitable[Sequence[Outcome]]
-]
 
 
 class Batcher:
@@ -55,12 +49,10 @@ class Batcher:
         together: Together | None = None,
     ) -> None:
         self._infer = infer
-        #: Runs a batch without joining its requests, in place of ``joiner``.
-        self._together = together
+        self._runner = BatchRunner(infer, joiner, statistics, together)
         self._execution = execution
         self._settings = settings
         self._joiner = joiner
-        self._statistics = statistics
         self._queue = RequestQueue(settings)
         self._running: set[Batch] = set()
         #: Batches submitted early that have not begun, in order. One may have begun if the end of
@@ -196,7 +188,7 @@ class Batcher:
         members = batch.members
         outcomes: Sequence[Outcome]
         try:
-            outcomes = await self._execute(members)
+            outcomes = await self._runner.run(members)
         except asyncio.CancelledError:  # every client has gone, or the backend cancelled itself
             if batch.recalled:
                 self._put_back(batch)
@@ -229,76 +221,6 @@ class Batcher:
                 self._queue.put_back(waiting)
         self._dispatch()
 
-    async def _execute(self, members: Sequence[QueuedRequest]) -> Sequence[Outcome]:
-        started = time.monotonic_ns()
-        for waiting in members:
-            waiting.request.timing.queue_ns += started - waiting.queued_ns
-        if len(members) == 1:
-            return [await self._execute_one(members[0])]
-        requests = [waiting.request for waiting in members]
-        if self._together is not None:
-            return await self._execute_beside(requests, members)
-        try:
-            return await self._execute_together(requests, _latest(members))
-        except Unavailable as error:  # not caused by a single request
-            return [copy.copy(error) for _ in members]
-        except Exception:
-            # One request may cause the error, so run each on its own.
-            return [await self._execute_one(waiting) for waiting in members]
-
-    async def _execute_one(self, waiting: QueuedRequest) -> Outcome:
-        request = waiting.request
-        if waiting.reply.done() or waiting.deadline.expired:
-            return TimedOut()
-        try:
-            response = await finished(self._infer(request, waiting.deadline))
-        except Exception as error:
-            return error
-        self._statistics.executed(waiting.size, request.timing)
-        request.timing.counted = True
-        return response
-
-    async def _execute_beside(
-        self, requests: Sequence[InferRequest], members: Sequence[QueuedRequest]
-    ) -> Sequence[Outcome]:
-        """Run a batch of a backend that takes its requests side by side."""
-        assert self._together is not None
-        try:
-            outcomes = await self._together(
-                requests,
-                [waiting.deadline for waiting in members],
-                [waiting.reply for waiting in members],
-            )
-        except Exception as error:
-            return [copy.copy(error) for _ in members]
-        size = sum(waiting.size for waiting in members)
-        self._statistics.executed(size, requests[0].timing)
-        for request in requests:
-            request.timing.counted, request.timing.batch_size = True, size
-        return outcomes
-
-    async def _execute_together(
-        self, requests: Sequence[InferRequest], deadline: Deadline
-    ) -> Sequence[InferResponse]:
-        started = time.perf_counter_ns()
-        joined = self._joiner.join(requests)
-        timing = joined.timing
-        timing.compute_input_ns = time.perf_counter_ns() - started
-        response = await finished(self._infer(joined, deadline))
-        answered = time.perf_counter_ns()
-        answers = self._joiner.split(response, joined, requests)
-        timing.compute_output_ns = time.perf_counter_ns() - answered
-        size = self._joiner.size(joined)
-        self._statistics.executed(size, timing)
-        for request in requests:
-            each = request.timing
-            each.queue_ns += timing.queue_ns
-            each.compute_input_ns += timing.compute_input_ns
-            each.compute_infer_ns += timing.compute_infer_ns
-            each.compute_output_ns += timing.compute_output_ns
-            each.counted, each.batch_size = True, size
-        return answers
-
     # -- answers ----------------------------------------------------------------------------------
 
     def _answer_in_order(self) -> None:
@@ -307,10 +229,3 @@ class Batcher:
             waiting = order.popleft()
             if waiting.outcome is not None:
                 settle(waiting.reply, waiting.outcome)
-
-
-def _latest(members: Sequence[QueuedRequest]) -> Deadline:
-    """The latest deadline of ``members``; each request also enforces its own."""
-    return max(
-        (each.deadline for each in members), key=lambda d: math.inf if d.at is None else d.at
-    )

@@ -71,5 +71,7 @@ def _parameters(parameters: Mapping[str, Parameter]) -> bytes:
     message = pb.ModelInferResponse()
     for key, value in parameters.items():
         kind = {bool: "bool", int: "int64", float: "double", str: "string"}[type(value)]
+        if kind == "int64" and value >= 1 << 63:  # type: ignore[operator]
+            kind = "uint64"  # the id of a sequence
         setattr(message.parameters[key], f"{kind}_param", value)
     return bytes(message.SerializeToString())

@@ -20,6 +20,7 @@ MAX_FILE_NAME = 255
 #: Supported extensions; shared memory is listed only if it is enabled.
 EXTENSIONS = (
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",

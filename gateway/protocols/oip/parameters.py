@@ -67,6 +67,11 @@ def check(key: str, value: Any) -> None:
 
 
 def deadline(request: InferRequest, limit: Deadline) -> Deadline:
-    """Return the earlier of ``limit`` and the request's ``timeout``, in microseconds."""
+    """Return the earlier of ``limit`` and the request's ``timeout``, in microseconds.
+
+    Of a sequence, the ``timeout`` only limits the wait for its begin, as in Triton.
+    """
     timeout = request.parameters.get("timeout")
+    if timeout and request.parameters.get("sequence_id"):
+        return limit
     return limit.earliest(int(timeout) / 1_000_000) if timeout else limit

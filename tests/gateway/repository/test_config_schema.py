@@ -8,25 +8,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import onnxruntime_options, placement
+from modelport.gateway.backends.embedded.ragged import RaggedLayout
 from modelport.gateway.backends.fake import FakeBackend
 from modelport.gateway.backends.pipeline.ensemble_check import check as check_ensemble
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.inference import image_decoding, pipeline
-from modelport.gateway.inference.batching import dynamic_batching
+from modelport.gateway.inference.batching import dynamic_batching, sequence_batching
+from modelport.gateway.inference.batching.sequence_tensors import SequenceTensors
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.models import model
 from modelport.gateway.models.model_config import read_config
-from modelport.gateway.repository import config, config_schema
+from modelport.gateway.repository import config, config_schema, scheduler_tensors
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import ModelEntry
 from modelport.gateway.repository.version_policy import VersionPolicy
 from modelport.gateway.telemetry import Statistics
+from modelport.gateway.types import Datatype, InferRequest, InferResponse, Tensor
 from modelport.gateway.wire.proto import model_config_pb2 as pb
 from tests.gateway.models.managers import World, served
 
@@ -140,8 +144,7 @@ def test_a_refused_field_fails_the_load_here_and_not_on_a_route(path: str) -> No
     entry = ModelEntry("m", Path(), config.to_text(made))
     with pytest.raises(InvalidArgument, match=f"'{path}' of 'm' is not supported"):
         read_config(entry)
-    if path != "sequence_batching":
-        assert read_config(entry, route=ModelRoute(("localhost:1",), "triton"))
+    assert read_config(entry, route=ModelRoute(("localhost:1",), "triton"))
 
 
 @pytest.mark.parametrize("path", ["instance_group.kind", "input.data_type", "batch_input.kind"])
@@ -205,6 +208,36 @@ def batching(text: str, folder: Path) -> Any:
     return dynamic_batching.read(config.parse(f"max_batch_size: 8 dynamic_batching {{ {text} }}"))
 
 
+def sequences(text: str, folder: Path) -> Any:
+    return sequence_batching.read(config.parse(f"max_batch_size: 8 sequence_batching {{ {text} }}"))
+
+
+def sequence_tensors(text: str, folder: Path) -> Any:
+    (folder / "initial_state").mkdir(parents=True, exist_ok=True)
+    (folder / "initial_state/four").write_bytes(bytes(range(4)))
+    made = config.parse(f'name: "m" sequence_batching {{ {text} }}')
+    first = SequenceTensors(made, folder.joinpath).first
+    return str(scheduler_tensors.declared(made)), {name: str(data) for name, data in first.items()}
+
+
+def ragged_batch(text: str, folder: Path) -> Any:
+    made = config.parse(tensor("input", dims="-1") + tensor("output", "y", dims="-1") + text)
+    made.max_batch_size, made.input[0].allow_ragged_batch = 8, True
+    config_schema.check(made)
+    scheduler_tensors.check_batch_tensors(made)
+    layout = RaggedLayout(made)
+    pair = [
+        InferRequest("m", [Tensor("x", Datatype.FP32, np.ones((1, size), "f4"))]) for size in (1, 3)
+    ]
+    for each in made.input[1:]:
+        pair[0].inputs.append(Tensor(each.name, Datatype.FP32, np.ones((1, 2), "f4")))
+        pair[1].inputs.append(Tensor(each.name, Datatype.FP32, np.ones((1, 2), "f4")))
+    batch = layout.join(pair)
+    flat = Tensor("y", Datatype.FP32, np.ones(4, "f4"))
+    split = layout.split(InferResponse("m", 1, [flat]), pair) if made.batch_output else []
+    return str(batch.inputs), str(split)
+
+
 def labels(text: str, folder: Path) -> Any:
     (folder / "labels.txt").write_text("cat")
     return model._labels(ModelEntry("m", folder), config.parse(text))
@@ -259,7 +292,7 @@ def entry_points(text: str, folder: Path) -> Any:
     statistics = Statistics()
     named = NamedSignatures("m", backend, statistics)
     shared = pipeline.SharedState(ResponseCache(1 << 20))
-    built = pipeline.build("m", 1, backend, named, statistics, shared)
+    built = pipeline.build("m", 1, backend, named, statistics, shared, Path)
     return type(built.infer), getattr(built.infer, "__name__", "")
 
 
@@ -293,6 +326,21 @@ POLICY = {
     "allow_timeout_override": "allow_timeout_override: true",
     "max_queue_size": "max_queue_size: 1",
 }
+CONTROL = 'control_input {{ name: "c" control {{ kind: CONTROL_SEQUENCE_{} {} }} }}'
+STATE = 'input_name: "s" output_name: "t" data_type: TYPE_INT8 dims: [4] '
+
+
+def initial(more: str = "", name: str = "i", datatype: str = "INT8", dims: str = "4") -> str:
+    first = f'data_type: TYPE_{datatype} dims: [{dims}] name: "{name}" {more}'
+    return f"{STATE} initial_state {{ {first} }}"
+
+
+WIDE = 'input { name: "z" data_type: TYPE_FP32 dims: [2] }'
+COUNT = (
+    'input {{ name: "z" data_type: TYPE_FP32 dims: [2] }} '
+    'batch_input {{ kind: {} target_name: "n" data_type: TYPE_INT32 source_input: "x" }} '
+)
+SCATTER = 'batch_output {{ target_name: "{}" source_input: "{}" }}'
 #: Field → what shows an effect, and two configurations that differ in this field alone.
 EFFECTS: dict[str, tuple[Any, str, str]] = {
     "name": (completed, 'name: "m"', 'name: "n"'),
@@ -366,6 +414,86 @@ EFFECTS: dict[str, tuple[Any, str, str]] = {
         LEVEL + field: (batching, LEVELS.format(""), LEVELS.format(text))
         for field, text in POLICY.items()
     },
+    **{
+        f"sequence_batching.{path}": (sequences, first, second)
+        for path, first, second in (
+            ("max_sequence_idle_microseconds", "", "max_sequence_idle_microseconds: 5"),
+            (
+                "direct.max_queue_delay_microseconds",
+                "direct { minimum_slot_utilization: 1 }",
+                "direct { minimum_slot_utilization: 1 max_queue_delay_microseconds: 5 }",
+            ),
+            ("direct.minimum_slot_utilization", "", "direct { minimum_slot_utilization: 1 }"),
+            ("oldest.max_candidate_sequences", "", "oldest { max_candidate_sequences: 2 }"),
+            ("oldest.preferred_batch_size", "oldest {}", "oldest { preferred_batch_size: 2 }"),
+            (
+                "oldest.max_queue_delay_microseconds",
+                *("oldest {}", "oldest { max_queue_delay_microseconds: 2 }"),
+            ),
+            ("oldest.preserve_ordering", "oldest {}", "oldest { preserve_ordering: true }"),
+        )
+    },
+    **{
+        f"sequence_batching.control_input.{path}": (
+            sequence_tensors, CONTROL.format(*first), CONTROL.format(*second)
+        )
+        for path, first, second in (
+            ("control.kind", ("START", ""), ("CORRID", "")),
+            ("control.int32_false_true", ("START", ""), ("START", "int32_false_true: [0, 1]")),
+            ("control.fp32_false_true", ("START", ""), ("START", "fp32_false_true: [0, 1]")),
+            ("control.bool_false_true", ("START", ""), ("START", "bool_false_true: [false, true]")),
+            (
+                "control.data_type",
+                *(("CORRID", "data_type: TYPE_INT32"), ("CORRID", "data_type: TYPE_STRING")),
+            ),
+        )
+    },
+    "sequence_batching.control_input.name": (
+        sequence_tensors, "control_input {}", 'control_input { name: "c" }'
+    ),
+    **{
+        f"sequence_batching.state.{path}": (
+            sequence_tensors, f"state {{ {first} }}", f"state {{ {second} }}"
+        )
+        for path, first, second in (
+            ("input_name", STATE, STATE.replace('"s"', '"u"')),
+            ("output_name", STATE, STATE.replace('"t"', '"u"')),
+            ("data_type", STATE, STATE.replace("INT8", "BOOL")),
+            ("dims", STATE, STATE.replace("[4]", "[2]")),
+            ("initial_state.data_type", initial(), initial(datatype="INT16")),
+            ("initial_state.dims", initial(), initial(dims="2")),
+            ("initial_state.name", initial(name=""), initial()),
+            ("initial_state.zero_data", initial(), initial("zero_data: true")),
+            (
+                "initial_state.data_file",
+                *(initial("zero_data: true"), initial('data_file: "four"')),
+            ),
+        )
+    },
+    "input.allow_ragged_batch": (
+        ragged_batch, WIDE, WIDE.replace('"z"', '"z" allow_ragged_batch: true')
+    ),
+    "batch_input.kind": (
+        ragged_batch, COUNT.format("BATCH_ELEMENT_COUNT"),
+        COUNT.format("BATCH_ACCUMULATED_ELEMENT_COUNT"),
+    ),
+    "batch_input.target_name": (
+        ragged_batch, COUNT.format("BATCH_ELEMENT_COUNT"),
+        COUNT.replace('"n"', '"m"').format("BATCH_ELEMENT_COUNT"),
+    ),
+    "batch_input.data_type": (
+        ragged_batch, COUNT.format("BATCH_ELEMENT_COUNT"),
+        COUNT.replace("INT32", "FP32").format("BATCH_ELEMENT_COUNT"),
+    ),
+    "batch_input.source_input": (
+        ragged_batch, COUNT.format("BATCH_ELEMENT_COUNT"),
+        COUNT.replace('source_input: "x"', 'source_input: "z"').format("BATCH_ELEMENT_COUNT"),
+    ),
+    "batch_output.kind": (
+        ragged_batch, SCATTER.format("y", "x"), SCATTER.format("y", "x").replace("{ ", "{ kind: 9 ")
+    ),
+    "batch_output.target_name": (ragged_batch, SCATTER.format("y", "x"), SCATTER.format("w", "x")),
+    "batch_output.source_input": (ragged_batch, SCATTER.format("y", "x"), SCATTER.format("y", "w")),
     "ensemble_scheduling.step.model_name": (ensemble, STEP, STEP.replace('"a"', '"b"')),
     "ensemble_scheduling.step.model_version": (ensemble, STEP, STEP.replace("1", "2")),
     "ensemble_scheduling.step.input_map{}": (
