@@ -108,8 +108,9 @@ bench: $(READY) ## Measure beside every peer, and write its page of the document
 bench-access: $(READY) ## Measure what TLS costs, beside clear text and nginx
 	$(BIN)/python -m benchmarks.access
 
-bench-python: $(READY) ## Measure Python models beside Triton's Python backend, the same model in one run
+bench-python: $(READY) ## Measure Python models beside Triton's Python backend, LitServe and BentoML, the same in one run
 	$(BIN)/python -m benchmarks.python_backend
+	$(BIN)/python -m benchmarks.decorated_functions
 
 bench-startup: $(READY) ## Measure the time to READY, beside loading by hand and Triton, and each batch size's first request
 	$(BIN)/python -m benchmarks.startup

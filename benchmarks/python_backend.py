@@ -100,10 +100,10 @@ def bodies(work: Path, count: int) -> tuple[Path, str, Path]:
     return http, headers, grpc
 
 
-def over_http(port: int, body: Path, headers: str, in_flight: int, seconds: int) -> LoadSample:
+def over_http(url: str, body: Path, headers: str, in_flight: int, seconds: int) -> LoadSample:
+    """Load a server by ``wrk``; every answer must be 200."""
     lua = body.with_suffix(".lua")
     lua.write_text(_LUA.format(body=body, headers=headers))
-    url = f"http://{HOST}:{port}/v2/models/{copy_model.NAME}/infer"
     wrk = programs.debian_program("wrk", "wrk")
     command = [wrk, "-t1", f"-c{in_flight}", f"-d{seconds}", "--latency", "-s", str(lua), url]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -147,13 +147,17 @@ def main(arguments: list[str] | None = None) -> int:
                     for _ in range(options.rounds):
                         for name, ports in two.items():
                             rows[name].append(
-                                over_http(ports.http, http, headers, in_flight, options.seconds)
+                                over_http(_url(ports), http, headers, in_flight, options.seconds)
                                 if protocol == "HTTP"
                                 else over_grpc(ports.grpc, grpc, in_flight, options.seconds)
                             )
                     missed |= not _holds(rows, in_flight, least)
                     print(_row(f"{size}, {protocol}", in_flight, rows), flush=True)
     return int(missed)
+
+
+def _url(ports: ServedPorts) -> str:
+    return f"http://{HOST}:{ports.http}/v2/models/{copy_model.NAME}/infer"
 
 
 def _ratios(rows: dict[str, list[LoadSample]]) -> list[float]:
