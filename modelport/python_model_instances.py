@@ -33,6 +33,8 @@ class DeclaredModel:
 
     #: Whether its coroutines answer several batches at a time, and may be cancelled.
     interruptible = False
+    #: Whether the requests of a batch that has failed are tried one by one.
+    separable = False
     #: The check of a class that has one.
     is_ready: Any
 
@@ -114,6 +116,8 @@ def _response(arrays: Mapping[str, Any]) -> pb_utils.InferenceResponse:
 class SingleResponseModel(DeclaredModel):
     """A function."""
 
+    separable = True
+
     def execute(
         self, requests: Sequence[pb_utils.InferenceRequest]
     ) -> list[pb_utils.InferenceResponse]:
@@ -127,7 +131,7 @@ class SingleResponseModel(DeclaredModel):
 class AsyncModel(DeclaredModel):
     """An ``async`` function."""
 
-    interruptible = True
+    interruptible = separable = True
 
     async def execute(
         self, requests: Sequence[pb_utils.InferenceRequest]

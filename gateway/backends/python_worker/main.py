@@ -177,15 +177,26 @@ class Worker(RequestOrigin):
         if waiting:
             self._runtime.executing = True
             try:
-                returned = self.model.execute(waiting)
-                if inspect.iscoroutine(returned):
-                    returned = asyncio.run(returned)
-                answers = self.model.answers(waiting, returned)
+                answers = self._answers(waiting)
             except BaseException as error:  # also sys.exit(): an error of the request
-                answers = [self._error(error)] * len(waiting)
+                alone = self.model.may_separate(waiting, error)
+                answers = [self._answer_alone(request) if alone else self._error(error)
+                           for request in waiting]  # fmt: skip
             finally:
                 self._runtime.executing = False
         self._finish(frame, requests, waiting, answers, time.perf_counter_ns() - started)
+
+    def _answers(self, waiting: list[InferenceRequest]) -> list[Answer]:
+        returned = self.model.execute(waiting)
+        if inspect.iscoroutine(returned):
+            returned = asyncio.run(returned)
+        return self.model.answers(waiting, returned)
+
+    def _answer_alone(self, request: InferenceRequest) -> Answer:
+        try:
+            return self._answers([request])[0]
+        except BaseException as error:
+            return self._error(error)
 
     async def _execute_async(self, frame: Frame) -> None:
         started = time.perf_counter_ns()
@@ -197,7 +208,7 @@ class Worker(RequestOrigin):
             self._interruptible[task] = {each.number for each in waiting}
         if waiting:
             try:
-                answers = self.model.answers(waiting, await self.model.execute(waiting))
+                answers = await self._answers_async(waiting)
             except BaseException as error:
                 stopped = isinstance(error, asyncio.CancelledError) and task.cancelling()
                 if stopped and not self._is_abandoned(task):
@@ -205,6 +216,14 @@ class Worker(RequestOrigin):
                 answers = [_CANCELLED if stopped else self._error(error)] * len(waiting)
         self._interruptible.pop(task, None)
         self._finish(frame, requests, waiting, answers, time.perf_counter_ns() - started)
+
+    async def _answers_async(self, waiting: list[InferenceRequest]) -> list[Answer]:
+        try:
+            return self.model.answers(waiting, await self.model.execute(waiting))
+        except Exception as error:
+            if not self.model.may_separate(waiting, error):
+                return [self._error(error)] * len(waiting)
+        return [each for request in waiting for each in await self._answers_async([request])]
 
     def _interrupt(self, number: int) -> None:
         """Cancel the task that answers a request if nobody waits for any of its requests."""

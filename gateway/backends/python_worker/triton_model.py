@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from modelport.gateway.errors import ModelportError
+from modelport.gateway.errors import ModelportError, Unavailable
 from triton_python_backend_utils._errors import TritonError
 from triton_python_backend_utils._model_config import ModelConfig
 from triton_python_backend_utils._requests import (
@@ -151,6 +151,14 @@ class TritonPythonModelAdapter:
         """Whether ``execute`` may be cancelled; Triton never does that."""
         found: bool = getattr(self._model, "interruptible", False)
         return found
+
+    def may_separate(self, requests: Sequence[InferenceRequest], error: BaseException) -> bool:
+        """Whether one request may have failed the others, which can be answered without it.
+
+        Triton's models get a batch once; those of ``@modelport.model`` may get its requests again.
+        """
+        again: bool = getattr(self._model, "separable", False)
+        return again and len(requests) > 1 and not isinstance(error, Unavailable)
 
     @property
     def checks(self) -> bool:

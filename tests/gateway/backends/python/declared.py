@@ -24,6 +24,9 @@ class CountedText(TypedDict):
 def score(text: list[str], bias: Annotated[Any, modelport.Array["FP32"]] = None) -> Scores:
     """The lengths of texts, and the size of the batch: a pause lets it grow."""
     time.sleep(0.05)
+    for each in text:
+        if each.startswith("refuse"):
+            raise modelport.InvalidArgument(f"'{each}' is refused")
     found = np.array([[len(each), len(text)] for each in text], np.float32)
     return found if bias is None else found + bias[:, None]
 

@@ -62,10 +62,18 @@ def test_requests_of_equal_inputs_are_one_call(url: str) -> None:
     assert 1 < max(sizes) <= 8
 
 
-def test_an_input_that_is_wrong_fails_no_other_request_of_its_batch(url: str) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [(b"\xff", "input 'text' is not UTF-8"), (b"refuse me", "'refuse me' is refused")],
+)
+def test_an_input_that_is_wrong_fails_no_other_request_of_its_batch(
+    url: str, wrong: bytes, reason: str
+) -> None:
+    """The second one passes the checks, and fails the call of the batch."""
+
     def ask(number: int) -> Any:
         with modelport.Client(url) as client:
-            text = b"\xff" if number == 4 else b"a"
+            text = wrong if number == 4 else b"a"
             try:
                 return client.infer("score", {"text": [[text]]})["output"][0, 0]
             except modelport.InvalidArgument as error:
@@ -73,7 +81,7 @@ def test_an_input_that_is_wrong_fails_no_other_request_of_its_batch(url: str) ->
 
     with ThreadPoolExecutor(9) as pool:
         answers = list(pool.map(ask, range(9)))
-    assert answers.pop(4) == "input 'text' is not UTF-8"
+    assert answers.pop(4) == reason
     assert answers == [1] * 8
 
 
