@@ -34,7 +34,7 @@ VALUES = [1.0, 2.0, 3.0, 4.0]
 _TENSOR = {"name": "x", "datatype": "FP32", "shape": [4], "data": VALUES}
 
 
-class Peer(NamedTuple):
+class FunctionServer(NamedTuple):
     """A server of the function: its address, and the request in its form."""
 
     url: str
@@ -42,7 +42,7 @@ class Peer(NamedTuple):
 
 
 @contextlib.contextmanager
-def servers(work: Path, core: int | None) -> Iterator[dict[str, Peer]]:
+def servers(work: Path, core: int | None) -> Iterator[dict[str, FunctionServer]]:
     """All servers of the function."""
     lit = environments.venv("litserve", f"litserve=={litserve.VERSION}", ONNXRUNTIME)
     bento = environments.venv("bentoml", f"bentoml=={bentoml.VERSION}", ONNXRUNTIME)
@@ -76,12 +76,12 @@ def servers(work: Path, core: int | None) -> Iterator[dict[str, Peer]]:
             )
             body = work / f"{name}.json"
             body.write_text(json.dumps(document))
-            found[name] = Peer(f"http://{HOST}:{path}", body)
+            found[name] = FunctionServer(f"http://{HOST}:{path}", body)
             _check(name, found[name])
         yield found
 
 
-def _check(name: str, peer: Peer) -> None:
+def _check(name: str, peer: FunctionServer) -> None:
     """Require the right answer."""
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(peer.url, peer.body.read_bytes(), headers)
