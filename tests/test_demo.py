@@ -33,7 +33,7 @@ from modelport.exporters.demo_models import train
 train.FRAUD_KWARGS.update(num_layers=1, d_model=32, nhead=2)
 train.VIT_KWARGS.update(depth=1)
 train.train_fraud = partial(train.train_fraud, sequences=3000)
-train.train_vit = partial(train.train_vit, epochs=14)
+train.train_vit = partial(train.train_vit, epochs=7)
 main()
 """
 TRAINED = Path(__file__).parents[1] / "checkpoints"
@@ -55,7 +55,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_the_demo_trains_both_models_far_beyond_chance(demo: tuple[Path, str]) -> None:
-    """They reach 0.86 and 0.87 here; another processor's rounding leads to other weights."""
+    """Far below what they reach, because another processor's rounding leads to other weights."""
     auc = re.search(r"AUC ([\d.]+)", demo[1])
     accuracy = re.search(r"accuracy ([\d.]+)", demo[1])
     assert auc is not None

@@ -86,7 +86,7 @@ def train_fraud(
     path: Path,
     *,
     seed: int = 0,
-    epochs: int = 6,
+    epochs: int = 3,
     sequences: int = FRAUD_SEQUENCES,
     console: Console | None = None,
 ) -> Trained:
@@ -111,7 +111,7 @@ def train_fraud(
         model_kwargs=FRAUD_KWARGS,
         columns=tuple(map(torch.from_numpy, (data.tokens, data.seq_lens, data.labels))),
         lengths=torch.from_numpy(data.seq_lens),
-        batch_size=128,
+        batch_size=64,
         epochs=epochs,
         learning_rate=2e-3,
         metric="held-out AUC",
@@ -127,7 +127,7 @@ def train_fraud(
 
 
 def train_vit(
-    path: Path, *, seed: int = 0, epochs: int = 30, console: Console | None = None
+    path: Path, *, seed: int = 0, epochs: int = 15, console: Console | None = None
 ) -> Trained:
     """Train the digits ViT and save its checkpoint at ``path``; the metric is accuracy."""
     training, held_out = digits.load()
@@ -144,7 +144,7 @@ def train_vit(
         factory=VisionTransformer,
         model_kwargs=VIT_KWARGS,
         columns=(torch.from_numpy(training.images), torch.from_numpy(training.labels)),
-        batch_size=64,
+        batch_size=32,
         epochs=epochs,
         learning_rate=2e-3,
         metric="held-out accuracy",
