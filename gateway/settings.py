@@ -69,6 +69,7 @@ class TlsFiles(NamedTuple):
     client_required: bool = True
 
 
+SAGEMAKER_TYPES = ("infer", "generate", "generate_stream")
 #: Groups of the API that may be restricted.
 GROUPS = (
     *("health", "metadata", "inference", "shared-memory", "model-config", "model-repository"),
@@ -110,6 +111,19 @@ class AccessLogSettings(NamedTuple):
     target: str
     sample: float = 1.0
     slow_seconds: float = 1.0
+
+
+class MetricsChoice(NamedTuple):
+    """The published metrics of latencies, by Triton's names.
+
+    Attributes:
+        summary_quantiles: of the summaries.
+    """
+
+    counter_latencies: bool = True
+    histogram_latencies: bool = True
+    summary_latencies: bool = False
+    summary_quantiles: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
 class PythonModels(NamedTuple):
@@ -177,6 +191,8 @@ class Settings(NamedTuple):
     #: Dialects of installed packages that are served besides.
     dialects: tuple[str, ...] = ()
     sagemaker_default_model: str = ""
+    #: How its ``/invocations`` answers: one of ``SAGEMAKER_TYPES``.
+    sagemaker_inference_type: str = "infer"
     #: None disables Vertex AI's routes.
     vertex_ai: VertexAi | None = None
     http_headers: HeaderRules = NO_HEADER_RULES
@@ -185,6 +201,7 @@ class Settings(NamedTuple):
     grpc_port: int = 8001
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 8002
+    metrics: MetricsChoice = MetricsChoice()
     #: UNIX domain sockets besides the ports; in a worker, descriptors of the parent's.
     http_socket: Path | int | None = None
     grpc_socket: Path | int | None = None

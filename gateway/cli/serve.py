@@ -20,6 +20,7 @@ from modelport.gateway.cli.serve_settings import (
     cache_sizes,
     file_mode,
     header_pattern,
+    metrics_choice,
     on_vertex_ai,
     read_monitoring_config,
     restrictions,
@@ -217,7 +218,8 @@ class ServeOptions(TypedDict, total=False):
     ]
     allow_sagemaker: Annotated[
         bool,
-        "Serve SageMaker's /invocations (SAGEMAKER_TRITON_DEFAULT_MODEL_NAME).",
+        "Serve SageMaker's /invocations (SAGEMAKER_TRITON_DEFAULT_MODEL_NAME, "
+        "SAGEMAKER_TRITON_INFERENCE_TYPE).",
     ]
     allow_vertex_ai: Annotated[
         bool,
@@ -244,6 +246,13 @@ class ServeOptions(TypedDict, total=False):
     ]
     metrics_address: Annotated[str, "Address to serve metrics and rollouts on."]
     metrics_port: Annotated[int, "Port to serve metrics and rollouts on.", PORT]
+    metrics_config: Annotated[
+        str | Sequence[str],
+        "Publish latencies as counters (counter_latencies, true), as a histogram "
+        "(histogram_latencies, true), as summaries (summary_latencies, false) of summary_quantiles "
+        "(QUANTILE:ERROR,...). Repeatable.",
+        option("metrics", callback=metrics_choice, metavar="SETTING=VALUE"),
+    ]
     http_socket: Annotated[
         AnyPath,
         "Serve HTTP on a UNIX domain socket as well, in clear text.",

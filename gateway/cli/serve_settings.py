@@ -18,10 +18,12 @@ from modelport.gateway.repository.scan import is_model_name
 from modelport.gateway.repository.storage.location import Location, Repository, is_url
 from modelport.gateway.settings import (
     GROUPS,
+    SAGEMAKER_TYPES,
     AccessLogSettings,
     AspiredVersionPolicy,
     HeaderRules,
     LogFormat,
+    MetricsChoice,
     ModelControlMode,
     PythonModels,
     Restriction,
@@ -83,6 +85,32 @@ def restrictions(ctx: Any, param: Any, values: tuple[str, ...]) -> dict[str, Res
     return found
 
 
+def metrics_choice(ctx: Any, param: Any, values: tuple[str, ...]) -> MetricsChoice:
+    """Parse Triton's ``SETTING=VALUE``; of a quantile, the error that it may have is not read."""
+    given: dict[str, Any] = {}
+    for text in values:
+        setting, _, value = text.partition("=")
+        if setting == "summary_quantiles":
+            given[setting] = tuple(_quantile(part) for part in value.split(","))
+        elif setting not in MetricsChoice._fields:
+            known = ", ".join(MetricsChoice._fields)
+            raise click.BadParameter(f"there is no setting '{setting}'; use one of: {known}")
+        elif value not in ("true", "false"):
+            raise click.BadParameter(f"'{text}': the value is not true or false")
+        else:
+            given[setting] = value == "true"
+    return MetricsChoice(**given)
+
+
+def _quantile(text: str) -> float:
+    found = re.fullmatch(r"(0(?:\.\d+)?|1(?:\.0+)?):[0-9.]+", text, re.ASCII)
+    if found is None:
+        raise click.BadParameter(
+            f"'{text}' is not QUANTILE:ERROR with two numbers from 0 to 1, such as 0.99:0.001"
+        )
+    return float(found[1])
+
+
 def header_pattern(ctx: Any, param: Any, value: str | None) -> re.Pattern[str] | None:
     """Compile a pattern of names; as in Triton, only one that begins with ``(?-i)`` minds case."""
     if value is None:
@@ -118,6 +146,16 @@ def cache_size(configured: tuple[int, ...], deprecated: int | None) -> int:
 
 def on_vertex_ai() -> bool:
     return os.environ.get("AIP_MODE") == "PREDICTION"
+
+
+def _sagemaker_type() -> str:
+    """SageMaker's variable for the form of ``/invocations``."""
+    variable = "SAGEMAKER_TRITON_INFERENCE_TYPE"
+    value = os.environ.get(variable) or SAGEMAKER_TYPES[0]
+    if value not in SAGEMAKER_TYPES:
+        known = ", ".join(SAGEMAKER_TYPES)
+        raise click.UsageError(f"{variable} is '{value}'; it must be one of: {known}")
+    return value
 
 
 def _vertex_ai(default_model: str) -> VertexAi:
@@ -272,6 +310,15 @@ def _tls_files(
     return TlsFiles(cert, key, client_ca, client_auth != "optional")
 
 
+def _check_metrics(options: Mapping[str, Any]) -> None:
+    """Raise for quantiles of several processes, which nobody can add."""
+    if options["metrics"].summary_latencies and options["workers"] > 1:
+        raise click.UsageError(
+            "--metrics-config summary_latencies=true needs --workers 1, because the quantiles of "
+            "several processes cannot be added; use histogram_latencies"
+        )
+
+
 def _check_exposure(options: Mapping[str, Any], tls: TlsFiles | None) -> None:
     """Require access, mutual TLS or ``--insecure`` for addresses that other machines reach."""
     if options["access"] is not None or options["insecure"] or requires_certificates(tls):
@@ -347,6 +394,7 @@ def settings_from(
     _check_listeners(options)
     tls = _tls_files(tls_cert, tls_key, tls_client_ca, tls_client_auth)
     _check_exposure(options, tls)
+    _check_metrics(options)
     if options["audit_log"] is not None and options["access"] is None:
         raise click.UsageError("--audit-log needs --access FILE")
     if options["audit_log_max_bytes"] is not None and options["audit_log"] in (None, "-"):
@@ -389,6 +437,7 @@ def settings_from(
         http_headers=HeaderRules(options.pop("http_restricted"), options.pop("http_forwarded")),
         grpc_headers=HeaderRules(options.pop("grpc_restricted"), options.pop("grpc_forwarded")),
         routes=found,
+        sagemaker_inference_type=_sagemaker_type(),
         sagemaker_default_model=os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""),
         vertex_ai=_vertex_ai(vertex_ai_default_model) if allow_vertex_ai else None,
         **options,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import itertools
+import math
+from collections.abc import Hashable, Sequence
 
 from modelport.gateway.backend_registry import WRITTEN, platforms
 from modelport.gateway.errors import InvalidArgument
@@ -18,7 +20,10 @@ from modelport.gateway.repository.version_choice import (
     without_choices,
 )
 from modelport.gateway.settings import AspiredVersionPolicy
+from modelport.gateway.telemetry.statistics import FIRST_RESPONSE_BUCKETS_MS
 
+#: The metric whose buckets ``model_metrics`` may declare, and the most of them.
+FIRST_RESPONSE, MAX_BUCKETS = "nv_inference_first_response_histogram_ms", 64
 _ASPIRED = "aspired_version_policy"
 
 
@@ -38,6 +43,29 @@ def version_labels(config: ModelConfig) -> dict[str, int]:
                 )
             labels[key.removeprefix(LABEL)] = int(text)
     return labels
+
+
+def histogram_buckets(config: ModelConfig | None) -> Sequence[float]:
+    """The bounds of ``nv_inference_first_response_histogram_ms`` that ``config`` declares.
+
+    Raises:
+        InvalidArgument: they are not ascending, or those of another metric.
+    """
+    bounds: Sequence[float] = FIRST_RESPONSE_BUCKETS_MS
+    for control in config.model_metrics.metric_control if config is not None else ():
+        family, bounds = control.metric_identifier.family, [*control.histogram_options.buckets]
+        if family != FIRST_RESPONSE:
+            raise InvalidArgument(
+                f"model_metrics has buckets of '{family}'; only '{FIRST_RESPONSE}' has some"
+            )
+        ascending = all(low < high for low, high in itertools.pairwise(bounds))
+        finite = all(map(math.isfinite, bounds))
+        if not (0 < len(bounds) <= MAX_BUCKETS and ascending and finite):
+            raise InvalidArgument(
+                f"the buckets of '{family}' in model_metrics must be 1 to {MAX_BUCKETS} ascending "
+                "finite numbers"
+            )
+    return bounds
 
 
 def _parsed(entry: ModelEntry, override: str | None) -> ModelConfig:

@@ -30,6 +30,7 @@ from modelport.gateway.models.model import (
 from modelport.gateway.models.model_config import (
     computation,
     copy_version_choice,
+    histogram_buckets,
     resource_preserving,
 )
 from modelport.gateway.models.next_action import (
@@ -217,9 +218,12 @@ class Reconciler:
         before, failed = model.served.get(number), model.failed.get(number)
         if before is None and not (failed is not None and failed.transient):
             model.states[number] = (VersionState.LOADING, "")
-        statistics = self.statistics.get(name, {}).get(number) or Statistics()
+        statistics = self.statistics.get(name, {}).get(number)
         loaded = self._loaded
         try:
+            buckets = histogram_buckets(model.config)
+            if statistics is None or [*statistics.buckets_ms] != [*buckets]:
+                statistics = Statistics(buckets, self._settings.metrics.summary_latencies)
             if entry.fetch is not None and not entry.problem:
                 await self._threads.run(None, entry.fetch)
             # Only a load that computes here needs a core.

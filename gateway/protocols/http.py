@@ -253,6 +253,13 @@ class HttpApplication:
                     return dialect, row.path
         return dialects[0], ""
 
+    def fail(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
+        """Make the response to an error on a path that is no dialect's, in the first one's format.
+
+        A platform may choose a path that a dialect has, too.
+        """
+        return _failed(self._first, request, error)
+
     @property
     def routes(self) -> Sequence[BaseRoute]:
         """All routes, each with its operation; those of the dialects too."""

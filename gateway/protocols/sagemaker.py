@@ -7,7 +7,7 @@ because models come from the repository.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Path
@@ -17,8 +17,9 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import DialectRoute, PathPart, Route
-from modelport.gateway.protocols.http_message import JSON, HttpRequest, HttpResponse
+from modelport.gateway.protocols.http_message import JSON, Answer, HttpRequest, HttpResponse
 from modelport.gateway.protocols.oip.http_errors import OipErrors
+from modelport.gateway.protocols.oip.http_generate import GenerateHttp
 from modelport.gateway.protocols.oip.metadata import ready_models
 from modelport.gateway.protocols.oip.schema import INFER_BODY
 from modelport.gateway.protocols.openapi import BYTES
@@ -49,6 +50,8 @@ class SageMakerHttp(OipErrors):
         self._manager = host.manager
         self._default_model = host.settings.sagemaker_default_model
         self._predict = platform_handler(host, MEDIA_TYPE)
+        #: Of ``/invocations`` in place of ``_predict``.
+        self._generate = GenerateHttp(host).handlers.get(host.settings.sagemaker_inference_type)
         self.table = self._routes()
 
     def _routes(self) -> Sequence[DialectRoute]:
@@ -82,7 +85,9 @@ class SageMakerHttp(OipErrors):
             return Route(Operation.INFER, _wrong_method)
         return super().route(method, path)
 
-    def _invoke(self, name: str, request: HttpRequest) -> Awaitable[HttpResponse]:
+    def _invoke(self, name: str, request: HttpRequest) -> Answer:
+        if self._generate is not None and not name:
+            return self._generate(self._find(request.fields).name, "", request)
         return self._predict((lambda _: PredictionTarget(name)) if name else self._find, request)
 
     def _find(self, headers: RequestHeaders) -> PredictionTarget:

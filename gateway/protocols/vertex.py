@@ -55,10 +55,10 @@ class VertexApplication:
         header_rules.begin(self._rules, request)
         path = request.path
         if path == self._settings.health_route:
-            refuse = self._application.refuse
-            return recovering(self._health, refuse, request, Operation.HEALTH)
+            fail = self._application.fail
+            return recovering(self._health, fail, request, Operation.HEALTH)
         if path == self._settings.predict_route:
-            return recovering(self._redirect_or_predict, self._application.refuse, request)
+            return recovering(self._redirect_or_predict, self._application.fail, request)
         return self._application(request)
 
     async def _health(self, request: HttpRequest) -> HttpResponse:

@@ -138,6 +138,10 @@ READ: Mapping[str, str] = {
     "model_warmup.inputs{}.input_data_file": "a file in the folder `warmup`",
     "model_transaction_policy.decoupled": "any number of responses to a request",
     "response_cache.enable": "caches responses",
+    "model_metrics.metric_control.metric_identifier.family": (
+        "`nv_inference_first_response_histogram_ms`"
+    ),
+    "model_metrics.metric_control.histogram_options.buckets": "upper bounds, in milliseconds",
 }
 
 _TENSORRT = "only Triton's TensorRT backend reads it"
@@ -162,7 +166,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "instance_group.host_policy": "there is no --host-policy",
     "cc_model_filenames": "`default_model_filename` is loaded on every device",
     "metric_tags": "metrics have the labels `model` and `version` alone",
-    "model_metrics": "histograms have fixed buckets",
 }
 
 #: Path → remedy.

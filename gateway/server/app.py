@@ -115,8 +115,9 @@ class GatewayServer:
             self._access_log = AccessLog(settings.access_log, worker)
             self._observer.add(self._access_log)
         self.registry = registry(
-            self.manager.statistics, requests, self.manager, request_memory.PROCESS, self._alone
-        )
+            self.manager.statistics, requests, self.manager, request_memory.PROCESS, self._alone,
+            settings.metrics,
+        )  # fmt: skip
         if self._access is not None and self._access.audit is not None:
             self.registry.register(AuditCollector(self._access.audit))
         if self._access_log is not None:

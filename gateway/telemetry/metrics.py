@@ -23,8 +23,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from modelport.gateway.runtime.request_memory import RequestMemory
+from modelport.gateway.settings import MetricsChoice
 from modelport.gateway.telemetry.model_metrics import FAMILIES
-from modelport.gateway.telemetry.statistics import FIRST_RESPONSE_BUCKETS_MS, Statistics
+from modelport.gateway.telemetry.statistics import Statistics
+from modelport.gateway.telemetry.summaries import CACHE_SUMMARIES, SUMMARIES
 from modelport.gateway.telemetry.tfserving_counters import REQUEST_BUCKETS_US, TfServingRequests
 
 #: The states of the repository index.
@@ -64,13 +66,17 @@ _CACHE_COUNTERS = (
 )
 
 
-def triton_families(source: StatisticsSource) -> Iterator[Metric]:
-    """The counters with Triton's names."""
+def triton_families(source: StatisticsSource, chosen: MetricsChoice) -> Iterator[Metric]:
+    """The metrics with Triton's names, of those ``chosen``."""
     rows = [((name, str(version)), stats) for name, version, stats in source()]
     labels = ("model", "version")
     cached = [(key, statistics) for key, statistics in rows if statistics.cached]
     for counters, counted in ((_COUNTERS, rows), (_CACHE_COUNTERS, cached)):
+        if counters is _CACHE_COUNTERS and not cached:
+            continue
         for metric, text, attribute in counters:
+            if attribute.endswith(".ns") and not chosen.counter_latencies:
+                continue
             counter = PlainCounter(metric, text, labels=labels)
             for key, statistics in counted:
                 value = attrgetter(attribute)(statistics)
@@ -89,11 +95,42 @@ def triton_families(source: StatisticsSource) -> Iterator[Metric]:
         for reason, count in statistics.failures.items():
             failures.add_metric((*key, reason), count)
         pending.add_metric(key, statistics.pending)
-        rows_by_bound = _cumulative(FIRST_RESPONSE_BUCKETS_MS, statistics.first_response)
-        histogram.add_metric(key, rows_by_bound, statistics.first_response_ns / 1e6)
+        rows_by_bound = _cumulative(statistics.buckets_ms, statistics.first_response)
+        histogram.add_metric(key, rows_by_bound, statistics.first_response_ns // 1_000_000)
     yield failures
     yield pending
-    yield histogram
+    if chosen.histogram_latencies:
+        yield histogram
+    if chosen.summary_latencies:
+        yield from _summaries(rows, SUMMARIES, chosen.summary_quantiles)
+        yield from _summaries(cached, CACHE_SUMMARIES, chosen.summary_quantiles)
+
+
+def _summaries(
+    rows: Sequence[tuple[tuple[str, str], Statistics]],
+    metrics: Mapping[str, str],
+    quantiles: Sequence[float],
+) -> Iterator[Metric]:
+    """Triton's summaries; a version with a cache has none of whole requests, as in Triton."""
+    for metric, text in metrics.items():
+        summary = Metric(f"{metric}_us", f"{text}, in microseconds", "summary")
+        for (model, version), statistics in rows:
+            if statistics.summaries is None or (
+                statistics.cached and metric == "nv_inference_request_summary"
+            ):
+                continue
+            found, labels = (
+                statistics.summaries.by_metric[metric],
+                (("model", model), ("version", version)),
+            )
+            for quantile, value in zip(quantiles, found.quantiles(quantiles), strict=True):
+                summary.add_sample(
+                    summary.name, dict((*labels, ("quantile", f"{quantile:g}"))), value
+                )
+            summary.add_sample(f"{summary.name}_count", dict(labels), found.count)
+            summary.add_sample(f"{summary.name}_sum", dict(labels), found.total_ns / 1000)
+        if summary.samples:
+            yield summary
 
 
 def torchserve_families(source: StatisticsSource) -> Iterator[Metric]:
@@ -267,11 +304,12 @@ def registry(
     conditions: Conditions,
     memory: RequestMemory,
     process: bool,
+    chosen: MetricsChoice,
 ) -> CollectorRegistry:
     """All metrics of a process. ``process``: include the operating system's figures."""
     made = CollectorRegistry()
     for families in (
-        partial(triton_families, statistics),
+        partial(triton_families, statistics, chosen),
         partial(torchserve_families, statistics),
         partial(tfserving_families, requests),
         partial(condition_families, conditions),

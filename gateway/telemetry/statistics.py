@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any
 
 from modelport.gateway.errors import Code
+from modelport.gateway.telemetry.summaries import LatencySummaries
 from modelport.gateway.types import Timing
 
 #: Upper bounds of ``nv_inference_first_response_histogram_ms``; Triton's defaults.
@@ -73,9 +75,18 @@ def _add(compute: _Compute, timing: Timing) -> None:
 
 
 class Statistics:
-    """The counters of a model version; they survive a reload of the same version."""
+    """The counters of a model version; they survive a reload of the same version.
 
-    def __init__(self) -> None:
+    Args:
+        buckets_ms: upper bounds of ``nv_inference_first_response_histogram_ms``.
+    """
+
+    def __init__(
+        self, buckets_ms: Sequence[float] = FIRST_RESPONSE_BUCKETS_MS, summarized: bool = False
+    ) -> None:
+        self.buckets_ms = buckets_ms
+        #: Quantiles of latencies, with ``summarized``.
+        self.summaries = LatencySummaries() if summarized else None
         self.last_inference_ms = 0
         self.inference_count = 0
         self.execution_count = 0
@@ -92,7 +103,7 @@ class Statistics:
         self.cached = False
         self.pending = 0
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
-        self.first_response = [0] * (len(FIRST_RESPONSE_BUCKETS_MS) + 1)
+        self.first_response = [0] * (len(buckets_ms) + 1)
         self.first_response_ns = 0
         #: For a decoupled model, by the index of a response.
         self.responses: list[ResponseStatistics] = []
@@ -110,8 +121,10 @@ class Statistics:
         queue.count += 1
         queue.ns += timing.queue_ns
         if not streamed:
-            self.first_response[bisect_left(FIRST_RESPONSE_BUCKETS_MS, total_ns / 1e6)] += 1
+            self.first_response[bisect_left(self.buckets_ms, total_ns / 1e6)] += 1
             self.first_response_ns += total_ns
+        if self.summaries is not None:
+            self.summaries.add(total_ns, timing)
         if timing.cache_hit_ns:  # the model did not run
             self.cache_hit.add(timing.cache_hit_ns)
             return
@@ -132,7 +145,7 @@ class Statistics:
         _add(compute, timing)
 
     def _first_response(self, ns: int) -> None:
-        self.first_response[bisect_left(FIRST_RESPONSE_BUCKETS_MS, ns / 1e6)] += 1
+        self.first_response[bisect_left(self.buckets_ms, ns / 1e6)] += 1
         self.first_response_ns += ns
 
     def response(self, index: int) -> ResponseStatistics:

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 from PIL import Image
 
+from modelport.gateway.cli.serve import settings_of
 from tests import models
 from tests.conformance import wire
 from tests.conformance.repository import add
@@ -292,3 +294,41 @@ def test_every_route_is_known_and_those_that_change_anything_are_refused(several
         assert reply.status in (405, 503), (method, path, reply.body)
     served = wire.send(several.http, "POST", "/v2/models/x2/infer", ROW)
     assert served.json["model_version"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "media_type", "start"),
+    [
+        ("generate", "application/json", b'{"model_name":"echo","model_version":"1","y":'),
+        ("generate_stream", "text/event-stream; charset=utf-8", b"data: {"),
+    ],
+)
+def test_sagemaker_generates_where_its_variable_says_so(
+    tmp_path: Path, kind: str, media_type: str, start: bytes
+) -> None:
+    models.fake(tmp_path, "echo", "FP32", "4")
+    variables = {"SAGEMAKER_TRITON_INFERENCE_TYPE": kind}
+    with serving_with(variables, tmp_path) as gateway:
+        reply = wire.send(gateway.http, "POST", "/invocations", b'{"x": [1, 2, 3, 4]}')
+        assert (reply.status, reply.headers["content-type"]) == (200, media_type)
+        assert reply.body.startswith(start)
+        invoked = wire.send(gateway.http, "POST", "/models/echo/invoke", ROW)
+        assert b'"outputs"' in invoked.body  # this path is that of multi-model endpoints
+
+
+def test_an_unknown_form_of_sagemaker_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SAGEMAKER_TRITON_INFERENCE_TYPE", "chat")
+    with pytest.raises(click.UsageError, match="is 'chat'; it must be one of: infer, generate, "):
+        settings_of(["--model-repository", str(tmp_path)])
+
+
+def test_an_error_on_a_path_that_a_dialect_has_too_is_vertex_s(tmp_path: Path) -> None:
+    """``/predict`` is one of Text Embeddings Inference, whose errors have status 413."""
+    models.fake(tmp_path, "echo", "FP32", "4")
+    size = "application/vnd.vertex-ai-triton.binary+json;json-header-size=99999"
+    with serving_with({**VERTEX, "AIP_PREDICT_ROUTE": "/predict"}, tmp_path) as gateway:
+        reply = wire.send(gateway.http, "POST", "/predict", ROW, {"Content-Type": size})
+    assert reply.status == 400
+    assert "should be in range (0, " in reply.json["error"]

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.peer_suites.suite import Bench, Suite, SuiteOutcome, SuiteVerdict, reason_of
+from tests.peer_suites.suite import (
+    Bench,
+    Suite,
+    SuiteOutcome,
+    SuiteVerdict,
+    of_changed,
+    reason_of,
+)
 
 HEAD = """\
 # The peers' own suites
@@ -24,13 +31,15 @@ with the output of each failing test.
 - **fail**: it fails; the row says why.
 - **not supported**: it is about a feature that the gateway lacks.
 - **not applicable**: it needs a GPU, TensorRT, a peer's own name, log, build or private setting,
-  native code as a model, or files that are not public.
+  native code as a model, or files that are not public, such as trained weights that no package
+  index has. Some run with other files all the same; the row says with which it passes.
 - **not run**: the last run ended before it, or the row says why.
 
 Triton's models are made by its own generators (`qa/common`). Where its tests let one choose the
 backends, they run with ONNX Runtime; one runs with TorchScript and OpenVINO, too. Its Python models
 run unmodified, by `--allow-python`; the probe of leaks in its Python backend's shared memory finds
-no region of the gateway's. Flags of logs and of the time to exit are left out.
+no region of the gateway's. Flags of logs, of the time to exit and of the interval of metrics, which
+are read when they are asked for, are left out.
 
 """
 
@@ -47,7 +56,7 @@ def judged(suite: Suite, outcomes: Iterable[SuiteOutcome]) -> list[SuiteOutcome]
         if outcome.verdict is SuiteVerdict.FAIL:
             outcome = _failed(suite, outcome)
         elif outcome.verdict is SuiteVerdict.PASS and changed:
-            outcome = outcome._replace(verdict=SuiteVerdict.CHANGED, detail=changed)
+            outcome = outcome._replace(verdict=of_changed(changed), detail=changed)
         earlier = found.get(outcome.test)
         if earlier is None or earlier.verdict not in _WORSE.get(outcome.verdict, ()):
             found[outcome.test] = outcome
@@ -55,7 +64,7 @@ def judged(suite: Suite, outcomes: Iterable[SuiteOutcome]) -> list[SuiteOutcome]
 
 
 _WORSE = {
-    SuiteVerdict.PASS: (SuiteVerdict.CHANGED, SuiteVerdict.FAIL),
+    SuiteVerdict.PASS: (SuiteVerdict.CHANGED, SuiteVerdict.FAIL, SuiteVerdict.NOT_APPLICABLE),
     SuiteVerdict.CHANGED: (SuiteVerdict.FAIL,),
 }
 

@@ -35,6 +35,17 @@ class SuiteVerdict(StrEnum):
     NOT_RUN = "not run"
 
 
+#: A reason of a changed set-up that begins so: what the test needs is not to be had.
+NEEDS = "needs "
+
+
+def of_changed(changed: str) -> SuiteVerdict:
+    """The verdict of a pass with a set-up that is changed as said; empty: the peer's own."""
+    if changed.startswith(NEEDS):
+        return SuiteVerdict.NOT_APPLICABLE
+    return SuiteVerdict.CHANGED if changed else SuiteVerdict.PASS
+
+
 class SuiteOutcome(NamedTuple):
     """The outcome of one test. ``detail`` is the reason or the end of its output."""
 
@@ -52,7 +63,8 @@ class Suite(NamedTuple):
         requirements: packages of the environment that its tests run in.
         not_applicable: reasons, by a test's id or the beginning of it.
         not_supported: what the gateway lacks, likewise; such a test may run, and then fails.
-        changed_setup: what differs from the peer's own set-up, likewise; such a test never passes.
+        changed_setup: what differs from the peer's own set-up, likewise; such a test never passes:
+            ``of_changed``.
         not_run: reasons of tests that apply and do not run yet, likewise.
         expected_failures: reasons of tests that fail and are known to; likewise. A failure that is
             not listed, and a listed one that passes, make the run fail.
@@ -195,7 +207,7 @@ class Bench:
                     detail = _end(told["text"].removeprefix("Skipped: "))
                     verdict = _VERDICTS[told["outcome"]]
                     if verdict is SuiteVerdict.PASS and changed:
-                        verdict, detail = SuiteVerdict.CHANGED, changed
+                        verdict, detail = of_changed(changed), changed
                     yield SuiteOutcome(name, verdict, detail)
             process.wait(FILE_SECONDS)
             output.seek(0)

@@ -164,6 +164,17 @@ def test_a_pass_with_a_changed_set_up_is_no_pass(
     assert "The gateway was at 0123456789ab." in table
 
 
+def test_a_pass_in_place_of_what_is_not_to_be_had_does_not_apply(
+    outcomes: list[SuiteOutcome],
+) -> None:
+    good, why = "folder/some_test.py::Some::test_good", "needs TensorRT; it passes with ONNX"
+    judged = report.judged(suite(changed_setup={"folder/some_test.py": why}), outcomes)
+    told = SuiteOutcome(good, SuiteVerdict.NOT_APPLICABLE, why)
+    assert told in judged
+    assert report.counts(judged)["fail"] == 1  # a failure stays one
+    assert report.judged(suite(), [told, SuiteOutcome(good, SuiteVerdict.PASS)]) == [told]
+
+
 def test_a_script_passes_by_its_exit_status_and_what_it_says(bench: Bench, tmp_path: Path) -> None:
     for code, says, verdict in (
         ("print('PASS')", "PASS", SuiteVerdict.PASS),

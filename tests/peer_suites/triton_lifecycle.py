@@ -249,7 +249,62 @@ def stressed(bench: Bench, root: Path) -> None:
     _identity(bench, root, seconds=0)
 
 
-def overwritten(bench: Bench, root: Path) -> None:
+def _coded(bench: Bench, root: Path, *code: str, name: str = "identity_fp32") -> None:
+    """The Python model ``identity_fp32`` with another method; it derives its configuration."""
     python = bench.source(SERVER) / "qa" / "python_models"
     triton_models.copy(python, root, "identity_fp32")
+    if name != "identity_fp32":
+        (root / "identity_fp32").rename(root / name)
+    with (root / name / "1" / "model.py").open("a") as file:
+        file.writelines(f"    {line}\n" for line in code)
     beside(bench, root, _LINK)
+
+
+def slow_to_initialize(seconds: int, configured: bool = False) -> Build:
+    def build(bench: Bench, root: Path) -> None:
+        wait = ("def initialize(self, args):", "    import time", f"    time.sleep({seconds})")
+        _coded(bench, root, *wait)
+        if not configured:
+            (root / "identity_fp32" / "config.pbtxt").unlink()
+
+    return build
+
+
+def slow_to_finalize(bench: Bench, root: Path) -> None:
+    _coded(bench, root, "def finalize(self):", "    import time", "    time.sleep(10)")
+
+
+def loading_each_version(bench: Bench, root: Path) -> None:
+    note = "pb_utils.Logger.log_info(f'[PB model] Loading version {args[\"model_version\"]}')"
+    _coded(bench, root, "def initialize(self, args):", f"    {note}")
+    for version in ("2", "3"):
+        shutil.copytree(root / "identity_fp32" / "1", root / "identity_fp32" / version)
+    policy = "version_policy: { specific: { versions: [1, 2] } }\n"
+    triton_models.edit(root, "identity_fp32", append=policy)
+
+
+def without_configurations(bench: Bench, root: Path) -> None:
+    """A Python model and one of ONNX."""
+    _coded(bench, root, name="python_float32_float32_float32")
+    _copy(bench, root, "onnx")
+    for version in ("2", "3"):
+        shutil.rmtree(root / FLOATS / version)
+    for config in root.glob("*/config.pbtxt"):
+        config.unlink()
+
+
+def another_backend(bench: Bench, root: Path) -> None:
+    """A model of the backend ``identity``, and one of its name in Python.
+
+    The test replaces the repository itself, so it is beside the test.
+    """
+    folder = beside(bench, root, _LINK)
+    (folder / "models").unlink()
+    _identity(bench, folder / "models")
+    triton_models.renamed(folder / "models", _IDENTITY, "identity_model")
+    shutil.rmtree(folder / "models" / _IDENTITY)
+    _fresh(folder, "models_v1", "models_v2")
+    python = bench.source(SERVER) / "qa" / "python_models"
+    triton_models.copy(python, folder / "models_v2", "identity_fp32")
+    triton_models.renamed(folder / "models_v2", "identity_fp32", "identity_model")
+    shutil.rmtree(folder / "models_v2" / "identity_fp32")

@@ -55,6 +55,16 @@ def generated(bench: Bench, generator: str, *flags: str) -> Path:
     return folder
 
 
+def scripted(bench: Bench, root: Path, test_sh: str, *lines: tuple[int, int], made: str) -> None:
+    """Run ``lines`` of a ``test.sh`` in its folder, and move the models that they have ``made``."""
+    file = bench.work / SERVER.name / "qa" / test_sh
+    text = file.read_text().splitlines()
+    parts = ("\n".join(text[first - 1 : last]) for first, last in lines)
+    subprocess.run(["bash", "-euc", "\n".join(parts)], cwd=file.parent, check=True)
+    for model in (file.parent / made).iterdir():
+        model.rename(root / model.name)
+
+
 def edit(root: Path, name: str, *replacements: tuple[str, str], append: str = "") -> None:
     """Change ``config.pbtxt`` of ``name`` as ``sed`` does in ``test.sh``: regular expressions."""
     config = root / name / "config.pbtxt"

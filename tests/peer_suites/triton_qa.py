@@ -17,6 +17,7 @@ from tests.peer_suites.suite import (
     SuiteOutcome,
     SuiteVerdict,
     declared_tests,
+    of_changed,
 )
 from tests.peer_suites.triton_examples import REQUIREMENTS
 from tests.peer_suites.triton_models import SERVER
@@ -108,8 +109,7 @@ def _looked(test: str, stage: Stage, started: bool, log: str) -> SuiteOutcome:
         wrong.append("it has started" if started else "it has not started")
     if wrong:
         return SuiteOutcome(test, SuiteVerdict.FAIL, "; ".join(wrong) + f"\n\n{log[-1500:]}")
-    changed = SuiteVerdict.CHANGED if stage.changed else SuiteVerdict.PASS
-    return SuiteOutcome(test, changed, stage.changed)
+    return SuiteOutcome(test, of_changed(stage.changed), stage.changed)
 
 
 def declared(bench: Bench, part: str) -> Iterator[str]:

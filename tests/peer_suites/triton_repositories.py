@@ -286,6 +286,8 @@ def beside(bench: Bench, root: Path, link: str) -> Path:
     """Link ``root`` where the tests of ``qa/`` change it; the folder of the test."""
     path = bench.work / SERVER.name / "qa" / link
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
     path.unlink(missing_ok=True)
     path.symlink_to(root)
     return path.parent
@@ -335,6 +337,13 @@ def special_floats(bench: Bench, root: Path) -> None:
     own("L0_nan_inf/models")(bench, root)
     code = root / "nan_inf_output" / "1" / "model.py"
     code.write_text(code.read_text().replace("np.NINF", "-np.inf"))
+
+
+def updated(bench: Bench, root: Path) -> None:
+    _python(bench, root, "model_init_del")
+    model = root / "model_init_del"
+    (model / "1" / "util.py").rename(model / "util.py")
+    beside(bench, root, "L0_model_update/models")
 
 
 def generating(bench: Bench, root: Path) -> None:

@@ -149,3 +149,56 @@ def pending(bench: Bench, root: Path) -> None:
     ):
         triton_models.renamed(root, "identity_delay", new, append=more)
     shutil.rmtree(root / "identity_delay")
+
+
+_ENSEMBLES = "L0_simple_ensemble/test.sh"
+
+
+def full_queues(bench: Bench, root: Path) -> None:
+    made = "max_queue_size_test_models"
+    triton_models.scripted(bench, root, _ENSEMBLES, (34, 35), (153, 209), made=made)
+
+
+def full_queue_in_parallel(bench: Bench, root: Path) -> None:
+    made = "parallel_failed_enqueue_test_models"
+    triton_models.scripted(bench, root, _ENSEMBLES, (34, 35), (245, 375), made=made)
+
+
+def backpressure(bench: Bench, root: Path) -> None:
+    made = "ensemble_backpressure_test_models"
+    triton_models.scripted(bench, root, _ENSEMBLES, (34, 35), (425, 520), made=made)
+
+
+def one_model(bench: Bench, root: Path) -> None:
+    repositories = bench.source(SERVER) / "qa/L0_metrics/model_namespacing_repos"
+    triton_models.copy(repositories / "addsub_repo", root, "*")
+
+
+def torch_floats(bench: Bench, root: Path) -> None:
+    """Without the labels; its instances are on a CPU, as there is no GPU."""
+    name = "libtorch_float32_float32_float32"
+    made = triton_models.generated(bench, "gen_qa_models", "--libtorch")
+    triton_models.copy(made, root, name)
+    for version in ("2", "3"):
+        shutil.rmtree(root / name / version)
+    triton_models.edit(root, name, ("label_filename:.*", ""))
+
+
+def decoupled_ensemble(bench: Bench, root: Path) -> None:
+    models = bench.source(SERVER) / "qa" / "L0_metrics" / "ensemble_decoupled"
+    triton_models.copy(models, root, "*")
+    shutil.rmtree(root / "async_execute", ignore_errors=True)
+    shutil.copytree(root / "async_execute_decouple", root / "async_execute")
+    decoupled = ("model_transaction_policy { decoupled: True }", "")
+    triton_models.edit(root, "async_execute", decoupled)
+
+
+def with_buckets(bench: Bench, root: Path) -> None:
+    name = "async_execute_decouple"
+    triton_models.copy(bench.source(SERVER) / "qa" / "python_models", root, name)
+    triton_models.edit(
+        *(root, name),
+        append="model_metrics { metric_control: [ { metric_identifier: { "
+        'family: "nv_inference_first_response_histogram_ms" } '
+        "histogram_options: { buckets: [ -1, 0.0, 1, 2.5 ] } } ] }\n",
+    )

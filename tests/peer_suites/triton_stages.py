@@ -50,10 +50,13 @@ class Stage(NamedTuple):
     seconds: float = 0
 
 
-_PLANS = "the models of TensorRT's names are those of ONNX"
-_NO_BFLOATS = f"{_PLANS}, and those of BF16, which need a GPU, are left out"
+_PLANS = "needs TensorRT; it passes with models of ONNX under the names of TensorRT's"
+_NO_BFLOATS = f"{_PLANS}, and without those of BF16, which need a GPU"
+#: No model of TensorRT takes strings.
+_STRINGS = "ooo or oii or ooi or oio"
 SHARED = ("--allow-client-shm", "true")
 EXPLICIT = ("--model-control-mode", "explicit")
+_UPDATED = {"MODEL_LOG_DIR": "{folder}", "PYTHONDONTWRITEBYTECODE": "True"}
 _THREE = {"BACKENDS": "onnx libtorch openvino"}
 _INFER = {"BACKENDS": "onnx", "ENSEMBLES": "1", "BATCH": "1", "NOBATCH": "1"}
 _SIZES = "L0_http/http_input_size_limit_test.py"
@@ -65,6 +68,9 @@ _CACHE = "L0_response_cache/ensemble_cache_test.py"
 _BATCHER, _ONNX = "L0_batcher/batcher_test.py", {"BACKENDS": "onnx"}
 _LIFE = "L0_lifecycle/lifecycle_test.py"
 _POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "1")
+_UNCACHED = (*EXPLICIT, "--load-model", "identity_cache_off")
+_DECOUPLED = (*EXPLICIT, "--load-model", "async_execute_decouple")
+_QUANTILES = "0.1:0.0.1,0.7:0.01,0.75:0.01"
 _STRICT, _LENIENT = ("--strict-readiness", "true"), ("--strict-readiness", "false")
 _LENIENTLY = (*EXPLICIT, *_LENIENT)
 _TWO = ("--model-repository", "{folder}/models_0")
@@ -91,7 +97,6 @@ _LIFE_CHANGED = {
         ),
         _PLANS,
     ),
-    "test_concurrent_model_load_speedup": "the identity backend in place of Python code",
 }
 
 
@@ -139,7 +144,11 @@ STAGES = (
         environment={**_INFER, "TEST_SYSTEM_SHARED_MEMORY": "1"},
     ),
     Stage("L0_infer_reshape/infer_reshape_test.py", models.reshape),
-    Stage("L0_infer_variable/infer_variable_test.py", models.variable, changed=_PLANS),
+    Stage(
+        *("L0_infer_variable/infer_variable_test.py", models.variable, (), f"not ({_STRINGS})"),
+        changed=_PLANS,
+    ),
+    Stage("L0_infer_variable/infer_variable_test.py", models.variable, select=_STRINGS),
     Stage("L0_infer_zero/infer_zero_test.py", models.zero),
     Stage(_VALIDATION, models.own("L0_input_validation/models"), select="InputValTest"),
     Stage(_VALIDATION, models.shapes, SHARED, select="InputShapeTest"),
@@ -187,7 +196,7 @@ STAGES = (
     Stage(
         *("L0_decoupled/decoupled_test.py", models.repeating),
         select="no_streaming",
-        changed="a decoupled echo in place of the native code of repeat_int32",
+        changed="needs the native code of repeat_int32; it passes with a decoupled echo",
     ),
     Stage(_CACHE, models.cached, (*EXPLICIT, *_cache_of(10840)), "not insertion", alone="::"),
     Stage(_CACHE, models.cached, (*EXPLICIT, *_cache_of(200)), "insertion_failure"),
@@ -268,7 +277,23 @@ STAGES = (
             ("test_concurrent_same_model_load_unload_stress", lifecycle.stressed, EXPLICIT),
             (
                 "test_model_config_overwite",
-                *(lifecycle.overwritten, (*EXPLICIT, "--load-model", "identity_fp32")),
+                *(lifecycle.slow_to_initialize(5), (*EXPLICIT, "--load-model", "identity_fp32")),
+            ),
+            (
+                "test_concurrent_model_load",
+                *(lifecycle.another_backend, ("--model-repository", "{folder}/models", *EXPLICIT)),
+            ),
+            (
+                "test_concurrent_model_instance_load_speedup",
+                *(lifecycle.slow_to_initialize(10), EXPLICIT),
+            ),
+            (
+                "test_shutdown_while_background_unloading",
+                *(lifecycle.slow_to_finalize, (*EXPLICIT, "--load-model", "identity_fp32")),
+            ),
+            (
+                "test_shutdown_while_loading",
+                *(lifecycle.slow_to_initialize(10, True), EXPLICIT),
             ),
         )
     ),
@@ -278,6 +303,33 @@ STAGES = (
             ("test_model_availability_on_reload", lifecycle.reloaded),
             ("test_model_availability_on_reload_2", lifecycle.reloaded_by_policy),
             ("test_model_availability_on_reload_3", lifecycle.reloaded_by_policy),
+        )
+    ),
+    Stage(
+        *(_LIFE, lifecycle.without_configurations, EXPLICIT, "instance_load_sanity"),
+        environment={"PARALLEL_BACKENDS": "python onnx"},
+    ),
+    Stage(
+        *(_LIFE, lifecycle.loading_each_version, (*EXPLICIT, "--load-model=*")),
+        select="test_load_new_model_version",
+        settings={"PYTHONDONTWRITEBYTECODE": "True"},
+    ),
+    Stage(
+        *("L0_model_update/instance_update_test.py", models.updated, EXPLICIT),
+        settings=_UPDATED,
+        environment={**_UPDATED, "RATE_LIMIT_MODE": "off"},
+        seconds=120,
+    ),
+    *(
+        Stage(
+            *("L0_simple_ensemble/ensemble_backpressure_test.py", build),
+            select=tests,
+            environment={"PARALLEL_FAILED_ENQUEUE_LOOPS": "1"},
+        )
+        for tests, build in (
+            ("EnsembleStepMaxQueueSizeTest", schedules.full_queues),
+            ("EnsembleParallelFailedEnqueueTest", schedules.full_queue_in_parallel),
+            ("EnsembleBackpressureTest", schedules.backpressure),
         )
     ),
     Stage(
@@ -345,14 +397,54 @@ STAGES = (
         *("L0_simple_ensemble/ensemble_test.py", schedules.ensembles),
         alone="::EnsembleTest::",
     ),
-    Stage(
-        *("L0_metrics/metrics_config_test.py", schedules.counted),
-        (*EXPLICIT, "--load-model", "identity_cache_off"),
-        select="inf_counters_exist or histograms or missing and not inf_counters or off",
+    *(
+        Stage(
+            *("L0_metrics/metrics_config_test.py", schedules.counted),
+            (*_UNCACHED, *(part for one in chosen for part in ("--metrics-config", one))),
+            select=tests,
+            environment={"SUMMARY_QUANTILES": _QUANTILES},
+        )
+        for tests, *chosen in (
+            ("inf_counters_exist or missing and not inf_counters",),
+            ("inf_histograms_exist", "histogram_latencies=true"),
+            ("summaries_exist and inf and not cache", "summary_latencies=true"),
+            (
+                *("inf_counters_missing", "summary_latencies=true"),
+                "counter_latencies=false",
+            ),
+            ("quantiles", "summary_latencies=true", f"summary_quantiles={_QUANTILES}"),
+        )
     ),
     Stage(
-        *("L0_metrics/metrics_config_test.py", schedules.counted, _cache_of(1048576)),
-        select="cache_counters_exist",
+        *("L0_metrics/metrics_config_test.py", schedules.counted),
+        (
+            *(*_cache_of(1048576), *EXPLICIT, "--load-model", "identity_cache_on"),
+            *("--metrics-config", "summary_latencies=true"),
+            *("--metrics-config", "counter_latencies=true"),
+        ),
+        select="cache_counters_exist or cache_summaries_exist or with_cache",
+    ),
+    Stage(
+        *("L0_metrics/metrics_config_test.py", schedules.one_model),
+        select="namespace_off",
+    ),
+    Stage("L0_metrics/cpu_metrics_test.py", schedules.torch_floats),
+    Stage(
+        *("L0_metrics/histogram_metrics_test.py", schedules.decoupled_ensemble),
+        ("--metrics-config", "histogram_latencies=true"),
+        select="ensemble_decoupled",
+    ),
+    *(
+        Stage(
+            *(f"L0_metrics/{file}_test.py", schedules.with_buckets),
+            (*_DECOUPLED, "--metrics-config", f"histogram_latencies={shown}"),
+            select=test,
+            environment={"OVERRIDE_BUCKETS": "-1,0,1,2.5,+Inf"},
+        )
+        for file, test, shown in (
+            ("histogram_metrics", "buckets_override", "true"),
+            ("metrics_config", "histograms_missing", "false"),
+        )
     ),
     Stage("L0_metrics/metrics_queue_size_test.py", schedules.pending),
     Stage(_SHM, schedules.slow_simple, SHARED, "Unregister and http", "", _TYPE_HTTP, alone="::"),
@@ -363,6 +455,17 @@ STAGES = (
         *("L0_sagemaker/sagemaker_test.py", models.add_and_subtract(sm_model="1")),
         ("--http-port", "8080", "--allow-sagemaker", "true"),
         settings={"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "sm_model"},
+    ),
+    *(
+        Stage(
+            *(f"L0_sagemaker/sagemaker_{kind}_test.py", models.generating),
+            ("--http-port", "8080", "--allow-sagemaker", "true"),
+            settings={
+                "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "mock_llm",
+                "SAGEMAKER_TRITON_INFERENCE_TYPE": kind,
+            },
+        )
+        for kind in ("generate", "generate_stream")
     ),
     Stage(
         *("L0_vertex_ai/vertex_ai_test.py", models.add_and_subtract(addsub="1", subadd="3")),

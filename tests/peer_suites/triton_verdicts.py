@@ -53,6 +53,7 @@ NOT_APPLICABLE = {
     f"{_SHM}::SharedMemoryTest::test_python_client_leak": "watches the client's own memory",
     "L0_client_timeout/client_non_infer_timeout_test.py": _DELAYED,
     "L0_http/http_basic_auth_test.py": "tests nginx, which asks for the password",
+    "L0_buffer_attributes": f"{_GPU}: CUDA shared memory",
     "L0_grpc/grpc_basic_auth_test.py": "tests nginx, which asks for the password",
     "common/": "helpers of other tests",
     **_each(
@@ -157,25 +158,6 @@ NOT_APPLICABLE = {
 #: Tests that apply, and that this project does not run yet.
 NOT_RUN = {
     **_each(
-        "its gateway with Python models is not set up yet",
-        *(
-            "L0_",
-            "buffer_attributes",
-            "model_update",
-            "sagemaker/sagemaker_generate_stream_test.py",
-        ),
-        "simple_ensemble/ensemble_backpressure_test.py",
-    ),
-    **_each(
-        "its gateway with Python models is not set up yet",
-        *(f"{_LIFE}::test_", "concurrent_model_instance", "load_new_model_version"),
-        *(
-            "concurrent_model_load$",
-            "shutdown_while_background_unloading",
-            "shutdown_while_loading",
-        ),
-    ),
-    **_each(
         "its backend is not part of Triton's server",
         *("L0_", "pytorch_python_runtime", "orca", "openai", "additional_dependency_dirs"),
     ),
@@ -184,7 +166,6 @@ NOT_RUN = {
 _RESCHEDULING = "requests that are rescheduled (iterative_sequence, set_release_flags)"
 _TRACE = "trace settings"
 _LOG_SETTINGS = "log settings"
-_CHOSEN = "a choice of metrics (--metrics-config)"
 NOT_SUPPORTED = {
     "L0_iterative_sequence": _RESCHEDULING,
     **_each(
@@ -208,20 +189,7 @@ NOT_SUPPORTED = {
     "L0_large_payload/large_payload_test.py": "tensors of 1.9 GB",
     "L0_model_namespacing": "two models of one name (--model-namespacing)",
     f"{_METRICS}::test_model_namespacing_label_with_namespace_on": "--model-namespacing",
-    "L0_metrics/histogram_metrics_test.py": _CHOSEN,
-    **_each(
-        _CHOSEN,
-        *(
-            f"{_METRICS}::test_",
-            "inf_counters_missing",
-            "inf_histograms_missing",
-            "inf_summaries_e",
-        ),
-        *("cache_summaries_exist", "summaries_custom_quantiles"),
-    ),
-    "L0_metrics/cpu_metrics_test.py": "metrics of the machine's processors (nv_cpu_utilization)",
     "L0_sagemaker/sagemaker_multi_model_test.py": "SageMaker's multi-model endpoints",
-    "L0_sagemaker/sagemaker_generate_test.py": "SAGEMAKER_TRITON_INFERENCE_TYPE",
     **_each("--model-config-name", f"{_LIFE}::test_", "add_custom_config", "delete_custom_config"),
     f"{_LIFE}::test_file_override$": "model files sent in a request",
     "L0_sagemaker/sagemaker_request_many_chunks.py": "SageMaker's multi-model endpoints",
@@ -259,6 +227,7 @@ EXPECTED_FAILURES = {
     ),
     "L0_backend_python/test_infer_shm_leak.py::TestInferShmLeak::test_shm_leak [custom_metrics]": ""
     "a histogram has buckets, and no line before its first observation",
+    f"{_METRICS}::test_inf_histograms_missing": "the histogram is there without a choice, too",
     f"{_PARAMETERS}::test_headers$": "a field's value has no space at its end (RFC 9113, 8.2.1)",
     f"{_GENERATE}::test_parameters": "the error does not begin with 'Converting keyword'",
     f"{_DECOUPLED_PYTHON}::test_decoupled_execute_error": "requests of a decoupled model come one "

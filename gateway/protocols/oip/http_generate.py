@@ -7,7 +7,7 @@ sets the status; a later one is the last event, ``{"error": ...}``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from modelport.gateway.errors import Code, Internal, ModelportError
 from modelport.gateway.protocols import request_body, response_encoding
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import DialectRoute
-from modelport.gateway.protocols.http_message import Headers, HttpRequest, HttpResponse
+from modelport.gateway.protocols.http_message import Answer, Headers, HttpRequest, HttpResponse
 from modelport.gateway.protocols.http_response import error_of
 from modelport.gateway.protocols.oip import generate_json, metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
@@ -69,10 +69,15 @@ class GenerateHttp(OipErrors):
         self._service = host.service
         self._manager = host.manager
         self._max_input_bytes = host.max_input_bytes
+        #: Handlers by the last part of the path.
+        self.handlers: Mapping[str, Callable[[str, str, HttpRequest], Answer]] = {
+            "generate": partial(self._serve, self._once),
+            "generate_stream": partial(self._serve, self._events),
+        }
         self.table = self._routes()
 
     def _routes(self) -> Sequence[DialectRoute]:
-        once, events = partial(self._serve, self._once), partial(self._serve, self._events)
+        once, events = self.handlers.values()
         body = {"openapi_extra": oip_schema.ANY_BODY}
         return (
             *model_routes("generate", once, _ONCE, **body),

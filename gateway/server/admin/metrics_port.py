@@ -32,6 +32,7 @@ from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listening_socket import bind
 from modelport.gateway.server.tls.certificate import ServerCertificate, certificate_families
 from modelport.gateway.settings import Settings
+from modelport.gateway.telemetry.machine import MACHINE
 from modelport.gateway.telemetry.metrics import FamiliesCollector
 from modelport.gateway.wire.proto import serving_pb2
 
@@ -40,10 +41,10 @@ _SUFFIX = re.compile(
     rb"^(# (?:HELP|TYPE) (?:nv_\w+|ts_\w+_microseconds|Requests\dXX|:tensorflow:\S+))_total ",
     re.MULTILINE,
 )
-#: The client library sorts labels; TorchServe writes the host last.
-_HOST_FIRST = re.compile(
-    rb'^((?:ts_|Requests)\w+\{)([Hh]ostname="[^"]*"),(.*)(\} \S+)$', re.MULTILINE
-)
+#: The client library sorts labels; TorchServe writes the host last, and Triton a bucket's bound.
+_FIRST = re.compile(rb'^(\w+\{)((?:[Hh]ostname|le)="[^"]*"),(.*)(\} \S+)$', re.MULTILINE)
+#: The client library writes 3 as 3.0 and a large number as 1.5e+09.
+_WHOLE = re.compile(rb"^([^#\n].* )(\d+\.\d+(?:e\+\d+)?)$", re.MULTILINE)
 #: The label of a sample that names its model; a name may have quotes, and no other escapes.
 _MODEL = re.compile(rb'[{,]model(?:_name)?="((?:[^"\\]|\\")*)"')
 _VERSION = re.compile(rb'[{,](?:model_)?version="([^"]*)"')
@@ -80,6 +81,7 @@ def register(
     watcher: FileWatcher,
 ) -> None:
     """Add the metrics of the whole gateway, which its workers do not have."""
+    registry.register(MACHINE)
     registry.register(RolloutCollector(rollouts.service.statuses))
     if certificate is not None:
         registry.register(FamiliesCollector(partial(certificate_families, certificate)))
@@ -97,7 +99,14 @@ def text(registry: CollectorRegistry) -> Text:
             content = content.replace(
                 b"\n# %b %b_total " % (kind, name), b"\n# %b %b " % (kind, name)
             )
-    return exposition.CONTENT_TYPE_LATEST, _HOST_FIRST.sub(rb"\1\3,\2\4", content)
+    content = _WHOLE.sub(_as_integer, _FIRST.sub(rb"\1\3,\2\4", content))
+    return exposition.CONTENT_TYPE_LATEST, content
+
+
+def _as_integer(sample: re.Match[bytes]) -> bytes:
+    """Write a whole number as Triton does, which its users' parsers count on."""
+    value = float(sample[2])
+    return sample[1] + (b"%d" % value if value.is_integer() and value < 2**63 else sample[2])
 
 
 class _CollectedFamilies(CollectorRegistry):

@@ -24,7 +24,7 @@ from modelport.gateway.inference.batching.sequence_tensors import SequenceTensor
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.models import model
-from modelport.gateway.models.model_config import read_config
+from modelport.gateway.models.model_config import FIRST_RESPONSE, histogram_buckets, read_config
 from modelport.gateway.repository import config, config_schema, scheduler_tensors
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import ModelEntry
@@ -341,6 +341,16 @@ COUNT = (
     'batch_input {{ kind: {} target_name: "n" data_type: TYPE_INT32 source_input: "x" }} '
 )
 SCATTER = 'batch_output {{ target_name: "{}" source_input: "{}" }}'
+METRIC = (
+    'model_metrics {{ metric_control {{ metric_identifier {{ family: "{}" }} '
+    "histogram_options {{ buckets: {} }} }} }}"
+)
+
+
+def buckets(text: str, folder: Path) -> Any:
+    return histogram_buckets(config.parse(text))
+
+
 #: Field → what shows an effect, and two configurations that differ in this field alone.
 EFFECTS: dict[str, tuple[Any, str, str]] = {
     "name": (completed, 'name: "m"', 'name: "n"'),
@@ -533,6 +543,12 @@ EFFECTS: dict[str, tuple[Any, str, str]] = {
         entry_points, "", "model_transaction_policy { decoupled: true }",
     ),
     "response_cache.enable": (entry_points, "", "response_cache { enable: true }"),
+    "model_metrics.metric_control.metric_identifier.family": (
+        buckets, METRIC.format(FIRST_RESPONSE, 1), METRIC.format("nv_inference_count", 1),
+    ),
+    "model_metrics.metric_control.histogram_options.buckets": (
+        buckets, METRIC.format(FIRST_RESPONSE, 1), METRIC.format(FIRST_RESPONSE, 2),
+    ),
 }  # fmt: skip
 
 
