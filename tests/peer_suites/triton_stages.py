@@ -325,6 +325,7 @@ STAGES = (
             *("L0_simple_ensemble/ensemble_backpressure_test.py", build),
             select=tests,
             environment={"PARALLEL_FAILED_ENQUEUE_LOOPS": "1"},
+            seconds=300,
         )
         for tests, build in (
             ("EnsembleStepMaxQueueSizeTest", schedules.full_queues),

@@ -53,6 +53,11 @@ NOT_APPLICABLE = {
     f"{_SHM}::SharedMemoryTest::test_python_client_leak": "watches the client's own memory",
     "L0_client_timeout/client_non_infer_timeout_test.py": _DELAYED,
     "L0_http/http_basic_auth_test.py": "tests nginx, which asks for the password",
+    **_each(
+        _GPU,
+        "L0_model_update/instance_update_test.py::TestInstanceUpdate::test_",
+        *("gpu_instance_update", "gpu_cpu_instance_update"),
+    ),
     "L0_buffer_attributes": f"{_GPU}: CUDA shared memory",
     "L0_grpc/grpc_basic_auth_test.py": "tests nginx, which asks for the password",
     "common/": "helpers of other tests",
@@ -227,6 +232,8 @@ EXPECTED_FAILURES = {
     ),
     "L0_backend_python/test_infer_shm_leak.py::TestInferShmLeak::test_shm_leak [custom_metrics]": ""
     "a histogram has buckets, and no line before its first observation",
+    "L0_model_update/instance_update_test.py": "a change of instance_group alone loads the model "
+    "again, with all instances",
     f"{_METRICS}::test_inf_histograms_missing": "the histogram is there without a choice, too",
     f"{_PARAMETERS}::test_headers$": "a field's value has no space at its end (RFC 9113, 8.2.1)",
     f"{_GENERATE}::test_parameters": "the error does not begin with 'Converting keyword'",
