@@ -155,6 +155,8 @@ class Settings(NamedTuple):
     model_control_mode: ModelControlMode = ModelControlMode.NONE
     load_models: tuple[str, ...] = ()
     repository_poll_seconds: float = 15.0
+    #: ``configs/NAME.pbtxt`` of a model's folder replaces its ``config.pbtxt``; empty: none does.
+    model_config_name: str = ""
     #: Folder for copies of models from object storage; None for the user's cache folder.
     repository_cache: Path | None = None
     #: Default of the model parameter ``aspired_version_policy``.

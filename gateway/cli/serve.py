@@ -77,6 +77,12 @@ class ServeOptions(TypedDict, total=False):
         FiniteSeconds(min=0, min_open=True),
         option("repository_poll_seconds"),
     ]
+    model_config_name: Annotated[
+        str,
+        "Configure models by configs/NAME.pbtxt of their folders, where there is one, in place of "
+        "config.pbtxt. Folders of models only.",
+        option(metavar="NAME", default=""),
+    ]
     model_config_file: Annotated[
         AnyPath,
         "File of models and their base paths, as in TensorFlow Serving.",

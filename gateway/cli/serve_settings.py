@@ -335,6 +335,14 @@ def _check_exposure(options: Mapping[str, Any], tls: TlsFiles | None) -> None:
 
 def _check_model_config(options: Mapping[str, Any], model_control_mode: str) -> None:
     """Check TensorFlow Serving's file of models, and that it can be polled if it is to be."""
+    name = options["model_config_name"]
+    if name and not is_model_name(name):
+        raise click.UsageError(f"--model-config-name '{name}' is not the name of a file")
+    repositories = options["model_repositories"]
+    if name and not (repositories and all(isinstance(each, Path) for each in repositories)):
+        raise click.UsageError(
+            "--model-config-name needs --model-repository FOLDER, and no object storage"
+        )
     if options["model_config_file"] is not None:
         from modelport.gateway.repository import model_server_config
 

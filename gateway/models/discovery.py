@@ -117,6 +117,7 @@ class Discovery:
             for each in _distinct(settings.model_repositories)
         ]
         self._standalone = settings.models
+        self._config_name = settings.model_config_name
         self._config_file = (
             ModelServerConfigFile(settings.model_config_file, settings.model_config_poll_seconds)
             if settings.model_config_file is not None
@@ -142,7 +143,9 @@ class Discovery:
 
     def _scan(self) -> dict[str, ModelEntry]:
         repositories = [
-            scan.scan_folder(each) if isinstance(each, Path) else each.found or {}
+            scan.scan_folder(each, self._config_name)
+            if isinstance(each, Path)
+            else each.found or {}
             for each in self._repositories
         ]
         alone = [standalone_model.scan(path, name) for name, path in self._standalone]

@@ -131,13 +131,19 @@ def scan(repositories: Iterable[Path]) -> dict[str, ModelEntry]:
     return {name: entry for name, entry in found.items() if entry.is_model}
 
 
-def scan_folder(repository: Path) -> dict[str, ModelEntry]:
-    """Every model of one repository, and what is beside them; raises as ``scan``."""
+def scan_folder(repository: Path, config_name: str = "") -> dict[str, ModelEntry]:
+    """Every model of one repository, and what is beside them; raises as ``scan``.
+
+    Args:
+        config_name: a model that has ``configs/NAME.pbtxt`` is configured by that file.
+    """
     root = repository.resolve(strict=True)
     found = {}
     for path in sorted(root.iterdir()):
         if not path.name.startswith("."):
-            entry = no_model(path.name, _is_folder(path)) or scan_model(root, path)
+            entry = no_model(path.name, _is_folder(path)) or scan_model(
+                root, path, config_name=config_name
+            )
             found[entry.name] = entry
     return found
 
@@ -224,7 +230,12 @@ def _is_folder(path: Path) -> bool:
         return error.errno != errno.ELOOP
 
 
-def scan_model(root: Path, path: Path, version_name: re.Pattern[str] = VERSION_NAME) -> ModelEntry:
+def scan_model(
+    root: Path,
+    path: Path,
+    version_name: re.Pattern[str] = VERSION_NAME,
+    config_name: str = "",
+) -> ModelEntry:
     """Scan the model in the folder ``path`` of the repository ``root``, as ``scan`` does."""
     name = path.name
     try:
@@ -242,13 +253,16 @@ def scan_model(root: Path, path: Path, version_name: re.Pattern[str] = VERSION_N
             for folder in _folders(path, LIKE_A_VERSION)
             if not version_name.match(folder.name)
         )
-        return ModelEntry(name, path, _read_config(root, path), versions, ignored=ignored)
+        own = path / configuration.FILENAME
+        custom = path / "configs" / f"{config_name}.pbtxt"
+        text = _read_config(root, custom) if config_name else None
+        text = _read_config(root, own) if text is None else text
+        return ModelEntry(name, path, text, versions, ignored=ignored)
     except (OSError, ValueError, IntegrityError) as error:
         return ModelEntry(name, path, problem=_reason(error))
 
 
-def _read_config(root: Path, path: Path) -> str | None:
-    config = path / configuration.FILENAME
+def _read_config(root: Path, config: Path) -> str | None:
     try:
         config.lstat()
     except FileNotFoundError:

@@ -18,7 +18,7 @@ from modelport.gateway.rollout.shared_state.transitions import RolloutCommand
 
 NO_REPOSITORY = (
     "rollouts keep their state in a model repository, and this gateway has none; give one with "
-    "--model-repository, even an empty folder"
+    "--model-repository, even an empty folder, and without --model-config-name"
 )
 
 

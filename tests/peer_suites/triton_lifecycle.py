@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -308,3 +309,21 @@ def another_backend(bench: Bench, root: Path) -> None:
     triton_models.copy(python, folder / "models_v2", "identity_fp32")
     triton_models.renamed(folder / "models_v2", "identity_fp32", "identity_model")
     shutil.rmtree(folder / "models_v2" / "identity_fp32")
+
+
+def custom_configured(there: bool) -> Build:
+    """A model with a folder for another configuration, which is ``there`` or beside the test."""
+
+    def build(bench: Bench, root: Path) -> None:
+        _copy(bench, root, "libtorch")
+        folder, model = beside(bench, root, _LINK), root / _model("libtorch")
+        (model / "configs").mkdir()
+        text = (model / "config.pbtxt").read_text()
+        policy = "version_policy: { specific: { versions: [2] }}"
+        custom = re.sub("^version_policy:.*", policy, text, flags=re.MULTILINE)
+        file = (
+            model / "configs" / "custom.pbtxt" if there else folder / "config.pbtxt.custom.libtorch"
+        )
+        file.write_text(custom)
+
+    return build

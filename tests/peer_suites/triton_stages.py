@@ -71,6 +71,7 @@ _POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "1")
 _UNCACHED = (*EXPLICIT, "--load-model", "identity_cache_off")
 _DECOUPLED = (*EXPLICIT, "--load-model", "async_execute_decouple")
 _QUANTILES = "0.1:0.0.1,0.7:0.01,0.75:0.01"
+_CUSTOM = ("--model-config-name", "custom")
 _STRICT, _LENIENT = ("--strict-readiness", "true"), ("--strict-readiness", "false")
 _LENIENTLY = (*EXPLICIT, *_LENIENT)
 _TWO = ("--model-repository", "{folder}/models_0")
@@ -267,6 +268,8 @@ STAGES = (
             ("test_model_availability_on_reload", lifecycle.reloaded, _RELOADED),
             ("test_model_availability_on_reload_2", lifecycle.reloaded_by_policy, _RELOADED),
             ("test_model_availability_on_reload_3", lifecycle.reloaded_by_policy, _RELOADED),
+            ("test_add_custom_config", lifecycle.custom_configured(False), (*_POLL, *_CUSTOM)),
+            ("test_delete_custom_config", lifecycle.custom_configured(True), (*_POLL, *_CUSTOM)),
             ("test_config_override", lifecycle.overridden, EXPLICIT),
             ("test_file_override", lifecycle.files_overridden, (*EXPLICIT, *_load("onnx"))),
             ("test_file_override_security", lifecycle.files_overridden, EXPLICIT),

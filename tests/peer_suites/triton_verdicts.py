@@ -195,7 +195,6 @@ NOT_SUPPORTED = {
     "L0_model_namespacing": "two models of one name (--model-namespacing)",
     f"{_METRICS}::test_model_namespacing_label_with_namespace_on": "--model-namespacing",
     "L0_sagemaker/sagemaker_multi_model_test.py": "SageMaker's multi-model endpoints",
-    **_each("--model-config-name", f"{_LIFE}::test_", "add_custom_config", "delete_custom_config"),
     f"{_LIFE}::test_file_override$": "model files sent in a request",
     "L0_sagemaker/sagemaker_request_many_chunks.py": "SageMaker's multi-model endpoints",
     f"{_LIFE}::test_parse_error_no_model_config": "--disable-auto-complete-config: a model without "

@@ -33,7 +33,7 @@ class RolloutControl:
         self._settings = settings
         group = ProcessGroup(members, settings.model_repositories)
         self._controller: RolloutController | None = None
-        if settings.model_repositories:
+        if settings.model_repositories and not settings.model_config_name:
             files = RolloutFiles(settings.model_repositories[0], STORE_SECONDS)
             webhooks = RolloutWebhooks(settings.rollout_webhook_secret)
             self._controller = RolloutController(RolloutStore(files), group, webhooks=webhooks)

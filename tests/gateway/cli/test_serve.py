@@ -337,3 +337,19 @@ def test_tab_completion_imports_only_the_command_at_hand(monkeypatch: pytest.Mon
     [found] = completion.get_completions(["serve", "--model-repository"], "mod")
     assert found.type == "file"
     assert set(imported) == {cli.COMMANDS["serve"][0]}
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--model-config-name", "../x"], "'../x' is not the name of a file"),
+        (["--model-config-name", "x", "--model-repository", "s3://bucket/a"], "no object storage"),
+    ],
+)
+def test_a_name_of_configurations_that_has_no_effect_is_refused(
+    tmp_path: Path, flags: list[str], told: str
+) -> None:
+    arguments = ["--model-repository", str(tmp_path)]
+    assert serve.settings_of([*arguments, "--model-config-name", "gpu"]).model_config_name == "gpu"
+    with pytest.raises(click.UsageError, match=told):
+        serve.settings_of([*arguments, *flags])

@@ -331,3 +331,24 @@ def test_a_label_file_linked_from_outside_is_refused(root: Path, tmp_path: Path)
     (root / "m" / "labels.txt").symlink_to(tmp_path / "secret")
     with pytest.raises((OSError, ValueError)):
         only(root).labels("labels.txt")
+
+
+def test_a_configuration_of_another_name_replaces_the_models_own(root: Path) -> None:
+    folder = root / "m"
+    (folder / "config.pbtxt").write_text("own")
+    (folder / "configs").mkdir()
+    (folder / "configs" / "gpu.pbtxt").write_text("named")
+    found = {name: scan_folder(root, name)["m"] for name in ("", "gpu", "cpu")}
+    texts = {name: entry.config_text for name, entry in found.items()}
+    assert texts == {"": "own", "gpu": "named", "cpu": "own"}
+    assert found["gpu"].content != found["cpu"].content == found[""].content
+    assert not found["gpu"].ignored
+
+
+def test_a_configuration_of_another_name_may_not_come_from_outside(
+    root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "gpu.pbtxt").write_text("outside")
+    (root / "m" / "configs").symlink_to(tmp_path)
+    assert "symbolic link out of the repository" in scan_folder(root, "gpu")["m"].problem
+    assert not scan_folder(root)["m"].problem
