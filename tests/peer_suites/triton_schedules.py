@@ -154,11 +154,6 @@ def pending(bench: Bench, root: Path) -> None:
 _ENSEMBLES = "L0_simple_ensemble/test.sh"
 
 
-def full_queues(bench: Bench, root: Path) -> None:
-    made = "max_queue_size_test_models"
-    triton_models.scripted(bench, root, _ENSEMBLES, (34, 35), (153, 209), made=made)
-
-
 def full_queue_in_parallel(bench: Bench, root: Path) -> None:
     made = "parallel_failed_enqueue_test_models"
     triton_models.scripted(bench, root, _ENSEMBLES, (34, 35), (245, 375), made=made)

@@ -328,12 +328,11 @@ STAGES = (
             *("L0_simple_ensemble/ensemble_backpressure_test.py", build),
             select=tests,
             environment={"PARALLEL_FAILED_ENQUEUE_LOOPS": "1"},
-            seconds=300,
+            seconds=120,
         )
         for tests, build in (
-            ("EnsembleStepMaxQueueSizeTest", schedules.full_queues),
             ("EnsembleParallelFailedEnqueueTest", schedules.full_queue_in_parallel),
-            ("EnsembleBackpressureTest", schedules.backpressure),
+            ("single_request or cancellation_under", schedules.backpressure),
         )
     ),
     Stage(

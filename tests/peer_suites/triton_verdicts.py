@@ -162,6 +162,7 @@ NOT_APPLICABLE = {
 
 #: Tests that apply, and that this project does not run yet.
 NOT_RUN = {
+    "L0_torch_aoti": "its models take more than ten minutes to compile",
     **_each(
         "its backend is not part of Triton's server",
         *("L0_", "pytorch_python_runtime", "orca", "openai", "additional_dependency_dirs"),
@@ -190,7 +191,12 @@ NOT_SUPPORTED = {
     "L0_logging/logging_endpoint_test.py": _LOG_SETTINGS,
     **_each(_LOG_SETTINGS, f"{_GRPC_AIO}::test_", "get_log_settings", "update_log_settings"),
     "L0_rate_limiter": "the rate limiter (--rate-limit)",
-    "L0_torch_aoti": "unsigned archives of AOTInductor, native code (--allow-native-code loads it)",
+    **_each(
+        "responses of a decoupled step that overlap in the next steps (max_inflight_requests)",
+        "L0_simple_ensemble/ensemble_backpressure_test.py::Ensemble",
+        *("StepMaxQueueSizeTest", "BackpressureTest::test_concurrent"),
+        "BackpressureTest::test_sequential",
+    ),
     "L0_large_payload/large_payload_test.py": "tensors of 1.9 GB",
     "L0_model_namespacing": "two models of one name (--model-namespacing)",
     f"{_METRICS}::test_model_namespacing_label_with_namespace_on": "--model-namespacing",
