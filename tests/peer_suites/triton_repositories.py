@@ -339,13 +339,6 @@ def special_floats(bench: Bench, root: Path) -> None:
     code.write_text(code.read_text().replace("np.NINF", "-np.inf"))
 
 
-def updated(bench: Bench, root: Path) -> None:
-    _python(bench, root, "model_init_del")
-    model = root / "model_init_del"
-    (model / "1" / "util.py").rename(model / "util.py")
-    beside(bench, root, "L0_model_update/models")
-
-
 def generating(bench: Bench, root: Path) -> None:
     models = bench.source(SERVER) / "qa/python_models/generate_models"
     triton_models.copy(models, root, "mock_llm")

@@ -56,7 +56,6 @@ _NO_BFLOATS = f"{_PLANS}, and without those of BF16, which need a GPU"
 _STRINGS = "ooo or oii or ooi or oio"
 SHARED = ("--allow-client-shm", "true")
 EXPLICIT = ("--model-control-mode", "explicit")
-_UPDATED = {"MODEL_LOG_DIR": "{folder}", "PYTHONDONTWRITEBYTECODE": "True"}
 _THREE = {"BACKENDS": "onnx libtorch openvino"}
 _INFER = {"BACKENDS": "onnx", "ENSEMBLES": "1", "BATCH": "1", "NOBATCH": "1"}
 _SIZES = "L0_http/http_input_size_limit_test.py"
@@ -316,12 +315,6 @@ STAGES = (
         *(_LIFE, lifecycle.loading_each_version, (*EXPLICIT, "--load-model=*")),
         select="test_load_new_model_version",
         settings={"PYTHONDONTWRITEBYTECODE": "True"},
-    ),
-    Stage(
-        *("L0_model_update/instance_update_test.py", models.updated, EXPLICIT),
-        settings=_UPDATED,
-        environment={**_UPDATED, "RATE_LIMIT_MODE": "off"},
-        seconds=120,
     ),
     *(
         Stage(

@@ -190,6 +190,8 @@ NOT_SUPPORTED = {
     **_each(_TRACE, f"{_GRPC_AIO}::test_", "get_trace_settings", "update_trace_settings"),
     "L0_logging/logging_endpoint_test.py": _LOG_SETTINGS,
     **_each(_LOG_SETTINGS, f"{_GRPC_AIO}::test_", "get_log_settings", "update_log_settings"),
+    "L0_model_update": "instances that come and go while the others stay: a change of "
+    "instance_group loads the model again",
     "L0_rate_limiter": "the rate limiter (--rate-limit)",
     **_each(
         "responses of a decoupled step that overlap in the next steps (max_inflight_requests)",
@@ -237,8 +239,6 @@ EXPECTED_FAILURES = {
     ),
     "L0_backend_python/test_infer_shm_leak.py::TestInferShmLeak::test_shm_leak [custom_metrics]": ""
     "a histogram has buckets, and no line before its first observation",
-    "L0_model_update/instance_update_test.py": "a change of instance_group alone loads the model "
-    "again, with all instances",
     f"{_METRICS}::test_inf_histograms_missing": "the histogram is there without a choice, too",
     f"{_PARAMETERS}::test_headers$": "a field's value has no space at its end (RFC 9113, 8.2.1)",
     f"{_GENERATE}::test_parameters": "the error does not begin with 'Converting keyword'",
