@@ -10,17 +10,21 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from modelport.exporters.runtime.file_errors import writing_to
 from modelport.exporters.runtime.temporary_folder import temporary_folder
 from modelport.gateway.cli.declared_options import option
 from modelport.gateway.cli.paths import WrittenPath
-from modelport.gateway.errors import UsageError
+from modelport.gateway.errors import UsageError, first_line
 from modelport.gateway.repository import lock_file
 from modelport.gateway.repository.lock_file import LockFile
 
@@ -109,13 +113,47 @@ def _check_lines(version: Path, lock: LockFile) -> None:
             )
 
 
+def _check_current(version: Path, lock: LockFile) -> None:
+    """Refuse a ``uv.lock`` that was made for other dependencies than the project has."""
+    try:
+        read = tomllib.loads((version / lock.name).read_text())
+        project = tomllib.loads((version / lock_file.PROJECT).read_text())["project"]
+        groups = [
+            project.get("dependencies", []),
+            *project.get("optional-dependencies", {}).values(),
+        ]
+        wanted = {_dependency(Requirement(each)) for group in groups for each in group}
+        roots = [each for each in read["package"] if "." in each["source"].values()]
+        locked = {
+            (each["name"], SpecifierSet(each.get("specifier", "")))
+            for root in roots
+            for each in root.get("metadata", {}).get("requires-dist", [])
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"'{lock.name}' or its {lock_file.PROJECT} cannot be read ({first_line(error)}); lock "
+            "again with 'uv lock'"
+        ) from error
+    if wanted != locked:
+        raise UsageError(
+            f"'{lock.name}' is of other dependencies than its {lock_file.PROJECT} has; lock again "
+            "with 'uv lock'"
+        )
+
+
+def _dependency(requirement: Requirement) -> tuple[str, SpecifierSet]:
+    return canonicalize_name(requirement.name), requirement.specifier
+
+
 def _make(version: Path, lock: LockFile, made: Path, settings: InstallSettings) -> None:
     """Make the environment ``made``."""
     requirements = version / lock.name
     if lock.name == lock_file.UV_LOCK:
+        _check_current(version, lock)
         requirements = made.parent / lock_file.REQUIREMENTS[0]
         _uv(
-            lock, version, "export", "--locked", "--offline", "--no-dev", "--no-emit-project",
+            # With --locked, uv would ask the project's own build about a lock that is out of date.
+            lock, version, "export", "--frozen", "--offline", "--no-dev", "--no-emit-project",
             "--format", "requirements.txt", "--output-file", requirements,
         )  # fmt: skip
     _uv(lock, version, "venv", "--no-project", "--relocatable", "--python", sys.executable, made)

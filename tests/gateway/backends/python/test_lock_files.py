@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from modelport.cli import modelport
+from modelport.exporters.publishing import python_environment
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import lock_file
 from tests.gateway.backends.python import python_models, wheels
@@ -77,8 +78,43 @@ def test_a_uv_lock_is_installed_from_wheels(tmp_path: Path, version: Path) -> No
         project.write('[project.optional-dependencies]\nextra = ["another"]\n')
     refused = publish(tmp_path, version)
     assert refused.exit_code == 2
-    assert "'uv.lock' cannot be installed" in refused.output
+    assert "'uv.lock' is of other dependencies than its pyproject.toml" in refused.output
     assert len([*(tmp_path / "environments").iterdir()]) == 1
+
+
+BUILD = """
+def get_requires_for_build_editable(settings):
+    open({path!r}, "w")
+    return []
+get_requires_for_build_wheel = get_requires_for_build_editable
+"""
+
+
+def test_an_installation_runs_no_code_of_the_version(
+    tmp_path: Path, version: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv asks the build of a project that differs from its lock file, unless it must not."""
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    wheels.write_project(version, wheels.write(tmp_path / "wheels"))
+    project = (version / "pyproject.toml").read_text().replace("version =", "# version =")
+    (version / "pyproject.toml").write_text(
+        project.replace("[project]", '[project]\ndynamic = ["version"]')
+        + '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
+    )
+    ran = tmp_path / "ran"
+    (version / "own.py").write_text(BUILD.format(path=str(ran)))
+    publish(tmp_path, version)
+    assert not ran.exists()
+    shutil.rmtree(tmp_path / "environments")
+    with monkeypatch.context() as patch:  # the known-bad variant
+        run_uv = python_environment._uv
+        patch.setattr(
+            python_environment,
+            "_uv",
+            lambda *given: run_uv(*("--locked" if each == "--frozen" else each for each in given)),
+        )
+        publish(tmp_path, version)
+    assert ran.exists()
 
 
 REFUSED = {
