@@ -25,6 +25,7 @@ _EXTRAS = {
     "PIL": "images",
     "tokenizers": "text",
     "jwt": "jwt",
+    "opentelemetry": "otel",
     **dict.fromkeys(
         (
             *("locust", "gevent", "geventhttpclient", "hdrh", "psutil", "scipy", "jinja2"),

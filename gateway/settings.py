@@ -126,6 +126,36 @@ class MetricsChoice(NamedTuple):
     summary_quantiles: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
+class TraceMode(StrEnum):
+    """The destination of traces: Triton's files, or a collector of OpenTelemetry."""
+
+    TRITON = "triton"
+    OPENTELEMETRY = "opentelemetry"
+
+
+class TraceConfig(NamedTuple):
+    """The settings of traces at the start, with Triton's defaults.
+
+    Attributes:
+        level: ``TIMESTAMPS``, ``TENSORS`` or both; empty: no traces.
+        rate: one of this number of requests is traced; 0: only those with a client's context.
+        limit: traces to collect (``count``); -1: no limit.
+        file, log_frequency: of mode ``triton``: the traces of each file; 0: one file.
+        url: of the collector; empty: as the environment says.
+        resource, batching: attributes of the gateway, and numbers of ``BatchSpanProcessor``.
+    """
+
+    mode: TraceMode = TraceMode.TRITON
+    level: tuple[str, ...] = ()
+    rate: int = 1000
+    limit: int = -1
+    file: str = ""
+    log_frequency: int = 0
+    url: str = ""
+    resource: tuple[tuple[str, str], ...] = ()
+    batching: tuple[tuple[str, int], ...] = ()
+
+
 class PythonModels(NamedTuple):
     """Limits of the workers of Python models.
 
@@ -219,6 +249,7 @@ class Settings(NamedTuple):
     audit_log_max_bytes: int | None = None
     #: One line for each request; None for none.
     access_log: AccessLogSettings | None = None
+    traces: TraceConfig = TraceConfig()
     #: Whether other addresses than loopback are served without access and without mutual TLS.
     insecure: bool = False
     #: Path of the metrics on the HTTP port; empty for none.

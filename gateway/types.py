@@ -188,6 +188,7 @@ class InferRequest:
             none, and the version is the default one. None if it named the version by number.
         unclassified: The outputs before their ``classification``; the service sets it.
         caller: The name of the caller, with whom others take turns (``--access``); empty for none.
+        span: The span of the request, if it is part of a trace (``telemetry.spans``).
     """
 
     model_name: str
@@ -204,6 +205,7 @@ class InferRequest:
     label: str | None = None
     unclassified: list[Tensor] | None = None
     caller: str = ""
+    span: Any = None
 
 
 @dataclass(slots=True)

@@ -326,6 +326,12 @@ class ServeOptions(TypedDict, total=False):
         FiniteSeconds(min=0),
         option("access_log_slow_seconds", default=AccessLogSettings("").slow_seconds),
     ]
+    trace_config: Annotated[
+        str | Sequence[str],
+        "Traces, as in Triton: mode=triton|opentelemetry, level=TIMESTAMPS, rate=N, count=N, "
+        "triton,file=FILE, opentelemetry,url=URL ... Repeatable.",
+        option(metavar="[MODE,]SETTING=VALUE"),
+    ]
     insecure: Annotated[
         bool,
         "Serve everyone on addresses other than loopback, without --access and client "

@@ -33,6 +33,7 @@ from modelport.gateway.settings import (
     is_loopback,
     requires_certificates,
 )
+from modelport.gateway.telemetry import trace_settings
 
 if TYPE_CHECKING:
     from modelport.gateway.repository.signing_keys import PublicKey
@@ -389,6 +390,7 @@ def settings_from(
     access_log: str | None,
     access_log_sample: float,
     access_log_slow_seconds: float,
+    trace_config: tuple[str, ...],
     **options: Any,
 ) -> Settings:
     """Check the options of ``serve`` against each other and make the settings."""
@@ -440,6 +442,7 @@ def settings_from(
         log_format=LogFormat(log_format),
         require_signature=_public_keys(require_signature),
         python_models=python_models,
+        traces=trace_settings.parse_config(trace_config),
         access_log=_access_log(access_log, access_log_sample, access_log_slow_seconds),
         tls=tls,
         http_headers=HeaderRules(options.pop("http_restricted"), options.pop("http_forwarded")),

@@ -154,6 +154,8 @@ class CachedInfer:
     ) -> Answer:
         found = self._store.look_up(key)
         lookup_ns = time.perf_counter_ns() - started
+        if request.span is not None:
+            request.span.child("cache", started, started + lookup_ns, cache_hit=found is not None)
         if found is not None:
             request.timing.cache_hit_ns = lookup_ns
             return found

@@ -19,7 +19,8 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.runtime import offload
 from modelport.gateway.runtime.timer_wheel import within
-from modelport.gateway.telemetry import request_record
+from modelport.gateway.telemetry import request_record, spans
+from modelport.gateway.telemetry.logs import LOGS
 from modelport.gateway.types import (
     Answer,
     Deadline,
@@ -52,13 +53,10 @@ class InferenceService:
     server shuts down, and no caller's turn refuses it.
     """
 
-    def __init__(
-        self, manager: ModelManager, verbose: bool = False, max_seconds: float | None = None
-    ) -> None:
+    def __init__(self, manager: ModelManager, max_seconds: float | None = None) -> None:
         self._manager = manager
         #: The upper limit of every request's deadline.
         self._max_seconds = max_seconds
-        self._verbose = verbose
 
     def infer(self, request: InferRequest, deadline: Deadline, step: bool = False) -> Answer:
         """Answer ``request`` by the version that it names.
@@ -94,7 +92,7 @@ class InferenceService:
         record = request_record.CURRENT.get()
         if record is not None and not step:
             record.infers(version.name, version.number, request)
-        return _RequestInFlight(version, request, self._verbose)
+        return _RequestInFlight(version, request)
 
     def acquire(self, name: str, number: int) -> ServedVersion:
         """Acquire a version for work that is no request of a client; the caller releases it.
@@ -188,6 +186,9 @@ class InferenceService:
                     index += 1
                     asked = time.perf_counter_ns()
             statistics.succeeded(batch, time.perf_counter_ns() - started, timing, streamed=True)
+            if request.span is not None:
+                begun = started + timing.compute_input_ns
+                request.span.child("compute", begun, time.perf_counter_ns(), responses=index)
 
     def is_decoupled(self, request: InferRequest) -> bool:
         """Whether the model gives any number of responses.
@@ -205,6 +206,8 @@ class InferenceService:
         await turns.enter(request.caller, self.limited(deadline), refuses=not step)
         try:
             waited = time.perf_counter_ns() - flight.started
+            if request.span is not None:
+                request.span.child("queue", flight.started, flight.started + waited)
             request.timing.queue_ns += waited
             request.timing.compute_input_ns -= waited  # ``_run`` counts all time until now
             return await finished(self._run(flight, deadline))
@@ -246,11 +249,10 @@ class _RequestInFlight:
     ``started`` and other times are those of ``time.perf_counter_ns``.
     """
 
-    __slots__ = ("_answered", "_verbose", "batch", "request", "started", "validator", "version")
+    __slots__ = ("_answered", "batch", "request", "started", "validator", "version")
 
-    def __init__(self, version: ServedVersion, request: InferRequest, verbose: bool) -> None:
+    def __init__(self, version: ServedVersion, request: InferRequest) -> None:
         self.version, self.request, self.started = version, request, time.perf_counter_ns()
-        self._verbose = verbose
         self.validator = version.validator
         self.batch = self._answered = 0
         version.in_flight += 1
@@ -268,7 +270,9 @@ class _RequestInFlight:
         done = time.perf_counter_ns()
         request.timing.compute_output_ns += done - self._answered
         version.statistics.succeeded(self.batch, done - self.started, request.timing)
-        if self._verbose:
+        if request.span is not None:
+            spans.answered(request, response, self._answered)
+        if LOGS.verbose_level:
             log.debug(
                 "infer", model=version.name, version=version.number, batch_size=self.batch,
                 request_id=_request_id(request), milliseconds=(done - self.started) / 1e6,
@@ -308,7 +312,7 @@ class _RequestInFlight:
             return  # the process ends
         version.statistics.failed(code, time.perf_counter_ns() - self.started)
         if isinstance(error, ModelportError):
-            if self._verbose or code is Code.INTERNAL:
+            if LOGS.verbose_level or code is Code.INTERNAL:
                 log.error(
                     "infer failed", model=version.name, version=version.number,
                     request_id=_request_id(self.request), error=str(error),

@@ -9,11 +9,13 @@ from modelport.gateway.models.control import Control
 from modelport.gateway.models.inference_service import SupportsInference
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols.http_message import HttpRequest
+from modelport.gateway.protocols.oip.process_settings import ProcessSettings
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.protocols.prediction.predictor import Predictor
 from modelport.gateway.protocols.request_body import read as read_body
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
+from modelport.gateway.telemetry.tracer import Tracer
 
 
 @dataclass(eq=False)
@@ -27,6 +29,7 @@ class DialectHost:
         settings: those of ``modelport serve``.
         shared: the shared memory that clients have registered.
         requests: the counters of TensorFlow Serving's metrics.
+        tracer: has the settings of traces.
         splits: the models with a rollout.
     """
 
@@ -36,10 +39,13 @@ class DialectHost:
     control: Control
     shared: SharedMemory
     requests: TfServingRequests
+    tracer: Tracer
     splits: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self.max_input_bytes = self.settings.http_max_input_bytes
+        guarded = self.settings.access is not None
+        self.process = ProcessSettings(self.control, self.manager, self.tracer, guarded)
         self.predictor = Predictor(self.service, self.manager)
 
     async def read(self, request: HttpRequest) -> bytes:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
+from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.extensions import ExtensionTable
 from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.grpc_method import Methods, Rows
 from modelport.gateway.protocols.grpc_reflection import GrpcReflection
-from modelport.gateway.protocols.http import HttpApplication, HttpDialect
+from modelport.gateway.protocols.http import (
+    KEPT_TARGET,
+    ROUTES,
+    HttpApplication,
+    HttpDialect,
+)
 from modelport.gateway.protocols.http_message import Handler
 from modelport.gateway.protocols.oip.grpc import OipGrpc
 from modelport.gateway.protocols.oip.http import OipHttp
@@ -27,7 +34,7 @@ from modelport.gateway.protocols.torchserve.grpc import TorchServeGrpc
 from modelport.gateway.protocols.torchserve.http import TorchServeHttp
 from modelport.gateway.protocols.vertex import VertexApplication
 from modelport.gateway.settings import Settings
-from modelport.gateway.telemetry.request_record import GRPC
+from modelport.gateway.telemetry.request_record import GRPC, RouteNames
 
 
 class DialectDescriptor(NamedTuple):
@@ -104,16 +111,26 @@ class Dialects:
             self.http = VertexApplication(self.application, host, settings.vertex_ai)
             self._vertex_routes = [each.encode() for each in settings.vertex_ai[:2]]
 
-    def describe(self, protocol: str, method: str, path: bytes) -> tuple[str, str]:
-        """The name of the dialect of a request, and its route; empty if no table has it."""
+        self._kept_names = lru_cache(ROUTES)(self._describe)
+
+    def describe(self, protocol: str, method: str, path: bytes) -> RouteNames:
+        """Name the route of a request."""
+        kept = len(path) <= KEPT_TARGET
+        return (self._kept_names if kept else self._describe)(protocol, method, path)
+
+    def _describe(self, protocol: str, method: str, path: bytes) -> RouteNames:
         if protocol == GRPC:
             service, _, name = path.decode("latin-1")[1:].partition("/")
-            known = name in self.grpc.get(service, ())
-            return self._services.get(service, ""), f"{service}/{name}" if known else ""
+            found = self.grpc.get(service, {}).get(name)
+            infers = found is not None and found.operation is Operation.INFER
+            route = f"{service}/{name}" if found else ""
+            return RouteNames(self._services.get(service, ""), route, infers)
         if path in self._vertex_routes:
-            return "vertex", path.decode("latin-1")
-        dialect, route = self.application.describe(method, path)
-        return self._names[dialect], route
+            return RouteNames("vertex", path.decode("latin-1"), method == "POST")
+        dialect, row = self.application.row(method, path)
+        if row is None:
+            return RouteNames(self._names[dialect])
+        return RouteNames(self._names[dialect], row.path, row.operation is Operation.INFER)
 
 
 def find(name: str) -> DialectDescriptor:

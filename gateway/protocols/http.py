@@ -185,7 +185,6 @@ class HttpApplication:
         self._api = self._build(dialects)
         self._framework = handler_of(self._api)
         self._kept_route = lru_cache(ROUTES)(self._route)
-        self._kept_names = lru_cache(ROUTES)(self._names)
 
     def __call__(self, request: HttpRequest) -> Answer:
         """Answer ``request``."""
@@ -238,11 +237,8 @@ class HttpApplication:
         """Make the response to a request that is not served, in the format of its dialect."""
         return _failed(self._dialect_of(request.path), request, error)
 
-    def describe(self, method: str, target: bytes) -> tuple[HttpDialect, str]:
-        """The dialect of a request, and the path of its table's route; empty for another route."""
-        return (self._kept_names if len(target) <= KEPT_TARGET else self._names)(method, target)
-
-    def _names(self, method: str, target: bytes) -> tuple[HttpDialect, str]:
+    def row(self, method: str, target: bytes) -> tuple[HttpDialect, DialectRoute | None]:
+        """The dialect of a request, and the row of its table; None: FastAPI serves it."""
         path = target.decode("latin-1")
         dialects = self._dialects_of(unquote(path)) or [self._first]
         for dialect in dialects:
@@ -250,8 +246,8 @@ class HttpApplication:
         for dialect in dialects:
             for row in dialect.table:
                 if row.method == method and row.find(path) is not None:
-                    return dialect, row.path
-        return dialects[0], ""
+                    return dialect, row
+        return dialects[0], None
 
     def fail(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
         """Make the response to an error on a path that is no dialect's, in the first one's format.

@@ -50,6 +50,7 @@ from modelport.gateway.telemetry.logs import gateway_log
 from modelport.gateway.telemetry.metrics import FamiliesCollector, registry
 from modelport.gateway.telemetry.request_record import RequestObserver
 from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
+from modelport.gateway.telemetry.tracer import Tracer
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire import json_text
 
@@ -101,19 +102,18 @@ class GatewayServer:
         self._alone = make_control is None
         self.manager = ModelManager(settings, make_host=self._host)
         self.control: Control = (make_control or LocalControl)(self.manager)
-        self._service = InferenceService(
-            self.manager, settings.log_verbose > 0, settings.max_request_timeout_seconds
-        )
+        self._service = InferenceService(self.manager, settings.max_request_timeout_seconds)
         self.rollouts = Rollouts(self._service)
         self.participant = RolloutParticipant(self.manager, self.rollouts)
         requests = TfServingRequests()
-        self.dialects = Dialects(self._dialect_host(requests))
         self._observer = RequestObserver()
+        self._tracer = Tracer(settings.traces, self._observer, worker)
+        self.dialects = Dialects(self._dialect_host(requests))
         self._observer.describe = self.dialects.describe
         self._access_log: AccessLog | None = None
         if settings.access_log is not None:
             self._access_log = AccessLog(settings.access_log, worker)
-            self._observer.add(self._access_log)
+            self._observer.log(self._access_log)
         self.registry = registry(
             self.manager.statistics, requests, self.manager, request_memory.PROCESS, self._alone,
             settings.metrics,
@@ -158,6 +158,7 @@ class GatewayServer:
             self._background.callback(self._access.close)
         if self._access_log is not None:
             self._background.callback(self._access_log.file.close)
+        self._background.callback(self._tracer.close)
 
     def _host(self, manager: ModelManager) -> Host:
         return Host(
@@ -178,7 +179,7 @@ class GatewayServer:
             parts = guard(parts, self._access.quotas)
         if settings.http_headers.forwarded or settings.grpc_headers.forwarded:
             parts = parts._replace(service=ForwardingService(parts.service))
-        return DialectHost(settings, *parts, shared, requests, self.rollouts.splits)
+        return DialectHost(settings, *parts, shared, requests, self._tracer, self.rollouts.splits)
 
     def _handler(self) -> Handler:
         """The handler of the HTTP port, behind authentication."""

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from modelport.gateway.server.grpc.service import Ending
 
 
-def begin(observer: RequestObserver, request: HttpRequest, context: Context) -> RequestRecord:
+def begin(
+    observer: RequestObserver, request: HttpRequest, context: Context
+) -> RequestRecord | None:
     """Make the record of an HTTP request whose handler is about to be called in ``context``."""
     protocol, client = f"HTTP/{request.version}", _address(request.peer)
     return observer.begin(
@@ -62,13 +64,14 @@ def refused(
     path = path.partition(b"?")[0]
     record = observer.begin("HTTP", method, path, fields, _address(peer), Context())
     status, message = error
-    record.failed(message)
-    record.end(int(status[:3]), is_failure=True)
+    if record is not None:
+        record.failed(message)
+        record.end(int(status[:3]), is_failure=True)
 
 
 def begin_call(
     observer: RequestObserver, path: bytes, fields: Fields, peer: tuple[str, int] | None
-) -> RequestRecord:
+) -> RequestRecord | None:
     """Make the record of a gRPC call, whose handler is to run in the record's context."""
     return observer.begin(GRPC, "", path, dict(fields), peer[0] if peer else "", Context())
 

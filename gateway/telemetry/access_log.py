@@ -62,7 +62,7 @@ def line(record: RequestRecord, worker: int | None = None) -> bytes:
         "client": record.client,
         "caller": record.caller[:MAX_TEXT],
         "protocol": record.protocol,
-        "dialect": record.description()[0],
+        "dialect": record.route().dialect,
         "method": record.method[:MAX_TEXT],
         "path": record.path[:MAX_TEXT].decode("latin-1"),
         "status": record.status,
@@ -72,6 +72,7 @@ def line(record: RequestRecord, worker: int | None = None) -> bytes:
         "id": record.id[:MAX_TEXT],
         "rollout": record.side[:MAX_TEXT],
         "error": record.error[:MAX_TEXT],
+        "trace_id": "" if record.span is None else f"{record.span.trace.id:032x}",
     }
     fields = {name: value for name, value in fields.items() if value}
     fields["request_bytes"] = record.request_bytes

@@ -6,11 +6,12 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, TextIO
 
 import structlog
 
+from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.runtime import terminal
 from modelport.gateway.settings import LogFormat
 from modelport.gateway.telemetry import native_lines
@@ -40,8 +41,10 @@ class _StandardError:
 def _without_control_characters(_: Any, __: str, event: MutableMapping[str, Any]) -> Any:
     """Escape what a terminal would obey: names and messages come from outside.
 
-    Stack traces keep their lines.
+    Stack traces keep their lines; JSON escapes by itself.
     """
+    if LOGS.format is LogFormat.JSON:
+        return event
     for key, value in event.items():
         if isinstance(value, str) and not value.isprintable():
             kept = "\n\t" if key in ("exception", "stack") else ""
@@ -49,6 +52,85 @@ def _without_control_characters(_: Any, __: str, event: MutableMapping[str, Any]
                 c if c.isprintable() or c in kept else repr(c)[1:-1] for c in value
             )
     return event
+
+
+class LogSettings:
+    """The settings of the log of this process, which may change while it runs.
+
+    Attributes:
+        info, warning, error: Whether lines of the level are written.
+        verbose_level: Above 0, every request is logged, too.
+        is_first: Whether this is the only process or the first worker, which logs what all have in
+            common.
+    """
+
+    def __init__(self) -> None:
+        self.info = self.warning = self.error = self.is_first = True
+        self.verbose_level = 0
+        self.format = LogFormat.DEFAULT
+
+    def drop_unwanted(self, _: Any, name: str, event: Any) -> Any:
+        """Drop an event of a level that is not written."""
+        if name in ("warning", "warn"):
+            wanted = self.warning
+        elif name == "info":
+            wanted = self.info and (self.is_first or self.verbose_level > 0)
+        elif name == "debug":
+            wanted = self.verbose_level > 0
+        else:
+            wanted = self.error
+        if not wanted:
+            raise structlog.DropEvent
+        return event
+
+    def document(self) -> dict[str, Any]:
+        """The settings as Triton's logging extension reports them."""
+        return {
+            "log_file": "",
+            "log_info": self.info,
+            "log_warning": self.warning,
+            "log_error": self.error,
+            "log_verbose_level": self.verbose_level,
+            "log_format": self.format.value,
+        }
+
+    def update(self, changes: Mapping[str, Any]) -> None:
+        """Change settings, checked by ``read_log_changes``."""
+        for name, value in changes.items():
+            setattr(self, name.removeprefix("log_"), value)
+        self.format = LogFormat(self.format)
+
+
+#: Of this process.
+LOGS = LogSettings()
+
+
+def read_log_changes(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the changes of a request; None changes nothing.
+
+    Raises:
+        InvalidArgument: A value is not one of the setting.
+        Unsupported: The setting cannot be changed.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in document.items():
+        if name not in LOGS.document():
+            known = ", ".join(LOGS.document())
+            raise InvalidArgument(f"there is no log setting '{name[:64]}'; there are: {known}")
+        if value is None:
+            continue
+        if name == "log_file":
+            raise Unsupported("log file location can not be updated through network protocol")
+        if name == "log_verbose_level":
+            if type(value) is not int or not 0 <= value < 2**31:
+                raise InvalidArgument(f"expect an integer from 0 to 2147483647 for '{name}'")
+        elif name == "log_format":
+            if value not in [each.value for each in LogFormat]:
+                raise InvalidArgument(f"invalid argument for --log_format, got: {str(value)[:64]}")
+        elif type(value) is not bool:
+            raise InvalidArgument(f"expect boolean for '{name}'")
+        changes[name] = value
+    return changes
 
 
 @contextlib.contextmanager
@@ -74,25 +156,35 @@ def configure_logging(
     the others log warnings and errors, unless ``verbose``.
     """
     output: Any = _StandardError(stream)
-    renderer: Any = structlog.processors.JSONRenderer()
-    if log_format is not LogFormat.JSON:
-        renderer = structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty() and not terminal.is_plain()
-        )
-    stamp = "iso" if log_format is not LogFormat.DEFAULT else "%H:%M:%S.%f"
+    colors = sys.stderr.isatty() and not terminal.is_plain()
+    console, dump = (
+        structlog.dev.ConsoleRenderer(colors=colors),
+        structlog.processors.JSONRenderer(),
+    )
+    own_stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False)
+    iso_stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
+    LOGS.format, LOGS.verbose_level = log_format, verbose
+    LOGS.is_first = not worker
+
+    def stamped(logger: Any, name: str, event: Any) -> Any:
+        stamp = own_stamp if LOGS.format is LogFormat.DEFAULT else iso_stamp
+        return stamp(logger, name, event)
+
+    def renderer(logger: Any, name: str, event: Any) -> Any:
+        return (dump if LOGS.format is LogFormat.JSON else console)(logger, name, event)
+
     shared: list[Any] = [
+        LOGS.drop_unwanted,
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt=stamp, utc=log_format is not LogFormat.DEFAULT),
+        stamped,
         structlog.processors.format_exc_info,
+        _without_control_characters,
     ]
-    if log_format is not LogFormat.JSON:
-        shared.append(_without_control_characters)
     if worker is not None:
         shared.append(lambda _, __, event: {**event, "worker": worker})
-    least = logging.WARNING if worker else logging.INFO
     structlog.configure(
         processors=[*shared, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else least),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.WriteLoggerFactory(output),
         cache_logger_on_first_use=True,
     )

@@ -12,16 +12,33 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
+from typing import NamedTuple, Protocol
 
+from modelport.gateway.telemetry.spans import Span
 from modelport.gateway.types import InferRequest, Timing
 
 #: The id of a request in logs, and the bytes of it that are kept.
 REQUEST_ID, MAX_REQUEST_ID = b"x-request-id", 128
 GRPC = "gRPC"
+#: The headers of a request, names in lower case.
+Fields = Mapping[bytes, bytes]
 #: nginx's status of a request whose client did not wait for the response.
 CLIENT_CLOSED_REQUEST = 499
-#: The names of dialect and route of a request, by protocol, method and path.
-Describe = Callable[[str, str, bytes], tuple[str, str]]
+
+
+class RouteNames(NamedTuple):
+    """The names of a request's dialect and route, and whether it is for inference.
+
+    The route is empty if no table of a dialect has it.
+    """
+
+    dialect: str = ""
+    route: str = ""
+    infers: bool = False
+
+
+#: Names the route of a request by its protocol, method and path.
+Describe = Callable[[str, str, bytes], RouteNames]
 
 
 class RequestRecord:
@@ -37,13 +54,15 @@ class RequestRecord:
         side: The side of a rollout that answers: ``baseline`` or ``candidate``.
         error: The message of its error.
         streams: Whether each message of the request is one with a record of its own.
+        chosen: Whether the request is to be traced.
+        span: The span of the whole request, if it is part of a trace.
     """
 
     __slots__ = (
-        "_observer", "caller", "client", "context", "ended", "ended_ns", "error", "fields",
-        "grpc_status", "id", "is_failure", "method", "model", "path", "protocol", "request_bytes",
-        "request_id", "response_bytes", "side", "started_at", "started_ns", "status", "streams",
-        "timing", "version",
+        "_observer", "caller", "chosen", "client", "context", "ended", "ended_ns", "error",
+        "fields", "grpc_status", "id", "is_failure", "method", "model", "path", "protocol",
+        "request_bytes", "request_id", "response_bytes", "side", "span", "started_at",
+        "started_ns", "status", "streams", "timing", "version",
     )  # fmt: skip
 
     def __init__(
@@ -52,7 +71,7 @@ class RequestRecord:
         protocol: str,
         method: str,
         path: bytes,
-        fields: Mapping[bytes, bytes],
+        fields: Fields,
         client: str,
         context: Context,
     ) -> None:
@@ -65,12 +84,20 @@ class RequestRecord:
         self.version = self.status = self.request_bytes = self.response_bytes = 0
         self.ended_ns = 0
         self.timing: Timing | None = None
+        self.span: Span | None = None
+        self.chosen = False
         self.ended = self.is_failure = self.streams = False
 
     def infers(self, model: str, version: int, request: InferRequest) -> None:
         """Note the inference request, and the version that answers it."""
         self.model, self.version, self.id = model, version, request.id
         self.timing = request.timing
+        tracer = self._observer.tracer
+        if tracer is not None and self.span is None:
+            tracer.begin(self)
+            if self.span is not None:
+                self.span.child("decode", self.started_ns, time.perf_counter_ns())
+        request.span = self.span
 
     def failed(self, message: str) -> None:
         """Note the first error."""
@@ -84,6 +111,9 @@ class RequestRecord:
             self._observer, self.protocol, self.method, self.path, self.fields, self.client, context
         )
         made.request_id, made.caller, made.request_bytes = self.request_id, self.caller, size
+        tracer = self._observer.tracer
+        if tracer is not None:
+            made.chosen = bool(tracer.wants(self.protocol, self.method, self.path, self.fields))
         CURRENT.set(made)
         return made
 
@@ -102,9 +132,24 @@ class RequestRecord:
         if not self.streams or is_failure:
             self._observer.end(self)
 
-    def description(self) -> tuple[str, str]:
-        """The names of dialect and route; the latter is empty if no table has it."""
+    def route(self) -> RouteNames:
         return self._observer.describe(self.protocol, self.method, self.path)
+
+
+class RequestTracer(Protocol):
+    """Chooses the requests that are traced, and exports their traces."""
+
+    def wants(self, protocol: str, method: str, path: bytes, fields: Fields) -> bool | None:
+        """Whether to trace a request that has begun, called once for each.
+
+        False: its model or its client may ask for it. None: neither does.
+        """
+
+    def begin(self, record: RequestRecord) -> None:
+        """Give an inference request its span, if it is to have one."""
+
+    def end(self, record: RequestRecord) -> None:
+        """Export the trace of a request that has ended."""
 
 
 CURRENT: ContextVar[RequestRecord | None] = ContextVar("record", default=None)
@@ -116,38 +161,51 @@ class RequestObserver:
     Attributes:
         active: Whether there is any.
         describe: Set once, when the dialects are known.
+        access_log, tracer: The parties; None: there is none.
     """
 
     def __init__(self) -> None:
         self.active = False
-        self.describe: Describe = lambda protocol, method, path: ("", "")
-        self._parties: tuple[Callable[[RequestRecord], None], ...] = ()
+        self.describe: Describe = lambda protocol, method, path: RouteNames()
+        self.access_log: Callable[[RequestRecord], None] | None = None
+        self.tracer: RequestTracer | None = None
 
-    def add(self, party: Callable[[RequestRecord], None]) -> None:
-        self._parties = (*self._parties, party)
-        self.active = True
+    def log(self, access_log: Callable[[RequestRecord], None]) -> None:
+        self.access_log, self.active = access_log, True
 
-    def remove(self, party: Callable[[RequestRecord], None]) -> None:
-        self._parties = tuple(each for each in self._parties if each != party)
-        self.active = bool(self._parties)
+    def trace(self, tracer: RequestTracer | None) -> None:
+        """Trace requests from now on, or no longer."""
+        self.tracer = tracer
+        self.active = tracer is not None or self.access_log is not None
 
     def begin(
         self,
         protocol: str,
         method: str,
         path: bytes,
-        fields: Mapping[bytes, bytes],
+        fields: Fields,
         client: str,
         context: Context,
-    ) -> RequestRecord:
-        """Make the record of a request, which the parts that run in ``context`` find."""
+    ) -> RequestRecord | None:
+        """Make the record of a request, which the parts that run in ``context`` find.
+
+        There is none if nobody wants it.
+        """
+        chosen = None
+        if self.tracer is not None:
+            chosen = self.tracer.wants(protocol, method, path, fields)
+        if chosen is None and self.access_log is None:
+            return None
         record = RequestRecord(self, protocol, method, path, fields, client, context)
+        record.chosen = bool(chosen)
         context.run(CURRENT.set, record)
         return record
 
     def end(self, record: RequestRecord) -> None:
-        for party in self._parties:
-            party(record)
+        if self.tracer is not None:
+            self.tracer.end(record)
+        if self.access_log is not None:
+            self.access_log(record)
 
 
 #: The observer of a listener that nobody observes.

@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import InvalidArgument, TimedOut
 from modelport.gateway.repository.routes_file import ModelRoute
+from modelport.gateway.telemetry import spans
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream.background import is_cancelled
 from modelport.gateway.upstream.credentials import RouteAuthentication
@@ -241,12 +242,18 @@ async def unary(
         EndpointFailed: the server is down, not ready, or its answer is damaged.
         ModelportError: what the server says of the request.
     """
-    via = literal(_VIA, via_header.onward("2").encode("latin-1"))
-    content = message_of(await exchange(call, message, limit, via))
+    content = message_of(await exchange(call, message, limit, _onward()))
     try:
         return reply(content)
     except DecodeError as error:
         raise EndpointFailed(FailureKind.DAMAGED, "it is not a valid message") from error
+
+
+def _onward() -> bytes:
+    """The header fields of a client's request that is passed on."""
+    fields = [literal(_VIA, via_header.onward("2").encode("latin-1"))]
+    fields += [literal(name.encode(), value.encode()) for name, value in spans.onward().items()]
+    return b"".join(fields)
 
 
 async def replies(
@@ -265,8 +272,7 @@ async def replies(
     Raises:
         EndpointFailed, ModelportError: as ``unary``.
     """
-    via = literal(_VIA, via_header.onward("2").encode("latin-1")) if onward else b""
-    got = await exchange(call, message, limit, via, GrpcReplies)
+    got = await exchange(call, message, limit, _onward() if onward else b"", GrpcReplies)
     assert isinstance(got, GrpcReplies)
     try:
         while content := await got.take():

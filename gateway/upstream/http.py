@@ -16,6 +16,7 @@ from yarl import URL
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, TimedOut
 from modelport.gateway.repository.routes_file import ModelRoute
+from modelport.gateway.telemetry import spans
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream import connection_errors, grpc_status
 from modelport.gateway.upstream.credentials import RouteAuthentication
@@ -191,7 +192,7 @@ class HttpSession:
         """The exchange as a context manager; the server gets the rest of ``limit`` as a header."""
         url = URL(f"{self._scheme}://{address}{path}", encoded=True)
         data = io.BytesIO(body) if body is not None and len(body) > WHOLE_BYTES else body
-        headers = {**(headers or {}), via_header.HEADER: via_header.onward("1.1")}
+        headers = {**(headers or {}), via_header.HEADER: via_header.onward("1.1"), **spans.onward()}
         if authorization := self._authentication.authorization:
             headers["authorization"] = authorization
         remaining = limit.remaining()

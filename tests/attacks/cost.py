@@ -43,8 +43,10 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
-from modelport.gateway.settings import Settings
+from modelport.gateway.settings import Settings, TraceConfig
+from modelport.gateway.telemetry.request_record import RequestObserver
 from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
+from modelport.gateway.telemetry.tracer import Tracer
 from tests import models, processor
 from tests.server import Gateway, serving
 
@@ -286,7 +288,8 @@ def methods() -> list[tuple[str, str, Any]]:
     control: Any = _NoControl()
     shared = SharedMemory(SharedMemoryRegions(False), control, 1)
     service = InferenceService(manager)
-    host = DialectHost(settings, service, manager, control, shared, TfServingRequests())
+    tracer = Tracer(TraceConfig(), RequestObserver())
+    host = DialectHost(settings, service, manager, control, shared, TfServingRequests(), tracer)
     table = Dialects(host).grpc
     found = []
     for service, rows in table.items():

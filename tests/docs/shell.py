@@ -27,6 +27,7 @@ NOT_RUN = {
     r"(ray|serve|export PYTHONPATH=\S+|export RAY_\S+) ": "needs a Ray cluster: make ray",
     r"hf download ": "needs the network; the test writes small models in their places",
     r"locust (?!.*--headless)": "a web page that runs until it is closed",
+    r"export OTEL_": "needs a collector: tests/gateway/telemetry/test_traces.py",
     r"make ": "runs the tests, or takes minutes: .ci/run and the release run these targets",
     r"modelport export resnet50|modelport export deeplab": "the extra all has no timm",
     r"modelport compare .*--json-report|python -m modelport\.loadtests\.report": "installs other "

@@ -136,7 +136,10 @@ class Instances:
         if job.reply.done() or job.deadline.expired:
             result = TimedOut()
         else:
-            request.timing.queue_ns += time.perf_counter_ns() - job.queued_ns
+            now_ns = time.perf_counter_ns()
+            request.timing.queue_ns += now_ns - job.queued_ns
+            if request.span is not None:
+                request.span.child("queue", job.queued_ns, now_ns)
             try:
                 result = self._run(request)
             except BaseException as error:  # re-raised in the caller

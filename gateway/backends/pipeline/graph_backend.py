@@ -210,6 +210,8 @@ class GraphBackend:
             trace=request.trace,
             caller=request.caller,
         )
+        if request.span is not None:
+            asked.span = request.span.child("step", step=step.name, step_model=step.model)
         return asked, rows
 
     async def _run(
@@ -219,7 +221,12 @@ class GraphBackend:
             asked, rows = self._request(step, state, request)
             if asked is not None:
                 limited = deadline.earliest(step.timeout_seconds)
-                state.add(step, await finished(self._host.infer(asked, limited)), rows)
+                try:
+                    answer = await finished(self._host.infer(asked, limited))
+                finally:
+                    if asked.span is not None:
+                        asked.span.end()
+                state.add(step, answer, rows)
                 return
         except ModelportError as error:
             if not step.skips or deadline.expired:

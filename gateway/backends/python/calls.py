@@ -104,6 +104,7 @@ class WorkerCalls:
         if caller is not None:
             deadline = caller.deadline
             request.trace, request.caller = caller.request.trace, caller.request.caller
+            request.span = caller.request.span
         answer = self._stream if decoupled else self._infer
         self._begin(frame.number, answer(frame.number, request, deadline), caller)
 

@@ -99,13 +99,14 @@ def request_frame(
 
 def _extra(request: InferRequest) -> list[Any] | None:
     """Id, correlation id, flags, timeout, parameters and trace; None: all have their defaults."""
-    parameters = request.parameters
+    parameters, span = request.parameters, request.span
+    trace = None if span is None else orjson.dumps(dict(span.headers())).decode()
     if not parameters:
-        return [request.id, 0, 0, 0, "{}", None] if request.id else None
+        return [request.id, 0, 0, 0, "{}", trace] if request.id or trace else None
     flags = bool(parameters.get("sequence_start")) | bool(parameters.get("sequence_end")) << 1
     own = {key: value for key, value in parameters.items() if key not in _OWN}
     sequence, timeout = parameters.get("sequence_id", 0), parameters.get("timeout", 0)
-    return [request.id, sequence, flags, timeout, orjson.dumps(own).decode(), None]
+    return [request.id, sequence, flags, timeout, orjson.dumps(own).decode(), trace]
 
 
 def parsed(meta: bytes) -> Any:

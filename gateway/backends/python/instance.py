@@ -335,6 +335,8 @@ class Instance:
             member.number, member.instance = number, self
             member.sent_at = now
             member.request.timing.queue_ns += now_ns - member.queued_ns
+            if member.request.span is not None:
+                member.request.span.child("queue", member.queued_ns, now_ns)
             self._outstanding[number] = member
         # One that computes does not wait for the frame.
         self._worker.send(frame, soon=len(self._batches) > 1)

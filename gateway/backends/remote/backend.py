@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from modelport.gateway.backend_registry import RemoteVersions
 from modelport.gateway.backends.base import ELSEWHERE, Artifact
@@ -32,6 +32,7 @@ from modelport.gateway.errors import (
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute, UpstreamProtocol
 from modelport.gateway.repository.scan import VERSION_NAME
+from modelport.gateway.telemetry import spans
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
 from modelport.gateway.upstream.outlier_detection import Endpoint, EndpointFailed, FailureKind
 from modelport.gateway.upstream.pool import EndpointPool, on_loop, outcome
@@ -210,9 +211,17 @@ class RemoteBackend:
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         started = time.perf_counter_ns()
         via_header.CURRENT.set(request.via)  # the task of a batch may belong to another request
+        spans.UPSTREAM.set(request.span)
 
         async def attempt(endpoint: Endpoint, limit: Deadline) -> InferResponse:
-            return self._response(await self._server.infer(endpoint.address, request, limit))
+            if request.span is None:
+                return self._response(await self._server.infer(endpoint.address, request, limit))
+            span = self._span(request, endpoint)
+            spans.UPSTREAM.set(span)
+            try:
+                return self._response(await self._server.infer(endpoint.address, request, limit))
+            finally:
+                span.end()
 
         retried = NOT_PROCESSED if SEQUENCE in request.parameters else IDEMPOTENT
         response = await self._pool.call(attempt, deadline, retried)
@@ -229,10 +238,13 @@ class RemoteBackend:
         server = self._server
         assert isinstance(server, StreamingClient)  # checked at load
         via_header.CURRENT.set(request.via)
+        spans.UPSTREAM.set(request.span)
         answers: AsyncGenerator[RemoteResponse, None]
 
         async def first(endpoint: Endpoint, _: Deadline) -> tuple[Endpoint, RemoteResponse | None]:
             nonlocal answers
+            if request.span is not None:
+                spans.UPSTREAM.set(self._span(request, endpoint))
             answers = server.stream(endpoint.address, request, deadline)
             return endpoint, await anext(answers, None)
 
@@ -244,6 +256,19 @@ class RemoteBackend:
             while answer is not None:
                 yield self._response(answer)
                 answer = await self._pool.proceed(endpoint, following, deadline)
+
+    def _span(self, request: InferRequest, endpoint: Endpoint) -> Any:
+        """The span of an attempt at an endpoint, whose context the attempt carries."""
+        span = request.span.child("attempt")
+        if span is not request.span:
+            host, _, port = endpoint.address.rpartition(":")
+            span.client = True
+            span.attributes |= {"server.address": host, "server.port": int(port)}
+            if self._route.protocol is UpstreamProtocol.GRPC:
+                span.attributes["rpc.system.name"] = "grpc"
+            else:
+                span.attributes["http.request.method"] = "POST"
+        return span
 
     def _response(self, answer: RemoteResponse) -> InferResponse:
         name, version = self._artifact.model_name, self._artifact.version

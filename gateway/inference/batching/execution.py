@@ -11,7 +11,7 @@ from modelport.gateway.backends.capabilities import Outcome, Together
 from modelport.gateway.errors import TimedOut, Unavailable
 from modelport.gateway.inference.batching.joining import Joiner
 from modelport.gateway.inference.batching.queue import QueuedRequest
-from modelport.gateway.telemetry import Statistics
+from modelport.gateway.telemetry import Statistics, spans
 from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, finished
 
 
@@ -36,7 +36,10 @@ class BatchRunner:
         """The outcome of each of ``members``, which can be joined."""
         started = time.monotonic_ns()
         for waiting in members:
-            waiting.request.timing.queue_ns += started - waiting.queued_ns
+            request = waiting.request
+            request.timing.queue_ns += started - waiting.queued_ns
+            if request.span is not None:
+                request.span.child("queue", waiting.queued_ns, started)
         if len(members) == 1:
             return [await self._run_alone(members[0])]
         requests = [waiting.request for waiting in members]
@@ -67,6 +70,8 @@ class BatchRunner:
     ) -> Sequence[Outcome]:
         """Run a batch of a backend that takes its requests side by side."""
         assert self._together is not None
+        size = sum(waiting.size for waiting in members)
+        batch = spans.of_batch(requests, size)
         try:
             outcomes = await self._together(
                 requests,
@@ -75,7 +80,9 @@ class BatchRunner:
             )
         except Exception as error:
             return [copy.copy(error) for _ in members]
-        size = sum(waiting.size for waiting in members)
+        finally:
+            if batch is not None:
+                spans.end_batch(batch)
         self._statistics.executed(size, requests[0].timing)
         for request in requests:
             request.timing.counted, request.timing.batch_size = True, size
@@ -86,13 +93,17 @@ class BatchRunner:
     ) -> Sequence[InferResponse]:
         started = time.perf_counter_ns()
         joined = self._joiner.join(requests)
-        timing = joined.timing
+        size, timing = self._joiner.size(joined), joined.timing
         timing.compute_input_ns = time.perf_counter_ns() - started
-        response = await finished(self._infer(joined, deadline))
+        joined.span = spans.of_batch(requests, size)
+        try:
+            response = await finished(self._infer(joined, deadline))
+        finally:
+            if joined.span is not None:
+                spans.end_batch(joined.span)
         answered = time.perf_counter_ns()
         answers = self._joiner.split(response, joined, requests)
         timing.compute_output_ns = time.perf_counter_ns() - answered
-        size = self._joiner.size(joined)
         self._statistics.executed(size, timing)
         for request in requests:
             each = request.timing

@@ -247,7 +247,10 @@ class SequenceScheduler:
             queued.request, sequence.id, sequence.states, queued.start, queued.end
         )
         if queued.decoupled:
-            queued.request.timing.queue_ns += time.monotonic_ns() - queued.queued_ns
+            now_ns = time.monotonic_ns()
+            queued.request.timing.queue_ns += now_ns - queued.queued_ns
+            if queued.request.span is not None:
+                queued.request.span.child("queue", queued.queued_ns, now_ns)
             settle(queued.reply, prepared)
         return prepared
 

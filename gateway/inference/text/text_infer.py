@@ -255,6 +255,7 @@ class TextInfer:
             timing=request.timing,
             via=request.via,
             caller=request.caller,
+            span=request.span,
         )
         self._validator.check(found)
         return found

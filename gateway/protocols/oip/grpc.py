@@ -9,6 +9,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
+from modelport.gateway.access.context import enter
 from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import Code, Decoupled, ModelportError, Unsupported
 from modelport.gateway.protocols.dialect_host import DialectHost
@@ -34,6 +35,7 @@ from modelport.gateway.protocols.oip.shared_memory import (
     SharedTensors,
 )
 from modelport.gateway.runtime import offload
+from modelport.gateway.telemetry.logs import LOGS
 from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, finished
 from modelport.gateway.wire import raw_tensors
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
@@ -54,6 +56,7 @@ class OipGrpc:
         self._service = host.service
         self._manager = host.manager
         self._control = host.control
+        self._process = host.process
         self._health = HealthGrpc(host.control, host.manager.draining, [SERVICE])
 
     def methods(self) -> dict[str, Rows]:
@@ -69,6 +72,8 @@ class OipGrpc:
             "RepositoryIndex": (self._repository_index, Operation.METADATA),
             "RepositoryModelLoad": (self._repository_load, Operation.CONTROL),
             "RepositoryModelUnload": (self._repository_unload, Operation.CONTROL),
+            "TraceSetting": (self._trace_setting, Operation.METADATA),
+            "LogSettings": (self._log_settings, Operation.METADATA),
         }
         handlers = _shared_memory("System", self._shared)
         handlers |= _shared_memory("Cuda", CudaSharedMemory(self._shared))
@@ -225,6 +230,31 @@ class OipGrpc:
         _refuse_repository(message)
         await metadata.unload(self._control, message.model_name, _chosen(message.parameters))
         return pb.RepositoryModelUnloadResponse()
+
+    # -- settings -------------------------------------------------------------------------------
+
+    async def _trace_setting(self, message: Any, _: Deadline) -> Any:
+        if message.settings:
+            changes = {name: list(each.value) or None for name, each in message.settings.items()}
+            enter(Operation.CONTROL)
+            settings = await self._process.trace(message.model_name, changes)
+        else:
+            settings = self._process.traces(message.model_name)
+        reply = pb.TraceSettingResponse()
+        for name, value in settings.items():
+            reply.settings[name].value.extend([value] if isinstance(value, str) else value)
+        return reply
+
+    async def _log_settings(self, message: Any, _: Deadline) -> Any:
+        changes = _chosen(message.settings)
+        if changes:
+            enter(Operation.CONTROL)
+            await self._process.log(changes)
+        reply = pb.LogSettingsResponse()
+        for name, value in LOGS.document().items():
+            kind = {bool: "bool_param", int: "uint32_param"}.get(type(value), "string_param")
+            setattr(reply.settings[name], kind, value)
+        return reply
 
 
 async def _with(

@@ -42,6 +42,7 @@ from modelport.gateway.protocols.oip import schema as oip_schema
 from modelport.gateway.protocols.oip.http_errors import OipErrors
 from modelport.gateway.protocols.openapi import BYTES, JSON
 from modelport.gateway.runtime import offload
+from modelport.gateway.telemetry.logs import LOGS
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, finished
 from modelport.gateway.wire import json_text
 from modelport.gateway.wire.deadline_headers import http_deadline
@@ -128,6 +129,7 @@ class OipHttp(OipErrors):
         self._service = host.service
         self._manager = host.manager
         self._control = host.control
+        self._process = host.process
         self._max_input_bytes = host.max_input_bytes
         self.table = self._routes()
 
@@ -276,6 +278,7 @@ class OipHttp(OipErrors):
         for path, suffix, select in MODEL_PATHS:
             self._add_model_routes(app, path, suffix, select)
         self._add_repository_routes(app)
+        self._add_settings_routes(app)
 
     def _add_model_routes(
         self, app: FastAPI, path: str, suffix: str, select: Callable[..., Selected]
@@ -346,6 +349,40 @@ class OipHttp(OipErrors):
             parameters = (await self._json(request)).get("parameters") or {}
             await metadata.unload(control, model, parameters)
             return Response(media_type="application/json")
+
+    def _add_settings_routes(self, app: FastAPI) -> None:
+        process = self._process
+        post = partial(app.post, tags=["settings"], openapi_extra=oip_schema.ANY_BODY)
+
+        @app.get("/v2/trace/setting", tags=["settings"], dependencies=METADATA)
+        async def trace_settings() -> Response:
+            """The settings of traces (trace extension)."""
+            return document(process.traces(""))
+
+        @post("/v2/trace/setting", dependencies=CONTROL)
+        async def update_trace_settings(request: Request) -> Response:
+            """Change settings of traces; null sets one as it was at the start."""
+            return document(await process.trace("", await self._json(request)))
+
+        @app.get("/v2/models/{model}/trace/setting", tags=["settings"], dependencies=METADATA)
+        async def model_trace_settings(model: Model) -> Response:
+            """The settings of traces of a model."""
+            return document(process.traces(model))
+
+        @post("/v2/models/{model}/trace/setting", dependencies=CONTROL)
+        async def update_model_trace_settings(model: Model, request: Request) -> Response:
+            """Change settings of traces of a model; null: as for all models."""
+            return document(await process.trace(model, await self._json(request)))
+
+        @app.get("/v2/logging", tags=["settings"], dependencies=METADATA)
+        async def log_settings() -> Response:
+            """The settings of the log (logging extension)."""
+            return document(LOGS.document())
+
+        @post("/v2/logging", dependencies=CONTROL)
+        async def update_log_settings(request: Request) -> Response:
+            """Change settings of the log."""
+            return document(await process.log(await self._json(request)))
 
     async def _json(self, request: Request) -> dict[str, Any]:
         body = await request_body.read_control(request)

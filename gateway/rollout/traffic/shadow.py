@@ -384,6 +384,7 @@ async def _infer_in_background(
 
 def _request(copy: ShadowCopy) -> InferRequest:
     request = addressed(copy.request, copy.side)
+    request.span = None  # the trace of the client's request has ended
     request.classification = {}
     return request
 

@@ -108,7 +108,7 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
             call.record = observed_requests.begin_call(
                 self.service.observer, head.path, head.headers, self._client
             )
-            if context is not None:
+            if context is not None and call.record is not None:
                 call.record.caller = context.principal.name
         call.remote_closed = ends
         self.streams[number] = call

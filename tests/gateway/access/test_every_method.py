@@ -93,6 +93,12 @@ def _prediction(model: str) -> Any:
     return inference.PredictionsRequest(model_name=model, input={"data": body})
 
 
+def _silent(_: str) -> Any:
+    message = pb.LogSettingsRequest()
+    message.settings["log_verbose_level"].uint32_param = 0
+    return message
+
+
 def _named(kind: Any, **fields: Any) -> Make:
     return lambda model: kind(name=model, **fields)
 
@@ -118,6 +124,8 @@ CALLS: dict[str, MethodCall] = {
     f"{OIP}/RepositoryIndex": MethodCall(OK, _plain(pb.RepositoryIndexRequest)),
     f"{OIP}/RepositoryModelLoad": MethodCall(OK, _model_named(pb.RepositoryModelLoadRequest)),
     f"{OIP}/RepositoryModelUnload": MethodCall(OK, _model_named(pb.RepositoryModelUnloadRequest)),
+    f"{OIP}/TraceSetting": MethodCall(OK, _model_named(pb.TraceSettingRequest)),
+    f"{OIP}/LogSettings": MethodCall(OK, _silent, other=DENIED),
     f"{OIP}/SystemSharedMemoryStatus": MethodCall(OK, _plain(pb.SystemSharedMemoryStatusRequest)),
     f"{OIP}/SystemSharedMemoryRegister": MethodCall(
         INVALID, _plain(pb.SystemSharedMemoryRegisterRequest, name="r", key="/none", byte_size=16)

@@ -18,8 +18,10 @@ from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.oip import grpc_health
 from modelport.gateway.protocols.oip.grpc import OipGrpc
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
-from modelport.gateway.settings import Settings
+from modelport.gateway.settings import Settings, TraceConfig
+from modelport.gateway.telemetry.request_record import RequestObserver
 from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
+from modelport.gateway.telemetry.tracer import Tracer
 from modelport.gateway.types import NO_DEADLINE
 
 
@@ -29,7 +31,13 @@ async def test_a_shutdown_during_the_sending_of_a_status_is_reported(tmp_path: P
     control = LocalControl(manager)
     shared = SharedMemory(SharedMemoryRegions(allowed=False), control, 0)
     host = DialectHost(
-        Settings(()), InferenceService(manager), manager, control, shared, TfServingRequests()
+        Settings(()),
+        InferenceService(manager),
+        manager,
+        control,
+        shared,
+        TfServingRequests(),
+        Tracer(TraceConfig(), RequestObserver()),
     )
     methods = OipGrpc(host).methods()[grpc_health.SERVICE]
     watch = methods["Watch"].handler(health_pb2.HealthCheckRequest(), NO_DEADLINE)
