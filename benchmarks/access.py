@@ -308,24 +308,25 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def options(description: str | None) -> argparse.ArgumentParser:
+    """The options of a comparison of ``BenchmarkedServers``."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     cores = sorted(os.sched_getaffinity(0))
     parser.add_argument("--starts", type=script.count, default=20, help="of all servers")
     parser.add_argument("--rounds", type=script.count, default=2, help="after each start")
     parser.add_argument("--seconds", type=script.count, default=1, help="of each measurement")
     parser.add_argument("--server-core", type=script.core, default=cores[0])
     parser.add_argument("--client-core", type=script.core, default=cores[-1])
-    return parser.parse_args()
+    return parser
 
 
 def main() -> int:
-    options = _options()
+    chosen = options(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pair = certificate(folder)
         tls = ["--tls-cert", str(pair[0]), "--tls-key", str(pair[1])]
-        servers = BenchmarkedServers(folder, options)
+        servers = BenchmarkedServers(folder, chosen)
         print(f"requests on {IN_FLIGHT} open connections, 4 floats, HTTP/1.1", flush=True)
         files = AccessFiles(folder)
         flags, key = ["--access", str(files.path)], files.key("bench")

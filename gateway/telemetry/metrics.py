@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from modelport.gateway.runtime.request_memory import RequestMemory
 from modelport.gateway.settings import MetricsChoice
 from modelport.gateway.telemetry.model_metrics import FAMILIES
-from modelport.gateway.telemetry.statistics import Statistics
+from modelport.gateway.telemetry.statistics import PHASE_BUCKETS_US, PHASES, Statistics
 from modelport.gateway.telemetry.summaries import CACHE_SUMMARIES, SUMMARIES
 from modelport.gateway.telemetry.tfserving_counters import REQUEST_BUCKETS_US, TfServingRequests
 
@@ -101,9 +101,25 @@ def triton_families(source: StatisticsSource, chosen: MetricsChoice) -> Iterator
     yield pending
     if chosen.histogram_latencies:
         yield histogram
+        yield from _histograms(rows)
     if chosen.summary_latencies:
         yield from _summaries(rows, SUMMARIES, chosen.summary_quantiles)
         yield from _summaries(cached, CACHE_SUMMARIES, chosen.summary_quantiles)
+
+
+def _histograms(rows: Sequence[tuple[tuple[str, str], Statistics]]) -> Iterator[Metric]:
+    """The histograms of whole requests and of their phases."""
+    for phase in PHASES:
+        histogram = HistogramMetricFamily(
+            f"nv_inference_{phase}_duration_histogram_us",
+            f"Requests by their {phase.replace('_', ' ')} duration",
+            labels=("model", "version"),
+        )
+        for key, statistics in rows:
+            counts = _cumulative(PHASE_BUCKETS_US, statistics.phases[phase])
+            total = statistics.success if phase == "request" else getattr(statistics, phase)
+            histogram.add_metric(key, counts, total.ns / 1000)
+        yield histogram
 
 
 def _summaries(

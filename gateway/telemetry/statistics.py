@@ -16,8 +16,17 @@ from modelport.gateway.types import Timing
 
 #: Upper bounds of ``nv_inference_first_response_histogram_ms``; Triton's defaults.
 FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
+#: Upper bounds of the histograms of whole requests and of their phases.
+PHASE_BUCKETS_US = (
+    100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000,
+    1_000_000, 2_000_000, 5_000_000, 10_000_000,
+)  # fmt: skip
+_BOUNDS_NS = tuple(1000 * bound for bound in PHASE_BUCKETS_US)
+_LEAST_NS = _BOUNDS_NS[0]
 #: Streams may be longer; this bounds the number of counters.
 MAX_RESPONSE_STATISTICS = 1024
+#: Phases of a request; each has a ``StatisticDuration``, that of ``request`` is ``success``.
+PHASES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 _REASON_OF = {
     Code.UNAVAILABLE: "REJECTED",
@@ -105,6 +114,9 @@ class Statistics:
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
         self.first_response = [0] * (len(buckets_ms) + 1)
         self.first_response_ns = 0
+        #: Requests by their time in each phase: a count for each bucket and one above.
+        self.phases = {name: [0] * (len(_BOUNDS_NS) + 1) for name in PHASES}
+        self._request, self._queue, self._input, self._infer, self._output = self.phases.values()
         #: For a decoupled model, by the index of a response.
         self.responses: list[ResponseStatistics] = []
         self._batches: dict[int, _Compute] = {}
@@ -112,7 +124,7 @@ class Statistics:
     def succeeded(self, batch: int, total_ns: int, timing: Timing, streamed: bool = False) -> None:
         """Count an answered request; if ``streamed``, ``responded`` has counted its responses.
 
-        Every request comes here, so ``add`` and ``_first_response`` are written out.
+        Every request comes here, so ``add`` is written out, and short phases are not bisected.
         """
         self.last_inference_ms = time.time_ns() // 1_000_000
         success, queue = self.success, self.queue
@@ -120,6 +132,9 @@ class Statistics:
         success.ns += total_ns
         queue.count += 1
         queue.ns += timing.queue_ns
+        self._request[bisect_left(_BOUNDS_NS, total_ns)] += 1
+        ns = timing.queue_ns
+        self._queue[bisect_left(_BOUNDS_NS, ns) if ns > _LEAST_NS else 0] += 1
         if not streamed:
             self.first_response[bisect_left(self.buckets_ms, total_ns / 1e6)] += 1
             self.first_response_ns += total_ns
@@ -131,6 +146,12 @@ class Statistics:
         if timing.cache_miss_ns:
             self.cache_miss.add(timing.cache_miss_ns)
         self.inference_count += batch
+        ns = timing.compute_input_ns
+        self._input[bisect_left(_BOUNDS_NS, ns) if ns > _LEAST_NS else 0] += 1
+        ns = timing.compute_infer_ns
+        self._infer[bisect_left(_BOUNDS_NS, ns) if ns > _LEAST_NS else 0] += 1
+        ns = timing.compute_output_ns
+        self._output[bisect_left(_BOUNDS_NS, ns) if ns > _LEAST_NS else 0] += 1
         _add(self._compute, timing)
         if not timing.counted:
             self.executed(batch, timing)

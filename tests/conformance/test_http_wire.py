@@ -617,6 +617,11 @@ METRICS = (
     "nv_inference_compute_infer_duration_us",
     "nv_inference_compute_output_duration_us",
     "nv_inference_first_response_histogram_ms",
+    "nv_inference_request_duration_histogram_us",
+    "nv_inference_queue_duration_histogram_us",
+    "nv_inference_compute_input_duration_histogram_us",
+    "nv_inference_compute_infer_duration_histogram_us",
+    "nv_inference_compute_output_duration_histogram_us",
 )
 
 
@@ -650,7 +655,7 @@ def test_a_metric_has_tritons_name_and_labels(gateway: Gateway, name: str) -> No
     labels = {"model", "version"}
     if name == "nv_inference_request_failure":
         labels |= {"reason"}
-    if name.endswith("_histogram_ms"):
+    if "_histogram_" in name:
         name, labels = f"{name}_bucket", labels | {"le"}
     found = [dict(pairs) for known, pairs in scrape(gateway) if known == name]
     assert {"x2", "auto"} <= {row["model"] for row in found}
@@ -665,9 +670,8 @@ def test_no_metric_has_the_suffix_of_the_library(gateway: Gateway) -> None:
 def test_the_types_of_the_metrics_are_declared_under_their_names(gateway: Gateway) -> None:
     text = wire.send(f"127.0.0.1:{gateway.metrics_port}", "GET", "/metrics").body.decode()
     for name in METRICS:
-        kind = {"pending_request_count": "gauge", "first_response_histogram_ms": "histogram"}.get(
-            name.removeprefix("nv_inference_"), "counter"
-        )
+        kind = "gauge" if "pending" in name else "counter"
+        kind = "histogram" if "_histogram_" in name else kind
         assert f"# TYPE {name} {kind}\n" in text
 
 

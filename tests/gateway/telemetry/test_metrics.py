@@ -21,6 +21,7 @@ from modelport.gateway.access.principal import Principal
 from modelport.gateway.errors import Code
 from modelport.gateway.server.admin import metrics_port
 from modelport.gateway.telemetry import FAILURE_REASONS, Statistics
+from modelport.gateway.telemetry.statistics import PHASE_BUCKETS_US, PHASES
 from modelport.gateway.types import Timing
 from tests import models
 from tests.server import Gateway, serving
@@ -141,6 +142,28 @@ def test_a_first_response_falls_into_the_bucket_whose_bound_it_does_not_exceed(
     statistics = Statistics()
     statistics.succeeded(1, int(ms * 1e6), Timing())
     assert statistics.first_response.index(1) == bucket
+    assert statistics.first_response_ns == int(ms * 1e6)
+
+
+@pytest.mark.parametrize("bound_us", PHASE_BUCKETS_US)
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_phase_falls_into_the_bucket_whose_bound_it_does_not_exceed(
+    phase: str, bound_us: int
+) -> None:
+    statistics = Statistics()
+    for ns in (bound_us * 1000, bound_us * 1000 + 1):
+        total = ns if phase == "request" else 0
+        spent = {} if phase == "request" else {f"{phase}_ns": ns}
+        statistics.succeeded(1, total, Timing(**spent))
+    index = PHASE_BUCKETS_US.index(bound_us)
+    assert statistics.phases[phase][index : index + 2] == [1, 1]
+    assert {sum(counts) for counts in statistics.phases.values()} == {2}
+
+
+def test_a_stream_counts_as_a_whole_request() -> None:
+    statistics = Statistics()
+    statistics.succeeded(1, 3_000_000_000, Timing(), streamed=True)
+    assert statistics.phases["request"][PHASE_BUCKETS_US.index(5_000_000)] == 1
 
 
 # -- a real scrape --------------------------------------------------------------------------------
