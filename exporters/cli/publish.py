@@ -70,7 +70,7 @@ def publish_command(
     )
     from modelport.exporters.runtime.file_errors import writing_to
     from modelport.gateway.backend_registry import PYTHON
-    from modelport.gateway.repository import config, manifest, signing_keys
+    from modelport.gateway.repository import config, lock_file, manifest, signing_keys
 
     keys = [signing_keys.load_public_key(key) for key in public_key]
     key = None if sign_key is None else signing_keys.load_private_key(sign_key)
@@ -92,7 +92,7 @@ def publish_command(
         else:
             wanted = written.config
         installed = None
-        if wanted.backend == PYTHON.backend:
+        if wanted.backend == PYTHON.backend and lock_file.PARAMETER not in wanted.parameters:
             given = python_environment.InstallSettings(python_environments, wheels, offline)
             installed = python_environment.install(version, given)
         number = contract.parse_version(model_version)

@@ -76,7 +76,7 @@ def install(version: Path, settings: InstallSettings) -> Path | None:
         _refuse_unpinned(version)
         return None
     place = lock.environment(settings.environments)
-    if place.is_dir():
+    if lock_file.is_installed(place):
         return place
     _check_lines(version, lock)
     with writing_to(place.parent, f"choose another {lock_file.OPTION}"):
@@ -85,9 +85,11 @@ def install(version: Path, settings: InstallSettings) -> Path | None:
             made = folder / "environment"
             _make(version, lock, made, settings)
             try:
+                if place.is_dir():  # its interpreter has gone
+                    place.rename(folder / "broken")
                 made.rename(place)
             except OSError:
-                if not place.is_dir():  # else another publisher was faster
+                if not lock_file.is_installed(place):  # else another publisher was faster
                     raise
     return place
 

@@ -23,7 +23,7 @@ from modelport.gateway.access.policy import ALL_VERSIONS
 from modelport.gateway.access.principal import ANONYMOUS_NAME
 from modelport.gateway.access.quotas import QuotaAccount, Quotas, retry_after
 from modelport.gateway.errors import InvalidArgument, QuotaExceeded
-from modelport.gateway.inference.text.text_infer import TEXT_SIGNATURE, TOKENS
+from modelport.gateway.inference.text.text_infer import TOKENS
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.inference_service import SupportsInference
 from modelport.gateway.models.model import ServedVersion, VersionSettings, VersionState
@@ -102,8 +102,8 @@ class GuardedService:
         account, row, estimate = charged
         try:
             response = await finished(self._service.infer(request, deadline))
-            if request.signature == TEXT_SIGNATURE:
-                tokens = int(response.parameters[TOKENS])
+            tokens = response.parameters.get(TOKENS) if estimate else None
+            if type(tokens) is int:
                 self._quotas.correct(account, row, tokens - estimate)
             return response
         finally:

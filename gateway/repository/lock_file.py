@@ -22,7 +22,14 @@ REQUIREMENTS, UV_LOCK = ("requirements.lock", "requirements.txt"), "uv.lock"
 PROJECT = "pyproject.toml"
 MAX_BYTES = 16 << 20
 _HASH = b"--hash="
+#: The parameter of a model that names its environment; then its lock file does not count.
+PARAMETER = "EXECUTION_ENV_PATH"
 OPTION = "--python-environments"
+
+
+def is_installed(environment: Path) -> bool:
+    """Whether an environment is there, with its interpreter."""
+    return (environment / "bin" / "python3").is_file()
 
 
 class LockFile(NamedTuple):
@@ -34,7 +41,9 @@ class LockFile(NamedTuple):
     def environment(self, folder: Path | None) -> Path:
         """The place of its environment for this interpreter in ``folder``; None: the default."""
         folder = default_cache(OPTION) / "python-environments" if folder is None else folder
-        return folder / f"{sys.implementation.cache_tag}-{platform.machine()}-{self.digest}"
+        return (
+            folder.absolute() / f"{sys.implementation.cache_tag}-{platform.machine()}-{self.digest}"
+        )
 
 
 def find(version: Path) -> LockFile | None:

@@ -19,7 +19,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import lock_file
 from modelport.gateway.settings import PythonModels
 
-PARAMETER, DATA_PARAMETER = "EXECUTION_ENV_PATH", "RLIMIT_DATA"
+PARAMETER, DATA_PARAMETER = lock_file.PARAMETER, "RLIMIT_DATA"
 #: Triton's word for the model's folder.
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -97,7 +97,7 @@ def _locked(artifact: Artifact, environments: Path | None) -> Path | None:
     if lock is None:
         return None
     environment = lock.environment(environments)
-    if not environment.is_dir():
+    if not lock_file.is_installed(environment):
         raise InvalidArgument(
             f"the environment that '{lock.name}' pins is not installed on this machine; run "
             f"'modelport install' with the folder of model '{artifact.model_name}', as the user "

@@ -45,7 +45,7 @@ class StreamBatcher:
         """Yield the responses to ``request``, as ``StreamingBackend.stream``."""
         opened = self._opened[id(request)] = self._backend.open(request, deadline)
         request.timing.counted = True  # the batcher does, perhaps after the last response
-        turn = asyncio.ensure_future(finished(self._batcher(request, deadline)))
+        turn = asyncio.create_task(self._turn(request, deadline))
         turn.add_done_callback(partial(_end, opened))
         try:
             async with aclosing(self._backend.responses(opened)) as responses:
@@ -54,6 +54,9 @@ class StreamBatcher:
         finally:
             turn.cancel()
             del self._opened[id(request)]
+
+    async def _turn(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        return await finished(self._batcher(request, deadline))
 
     async def _execute(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         (response,) = await self._execute_together([request], [deadline], [])

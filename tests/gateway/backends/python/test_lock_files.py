@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -26,7 +27,9 @@ def version(tmp_path: Path) -> Path:
 
 
 def run(tmp_path: Path, command: str, *arguments: str | Path) -> Result:
-    options = ["--python-environments", tmp_path / "environments", "--wheels", tmp_path / "wheels"]
+    """Run a command with relative paths, as users do."""
+    environments, wheels = (os.path.relpath(tmp_path / name) for name in ("environments", "wheels"))
+    options = ["--python-environments", environments, "--wheels", wheels]
     return CliRunner().invoke(modelport, [str(each) for each in (command, *arguments, *options)])
 
 
@@ -51,13 +54,13 @@ def test_a_published_lock_file_gives_the_model_its_environment(
     with serving(repository, *flags) as gateway:
         assert control(gateway, "act") == ""
         assert ask(gateway, CODE)[1]["outputs"][0]["data"] == [42.0]
-        shutil.rmtree(environment)
+        (environment / "bin" / "python3").unlink()
         assert control(gateway, "act", "unload") == ""
         missing = control(gateway, "act")
         assert "environment that 'requirements.lock' pins is not installed" in missing
         assert "modelport install" in missing
         assert str(tmp_path) not in missing
-        assert not environment.exists()
+        assert not (environment / "bin" / "python3").exists()
         installed = run(tmp_path, "install", repository)
         assert installed.exit_code == 0, installed.output
         assert control(gateway, "act") == ""
@@ -156,6 +159,17 @@ def test_requirements_without_hashes_are_no_lock_file(tmp_path: Path, version: P
         "no version of a Python model with a lock file"
         in run(tmp_path, "install", version.parent).output
     )
+
+
+def test_an_environment_that_the_model_names_is_its_only_one(tmp_path: Path) -> None:
+    parameter = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/opt/env" } }'
+    version = python_models.coded(tmp_path / "source", "act", parameter)
+    (tmp_path / "wheels").mkdir()
+    for name, line in (("requirements.txt", "numpy"), ("requirements.lock", "a --hash=sha256:0")):
+        (version / name).write_text(line)
+        done = publish(tmp_path, version)
+        assert done.exit_code == 0, done.output
+    assert not (tmp_path / "environments").exists()
 
 
 def test_the_environment_depends_on_every_file_that_locks_it(tmp_path: Path) -> None:
