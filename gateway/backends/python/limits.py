@@ -27,9 +27,10 @@ def process_violation(state: str, memory_bytes: int, max_memory_bytes: int | Non
     """The reason why a process has to end; empty: it keeps to its limits.
 
     Args:
-        state: the letter of the process's state.
+        state: the letter of the process's state. A profiler or a debugger stops it, too ("t"), and
+            lets it go on.
     """
-    if state in ("T", "t"):
+    if state == "T":
         return "it is stopped (SIGSTOP)"
     if max_memory_bytes is not None and memory_bytes > max_memory_bytes:
         return (

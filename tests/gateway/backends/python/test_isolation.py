@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from modelport.gateway.backends.python import limits
 from tests.gateway.backends.python import python_models
 from tests.gateway.backends.python.asking import ask
 from tests.server import Gateway, serving
@@ -104,6 +106,26 @@ def test_an_allocation_beyond_the_limit_of_data_is_an_error_of_its_request(
     status, text = ask(gateway, "bytearray(300 << 20)", "small")
     assert (status, "message: MemoryError" in text) == (500, True), text
     assert ask(gateway, pid, "small") == before
+
+
+def test_a_worker_that_a_profiler_looks_at_goes_on(gateway: Gateway) -> None:
+    """A tracer stops it, again and again, and is not what a stop by the model is."""
+    pid = "import json\nreturn [Response([], Error(json.dumps(os.getpid())))]"
+    before = ask(gateway, pid)
+    libc = ctypes.CDLL(None, use_errno=True)
+    seize, interrupt, detach = 0x4206, 0x4207, 17
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    worker = int(before[1])
+    if libc.ptrace(seize, worker, None, None):
+        pytest.skip("no process may be traced here")
+    libc.ptrace(interrupt, worker, None, None)
+    os.waitpid(worker, 0x40000000)  # __WALL: it is not a child
+    state = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0]
+    assert limits.process_violation(state, 0, None) == ""
+    libc.ptrace(detach, worker, None, None)
+    assert state == "t"
+    assert limits.process_violation("T", 0, None)
+    assert ask(gateway, pid) == before
 
 
 def test_shared_memory_goes_with_its_worker(gateway: Gateway) -> None:
