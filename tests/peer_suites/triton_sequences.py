@@ -124,7 +124,7 @@ def oldest(implicit: bool, delayed: bool) -> Build:
     word = "implicit_" if implicit else ""
 
     def build(bench: Bench, root: Path) -> None:
-        for backend in ("onnx", "libtorch"):
+        for backend in ("onnx",) if implicit else ("onnx", "libtorch"):
             generator = f"gen_qa_dyna_sequence_{word}models"
             triton_models.copy(triton_models.generated(bench, generator, f"--{backend}"), root, "*")
         for folder in root.iterdir():
@@ -214,7 +214,7 @@ def _prompt(trial: str, implicit: str = "") -> tuple[Stage, ...]:
 
 def _dynamic(implicit: bool) -> tuple[Stage, ...]:
     environment = {
-        "BACKENDS": "onnx libtorch",
+        "BACKENDS": "onnx" if implicit else "onnx libtorch",
         "IMPLICIT_STATE": str(int(implicit)),
     }
     label = "implicit" if implicit else ""

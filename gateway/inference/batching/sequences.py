@@ -7,6 +7,7 @@ sequences wait in the backlog. ``slots`` runs the requests. Only the event loop 
 from __future__ import annotations
 
 import asyncio
+import copy
 import heapq
 import math
 import time
@@ -157,13 +158,14 @@ class SequenceScheduler:
             InvalidArgument: it belongs to no sequence.
             Unavailable: it is too late, or too many wait.
         """
-        if deadline.expired:
-            raise TimedOut
         parameters = request.parameters
         start, end = bool(parameters.get("sequence_start")), bool(parameters.get("sequence_end"))
         sequence = self._sequence(request, start)
-        if self._waiting >= DEFAULT_MAX_QUEUE_SIZE:
-            raise QueueFull
+        if deadline.expired or self._waiting >= DEFAULT_MAX_QUEUE_SIZE:
+            refusal = TimedOut() if deadline.expired else QueueFull()
+            if sequence is not None:
+                self._abort_after(sequence, refusal)
+            raise refusal
         loop, now_ns = asyncio.get_running_loop(), time.monotonic_ns()
         queued = SequenceRequest(
             request, deadline, loop.create_future(), start, end, decoupled, now_ns
@@ -243,12 +245,12 @@ class SequenceScheduler:
             return None
         sequence.running = sequence.queue.popleft()
         self._waiting -= 1
+        now_ns = time.monotonic_ns()
+        queued.request.timing.queue_ns += now_ns - queued.queued_ns
         prepared = self._tensors.request(
             queued.request, sequence.id, sequence.states, queued.start, queued.end
         )
         if queued.decoupled:
-            now_ns = time.monotonic_ns()
-            queued.request.timing.queue_ns += now_ns - queued.queued_ns
             if queued.request.span is not None:
                 queued.request.span.child("queue", queued.queued_ns, now_ns)
             settle(queued.reply, prepared)
@@ -269,18 +271,22 @@ class SequenceScheduler:
             )
         if outcome is not None:
             settle(queued.reply, outcome)
-        if isinstance(outcome, TimedOut):  # it has not run
-            self._abort(
-                sequence, Cancelled(f"an earlier request of sequence {sequence.id} expired")
-            )
+        if isinstance(outcome, Unavailable):
+            self._abort_after(sequence, outcome)
         elif sequence.ended and not sequence.queue:
             self._release(sequence)
+
+    def _abort_after(self, sequence: LiveSequence, refusal: Unavailable) -> None:
+        """End a sequence after a request that has not run: the next ones would be wrong."""
+        self._abort(
+            sequence, Unavailable(f"sequence {sequence.id} has ended: {refusal}; start it again")
+        )
 
     def _abort(self, sequence: LiveSequence, error: Exception) -> None:
         """End a sequence: its requests that wait get ``error``."""
         self._waiting -= len(sequence.queue)
         for queued in sequence.queue:
-            settle(queued.reply, error)
+            settle(queued.reply, copy.copy(error))
         sequence.queue.clear()
         self._close(sequence)
         if sequence.slot is None:

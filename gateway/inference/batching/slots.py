@@ -111,10 +111,10 @@ class DirectSlots:
             sequence = self._sequences[number]
             if self._shapes(sequence) != shapes:
                 continue  # in a later batch
-            queued = sequence.queue[0]
+            deadline = sequence.queue[0].deadline
             request = self._scheduler.begin(sequence)
             if request is not None:
-                rows[number] = sequence, _member(request, queued.deadline, queued.queued_ns)
+                rows[number] = sequence, _member(request, deadline)
         if rows:
             self._running = asyncio.get_running_loop().create_task(self._run(rows))
 
@@ -145,7 +145,7 @@ class DirectSlots:
                 members.append(rows[number][1])
             else:
                 empty = self._tensors.empty(first.request)
-                members.append(_member(empty, NO_DEADLINE, time.monotonic_ns()))
+                members.append(_member(empty, NO_DEADLINE))
         outcomes = await self._runner.run(members)
         self._running = None
         for number, (sequence, _) in rows.items():
@@ -153,7 +153,8 @@ class DirectSlots:
         self._dispatch()
 
 
-def _member(request: InferRequest, deadline: Deadline, queued_ns: int) -> QueuedRequest:
+def _member(request: InferRequest, deadline: Deadline) -> QueuedRequest:
     """A row of the batch. Its run goes on without its client, so that the sequence can go on."""
     reply: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
-    return QueuedRequest(request, deadline, reply, None, 1, queued_ns, queued_ns / 1e9)
+    now_ns = time.monotonic_ns()
+    return QueuedRequest(request, deadline, reply, None, 1, now_ns, now_ns / 1e9)

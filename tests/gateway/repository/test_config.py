@@ -103,9 +103,16 @@ def test_json_holds_maps_repeated_messages_and_survives_a_json_library() -> None
     assert json.loads(json.dumps(document)) == document
 
 
-def test_a_scheduler_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(InvalidArgument, match="'sequence_batching' of 'x2' is not supported"):
-        config.complete(config.parse(X2 + "sequence_batching { }"), "x2")
+def test_a_sequence_is_idle_after_tritons_second_unless_the_configuration_says_otherwise() -> None:
+    for text, idle in (("", 1_000_000), ("max_sequence_idle_microseconds: 5", 5)):
+        made = config.complete(config.parse(X2 + f"sequence_batching {{ {text} }}"), "x2")
+        assert made.sequence_batching.max_sequence_idle_microseconds == idle
+
+
+def test_the_files_of_initial_states_are_companions_of_the_configuration() -> None:
+    state = 'state { initial_state { data_file: "zeros" } }'
+    made = config.parse(X2 + f"sequence_batching {{ {state} }}")
+    assert [str(path) for path in config.companions(made)] == ["initial_state/zeros"]
 
 
 ENSEMBLE = 'ensemble_scheduling { step { model_name: "a" } } '

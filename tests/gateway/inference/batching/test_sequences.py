@@ -13,8 +13,15 @@ import pytest
 
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded.embedded_backend import EmbeddedBackend
-from modelport.gateway.errors import Cancelled, InvalidArgument, Unavailable
+from modelport.gateway.errors import (
+    Cancelled,
+    InvalidArgument,
+    QueueFull,
+    TimedOut,
+    Unavailable,
+)
 from modelport.gateway.inference import batching
+from modelport.gateway.inference.batching import sequences
 from modelport.gateway.inference.batching.sequence_tensors import SequenceTensors
 from modelport.gateway.inference.batching.sequences import SequenceScheduler
 from modelport.gateway.repository import config
@@ -23,6 +30,7 @@ from modelport.gateway.types import (
     NO_DEADLINE,
     Array,
     Datatype,
+    Deadline,
     InferRequest,
     InferResponse,
     Tensor,
@@ -292,3 +300,35 @@ async def test_direct_keeps_a_sequence_in_its_row_and_oldest_fills_no_rows() -> 
     for id in (1, 2, 3):
         await sent(scheduler, id, id, start=True)
     assert session.runs == [(1, 1)] * 3
+
+
+@pytest.mark.parametrize("strategy", ["", "oldest {}"])
+async def test_a_request_that_is_too_late_ends_its_sequence(strategy: str) -> None:
+    scheduler, _, _ = served(model(strategy))
+    await sent(scheduler, 1, 1, start=True)
+    with pytest.raises(TimedOut):
+        await finished(scheduler(asked(1, 2), Deadline.after(-1)))
+    with pytest.raises(InvalidArgument, match="must specify the START flag"):
+        await sent(scheduler, 1, 4)
+
+
+async def test_a_request_for_which_there_is_no_room_ends_its_sequence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, _, _ = served(model(batch=0, idle=60_000_000))
+    monkeypatch.setattr(sequences, "DEFAULT_MAX_QUEUE_SIZE", 1)
+    await sent(scheduler, 1, 1, start=True, batch=0)
+    waiting = sent(scheduler, 2, 5, start=True, batch=0)
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await sent(scheduler, 1, 1, batch=0)
+    assert answer(await waiting) == (5, 2), "it has the slot of the other one"
+
+
+async def test_callers_have_sequences_of_their_own() -> None:
+    scheduler, _, _ = served(model())
+    await sent(scheduler, 1, 1, start=True)
+    stranger = asked(1, 1)
+    stranger.caller = "mallory"
+    with pytest.raises(InvalidArgument, match="must specify the START flag"):
+        await finished(scheduler(stranger, NO_DEADLINE))
