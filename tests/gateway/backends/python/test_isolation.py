@@ -72,6 +72,11 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         repository, "small",
         f'parameters {{ key: "RLIMIT_DATA" value {{ string_value: "{200 << 20}" }} }}',
     )  # fmt: skip
+    python_models.coded(
+        repository, "sequences",
+        "instance_group { kind: KIND_CPU count: 2 } sequence_batching { "
+        "max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 2 } }",
+    )  # fmt: skip
     with serving(repository, *FLAGS, "--python-max-data", str(1 << 30)) as gateway:
         yield gateway
 
@@ -126,6 +131,33 @@ def test_a_worker_that_a_profiler_looks_at_goes_on(gateway: Gateway) -> None:
     assert state == "t"
     assert limits.process_violation("T", 0, None)
     assert ask(gateway, pid) == before
+
+
+#: Counts the requests of the sequence in this process.
+COUNTS = """
+id = requests[0].correlation_id()
+self.kept = [*self.kept, id] if requests[0].flags() != 1 else [id]
+return [reply(self.kept.count(id), os.getpid())]
+"""
+
+
+def test_a_sequence_keeps_its_worker_and_ends_with_it(gateway: Gateway) -> None:
+    def step(id: int | str, code: str = COUNTS, **flags: bool) -> Any:
+        parameters = {"sequence_id": id, **flags}
+        status, told = ask(gateway, code, "sequences", parameters=parameters)
+        return told["outputs"][0]["data"] if status == 200 else (status, told)
+
+    begun = [step(id, sequence_start=True) for id in (7, "seven")]
+    processes = [process for _, process in begun]
+    assert len({*processes}) == 2, "the instances take turns"
+    for count in (2.0, 3.0):
+        assert [step(id) for id in (7, "seven")] == [[count, each] for each in processes]
+    status, told = step(7, "os._exit(3)")
+    assert (status, "it has ended with status 3" in told) == (503, True)
+    status, told = step(7)
+    assert (status, "must specify the START flag" in told) == (400, True), told
+    assert step("seven", sequence_end=True) == [4.0, processes[1]]
+    assert step("seven")[0] == 400
 
 
 def test_shared_memory_goes_with_its_worker(gateway: Gateway) -> None:

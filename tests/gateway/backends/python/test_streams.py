@@ -42,6 +42,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     python_models.coded(repository, "later", DECOUPLED, asynchronous=True)
     python_models.coded(repository, "awaited", asynchronous=True)
     python_models.coded(repository, "gathers", DECOUPLED + GATHERS)
+    python_models.coded(repository, "sequences", f"{DECOUPLED} sequence_batching {{ oldest {{}} }}")
     with serving(repository, "--allow-python", "--python-max-seconds", "5") as gateway:
         yield gateway
 
@@ -301,3 +302,22 @@ def test_a_request_that_waits_for_its_batch_can_be_refused_and_withdrawn(gateway
 def executions(gateway: Gateway, model: str) -> int:
     with urllib.request.urlopen(f"http://{gateway.http}/v2/models/{model}/stats") as answer:
         return int(json.load(answer)["model_stats"][0]["execution_count"])
+
+
+def test_the_next_request_of_a_sequence_begins_after_the_last_response_of_the_one_before(
+    gateway: Gateway,
+) -> None:
+    twice = (
+        "sender, number = requests[0].get_response_sender(), self.calls\n"
+        "def later():\n"
+        "  for _ in range(2):\n"
+        "    time.sleep(0.02); sender.send(reply(number))\n"
+        "  sender.send(flags=FINAL)\n"
+        "threading.Thread(target=later).start()"
+    )
+    options = {"sequence_id": 3, "sequence_start": True}
+    found = [value for _, value in streamed(gateway, "sequences", *[twice] * 3, **options)]
+    values = [value for value in found if value is not None]
+    assert values == sorted(values)
+    assert len({*map(str, values)}) == 3
+    assert len(values) == 6
