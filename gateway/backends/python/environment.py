@@ -66,23 +66,17 @@ def prepare(artifact: Artifact, instances: int, allowed: PythonModels) -> Worker
         variables = dict(os.environ)
         for name in _THREADS:
             variables.setdefault(name, str(max(1, artifact.threads // instances)))
-        text = parameters.text(artifact.config, PARAMETER)
-        if text:
+        interpreter, environment = sys.executable, _locked(artifact, allowed.environments)
+        if text := parameters.text(artifact.config, PARAMETER):
             path = Path(text.replace(_MODEL_DIRECTORY, str(folder.parent)))
             environment = _unpacked(path, temporary) if path.is_file() else path
-        else:
-            locked = _locked(artifact, allowed.environments)
-            if locked is None:
-                return WorkerEnvironment(
-                    sys.executable, variables, folder, max_data, tuple(temporary)
-                )
-            environment = locked
-        interpreter = _interpreter(environment)
-        library = str(environment / "lib")
-        others = variables.get("LD_LIBRARY_PATH")
-        variables["LD_LIBRARY_PATH"] = f"{library}:{others}" if others else library
-        variables["PATH"] = f"{environment / 'bin'}:{variables.get('PATH', '')}"
-        return WorkerEnvironment(str(interpreter), variables, folder, max_data, tuple(temporary))
+        if environment is not None:
+            interpreter = str(_interpreter(environment))
+            library = str(environment / "lib")
+            others = variables.get("LD_LIBRARY_PATH")
+            variables["LD_LIBRARY_PATH"] = f"{library}:{others}" if others else library
+            variables["PATH"] = f"{environment / 'bin'}:{variables.get('PATH', '')}"
+        return WorkerEnvironment(interpreter, variables, folder, max_data, tuple(temporary))
     except BaseException:
         for each in temporary:
             shutil.rmtree(each, ignore_errors=True)
@@ -90,9 +84,9 @@ def prepare(artifact: Artifact, instances: int, allowed: PythonModels) -> Worker
 
 
 def _locked(artifact: Artifact, environments: Path | None) -> Path | None:
-    """The environment that the lock file of a version pins; None: it has no lock file."""
-    if artifact.path.name != str(artifact.version):  # a file outside of a repository
-        return None
+    """The environment that the lock file of a version pins; None: it has none that counts."""
+    if PARAMETER in artifact.config.parameters or artifact.path.name != str(artifact.version):
+        return None  # the model names another one, or is a file outside of a repository
     lock = lock_file.find(artifact.path)
     if lock is None:
         return None
