@@ -110,7 +110,13 @@ class ServeListeners(Listeners):
         overloaded: Collection[object],
         splits: Collection[str],
     ) -> None:
-        self.service = Service(methods, settings.http_max_input_bytes, overloaded, splits)
+        self.service = Service(
+            methods,
+            settings.http_max_input_bytes,
+            overloaded,
+            splits,
+            rules=settings.grpc_headers,
+        )
 
     async def start(self) -> None:
         """Nothing to bind."""

@@ -17,6 +17,7 @@ from modelport.gateway.models.model_config import FIRST_RESPONSE, histogram_buck
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.server.admin import metrics_port
 from modelport.gateway.settings import MetricsChoice
+from modelport.gateway.telemetry import machine
 from modelport.gateway.telemetry.machine import MachineCollector
 from modelport.gateway.telemetry.metrics import FamiliesCollector, triton_families
 from modelport.gateway.telemetry.statistics import FIRST_RESPONSE_BUCKETS_MS, Statistics
@@ -145,6 +146,19 @@ def test_a_model_declares_the_buckets_of_its_first_responses() -> None:
     ):
         with pytest.raises(InvalidArgument, match="buckets of"):
             histogram_buckets(configuration.parse(_with_buckets(family, buckets)))
+
+
+@pytest.mark.parametrize("content", ["", "cpu", "cpu a b c d e", None])
+def test_a_hidden_file_of_the_machine_costs_its_metrics_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
+) -> None:
+    for name in ("_STAT", "_MEMORY"):
+        file = tmp_path / name
+        if content is not None:
+            file.write_text(content)
+        with monkeypatch.context() as patch:
+            patch.setattr(machine, name, file)
+            assert list(MachineCollector().collect()) == []
 
 
 def test_the_machine_has_a_utilization_and_memory() -> None:
