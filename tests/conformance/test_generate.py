@@ -90,6 +90,10 @@ def test_generate_wants_exactly_one_response(client: httpx.Client, model: str) -
         ({"x": {"USER": 1}}, "to tensor with proper shape"),
         ({"x": VALUES, "p": {"q": 1}}, "parameter 'p' has invalid type. It should be either"),
         ({"x": VALUES, "parameters": 1}, "Expected JSON object for keyword: 'parameters'"),
+        (
+            {"x": VALUES, "parameters": {"p": {"q": 1}}},
+            "Converting keyword: 'parameters': parameter 'p' has invalid type.",
+        ),
         ({"x": VALUES, "parameters": {"x": VALUES}}, "input 'x' already exists in request"),
         ({"x": VALUES, "id": 7}, "'id'"),
         ([], "the request must be a JSON object"),

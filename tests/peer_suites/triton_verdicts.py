@@ -242,7 +242,6 @@ EXPECTED_FAILURES = {
     "a histogram has buckets, and no line before its first observation",
     f"{_METRICS}::test_inf_histograms_missing": "the histogram is there without a choice, too",
     f"{_PARAMETERS}::test_headers$": "a field's value has no space at its end (RFC 9113, 8.2.1)",
-    f"{_GENERATE}::test_parameters": "the error does not begin with 'Converting keyword'",
     f"{_DECOUPLED_PYTHON}::test_decoupled_execute_error": "requests of a decoupled model come one "
     "by one: its dynamic batching has no effect",
     f"{_DECOUPLED_PYTHON}::test_decoupled_bls_ignore_cancel": "a call that has been cancelled has "

@@ -6,7 +6,6 @@ Specification: Triton's ``docs/protocol/extension_generate.md``, and ``GenerateR
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
 
@@ -54,17 +53,27 @@ def _request(document: dict[str, Any], served: ServedVersion, model_version: int
         )
     if type(nested) is not dict:
         raise InvalidArgument(f"Expected JSON object for keyword: '{_PARAMETERS}'")
-    for key, value in itertools.chain(document.items(), nested.items()):
-        if key in tensors:
-            raise InvalidArgument(f"input '{key}' already exists in request")
-        if key in specs:
-            tensors[key] = _tensor(specs[key], batch, value)
-        else:
-            oip_parameters.check(key, value)
-            parameters[key] = value
+    for members in (document, nested):
+        for key, value in members.items():
+            if key in tensors:
+                raise InvalidArgument(f"input '{key}' already exists in request")
+            if key in specs:
+                tensors[key] = _tensor(specs[key], batch, value)
+            else:
+                _check_parameter(key, value, members is nested)
+                parameters[key] = value
     return InferRequest(
         served.name, list(tensors.values()), (), model_version, request_id, parameters
     )
+
+
+def _check_parameter(key: str, value: Any, is_nested: bool) -> None:
+    try:
+        oip_parameters.check(key, value)
+    except InvalidArgument as error:
+        if not is_nested:
+            raise
+        raise InvalidArgument(f"Converting keyword: '{_PARAMETERS}': {error}") from error
 
 
 def _check_unique(text: bytes, document: dict[str, Any]) -> None:
