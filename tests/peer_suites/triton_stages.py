@@ -122,8 +122,12 @@ STAGES = (
         ),
     ),
     Stage(_SIZES, models.sizes, select="not large_input"),
-    Stage(_SIZES, models.sizes, ("--http-max-input-size", str(2**27)), select="large_input"),
-    Stage("L0_grpc/python_unit_test.py", models.grpc, select="GrpcTest"),
+    Stage(
+        *(_SIZES, models.sizes, ("--http-max-input-size", str(2**27)), "large_input"),
+        seconds=300,
+    ),
+    # Its own request has 120 seconds.
+    Stage("L0_grpc/python_unit_test.py", models.grpc, select="GrpcTest", seconds=180),
     Stage(
         *("L0_grpc/python_unit_test.py", models.grpc_examples),
         (

@@ -276,7 +276,6 @@ EXPECTED_FAILURES = {
     f"{_CACHE}::EnsembleCacheTest::test_ensemble_top_level": _UNCACHED,
     f"{_CACHE}::EnsembleCacheTest::test_ensemble_all_models": _UNCACHED,
     f"{_CACHE}::EnsembleCacheTest::test_ensemble_cache_insertion": _UNCACHED,
-    f"{_METRICS}::test_cache_counters_missing": "metrics without a row have their help text",
     f"{_SHM}::TestSharedMemoryUnregister::test_unregister_shm_during": "a region in use leaves the "
     "list at once, and memory after its last request",
     **_each(
