@@ -259,12 +259,12 @@ return [reply(1)]
         "# TYPE mine_gauge gauge",
         "# TYPE mine_times histogram",
         'mine_count{a="b"} 4.5',
-        'mine_gauge{a="b"} 5.0',
-        'mine_times_bucket{le="+Inf"} 3.0',
-        'mine_times_bucket{le="1"} 1.0',
-        'mine_times_bucket{le="2"} 2.0',
-        "mine_times_count 3.0",
-        "mine_times_sum 11.0",
+        'mine_gauge{a="b"} 5',
+        'mine_times_bucket{le="+Inf"} 3',
+        'mine_times_bucket{le="1"} 1',
+        'mine_times_bucket{le="2"} 2',
+        "mine_times_count 3",
+        "mine_times_sum 11",
     ]
     control(gateway, "late", "unload")
     assert shown() == []
