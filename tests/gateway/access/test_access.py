@@ -344,7 +344,7 @@ async def test_rules_are_followed_and_broken_ones_change_nothing(tmp_path: Path)
             assert await infer(http, gateway, "ci", "mine") == 2.0
         async with client(gateway.metrics_url, headers=gateway.headers("root")) as http:
             metrics = (await http.get("/metrics")).text
-        assert f'{ERRORS}_total{{file="rules"}} 1.0' in metrics
+        assert f'{ERRORS}_total{{file="rules"}} 1\n' in metrics
         async with client(gateway.http_url) as http:
             path.write_text(KEYS)
             await poll()

@@ -214,6 +214,6 @@ async def test_before_the_issuer_has_answered_tokens_are_unavailable(
 
             async def failures() -> bool:
                 text = (await metrics.get("/metrics", headers=key)).text
-                return "modelport_jwks_refresh_failures_total 0.0" not in text
+                return "modelport_jwks_refresh_failures_total 0\n" not in text
 
             await until(failures, True)

@@ -76,7 +76,7 @@ def test_all_processes_follow_what_was_accepted_last_and_start_again_with_it(
         assert statuses(gateway, root) == {200}
         assert httpx.get(gateway.metrics).status_code == 401
         metrics = httpx.get(gateway.metrics, headers=root)
-        assert 'modelport_access_reload_errors_total{file="rules"} 0.0' in metrics.text
+        assert 'modelport_access_reload_errors_total{file="rules"} 0\n' in metrics.text
         replace(path, KEYS + ROOT + PUBLIC)
         gateway.wait_for("access rules reloaded")  # logged when every worker uses them
         assert statuses(gateway, {}) == {200}

@@ -52,8 +52,9 @@ def test_each_setting_adds_or_removes_exactly_its_metrics(cached: bool) -> None:
     if cached:
         durations |= CACHE
     assert default - names(text(MetricsChoice(counter_latencies=False), cached)) == durations
-    histogram = {f"{FIRST_RESPONSE}_{part}" for part in ("bucket", "count", "sum")}
-    assert default - names(text(MetricsChoice(histogram_latencies=False), cached)) == histogram
+    histograms = {FIRST_RESPONSE, *(f"nv_inference_{k}_duration_histogram_us" for k in COUNTERS)}
+    parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
+    assert default - names(text(MetricsChoice(histogram_latencies=False), cached)) == parts
     kinds = {f"inference_{kind}" for kind in COUNTERS}
     if cached:  # as in Triton
         kinds = kinds - {"inference_request"} | {"cache_hit", "cache_miss"}

@@ -256,7 +256,7 @@ def test_a_deadline_over_grpc_is_noticed(gateway: Gateway) -> None:
 
 def busy(gateway: Gateway, model: str) -> None:
     """Wait until a request of ``model`` is in progress."""
-    wanted = f'nv_inference_pending_request_count{{model="{model}",version="1"}} 1'
+    wanted = f'nv_inference_pending_request_count{{model="{model}",version="1"}} 1\n'
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         with urllib.request.urlopen(gateway.metrics) as answer:

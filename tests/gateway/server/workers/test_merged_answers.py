@@ -12,6 +12,7 @@ from modelport.gateway.errors import Code
 from modelport.gateway.server.admin import metrics_port
 from modelport.gateway.server.workers import merged_answers
 from modelport.gateway.server.workers.aggregated_metrics import AggregatedMetrics
+from modelport.gateway.settings import MetricsChoice
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.telemetry.metrics import (
     FamiliesCollector,
@@ -43,7 +44,9 @@ def report(statistics: Statistics, tfserving: int = 0) -> dict[str, Any]:
         requests.record("m", "Predict", "GRPC", "OK", 50_000)
     found = source(statistics)
     metrics = chain(
-        triton_families(found), torchserve_families(found), tfserving_families(requests)
+        triton_families(found, MetricsChoice()),
+        torchserve_families(found),
+        tfserving_families(requests),
     )
     families = merged_answers.families_json(metrics)
     return {"documents": [statistics.document("m", 1)], "families": families}
