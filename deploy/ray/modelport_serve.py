@@ -179,6 +179,11 @@ class Model:
         settings = settings_of(flags)
         if settings.access is not None:
             raise UsageError("--access is not available here: Ray Serve's proxies hold the sockets")
+        if settings.access_log is not None or settings.traces.level:
+            raise UsageError(
+                "--access-log and --trace-config are not available here: the requests are those of "
+                "Ray Serve's proxies, which log and trace them"
+            )
         configure_logging(settings.log_format, settings.log_verbose)
         self._name = name
         self._server = GatewayServer(settings, LocalControl, make_listeners=self._listeners)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -50,6 +51,13 @@ class Stage(NamedTuple):
     seconds: float = 0
 
 
+def _plain_log(gateway: Gateway) -> None:
+    """Have the log in the format that Triton's has at first; these gateways start with JSON."""
+    url = f"http://{gateway.http}/v2/logging"
+    with urllib.request.urlopen(url, b'{"log_format": "default"}'):
+        pass
+
+
 _PLANS = "needs TensorRT; it passes with models of ONNX under the names of TensorRT's"
 _NO_BFLOATS = f"{_PLANS}, and without those of BF16, which need a GPU"
 #: No model of TensorRT takes strings.
@@ -62,6 +70,11 @@ _SIZES = "L0_http/http_input_size_limit_test.py"
 _VALIDATION = "L0_input_validation/input_validation_test.py"
 _SHM, _NOT = "L0_shared_memory/shared_memory_test.py", "not disabled_by_default"
 _VERTEX = {"AIP_HEALTH_ROUTE": "/health", "AIP_PREDICT_ROUTE": "/predict"}
+_TRACED = tuple(
+    flag
+    for setting in ("triton,file=global_unittest.log", "level=TIMESTAMPS", "rate=1")
+    for flag in ("--trace-config", setting)
+)
 _CLASSES = "L0_parameters/class_count_test.py"
 _CACHE = "L0_response_cache/ensemble_cache_test.py"
 _BATCHER, _ONNX = "L0_batcher/batcher_test.py", {"BACKENDS": "onnx"}
@@ -141,6 +154,8 @@ STAGES = (
         ("--http-header-forward-pattern=.*", "--grpc-header-forward-pattern=.*"),
     ),
     Stage("L0_grpc/python_grpc_aio_test.py", models.grpc_examples, SHARED),
+    Stage("L0_trace/trace_endpoint_test.py", models.examples, _TRACED),
+    Stage("L0_logging/logging_endpoint_test.py", models.examples, before=_plain_log),
     Stage("L0_infer/infer_test.py", models.infer, environment=_INFER),
     Stage(
         *("L0_infer/infer_test.py", models.infer, SHARED),

@@ -162,6 +162,8 @@ NOT_APPLICABLE = {
 
 #: Tests that apply, and that this project does not run yet.
 NOT_RUN = {
+    "L0_trace/opentelemetry_unittest.py": "it needs the program otelcol; "
+    "tests/gateway/telemetry/test_traces.py has a collector of its own",
     "L0_torch_aoti": "its models take more than ten minutes to compile",
     **_each(
         "its backend is not part of Triton's server",
@@ -170,8 +172,6 @@ NOT_RUN = {
 }
 
 _RESCHEDULING = "requests that are rescheduled (iterative_sequence, set_release_flags)"
-_TRACE = "trace settings"
-_LOG_SETTINGS = "log settings"
 NOT_SUPPORTED = {
     "L0_iterative_sequence": _RESCHEDULING,
     **_each(
@@ -185,11 +185,6 @@ NOT_SUPPORTED = {
     "[bls_request_rescheduling]": _RESCHEDULING,
     "L0_backend_python/python_based_backends": "python-based backends (a backend's folder with "
     "model.py)",
-    "L0_trace": _TRACE,
-    **_each(_TRACE, f"{_HTTP_AIO}::test_", "get_trace_settings", "update_trace_settings"),
-    **_each(_TRACE, f"{_GRPC_AIO}::test_", "get_trace_settings", "update_trace_settings"),
-    "L0_logging/logging_endpoint_test.py": _LOG_SETTINGS,
-    **_each(_LOG_SETTINGS, f"{_GRPC_AIO}::test_", "get_log_settings", "update_log_settings"),
     "L0_model_update": "instances that come and go while the others stay: a change of "
     "instance_group loads the model again",
     "L0_rate_limiter": "the rate limiter (--rate-limit)",

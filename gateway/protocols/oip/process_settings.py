@@ -9,7 +9,7 @@ from typing import Any
 
 from modelport.gateway.access.context import audited, note_refusal, required
 from modelport.gateway.access.operations import Operation
-from modelport.gateway.errors import PermissionDenied
+from modelport.gateway.errors import InvalidArgument, NotFound, PermissionDenied, Unavailable
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.telemetry.logs import LOGS, read_log_changes
@@ -32,18 +32,20 @@ class ProcessSettings:
         """The settings of traces of a model, or the global ones.
 
         Raises:
-            NotFound: The model is not served.
+            InvalidArgument: The model is not served; the text is Triton's.
         """
         if model:
-            self._manager.get(model, 0)
+            try:
+                self._manager.get(model, 0)
+            except (NotFound, Unavailable) as error:
+                raise InvalidArgument(f"Request for unknown model : {model[:256]}") from error
         return self._tracer.document(model)
 
     async def trace(self, model: str, document: dict[str, Any]) -> dict[str, Any]:
         """Change settings of traces; return all.
 
         Raises:
-            InvalidArgument, Unsupported: As ``trace_settings.read_changes``.
-            NotFound: The model is not served.
+            InvalidArgument, Unsupported: As ``traces``, and ``trace_settings.read_changes``.
         """
         self.traces(model)
         changes = read_changes(document)
