@@ -69,17 +69,17 @@ class LogSettings:
         self.verbose_level = 0
         self.format = LogFormat.DEFAULT
 
+    def wants(self, level: str) -> bool:
+        """Whether lines of a level are written."""
+        if level in ("warning", "warn"):
+            return self.warning
+        if level == "info":
+            return self.info and (self.is_first or self.verbose_level > 0)
+        return self.verbose_level > 0 if level == "debug" else self.error
+
     def drop_unwanted(self, _: Any, name: str, event: Any) -> Any:
         """Drop an event of a level that is not written."""
-        if name in ("warning", "warn"):
-            wanted = self.warning
-        elif name == "info":
-            wanted = self.info and (self.is_first or self.verbose_level > 0)
-        elif name == "debug":
-            wanted = self.verbose_level > 0
-        else:
-            wanted = self.error
-        if not wanted:
+        if not self.wants(name):
             raise structlog.DropEvent
         return event
 
@@ -174,7 +174,6 @@ def configure_logging(
         return (dump if LOGS.format is LogFormat.JSON else console)(logger, name, event)
 
     shared: list[Any] = [
-        LOGS.drop_unwanted,
         structlog.stdlib.add_log_level,
         stamped,
         structlog.processors.format_exc_info,
@@ -183,12 +182,13 @@ def configure_logging(
     if worker is not None:
         shared.append(lambda _, __, event: {**event, "worker": worker})
     structlog.configure(
-        processors=[*shared, renderer],
+        processors=[LOGS.drop_unwanted, *shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.WriteLoggerFactory(output),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(output)
+    handler.addFilter(lambda record: LOGS.wants(record.levelname.lower()))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(processor=renderer, foreign_pre_chain=shared)
     )

@@ -68,3 +68,33 @@ def test_nothing_in_a_log_controls_a_terminal(log_format: str) -> None:
     strange = {c for c in found.stderr if not c.isprintable()} - set("\n\t")
     assert not strange
     assert "\\x1b" in found.stderr or "\\u001b" in found.stderr
+
+
+_LEVELS = """
+import logging, structlog
+from modelport.gateway.settings import LogFormat
+from modelport.gateway.telemetry import configure_logging
+from modelport.gateway.telemetry.logs import LOGS
+
+configure_logging(LogFormat.JSON, 0)
+for level in ("none", "info", "warning", "error"):
+    if level != "none":
+        LOGS.update({f"log_{level}": False})
+    for name in ("debug", "info", "warning", "error"):
+        getattr(structlog.get_logger("modelport.test"), name)(f"{level} {name}")
+        getattr(logging.getLogger("library"), name)(f"{level} library {name}")
+LOGS.update({"log_verbose_level": 1})
+structlog.get_logger("modelport.test").debug("verbose")
+"""
+
+
+def test_a_level_that_is_turned_off_is_written_by_nobody() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", _LEVELS], capture_output=True, text=True, check=True
+    )
+    assert [json.loads(line)["event"] for line in found.stderr.splitlines()] == [
+        *("none info", "none warning", "none library warning", "none error", "none library error"),
+        *("info warning", "info library warning", "info error", "info library error"),
+        *("warning error", "warning library error"),
+        "verbose",
+    ]
