@@ -45,7 +45,7 @@ from modelport.loadtests.system.processes import (
 IN_FLIGHT = 16
 PATH = f"/v2/models/{tiny_model.NAME}/infer"
 BODY = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}'
-WRK_SCRIPT = Path(__file__).parents[1] / "peers" / "post.lua"
+WRK_SCRIPT = Path(__file__).parent / "peers" / "post.lua"
 CLOSE = ("Connection: close",)
 SLACK_SECONDS = 60.0
 ISSUER = "https://issuer.example.com"

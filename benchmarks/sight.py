@@ -49,7 +49,7 @@ def variants(folder: Path, sink: int, before: str | None) -> Sequence[ServerVari
     )
     made = [
         gateway("off"),
-        gateway(f"1/{TRACE_RATE} traced", traces, 0.97),
+        gateway(f"{100 // TRACE_RATE}% traced", traces, 0.97),
         gateway("access log", ("--access-log", str(folder / "access.log")), 0.90),
     ]
     if before is not None:

@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import random
 import select
+import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import orjson
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from modelport.gateway.settings import AccessLogSettings
-from modelport.gateway.telemetry.log_file import LogFile, dump, stamp
+from modelport.gateway.telemetry.log_file import LogFile, dump
 from modelport.gateway.telemetry.request_record import RequestRecord
 
 #: Longer texts are cut, so that a line, with its escapes, fits in what a pipe takes in one piece.
 MAX_TEXT: Final = 128
 #: A line may wait this long for others, to be written with them.
 LINGER_SECONDS: Final = 0.1
+
+
+class _Stamps:
+    """Formats times, each second's date once."""
+
+    def __init__(self) -> None:
+        self._second, self._date = -1, ""
+
+    def stamp(self, ns: int) -> str:
+        second, rest = divmod(ns, 1_000_000_000)
+        if second != self._second:
+            self._date = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._second = second
+        return f"{self._date}.{rest // 1_000_000:03}Z"
+
+
+_STAMPS = _Stamps()
 
 
 class AccessLog:
@@ -57,24 +74,36 @@ def access_log_families(access_log: AccessLog) -> Iterator[Metric]:
 def line(record: RequestRecord, worker: int | None = None) -> bytes:
     """Make the line of a record; it has no fields of what is not known."""
     fields: dict[str, Any] = {
-        "time": stamp(datetime.fromtimestamp(record.started_at / 1e9, UTC)),
+        "time": _STAMPS.stamp(record.started_at),
         "request_id": record.request_id,
-        "client": record.client,
-        "caller": record.caller[:MAX_TEXT],
-        "protocol": record.protocol,
-        "dialect": record.route().dialect,
-        "method": record.method[:MAX_TEXT],
-        "path": record.path[:MAX_TEXT].decode("latin-1"),
-        "status": record.status,
-        "grpc_status": record.grpc_status,
-        "model": record.model[:MAX_TEXT],
-        "version": record.version,
-        "id": record.id[:MAX_TEXT],
-        "rollout": record.side[:MAX_TEXT],
-        "error": record.error[:MAX_TEXT],
-        "trace_id": "" if record.span is None else f"{record.span.trace.id:032x}",
     }
-    fields = {name: value for name, value in fields.items() if value}
+    if record.client:
+        fields["client"] = record.client
+    if record.caller:
+        fields["caller"] = record.caller[:MAX_TEXT]
+    fields["protocol"] = record.protocol
+    dialect = record.route().dialect
+    if dialect:
+        fields["dialect"] = dialect
+    if record.method:
+        fields["method"] = record.method[:MAX_TEXT]
+    fields["path"] = record.path[:MAX_TEXT].decode("latin-1")
+    if record.status:
+        fields["status"] = record.status
+    if record.grpc_status:
+        fields["grpc_status"] = record.grpc_status
+    if record.model:
+        fields["model"] = record.model[:MAX_TEXT]
+        if record.version:
+            fields["version"] = record.version
+    if record.id:
+        fields["id"] = record.id[:MAX_TEXT]
+    if record.side:
+        fields["rollout"] = record.side
+    if record.error:
+        fields["error"] = record.error[:MAX_TEXT]
+    if record.span is not None:
+        fields["trace_id"] = f"{record.span.trace.id:032x}"
     fields["request_bytes"] = record.request_bytes
     fields["response_bytes"] = record.response_bytes
     fields["duration_us"] = (record.ended_ns - record.started_ns) // 1000
