@@ -69,6 +69,11 @@ class Validator:
             batch = self._check_plain(inputs)
             if batch:
                 return batch
+        for name in request.outputs:
+            if name not in self._outputs:
+                raise InvalidArgument(
+                    f"unexpected inference output '{name}' for model '{self._model}'"
+                )
         if len(inputs) != len(self._inputs) or not all(t.name in self._inputs for t in inputs):
             self._check_names(inputs)
         if self._any_shape:
@@ -84,11 +89,6 @@ class Validator:
             self._check_names(inputs)
         for tensor in inputs:
             self._inputs[tensor.name].check_values(tensor, sizes)
-        for name in request.outputs:
-            if name not in self._outputs:
-                raise InvalidArgument(
-                    f"unexpected inference output '{name}' for model '{self._model}'"
-                )
         twice = _duplicate(request.outputs)
         if twice is not None:
             raise InvalidArgument(f"output '{twice}' already exists in request")

@@ -247,7 +247,6 @@ EXPECTED_FAILURES = {
         "does not start, and its log says why in other words",
         *("L0_backend_python/test.sh::", "init_exit", "non_existent_model"),
     ),
-    "L0_output_name/output_name_test.py": "names a wrong input before a wrong output",
     **_each(
         "version 1 is served although version 3 has no file: each version loads by itself, as in "
         "TensorFlow Serving",
