@@ -154,11 +154,6 @@ def pending(bench: Bench, root: Path) -> None:
 _ENSEMBLES = "L0_simple_ensemble/test.sh"
 
 
-def full_queue_in_parallel(bench: Bench, root: Path) -> None:
-    made = "parallel_failed_enqueue_test_models"
-    triton_models.scripted(bench, root, _ENSEMBLES, (34, 35), (245, 375), made=made)
-
-
 def backpressure(bench: Bench, root: Path) -> None:
     made = "ensemble_backpressure_test_models"
     triton_models.scripted(bench, root, _ENSEMBLES, (34, 35), (425, 520), made=made)

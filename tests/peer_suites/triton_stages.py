@@ -335,17 +335,10 @@ STAGES = (
         select="test_load_new_model_version",
         settings={"PYTHONDONTWRITEBYTECODE": "True"},
     ),
-    *(
-        Stage(
-            *("L0_simple_ensemble/ensemble_backpressure_test.py", build),
-            select=tests,
-            environment={"PARALLEL_FAILED_ENQUEUE_LOOPS": "1"},
-            seconds=120,
-        )
-        for tests, build in (
-            ("EnsembleParallelFailedEnqueueTest", schedules.full_queue_in_parallel),
-            ("single_request or cancellation_under", schedules.backpressure),
-        )
+    Stage(
+        *("L0_simple_ensemble/ensemble_backpressure_test.py", schedules.backpressure),
+        select="single_request or cancellation_under",
+        seconds=120,
     ),
     Stage(
         *(_LIFE, lifecycle.another_platform, (*EXPLICIT, *_load("simple"))),
