@@ -337,7 +337,7 @@ STAGES = (
     ),
     Stage(
         *("L0_simple_ensemble/ensemble_backpressure_test.py", schedules.backpressure),
-        select="single_request or cancellation_under",
+        select="cancellation_under",
         seconds=120,
     ),
     Stage(
