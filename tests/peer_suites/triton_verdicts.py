@@ -194,8 +194,8 @@ NOT_SUPPORTED = {
         *("StepMaxQueueSizeTest", "BackpressureTest::test_concurrent", "ParallelFailed"),
         "BackpressureTest::test_sequential",
     ),
-    "L0_simple_ensemble/ensemble_backpressure_test.py::EnsembleBackpressureTest::test_single": "the "
-    "last response of a decoupled step is known to be the last one only when the ensemble has sent "
+    "L0_simple_ensemble/ensemble_backpressure_test.py::EnsembleBackpressureTest::test_single": ""
+    "a decoupled step's last response is known as the last one only after the ensemble has sent "
     "its own (triton_final_response)",
     "L0_large_payload/large_payload_test.py": "tensors of 1.9 GB",
     "L0_model_namespacing": "two models of one name (--model-namespacing)",
