@@ -230,6 +230,7 @@ def reason_of(error: BaseException) -> str:
 SEARCHED_CHARACTERS = 1000
 _ONNX_RUNTIME = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+\.(?:cc|h):\d+ [^()]*\([^()]*\) ?"
+    r"|Load model from .*?\.onnx failed: ?"
 )
 
 

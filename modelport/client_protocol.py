@@ -82,7 +82,8 @@ def valid_answer() -> Iterator[None]:
         *(InvalidArgument, DecodeError, KeyError, IndexError),
         *(TypeError, ValueError, AttributeError),
     ) as error:
-        raise Internal(f"the server's response violates the protocol: {error}") from error
+        reason = str(error).replace("the request JSON buffer", "its JSON")  # of gateway.wire
+        raise Internal(f"the server's response violates the protocol: {reason}") from error
 
 
 class HttpTransport:

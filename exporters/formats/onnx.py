@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import onnx_ir
 import onnxruntime
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+from onnxscript import opset18
 from onnxscript.rewriter._matcher import SimplePatternMatcher
 from torch import Tensor, nn
 from torch.onnx import ONNXProgram
@@ -84,11 +86,39 @@ def _convert(source: Source, module: nn.Module, target: ExportTarget) -> ONNXPro
             dynamo=True,
             dynamic_shapes=tracing.dynamic_shapes(signature, module),
             opset_version=target.opset,
+            custom_translation_table=_translations(),
             verbose=False,
         )
     assert program is not None  # the other exporter returns None
     _declare(program.model, signature)
     return program
+
+
+def _translations() -> dict[Any, Any]:
+    """Operators whose exponentials overflow in onnxscript 0.7 from 89 on."""
+    op: Any = opset18  # its types allow no number in CastLike
+
+    def logaddexp(self: Any, other: Any) -> Any:
+        larger, smaller = op.Max(self, other), op.Min(self, other)
+        equal = op.Equal(larger, smaller)  # infinity less infinity is none
+        zero, one = op.CastLike(0.0, self), op.CastLike(1.0, self)
+        below = op.Where(equal, zero, op.Sub(smaller, larger))
+        return op.Add(larger, op.Log(op.Add(op.Exp(below), one)))
+
+    def logaddexp2(self: Any, other: Any) -> Any:
+        unit = op.CastLike(math.log(2), self)
+        scaled = op.Mul(self, unit), op.Mul(other, unit)
+        return op.Div(logaddexp(*scaled), unit)
+
+    def log_sigmoid(self: Any) -> Any:
+        return op.Neg(logaddexp(op.Neg(self), op.CastLike(0.0, self)))
+
+    operators = torch.ops.aten
+    return {
+        operators.logaddexp.default: logaddexp,
+        operators.logaddexp2.default: logaddexp2,
+        operators.log_sigmoid.default: log_sigmoid,
+    }
 
 
 def _declare(model: onnx_ir.Model, signature: ModelSignature) -> None:

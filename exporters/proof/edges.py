@@ -43,7 +43,8 @@ def compare_beyond(
     A model that fails on such values has no answer to compare with.
 
     Raises:
-        ValuesDiffer: for an input without a number, which the model answers with finite numbers.
+        ValuesDiffer: for an input without a number, or a large one in fp32, which the model answers
+            with finite numbers.
     """
     (kind,) = case.kinds
     try:
@@ -61,13 +62,23 @@ def compare_beyond(
     floats = [x for x in expected.values() if x.dtype.kind == "f"]
     handled = bool(floats) and all(np.isfinite(x).all() for x in floats)
     found = list(_differences(kind, expected, actual, report))
-    if found and handled and kind in WITHOUT_NUMBER:
+    overflows = kind == Fill.LARGE and report.bounds is None and _overflows(expected, actual)
+    if overflows or (found and handled and kind in WITHOUT_NUMBER):
         raise ValuesDiffer(
             f"for {found[0]}, and the model's answer is finite; declare the range of valid inputs, "
             "or remove such values in forward(), with nan_to_num() or clamp()",
             case.inputs,
         )
     report.limits += found
+
+
+def _overflows(expected: Arrays, actual: Arrays) -> bool:
+    """Whether the artifact has no number where the model has one."""
+    pairs = ((x, actual.get(name)) for name, x in expected.items() if x.dtype.kind == "f")
+    return any(
+        y is not None and x.shape == y.shape and bool((np.isfinite(x) & ~np.isfinite(y)).any())
+        for x, y in pairs
+    )
 
 
 def _differences(

@@ -38,6 +38,7 @@ MOST_OF_MEMORY = 0.25
 MOST_EVEN = 1 << 16
 
 WHOLE_ROWS = 0.25  # share of a random mask's rows without padding
+LARGEST_ROWS = 0.25  # share of the rows of integers in a wide range that are of the largest order
 
 #: Datatypes that numpy has; a trained module accepts neither BF16 nor BYTES from it.
 DRAWABLE = frozenset(Datatype) - {Datatype.BF16, Datatype.BYTES}
@@ -274,13 +275,18 @@ def _values(
 def _integers(
     low: int, high: int, shape: tuple[int, ...], dtype: np.dtype[Any], rng: np.random.Generator
 ) -> Array:
-    """Integers of every order of magnitude in a wide range around 0, and evenly in any other."""
+    """Integers of every order of magnitude in a wide range around 0, and evenly in any other.
+
+    In a quarter of the rows, those of a wide range are of the largest order, too: they alone show
+    what adds them up in floats.
+    """
     if dtype.kind == "b":
         return rng.integers(low, high, shape, endpoint=True).astype(dtype)
     found = rng.integers(low, high, shape, dtype.type, endpoint=True)
     if high - low <= MOST_EVEN or not low <= 0 <= high:
         return np.asarray(found)
     shifts = rng.integers(0, (high - low).bit_length(), shape)
+    shifts[rng.random(shape[:1]) < LARGEST_ROWS] = 0
     return np.asarray(found >> shifts.astype(dtype))
 
 

@@ -13,6 +13,7 @@ name.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,13 @@ from torch import Tensor, nn
 
 from modelport.exporters.model_spec import AttentionMask, ModelSpec
 from modelport.exporters.requests import attention_masks
-from modelport.exporters.requests.random_inputs import counts_positions, draw, sizes_of
+from modelport.exporters.requests.random_inputs import (
+    WITHIN,
+    Fill,
+    counts_positions,
+    draw,
+    sizes_of,
+)
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.tensor_flags import (
     DEFAULT_LONGEST,
@@ -171,6 +178,7 @@ def _outputs(
     for name, axis in taken.axes.items():
         other = {**base, name: sizes_of(axis)[-1]}
         varied[name] = _run(module, taken, masks, batch, other, request) if other != base else first
+    filled = _at_edges(module, taken, masks, batch, base, request)
     specs = []
     for name, key in _named(names, list(first)).items():
         value, datatype = first[key], datatype_of(name, first[key])
@@ -185,11 +193,6 @@ def _outputs(
                 "dimension is not the batch; choose other outputs with --output-name, or export "
                 "without batches: --max-batch-size 0, whole shapes in --input"
             )
-        if 0 in dims:
-            raise UsageError(
-                f"output '{name}' is empty, {list(value.shape)} for a batch of {batch}; choose "
-                "other outputs with --output-name, or larger inputs with --input"
-            )
         for axis_name, values in varied.items():
             longest = _of_same_rank(name, value, values.get(key), axis_name)
             for position, size in enumerate(longest.shape[1 if batch else 0 :]):
@@ -197,9 +200,35 @@ def _outputs(
                     follows = size == sizes_of(taken.axes[axis_name])[-1]
                     same = dims[position] == base[axis_name]
                     dims[position] = axis_name if follows and same else -1
+        for found in (values[key] for values in filled if key in values):
+            if found.dim() == value.dim():
+                sizes = zip(value.shape, found.shape, strict=True)
+                changes = [a != b for a, b in sizes][1 if batch else 0 :]
+                dims = [-1 if changed else d for d, changed in zip(dims, changes, strict=True)]
+        if 0 in dims:
+            raise UsageError(
+                f"output '{name}' is empty, {list(value.shape)} for a batch of {batch}; choose "
+                "other outputs with --output-name, or larger inputs with --input"
+            )
         reshape = None if dims else ()
         specs.append(TensorSpec(name, datatype, tuple(dims or [1]), reshape=reshape))
     return tuple(specs)
+
+
+def _at_edges(
+    module: nn.Module,
+    taken: ModelSignature,
+    masks: Sequence[AttentionMask],
+    batch: int,
+    sizes: Mapping[str, int],
+    request: SourceRequest,
+) -> list[dict[str, Tensor]]:
+    """The module's outputs for edge inputs; the lengths of some outputs depend on the values."""
+    found = []
+    for fill in WITHIN:
+        with contextlib.suppress(UsageError):  # the proof says so
+            found.append(_run(module, taken, masks, batch, sizes, request, fill))
+    return found
 
 
 def _of_same_rank(name: str, shortest: Tensor, longest: Tensor | None, axis: str) -> Tensor:
@@ -240,8 +269,10 @@ def _run(
     batch: int,
     sizes: Mapping[str, int],
     request: SourceRequest,
+    fill: Fill = Fill.RANDOM,
 ) -> dict[str, Tensor]:
-    inputs = draw(taken, batch, sizes, np.random.default_rng(0), masks=masks)
+    fills = dict.fromkeys((spec.name for spec in taken.inputs), fill)
+    inputs = draw(taken, batch, sizes, np.random.default_rng(0), fills, masks)
     shapes = ", ".join(f"{spec.name} {list(inputs[spec.name].shape)}" for spec in taken.inputs)
     try:
         with inference_mode(module):

@@ -58,7 +58,9 @@ def connect(protocol: str, url: str | None) -> Client:
         raise InvalidArgument(server_credentials.USER_IN_URL)
     given = server_credentials.current()
     scheme, separator, rest = target.partition("://")
-    if separator and scheme in ("https", "grpcs"):
+    if separator and scheme not in ("https", "grpc", "grpcs"):
+        raise InvalidArgument(f"'{target}' is not HOST:PORT")
+    if separator:
         protocol, target = scheme, rest
     elif given.needs_tls:
         protocol += "s"

@@ -145,6 +145,17 @@ def test_a_model_that_fails_or_has_no_number_on_an_edge_is_not_refused_for_it() 
         prove(lambda x: by_norm(x).nan_to_num(0), by_norm)
 
 
+def test_an_artifact_that_overflows_where_the_model_does_not_is_refused() -> None:
+    def naive(x: Tensor) -> Tensor:
+        return torch.log(1 + torch.exp(x))
+
+    with pytest.raises(ParityError, match=r"about 1e4: output 'y' .* declare the range"):
+        prove(nn.functional.softplus, naive)
+    ranged = TensorSpec("x", Datatype.FP32, (4,), -20, 20)  # what the message advises
+    assert prove(nn.functional.softplus, naive, ranged).max_abs_error < 1e-5
+    assert prove(naive).limits == []
+
+
 def by_norm(x: Tensor) -> Tensor:
     return x / x.norm(dim=-1, keepdim=True)
 
@@ -323,6 +334,23 @@ def test_an_artifact_that_is_right_on_small_integers_is_proven_and_bounded_there
     assert report.ranges == {"x": (0, LARGEST)}
     with pytest.raises(ParityError, match="differs"):
         prove(thirds, lambda x: thirds(x) + (x == 5), IDS, Datatype.INT64, samples=300)
+
+
+def sum_in_float64(x: Tensor) -> Tensor:
+    return x + x.double().sum(-1, keepdim=True).long()
+
+
+def test_a_sum_that_leaves_the_exact_integers_of_a_float_narrows_the_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def model(x: Tensor) -> Tensor:
+        return x + x.sum(-1, keepdim=True)
+
+    report = prove(model, sum_in_float64, IDS, Datatype.INT64)
+    assert report.ranges == {"x": (1 - 2**31, 2**31 - 1)}
+    monkeypatch.setattr(random_inputs, "LARGEST_ROWS", 0)  # the known-bad variant
+    naive = prove(model, sum_in_float64, IDS, Datatype.INT64)
+    assert naive.ranges == {"x": (1 - 2**53, 2**53 - 1)}
 
 
 def test_each_of_two_inputs_gets_its_range_without_the_lowest_number() -> None:

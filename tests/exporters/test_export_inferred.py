@@ -50,6 +50,41 @@ class LayerStack(nn.Module):
         return result
 
 
+class ByValues(nn.Module):
+    """A result whose length depends on the values of the inputs, or whose width does."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+BY_VALUES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "a boolean index": (lambda x: x[x > 0], "x:FP32[6]"),
+    "rows": (lambda x: x[x.amax(-1) > 0.5], "x:FP32[n=1..9,4]"),
+    "the longest length": (lambda x: x[: int((x > 0).sum()) + 1], "x:FP32[6]"),
+    "different values": (lambda x: torch.unique(x.round()), "x:FP32[6]"),
+    "positions": (lambda x: x.nonzero(), "x:INT64[3,2]=0..4"),
+}
+
+
+@pytest.mark.parametrize("name", BY_VALUES)
+def test_a_length_that_depends_on_the_values_is_open(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    function, declared = BY_VALUES[name]
+    request = SourceRequest(Path("x.pt"), "m", inputs=(declared,))
+    spec = signature_inference.spec(ByValues(function), request, None)
+    (found,) = spec.signature(ByValues(function), 0).outputs
+    assert found.dims[0] == -1
+    assert -1 not in found.dims[1:]
+    monkeypatch.setattr(signature_inference, "WITHIN", ())  # the known-bad variant
+    (naive,) = spec.signature(ByValues(function), 0).outputs
+    assert naive.dims[0] != -1 or name == "rows"
+
+
 def test_declared_inputs_give_names_axes_ranges_and_outputs_that_follow_them() -> None:
     found = infer(
         Tagger(), "tokens:INT64[sequence=2..9]=0..10", "weight:FP32[]", names=("tags", "score")

@@ -415,3 +415,48 @@ def test_14_shown_for_the_converters_as_they_are(tmp_path: Path) -> None:
         return (y - low) / (high - low + 1e-9)
 
     assert np.isnan(between(tf.constant([3.0, 3.0]))).any()
+
+
+class Logarithms(nn.Module):
+    """Logarithms of sums of exponentials that no float holds."""
+
+    SIGNATURE = ModelSignature((fp32("y", 4),), (fp32("out", -1),), 8)
+    INPUTS = np.array(
+        [
+            [0, 0, 0, 0],
+            [1, 2, 3, 4],
+            [-14, 14, -30, 30],
+            [-104, 90, -1e4, 1e4],
+            [1e30, 0, -1e30, 1],
+        ],
+        np.float32,
+    )
+
+    def forward(self, y: Tensor) -> Tensor:
+        other = y.flip(-1)
+        found = [torch.logaddexp(y, other), torch.logaddexp2(y, other), torch.logaddexp(y, y)]
+        found += [nn.functional.logsigmoid(y), nn.functional.softplus(y), y.log_softmax(-1)]
+        return torch.cat([*found, y.logsumexp(-1, keepdim=True)], -1)
+
+
+@pytest.mark.parametrize("name", sampled(("onnx", "savedmodel", "tflite"), "onnx"))
+def test_15_exponentials_overflow_below_a_logarithm(name: str, tmp_path: Path) -> None:
+    module, inputs = Logarithms().eval(), Logarithms.INPUTS
+    row = find_format(name)
+    path = tmp_path / row.platform.default_filename
+    row.export(subject(module, module.SIGNATURE), path, ExportTarget())
+    expected = module(torch.from_numpy(inputs)).numpy()
+    found = row.open_session(path)({"y": inputs})["out"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_15_shown_for_the_converter_as_it_is(tmp_path: Path) -> None:
+    module, inputs = Logarithms().eval(), Logarithms.INPUTS[3:4]
+    with quiet():
+        program = torch.onnx.export(module, (torch.zeros(1, 4),), dynamo=True, verbose=False)
+    assert program is not None
+    program.save(tmp_path / "naive.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "naive.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: inputs})
+    assert not np.isfinite(found).all()
+    assert module(torch.from_numpy(inputs)).isfinite().all()

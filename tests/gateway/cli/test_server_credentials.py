@@ -188,7 +188,9 @@ def test_a_secret_in_a_url_or_a_damaged_token_is_refused_and_not_shown(
     )
 
 
-@pytest.mark.parametrize("url", ["http://[", "http://[::1", "localhost:99999", "http://:80"])
+@pytest.mark.parametrize(
+    "url", ["http://[", "http://[::1", "localhost:99999", "http://:80", "ftp://x"]
+)
 @pytest.mark.parametrize("command", [("models",), ("rollout", "status")])
 def test_an_address_that_is_none_is_named(command: tuple[str, ...], url: str) -> None:
     done = modelport(*command, "-u", url)
