@@ -137,6 +137,7 @@ NOT_APPLICABLE = {
         f"{_TENSORRT}: the platform's name"
     ),
     f"{_LIFE}::test_shutdown_with_live_connection": _LOG,
+    f"{_LIFE}::test_load_new_model_version": _LOG,
     **_each(
         _CODE,
         *("L0_", "sequence_stress", "dyna_implicit_state"),
@@ -259,6 +260,8 @@ EXPECTED_FAILURES = {
     f"{_LIFE}::test_dynamic_version_load_unload": _UNKNOWN,
     f"{_LIFE}::test_multiple_model_repository_polling": "what serves stays when another repository "
     "gets a model of its name",
+    f"{_LIFE}::test_concurrent_model_instance_load_sanity": "an object in place of the list "
+    "instance_group is refused",
     f"{_LIFE}::test_concurrent_model_load_unload": "an unload of a step's model does not wait "
     "for a load of its ensemble",
     f"{_LIFE}::test_shutdown_dynamic": _ENDED,
