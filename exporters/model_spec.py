@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,6 +151,11 @@ def find_factory(model: str) -> Factory:
     try:
         found: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
+        if module_name.endswith(".py"):
+            raise UsageError(
+                f"--model '{model}' names a file; name its module, as in --model "
+                f"'{Path(module_name).stem}:{attribute}', from the file's folder"
+            ) from error
         raise UsageError(
             f"--model '{model}': importing '{module_name}' failed: {type(error).__name__}: {error}"
         ) from error

@@ -264,7 +264,7 @@ def _leaves(name: str, value: object, levels: int = MOST_LEVELS) -> Iterator[tup
 def _no_tensor(where: str, value: object) -> Unsupported:
     return Unsupported(
         f"forward() returns {type(value).__name__}{where}; return tensors, alone or in tuples, "
-        "dicts and dataclasses"
+        "dicts and dataclasses, or choose those with names by --output-name"
     )
 
 

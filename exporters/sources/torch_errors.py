@@ -34,7 +34,7 @@ _AXES = re.compile(
     r"(?:Constraints violated|Specializations unexpectedly required) \(([^()]{0,1000})\)"
 )
 _HIGHER_ORDER = re.compile(r"could not find kernel for HigherOrderOperator (\w+)")
-_OPERATOR = re.compile(r"op='([\w.]+)'")
+_OPERATOR = re.compile(r"op='([\w.]+)'|torch\.ops\.higher_order\.(\w+)")
 MOST_CHARACTERS, MOST_CODE = 200, 80
 #: The place of what belongs to no submodule.
 WHOLE = "forward()"
@@ -68,7 +68,7 @@ def origin(node: fx.Node) -> str:
     path, kind = stack[-1] if stack else ("", "")
     place = _part(path, (kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2])
     for file, line in reversed(FRAME.findall(node.meta.get("stack_trace") or "")):
-        if not Path(file).is_relative_to(TORCH):
+        if not (file.startswith("<") or Path(file).is_relative_to(TORCH)):
             return f"{place}, {Path(file).name} line {line}"
     return place
 
@@ -163,8 +163,10 @@ def _explained(errors: Sequence[BaseException]) -> tuple[str, str]:
             case "UnsupportedOperatorException":
                 return f"operator '{operator}' cannot be traced", REWRITE
             case "DispatchError":
-                found = _OPERATOR.search(str(error))
-                return f"operator '{found[1] if found else ''}' does not exist in ONNX", REWRITE
+                told = (_OPERATOR.search(str(each)) for each in (error, *errors))
+                found = next((match for match in told if match), None)
+                name = f" '{found[1] or found[2]}'" if found else ""
+                return f"operator{name} does not exist in ONNX", REWRITE
         if found := _HIGHER_ORDER.search(str(error)):
             return (
                 f"the tracer has no branches and loops of torch ({found[1]})",

@@ -156,6 +156,7 @@ def test_an_output_is_written_instead_of_published_and_replaced_when_repeated(
         (("--model", "resnet"), 2, "--model 'resnet' is not registered; use fraud, vit"),
         (("--model", "vit"), 2, "is not a ViT's"),
         (("--model", "absent.module:factory"), 2, "importing 'absent.module' failed"),
+        (("--model", "code/nets.py:Net"), 2, "name its module, as in --model 'nets:Net', from"),
         (("--model", "json:absent"), 2, "has no callable 'absent'"),
         (("--model-kwargs", "{"), 2, "--model-kwargs is not JSON"),
         (("--model-kwargs", "[1]"), 2, "--model-kwargs must be a JSON object"),

@@ -66,6 +66,7 @@ MODULES: Mapping[str, Callable[[], nn.Module]] = {
     "branch": lambda: Refusable(
         lambda layer, x: torch.cond(x.sum() > 0, lambda y: layer(y), lambda y: y.tanh(), (x,))
     ),
+    "text": lambda: Refusable(lambda layer, x: {"y": layer(x), "label": "cat"}),
     "dict": TakesDict,
     "tensors": TakesTensors,
     "long": TakesLongSeries,
@@ -103,6 +104,10 @@ REFUSALS = {
         "tensors", "pt2", r"does not run on x \[2, 5\]",
         "declare what forward() accepts with --input",
         {"input": ["x:FP32[4]"]}, "x:FP32[5]",
+    ),
+    "a text beside a tensor": RemediedRefusal(
+        "text", "pt2", r"forward\(\) returns str as 'label'",
+        "or choose those with names by --output-name", {"output_name": ["y"]},
     ),
     "no branches in TorchScript": RemediedRefusal(
         "branch", "torchscript", r"no branches and loops of torch \(cond\)",

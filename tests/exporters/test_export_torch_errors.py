@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.map import map as map_rows
 
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.formats.registry import FORMATS
@@ -52,6 +54,13 @@ class Bessel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.special.bessel_j0(x)  # the line of Bessel
+
+
+class Mapped(nn.Module):
+    """Has a higher-order operator that few formats have."""
+
+    def forward(self, x: Tensor) -> Any:
+        return map_rows(lambda row: row.cumsum(0) * 2, x)  # the line of Mapped
 
 
 class NestedPart(nn.Module):
@@ -102,6 +111,7 @@ def refused(part: nn.Module, row: str, signature: ModelSignature, path: Path) ->
             "torch.onnx",
             "operator 'prims.bessel_j0' does not exist in ONNX",
         ),
+        (Mapped, "onnx", "torch.onnx", "operator 'map_impl' does not exist in ONNX"),
     ],
 )
 def test_the_part_its_line_and_the_reason_are_named(
