@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -156,6 +156,10 @@ def _edges(signature: ModelSignature) -> Iterator[_Outline]:
         yield from _beside([*within, {}], shortest, largest)
     for fills in _beyond(signature):
         yield _Outline(min(largest, 1), shortest, (fills,), beyond=True)
+    if largest > 1:
+        large = [fills for fills in _beyond(signature) if Fill.LARGE in fills.values()]
+        for outline in _beside(large * 3, shortest, largest):
+            yield replace(outline, beyond=True)
 
 
 def _beside(rows: Sequence[Fills], sizes: Mapping[str, int], largest: int) -> Iterator[_Outline]:

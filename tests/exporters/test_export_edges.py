@@ -165,6 +165,7 @@ def by_norm(x: Tensor) -> Tensor:
 MIXING: Mapping[str, tuple[Function, str]] = {
     "mean": (lambda x: x - x.mean(0), "aten.mean"),
     "rare mean": (lambda x: torch.where(x > 2.9, x - x.mean(0), x), "aten.mean"),
+    "mean of large values": (lambda x: torch.where(x > 50, x.max(), x), "aten.max"),
     "softmax": (lambda x: x.softmax(0), "aten._softmax"),
     "running sum": (lambda x: x.cumsum(0), "aten.cumsum"),
     "attention": (lambda x: (x @ x.T).softmax(-1) @ x, "aten.mm"),

@@ -308,9 +308,9 @@ def test_edges_run_at_both_ends_of_an_axis_and_beside_each_other_where_that_is_c
     within = corners + len(WITHIN) - 2
     assert edges == [(1, 1)] * within + [(20, 1)] * corners + [(1, 8), (1, 4)]
     kinds = [kind for case in cases if case.batch > 1 for kind in case.kinds]
-    assert {*kinds} == {*WITHIN, Fill.RANDOM}
+    assert {*kinds} == {*WITHIN, Fill.RANDOM, Fill.LARGE}
     beyond = [(case.sizes["time"], case.batch, *case.kinds) for case in cases if case.beyond]
-    assert beyond == [(1, 1, kind) for kind in BEYOND]
+    assert beyond == [*((1, 1, kind) for kind in BEYOND), (1, 4, *[Fill.LARGE] * 4)]
     grid = {(case.sizes["time"], case.batch) for case in cases if not case.edges}
     assert grid == {(time, batch) for time in (1, 10, 20) for batch in (1, 2, 8)}
     done = [case.work[0] for case in cases]
