@@ -473,9 +473,9 @@ PATHS = {
         404, path="/v2/models/%3Cscript%3E/infer", body=wire.good_body()
     ),
     "the trace settings": HostileRequest(
-        404, path="/v2/trace/setting", body=b'{"trace_file":"/tmp/x"}'
+        501, path="/v2/trace/setting", body=b'{"trace_file":"/tmp/x"}'
     ),
-    "the logging settings": HostileRequest(404, path="/v2/logging", body=b'{"log_file":"/tmp/x"}'),
+    "the logging settings": HostileRequest(501, path="/v2/logging", body=b'{"log_file":"/tmp/x"}'),
     "shared memory": HostileRequest(
         501, path="/v2/systemsharedmemory/region/r/register", body=b'{"key":"/x"}'
     ),

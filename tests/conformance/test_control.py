@@ -63,6 +63,8 @@ def test_the_server_names_what_works_and_nothing_else(control: ControlCaller) ->
             "binary_tensor_data",
             "parameters",
             "statistics",
+            "trace",
+            "logging",
             "generate",
         ],
     }

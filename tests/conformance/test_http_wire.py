@@ -78,6 +78,8 @@ def test_the_server_document(connection: KeptConnection) -> None:
             "binary_tensor_data",
             "parameters",
             "statistics",
+            "trace",
+            "logging",
             "generate",
         ],
     }
@@ -119,6 +121,8 @@ REGION_ROUTES = (
     "/v2/systemsharedmemory/region/r/status",
     "/v2/cudasharedmemory/region/r/status",
 )
+#: Read, and posted to.
+SETTING_ROUTES = ("/v2/trace/setting", "/v2/models/x2/trace/setting", "/v2/logging")
 POST_ROUTES = (
     "/v2/rerank",
     "/v2/models/x2/infer",
@@ -715,8 +719,8 @@ def test_every_route_is_documented(connection: KeptConnection) -> None:
         if path.startswith("/v2")
         for method in methods
     }
-    expected = {("GET", path) for path in (*GET_ROUTES, *REGION_ROUTES)}
-    expected |= {("POST", path) for path in POST_ROUTES}
+    expected = {("GET", path) for path in (*GET_ROUTES, *REGION_ROUTES, *SETTING_ROUTES)}
+    expected |= {("POST", path) for path in (*POST_ROUTES, *SETTING_ROUTES)}
     assert routes == expected
 
 

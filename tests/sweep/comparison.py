@@ -25,6 +25,9 @@ Session = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 SEED = 20240229
 BATCHES = (1, 3)
 FILLS = (Fill.RANDOM, *WITHIN)
+#: Inputs of transformers' models of sound. Models that divide by its variance answer a constant
+#: one with rounding errors.
+WAVEFORMS = ("input_values",)
 
 
 class OutputDifference(NamedTuple):
@@ -81,7 +84,7 @@ def _inputs(declared: ModelSignature) -> Iterator[tuple[dict[str, Array], dict[s
         }
         for batch, fill in itertools.product(BATCHES, FILLS if pick == 1 else (Fill.RANDOM,)):
             fills = dict.fromkeys((spec.name for spec in declared.inputs), fill)
-            inputs = draw(declared, batch, sizes, rng, fills)
+            inputs = draw(declared, batch, sizes, rng, fills, waveforms=WAVEFORMS)
             masks = {}
             for spec in declared.inputs:
                 if spec.name.endswith("attention_mask") and isinstance(spec.dims[-1], str):

@@ -25,12 +25,16 @@ _DATATYPES = frozenset(datatype.value for datatype in Datatype)
 
 
 def parameters(request: InferRequest, remaining_seconds: float | None) -> dict[str, Parameter]:
-    """The parameters to send; a client's timeout becomes the remaining time."""
+    """The parameters to send; a client's timeout becomes the remaining time, where that is less.
+
+    The timeout of a request of a sequence limits the wait for a slot alone, and not its deadline.
+    """
     if not request.parameters:
         return {}
     kept = {key: value for key, value in request.parameters.items() if key not in _UNSENT}
-    if request.parameters.get("timeout") and remaining_seconds is not None:
-        kept["timeout"] = max(1, int(remaining_seconds * 1_000_000))
+    timeout = int(request.parameters.get("timeout", 0))
+    if timeout and remaining_seconds is not None:
+        kept["timeout"] = max(1, min(timeout, int(remaining_seconds * 1_000_000)))
     return kept
 
 

@@ -62,7 +62,11 @@ STATUSES = (
         r"GET /v2/models/\{model\}(/versions/\{version\})?(/config|/stats)?",
         *("404", "503"),
     ),
-    StatusRow("OIP, KServe v2: `ready`", r"GET /v2/models/.*/ready", "400", "400"),
+    StatusRow(
+        "OIP, KServe v2: `ready`; Triton: `trace/setting`",
+        r"GET /v2/models/.*/ready|(GET|POST) /v2/models/.*/trace/setting",
+        *("400", "400"),
+    ),
     StatusRow(
         "OIP gRPC: `ModelInfer`",
         "inference.GRPCInferenceService/ModelInfer",
@@ -80,6 +84,11 @@ STATUSES = (
     ),
     StatusRow(
         "OIP gRPC: `ModelReady` (false)", "inference.GRPCInferenceService/ModelReady", "OK", "OK"
+    ),
+    StatusRow(
+        "OIP gRPC: `TraceSetting`",
+        "inference.GRPCInferenceService/TraceSetting",
+        *("INVALID_ARGUMENT", "INVALID_ARGUMENT"),
     ),
     StatusRow(
         "TensorFlow Serving, KServe v1: `predict`, `explain`",

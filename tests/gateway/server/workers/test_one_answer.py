@@ -83,7 +83,7 @@ def test_statistics_are_the_sum_over_both_protocols_while_requests_flow(
         text = httpx.get(gateway.metrics).text
         tfserving = [o for c in traffic.clients if c.name.startswith("tf") for o in c.outcomes]
         line = ':tensorflow:serving:request_count{model_name="m",status="OK"} '
-        assert f"{line}{len(tfserving)}.0" in text
+        assert f"{line}{len(tfserving)}\n" in text
         assert "nv_inference_pending_request_count" in text
         assert text.count("# TYPE nv_inference_count counter") == 1
 
