@@ -31,4 +31,35 @@ def build(root: Path) -> Path:
     fake(root, "gossip", "BYTES", "1", responses="2", error=BROKEN)
     models.fake(root, "once", "FP32", "4")
     models.fake(root, "slow", "FP32", "4", delay_seconds="0.3")
+    ensemble(root, "staged", "repeat", "y")
+    ensemble(root, "nested", "staged", "out")
+    models.pipeline(root, "piped", PIPED)
     return root
+
+
+#: Every response of ``nested`` goes through another step.
+PIPED = """
+inputs = ["x"]
+outputs = { out = "last.y" }
+max_batch_size = 1
+[steps.first]
+model = "nested"
+inputs = { x = "x" }
+[steps.last]
+model = "once"
+inputs = { x = "first.out" }
+"""
+
+
+def ensemble(root: Path, name: str, first: str, output: str) -> None:
+    """Write an ensemble of ``first``, which is decoupled, and ``once``."""
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "config.pbtxt").write_text(
+        'platform: "ensemble" max_batch_size: 1 '
+        'input { name: "x" data_type: TYPE_FP32 dims: 4 } '
+        'output { name: "out" data_type: TYPE_FP32 dims: 4 } ensemble_scheduling { step '
+        f'{{ model_name: "{first}" model_version: -1 input_map {{ key: "x" value: "x" }} '
+        f'output_map {{ key: "{output}" value: "y" }} }} step {{ model_name: "once" '
+        'model_version: -1 input_map { key: "x" value: "y" } '
+        'output_map { key: "y" value: "out" } } }'
+    )

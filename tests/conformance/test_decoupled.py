@@ -87,6 +87,20 @@ def test_the_empty_final_response_comes_only_where_it_is_asked_for(streaming: Ga
     assert empty.error_message == ""
 
 
+@pytest.mark.parametrize("model", ["staged", "nested", "piped"])
+@pytest.mark.parametrize("empty", [False, True])
+def test_the_last_response_of_a_graph_is_final(opened: Any, model: str, empty: bool) -> None:
+    client, answers = opened
+    client.async_stream_infer(model, [tensor()], enable_empty_final_response=empty)
+    found = []
+    while not found or not found[-1].parameters["triton_final_response"].bool_param:
+        result, error = answers.get(timeout=TIMEOUT_SECONDS)
+        assert error is None
+        found.append(result.get_response())
+    assert [len(each.outputs) for each in found] == [1] * 3
+    assert answers.empty()
+
+
 def test_a_long_stream_delays_no_other_request(opened: Any) -> None:
     client, answers = opened
     client.async_stream_infer("endless", [tensor()], request_id="long")

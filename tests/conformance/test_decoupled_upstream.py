@@ -22,7 +22,7 @@ from tests.upstream import fronting, table
 RAW = models.config("", ["data BYTES 1"], ["output BYTES 1"], 0, "torchserve").replace(
     'name: ""\n', ""
 )
-ROUTED = ("repeat", "trickle", "endless", "wide", "silent", "breaking", "once")
+ROUTED = ("repeat", "trickle", "endless", "wide", "silent", "breaking", "once", "staged")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def events(gateway: Gateway, model: str, **body: Any) -> list[Any]:
 
 
 def test_responses_are_the_same_through_the_hop(front: Gateway, behind: Gateway) -> None:
-    for model in ("repeat", "silent", "breaking"):
+    for model in ("repeat", "silent", "breaking", "staged"):
         asked = message(model, "7")
         asked.parameters["triton_enable_empty_final_response"].bool_param = True
         assert ask(front, asked) == ask(behind, asked), model

@@ -138,18 +138,25 @@ class RequestState:
         count: rows of the request; 1 in a graph that does not batch.
         rows: for tensors that some rows lack, those that have it. A tensor that is neither here nor
             in ``tensors`` has yet to come.
+        behind: the response of each decoupled step so far.
     """
 
     count: int
     tensors: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, Rows] = field(default_factory=dict)
+    behind: tuple[InferResponse, ...] = ()
 
     @property
     def no_rows(self) -> Rows:
         return np.zeros(self.count, np.bool_)
 
     def copy(self) -> RequestState:
-        return RequestState(self.count, dict(self.tensors), dict(self.rows))
+        return RequestState(self.count, dict(self.tensors), dict(self.rows), self.behind)
+
+    @property
+    def final(self) -> bool:
+        """Whether it is known that no decoupled step responds again."""
+        return all(response.final for response in self.behind)
 
     def is_known(self, name: str) -> bool:
         """Whether the tensor has come, or never will."""
@@ -196,6 +203,8 @@ class RequestState:
 
     def add(self, step: GraphStep, response: InferResponse, rows: Rows | None) -> None:
         """Take the outputs of a step that ran for ``rows``; a remote model may omit some."""
+        if step.decoupled:
+            self.behind += (response,)
         answers = {tensor.name: tensor for tensor in response.outputs}
         for theirs, ours in step.outputs:
             if theirs in answers:

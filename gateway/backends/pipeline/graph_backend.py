@@ -2,14 +2,16 @@
 
 A step runs as soon as its tensors are available, as an ordinary request to its model: with its own
 validation and statistics, and the remaining deadline. After a decoupled step, the rest of the graph
-runs once for each of its responses. The graph is checked at load against the models' configurations
-at that time; a model that is reloaded later has its own checks.
+runs once for each of its responses, while the step computes the next one. If the step ends
+meanwhile, the graph's response is the final one, as in Triton. The graph is checked at load against
+the models' configurations at that time; a model that is reloaded later has its own checks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import copy
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -78,6 +80,8 @@ class GraphBackend:
         results = self._branch(self._wanted(request), self._state(request), request, deadline)
         async with contextlib.aclosing(results):
             async for state in results:
+                if not state.final:
+                    await asyncio.sleep(0)  # an end that has arrived meanwhile counts
                 response = self._response(request, state)
                 if response.outputs:
                     yield response
@@ -93,7 +97,8 @@ class GraphBackend:
         if step is None:  # a decoupled model has omitted an output that the rest needs
             return
         rest = tuple(each for each in waiting if each is not step)
-        async with contextlib.aclosing(self._states(step, state, request, deadline)) as states:
+        responses = self._states(step, state, request, deadline, ahead=bool(rest))
+        async with contextlib.aclosing(responses) as states:
             async for found in states:
                 async with contextlib.aclosing(
                     self._branch(rest, found, request, deadline)
@@ -102,9 +107,17 @@ class GraphBackend:
                         yield result
 
     async def _states(
-        self, step: GraphStep, state: RequestState, request: InferRequest, deadline: Deadline
+        self,
+        step: GraphStep,
+        state: RequestState,
+        request: InferRequest,
+        deadline: Deadline,
+        ahead: bool,
     ) -> AsyncGenerator[RequestState, None]:
-        """The state after each response of a decoupled step, or once it is skipped."""
+        """The state after each response of a decoupled step, or once it is skipped.
+
+        ``ahead``: other steps follow, and the next response is computed meanwhile.
+        """
         try:
             asked, rows = self._request(step, state, request)
             if asked is None:
@@ -113,8 +126,11 @@ class GraphBackend:
                 yield found
                 return
             limited = deadline.earliest(step.timeout_seconds)
-            async with contextlib.aclosing(self._host.stream(asked, limited)) as responses:
-                async for response in responses:
+            async with (
+                contextlib.aclosing(self._host.stream(asked, limited)) as responses,
+                contextlib.aclosing(_ahead(responses) if ahead else responses) as taken,
+            ):
+                async for response in taken:
                     found = state.copy()
                     found.add(step, response, rows)
                     yield found
@@ -241,7 +257,10 @@ class GraphBackend:
                 outputs.append(self._output(self._outputs[name], tensor))
             elif not self.config.model_transaction_policy.decoupled:
                 raise Internal(f"{self._where}, no model returned '{name}'")
-        return InferResponse(self._name, self._version, outputs, parameters=_sequence(request))
+        parameters = _sequence(request)
+        return InferResponse(
+            self._name, self._version, outputs, parameters=parameters, final=state.final
+        )
 
     def _output(self, spec: TensorSpec, tensor: Tensor) -> Tensor:
         """``tensor``, unless its model has been reloaded with another signature."""
@@ -287,6 +306,29 @@ class GraphBackend:
 
     def unload(self) -> None:
         """Nothing to free; the models of the steps are not the graph's."""
+
+
+async def _ahead(
+    responses: AsyncGenerator[InferResponse, None],
+) -> AsyncGenerator[InferResponse, None]:
+    """Yield ``responses``, each while the next is computed; if none comes, it becomes final."""
+
+    async def after(response: InferResponse) -> InferResponse | None:
+        following = await anext(responses, None)
+        response.final = response.final or following is None
+        return following
+
+    response = await anext(responses, None)
+    context = contextvars.copy_context()  # with what the generator has set in it
+    while response is not None:
+        following = asyncio.create_task(after(response), context=context)
+        try:
+            yield response
+            response = await following
+        finally:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await following
 
 
 def _sequence(request: InferRequest) -> Mapping[str, Parameter]:

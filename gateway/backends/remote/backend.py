@@ -272,7 +272,9 @@ class RemoteBackend:
 
     def _response(self, answer: RemoteResponse) -> InferResponse:
         name, version = self._artifact.model_name, self._artifact.version
-        return InferResponse(name, version, answer.outputs, parameters=answer.parameters)
+        return InferResponse(
+            name, version, answer.outputs, parameters=answer.parameters, final=answer.final
+        )
 
     async def close(self) -> None:
         self._pool.close()

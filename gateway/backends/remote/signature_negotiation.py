@@ -98,10 +98,11 @@ class StreamingClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RemoteResponse:
-    """A response in the model's shapes."""
+    """A response in the model's shapes; ``final``: the server says that it is the last one."""
 
     outputs: list[Tensor]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    final: bool = False
 
 
 class NegotiatedSignature:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -148,7 +149,7 @@ class TritonGrpcClient(RemoteGrpcClient, RemoteClient):
                     final = response.parameters[_FINAL].bool_param
                     del response.parameters[_FINAL]
                 if response.outputs or not final:
-                    yield self._decode(response, request)
+                    yield replace(self._decode(response, request), final=final)
 
     def _encode(self, request: InferRequest, limit: Deadline) -> list[Buffer]:
         parts: list[Buffer] = [self._head]

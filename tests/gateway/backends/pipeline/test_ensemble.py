@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,9 @@ async def streamed(
         yield InferResponse(request.model_name, 1, [Tensor("y", x.datatype, x.data + index)])
 
 
-def host(known: Mapping[str, config.ModelConfig], answer: Answer = twice) -> Host:
+def host(
+    known: Mapping[str, config.ModelConfig], answer: Answer = twice, stream: Any = streamed
+) -> Host:
     def config_of(name: str, version: int) -> config.ModelConfig:
         if name not in known:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
@@ -90,16 +93,19 @@ def host(known: Mapping[str, config.ModelConfig], answer: Answer = twice) -> Hos
         loop=asyncio.new_event_loop() if not known else None,  # type: ignore[arg-type]
         infer=answer,
         config_of=config_of,
-        stream=streamed,
+        stream=stream,
         labels_of=lambda name, version, output: (),
     )
 
 
 def ensemble(
-    described: str, known: Mapping[str, config.ModelConfig] = AB, answer: Answer = twice
+    described: str,
+    known: Mapping[str, config.ModelConfig] = AB,
+    answer: Answer = twice,
+    stream: Any = streamed,
 ) -> GraphBackend:
     completed = config.complete(config.parse(described), "e")
-    return load(Artifact("e", 1, Path(), completed, 1, host=host(known, answer)))
+    return load(Artifact("e", 1, Path(), completed, 1, host=host(known, answer, stream)))
 
 
 def request(*outputs: str) -> InferRequest:
