@@ -490,7 +490,8 @@ MODELS: tuple[WrittenModule, ...] = (
         "target:INT64[edges]=0..11",
         more=("--max-batch-size", "0"),
     ),
-    _row("branches", Branches, ROW),
+    # The sum over all rows decides, so that a row is alone.
+    _row("branches", Branches, ROW, more=("--max-batch-size", "1")),
     _row("cumulative", SelectiveScan, SERIES),
     _row("attention", Rotary, SERIES),
     _row("spectral", Spectrum, ROW),
