@@ -208,8 +208,12 @@ class PythonProcess:
             self.kill("it has sent a frame that cannot be read")
 
     def _kill_deaf(self) -> None:
-        if self._pidfd >= 0:
+        if self._pidfd < 0:
+            return
+        if self.state()[1]:
             self.kill("it has closed its socket")
+        else:  # it ends: its memory has gone before its files, which take long if they are large
+            self._loop.call_later(_END_SECONDS, self._kill_deaf)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -290,4 +294,5 @@ def _end_of(status: int) -> str:
         name = signal.Signals(-status).name
     except ValueError:
         name = "a signal"
-    return f"it was ended by signal {-status} ({name})"
+    why = ", which often means that memory ran out" if status == -signal.SIGKILL else ""
+    return f"it was ended by signal {-status} ({name}){why}"

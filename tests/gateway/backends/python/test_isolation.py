@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from modelport.gateway.backends.python import limits
+from modelport.gateway.backends.python import limits, python_process
+from modelport.gateway.backends.python.environment import WorkerEnvironment
+from modelport.gateway.backends.python_worker.frames import Frame
 from tests.gateway.backends.python import python_models
 from tests.gateway.backends.python.asking import ask
 from tests.server import Gateway, serving
@@ -98,6 +102,39 @@ def test_a_worker_that_ends_fails_its_request_at_once_and_is_restarted(
     gateway: Gateway, end: str
 ) -> None:
     crash(gateway, end)
+
+
+#: A worker without a model, whose large file stays after its socket when it is killed.
+LARGE = """#!{python}
+import os, signal
+os.posix_fallocate(os.memfd_create("large"), 0, 256 << 20)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_the_reason_of_an_end_outlives_the_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of memory, the kernel ends large workers, and an end of theirs takes long."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.reason: asyncio.Future[str] = loop.create_future()
+
+        def received(self, frame: Frame) -> None:
+            raise AssertionError(frame)
+
+        def gone(self, reason: str) -> None:
+            self.reason.set_result(reason)
+
+    monkeypatch.setattr(python_process, "_END_SECONDS", 0)
+    loop, program = asyncio.get_running_loop(), tmp_path / "worker"
+    program.write_text(LARGE.format(python=sys.executable))
+    program.chmod(0o700)
+    owner = Owner()
+    environment = WorkerEnvironment(str(program), dict(os.environ), tmp_path, None, ())
+    python_process.PythonProcess(loop, environment, "large_0", owner, 1 << 20)
+    assert (await owner.reason).startswith("it was ended by signal 9 (SIGKILL)")
 
 
 def test_an_allocation_beyond_the_limit_of_data_is_an_error_of_its_request(
