@@ -16,6 +16,7 @@ PYTHON_BACKEND = PinnedSource(
     "triton-inference-server/python_backend", "f9088ff60944cc5a2e97ff16baba55f1666852bc"
 )
 _TESTS = "L0_backend_python"
+_READY = f"{_TESTS}/model_readiness/test_models"
 _DECOUPLED = "model_transaction_policy { decoupled: True }\n"
 _DELAYED = "dynamic_batching { max_queue_delay_microseconds: 500000 }\n"
 #: Of ``bls``.
@@ -215,8 +216,7 @@ def auto_complete_error(bench: Bench, root: Path) -> None:
 def readiness(bench: Bench, root: Path) -> None:
     """A model for each answer of ``is_ready``."""
     _copy(bench, root, "identity_fp32")
-    tests = bench.source(SERVER) / "qa" / _TESTS / "model_readiness" / "test_models"
-    triton_models.copy(tests, root, "is_ready_fn_returns_true_decoupled")
+    tests = bench.source(SERVER) / "qa" / _READY
     parameter = 'parameters: {{ key: "READINESS_FN_{}" value: {{ string_value: "{}" }} }}\n'
     for answer, value, seconds in (
         ("returns_true", "true", "0.1"),
@@ -231,6 +231,14 @@ def readiness(bench: Bench, root: Path) -> None:
         triton_models.renamed(root, "identity_fp32", name, append=told)
         file = "readiness_coroutine_model.py" if value == "coroutine" else "readiness_model.py"
         shutil.copy(tests / file, root / name / "1" / "model.py")
+
+
+def decoupled_readiness(bench: Bench, root: Path) -> None:
+    """Its output has no batch dimension."""
+    name = "is_ready_fn_returns_true_decoupled"
+    triton_models.copy(bench.source(SERVER) / "qa" / _READY, root, name)
+    rank = (r'("IN"\s+data_type: TYPE_INT32\s+dims: )\[ 1 \]', r"\1[ 1, 1 ]")
+    triton_models.edit(root, name, ("max_batch_size: 1", "max_batch_size: 0"), rank)
 
 
 def response_sender(bench: Bench, root: Path) -> None:

@@ -193,8 +193,13 @@ STAGES = (
     ),
     Stage(
         *(_READY, models.readiness, ("--strict-readiness", "false")),
-        select="TestUserDefinedModelReadinessFunction",
+        select="TestUserDefinedModelReadinessFunction and not requests_decoupled",
         seconds=300,
+    ),
+    Stage(
+        *(_READY, models.decoupled_readiness),
+        select="requests_decoupled",
+        changed=_FITTED,
     ),
     _leak(
         models.python(

@@ -337,8 +337,8 @@ STAGES = (
     ),
     Stage(
         *("L0_simple_ensemble/ensemble_backpressure_test.py", schedules.backpressure),
-        select="cancellation_under",
-        seconds=120,
+        select="BackpressureTest",
+        seconds=400,
     ),
     Stage(
         *(_LIFE, lifecycle.another_platform, (*EXPLICIT, *_load("simple"))),

@@ -192,12 +192,8 @@ NOT_SUPPORTED = {
     **_each(
         "responses of a decoupled step that overlap in the next steps (max_inflight_requests)",
         "L0_simple_ensemble/ensemble_backpressure_test.py::Ensemble",
-        *("StepMaxQueueSizeTest", "BackpressureTest::test_concurrent", "ParallelFailed"),
-        "BackpressureTest::test_sequential",
+        *("StepMaxQueueSizeTest", "ParallelFailed"),
     ),
-    "L0_simple_ensemble/ensemble_backpressure_test.py::EnsembleBackpressureTest::test_single": ""
-    "a decoupled step's last response is known as the last one only after the ensemble has sent "
-    "its own (triton_final_response)",
     "L0_large_payload/large_payload_test.py": "tensors of 1.9 GB",
     "L0_model_namespacing": "two models of one name (--model-namespacing)",
     f"{_METRICS}::test_model_namespacing_label_with_namespace_on": "--model-namespacing",
@@ -241,8 +237,6 @@ EXPECTED_FAILURES = {
     "a histogram has buckets, and no line before its first observation",
     f"{_METRICS}::test_inf_histograms_missing": "the histogram is there without a choice, too",
     f"{_PARAMETERS}::test_headers$": "a field's value has no space at its end (RFC 9113, 8.2.1)",
-    f"{_DECOUPLED_PYTHON}::test_decoupled_execute_error": "requests of a decoupled model come one "
-    "by one: its dynamic batching has no effect",
     f"{_DECOUPLED_PYTHON}::test_decoupled_bls_ignore_cancel": "a call that has been cancelled has "
     "no further responses",
     "L0_backend_python/test_infer_shm_leak.py::TestInferShmLeak::test_shm_leak [bls non_decoupled]"
