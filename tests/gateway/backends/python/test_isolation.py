@@ -117,7 +117,7 @@ async def test_the_reason_of_an_end_outlives_the_socket(
 ) -> None:
     """Out of memory, the kernel ends large workers, and an end of theirs takes long."""
 
-    class Owner:
+    class LargeWorkerOwner:
         def __init__(self) -> None:
             self.reason: asyncio.Future[str] = loop.create_future()
 
@@ -131,7 +131,7 @@ async def test_the_reason_of_an_end_outlives_the_socket(
     loop, program = asyncio.get_running_loop(), tmp_path / "worker"
     program.write_text(LARGE.format(python=sys.executable))
     program.chmod(0o700)
-    owner = Owner()
+    owner = LargeWorkerOwner()
     environment = WorkerEnvironment(str(program), dict(os.environ), tmp_path, None, ())
     python_process.PythonProcess(loop, environment, "large_0", owner, 1 << 20)
     assert (await owner.reason).startswith("it was ended by signal 9 (SIGKILL)")
