@@ -38,6 +38,8 @@ NOT_APPLICABLE = {
     **{f"workflow_data.json::{row:02}": _WEIGHTS for row in (1, 3, 4, 5, 10, 11)},
     "workflow_inference_data.json": _WEIGHTS,
     "inference_data.json": _WEIGHTS,
+    # Their weights are in TorchServe's repository, and the answer is the handler's.
+    **{f"inference_data.json::{row:02}": _HANDLERS for row in (10, 11)},
     "kf_inference_data.json": _WEIGHTS,
     "kfv2_inference_data.json": _WEIGHTS,
     "inference_stream_data.json": _HANDLERS,
