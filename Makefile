@@ -10,9 +10,9 @@ INSTALL := $(BIN)/python $(if $(filter 1,$(PIP)),-m pip --disable-pip-version-ch
 # One environment, filled in two steps: what the demo needs, and what the other targets need.
 DEMO := $(VENV)/.demo
 READY := $(VENV)/.dev
-# Many tests wait for servers of their own, so three more run than two cores would take. A file stays
+# Many tests wait for servers of their own, so two more run than two cores would take. A file stays
 # together, because its tests share what they export and start; tests/conftest.py has the order.
-PARALLEL := --numprocesses 5 --dist loadfile --no-loadscope-reorder
+PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 # A page of results names the commit that it reports, and a run continues with results of that commit alone.
 COMMIT = $(shell git rev-parse --short=12 HEAD)
 STAMP = $(BIN)/python .ci/result_pages.py

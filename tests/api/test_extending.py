@@ -80,6 +80,7 @@ def run(*arguments: str) -> str:
     return done.output
 
 
+@pytest.mark.thorough
 def test_a_package_with_one_of_each_exports_serves_and_answers(
     installed: Path, tmp_path: Path
 ) -> None:

@@ -228,6 +228,7 @@ print("returned", signal.getsignal(signal.SIGTERM) is before)
 """
 
 
+@pytest.mark.thorough
 def test_serve_returns_after_a_signal_and_restores_its_handlers(repository: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", SERVE, str(repository)]
     with subprocess.Popen(

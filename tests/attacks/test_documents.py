@@ -108,6 +108,7 @@ def test_a_certificate_is_read_or_refused(tmp_path: Path) -> None:
     check(CERTIFICATE, tmp_path / signing.CERTIFICATE, read, ModelportError)
 
 
+@pytest.mark.thorough
 def test_recorded_answers_are_read_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "samples.json"
     rows = {"x": np.ones((2, 4), np.float32), "ids": np.ones((2, 4), np.int64)}
@@ -124,6 +125,7 @@ def test_recorded_answers_are_read_or_refused(tmp_path: Path) -> None:
     check(json.loads(path.read_text()), path, read, BadPayload)
 
 
+@pytest.mark.thorough
 def test_what_a_gate_is_held_to_is_read_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "slo.toml"
     hostile = [

@@ -44,6 +44,7 @@ def named(found: list[Any], name: str) -> Any:
     return next(layer for layer in found if layer["name"] == name)
 
 
+@pytest.mark.thorough
 def test_another_architecture_around_the_same_weights_is_refused(
     files: Path, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ SPOILT: dict[str, tuple[Callable[[onnx_ir.Model], None], str]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", sampled(SPOILT, "activation", "weight"))
 def test_the_operator_is_named_at_which_they_part(
     invoke: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

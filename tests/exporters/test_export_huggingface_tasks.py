@@ -338,6 +338,7 @@ def test_nothing_is_fetched(
     assert no_sockets == []
 
 
+@pytest.mark.thorough
 def test_the_command_exports_a_folder_with_its_labels(bert: Path, tmp_path: Path) -> None:
     place = ["--repository", str(tmp_path / "repository"), "--samples", "20"]
     small = ["--max-batch-size", "2", "--model-kwargs", '{"max_positions": 6}']

@@ -91,6 +91,7 @@ def test_an_onnx_file_has_the_names_of_the_signatures_axes(source: Source, tmp_p
     assert dims["kind"] == ["batch", 5]
 
 
+@pytest.mark.thorough
 def test_weights_that_go_around_the_onnx_converter_arrive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,6 +181,7 @@ def test_gelu_is_the_exact_one(vit_pair: PortedPair) -> None:
     assert np.abs(approximated - exact).max() > 10 * vit_pair.error(inputs)
 
 
+@pytest.mark.thorough
 def test_layer_norm_uses_the_models_own_epsilon() -> None:
     coarse = PortedPair(VisionTransformer, {**VIT_KWARGS, "layer_norm_eps": 0.3})
     inputs = coarse.inputs(2)
@@ -332,6 +333,7 @@ def test_the_probes_pair_what_must_agree(pair: PortedPair) -> None:
         np.testing.assert_allclose(actual[name], expected[path], atol=2e-5, err_msg=path)
 
 
+@pytest.mark.thorough
 def test_a_port_is_saved_and_loaded_in_safe_mode(pair: PortedPair, tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     with warnings.catch_warnings(action="ignore"):  # Keras' own, from numpy

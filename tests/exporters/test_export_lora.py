@@ -388,6 +388,7 @@ def test_a_state_dict_is_not_a_language_model(fraud_checkpoint: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_the_command_exports_a_model_with_adapters(trained: Any, tmp_path: Path) -> None:
     folder, adapters, _ = trained
     fixed = [str(folder), "--lora", str(adapters), "--repository", str(tmp_path / "repository")]

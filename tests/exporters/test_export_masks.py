@@ -242,6 +242,7 @@ def test_an_inferred_mask_gets_its_range_and_the_flag_replaces_it() -> None:
     assert inferred("mask:left=output")[0].masks == (AttentionMask("mask", "left", ("output",)),)
 
 
+@pytest.mark.thorough
 def test_a_masked_model_is_published_with_its_mask_and_verified(
     invoke: Callable[..., Result], tmp_path: Path
 ) -> None:

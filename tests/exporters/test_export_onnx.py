@@ -66,6 +66,7 @@ def test_the_fraud_model_keeps_names_and_symbolic_dimensions_and_says_nothing(
     assert report.agreement == 1.0
 
 
+@pytest.mark.thorough
 def test_large_weights_lie_beside_the_model_in_the_same_folder(
     vit: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

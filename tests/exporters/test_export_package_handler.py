@@ -102,6 +102,7 @@ def refused(answer: tuple[int, Any], status: int, *words: str) -> None:
     assert all(word in answer[1] for word in words), answer
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch", [1, 2, 8])
 @pytest.mark.parametrize("length", [1, 5, 12])
 def test_json_and_binary_rows_are_answered_as_eager_would(

@@ -94,6 +94,7 @@ def test_a_change_in_any_weight_is_caught(
             check(module, session, samples=1)
 
 
+@pytest.mark.thorough
 def test_one_changed_embedding_row_is_caught(fraud: nn.Module) -> None:
     session = copied(fraud)
     with torch.no_grad():

@@ -256,6 +256,7 @@ def test_held_out_data_that_does_not_fit_is_named(
     assert said in failed(invoke(fraud_checkpoint, "--data", str(tmp_path / "bad.npz")), 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [

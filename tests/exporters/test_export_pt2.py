@@ -145,6 +145,7 @@ def test_an_input_may_have_the_name_of_a_field_of_the_program(tmp_path: Path) ->
     pt2_guard.check(Archive(tmp_path / "model.pt2"))
 
 
+@pytest.mark.thorough
 def test_a_recurrent_layer_runs_for_every_length(tmp_path: Path) -> None:
     model = subject(Recurrent(), RECURRENT)
     assert worst(model, convert(model, tmp_path / "model.pt2")) <= 1.2e-7

@@ -116,6 +116,7 @@ def test_fraud_agrees_with_eager_at_every_batch_and_length(
     assert worst_error(fraud_source, session, (1, 8, 16)) < 1e-6
 
 
+@pytest.mark.thorough
 def test_vit_agrees_with_eager_at_every_batch(vit_source: Source, vit_path: Path) -> None:
     session = savedmodel.open_session(vit_path)
     assert (session.inputs, session.outputs) == (["image"], ["logits"])

@@ -55,6 +55,7 @@ def holds(capacity: float, outcomes: Outcomes, seconds: float) -> bool:
     return busy and soon and len(outcomes.failed) > len(outcomes.answered)
 
 
+@pytest.mark.thorough
 def test_ten_times_too_many_requests_leave_those_accepted_quick(
     repository: ChangingRepository,
 ) -> None:

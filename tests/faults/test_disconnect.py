@@ -43,6 +43,7 @@ def ask(gateway: Gateway, turns: int) -> socket.socket:
     return connection
 
 
+@pytest.mark.thorough
 def test_what_clients_have_left_behind_is_never_computed(
     counting: Gateway, background: Background
 ) -> None:

@@ -39,6 +39,7 @@ def crowded(tmp_path: Path) -> Iterator[tuple[Gateway, ChangingRepository]]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.thorough
 def test_health_metrics_and_polling_go_on_where_connections_have_all_files_they_may(
     crowded: tuple[Gateway, ChangingRepository],
 ) -> None:

@@ -51,6 +51,7 @@ def routed(tmp_path: Path, protocol: str, port: int, *flags: str) -> Iterator[Ga
         yield gateway
 
 
+@pytest.mark.thorough
 def test_a_server_that_comes_late_and_is_killed_and_comes_back(
     repository: ChangingRepository, tmp_path: Path, protocol: str, port: int
 ) -> None:

@@ -241,6 +241,7 @@ def test_a_candidate_that_takes_something_else_fails(
         assert said in found.words
 
 
+@pytest.mark.thorough
 def test_one_wrong_answer_in_a_hundred_of_a_real_server_fails(tmp_path: Path, model: Path) -> None:
     report = tmp_path / "gate.json"
     with proxies((), ("--wrong", "0.01"), model=model) as (right, wrong):

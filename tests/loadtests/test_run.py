@@ -26,6 +26,7 @@ from tests.models import repository
 from tests.server import Gateway
 
 
+@pytest.mark.thorough
 def test_every_dialect_asks_the_gateway_and_gets_right_answers(tmp_path: Path) -> None:
     x = np.float32([[1, 2, 3, 4], [5, 6, 7, 8]])
     made = Payloads(({"x": x},), {"x": "FP32"}, ({"y": 2 * x},))
@@ -109,6 +110,7 @@ def test_a_closed_loop_keeps_its_users_asking_in_two_processes() -> None:
     assert got.samples["intended"].min() >= 0.5
 
 
+@pytest.mark.thorough
 def test_an_unreachable_target_is_reported_with_the_reason() -> None:
     free = LoadTestTarget(LoadTestProtocol.OIP_HTTP, "127.0.0.1:1", "double")
     with pytest.raises(NotMeasured, match="is the server running there"):

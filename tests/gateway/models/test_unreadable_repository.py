@@ -98,6 +98,7 @@ async def changes(world: World, monkeypatch: pytest.MonkeyPatch) -> list[tuple[i
     return found
 
 
+@pytest.mark.thorough
 async def test_no_call_that_fails_in_one_look_changes_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ class Killed(BaseException):
     """Nothing that the program does after it reaches the storage."""
 
 
+@pytest.mark.thorough
 def test_a_publisher_that_dies_at_any_call_leaves_nothing_that_is_served(
     moto: Moto, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

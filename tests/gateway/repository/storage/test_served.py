@@ -111,6 +111,7 @@ def test_versions_keep_serving_through_storage_failures_and_no_secret_is_logged(
     assert len(troubles) <= 4, troubles  # once for each kind, not once for each look
 
 
+@pytest.mark.thorough
 def test_a_gateway_waits_for_its_storage_live_and_not_ready(own_moto: Moto, tmp_path: Path) -> None:
     put_version(own_moto, tmp_path, 1, 2.0)
     own_moto.close()

@@ -278,6 +278,7 @@ def test_the_exit_timeout_holds_for_a_worker_that_hangs(repository: ChangingRepo
         gateway.wait_for("a worker did not end in time and is killed", worker=1)
 
 
+@pytest.mark.thorough
 def test_a_worker_that_hangs_is_killed_and_replaced(repository: ChangingRepository) -> None:
     repository.version(2.0)
     with serving(repository.root, *TWO, may_fork=False) as gateway:  # a fork has every import
