@@ -16,6 +16,7 @@ TRUSTED = {
 #: Patterns that are made at run time, of what the operator writes.
 MADE_AT_RUN_TIME = {
     "gateway/protocols/http.py": "parts of a path that end at a slash, in the dialects' tables",
+    "gateway/cli/serve_settings.py": "--http-header-forward-pattern, of names of header fields",
     "gateway/access/policy.py": "globs of access.toml, which fnmatch makes linear",
     "gateway/repository/artifact_checks/pt2_guard.py": "a number behind a constant",
     "gateway/repository/version_choice.py": "a label of the command line, quoted",

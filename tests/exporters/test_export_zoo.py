@@ -103,7 +103,7 @@ def test_training_learns_and_its_checkpoint_says_everything_an_export_needs(
     tmp_path: Path,
 ) -> None:
     quiet = Console(quiet=True)
-    trained = train.train_vit(tmp_path / "vit.pt", epochs=3, console=quiet)
+    trained = train.train_vit(tmp_path / "vit.pt", epochs=6, console=quiet)
     assert trained.value > 0.6, "chance is 0.1"
     read = checkpoint.read(trained.path)
     module, _, _ = model_spec.build("vit", read.shapes, read.model_kwargs)

@@ -18,6 +18,7 @@ from modelport.gateway.protocols.http_message import HttpRequest, HttpResponse
 from modelport.gateway.protocols.texts.text_calls import (
     Encode,
     Members,
+    NoJsonObject,
     TextCall,
     TextDialect,
     embeds,
@@ -43,6 +44,7 @@ _STATUS = {
     Code.QUOTA_EXCEEDED: (429, "Overloaded"),
     Code.UNAVAILABLE: (503, "Unhealthy"),
 }
+MALFORMED = 422
 _MODEL, _INPUTS, _RAW, _TRUNCATE = "model", "inputs", "raw_scores", "truncate"
 _RERANK = (_MODEL, "query", "texts", _RAW, "return_text", _TRUNCATE)
 
@@ -51,7 +53,7 @@ class TeiHttp(TextDialect):
     """The routes of Text Embeddings Inference."""
 
     segments = frozenset({"embed", "predict", "rerank", ""})
-    statuses = frozenset(status for status, _ in _STATUS.values())
+    statuses = frozenset({MALFORMED, *(status for status, _ in _STATUS.values())})
     error = openapi.error_schema(error="string", error_type="string")
 
     def __init__(self, host: DialectHost) -> None:
@@ -66,6 +68,8 @@ class TeiHttp(TextDialect):
 
     def failure(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
         status, kind = _STATUS[error.code]
+        if isinstance(error, NoJsonObject):  # which Text Embeddings Inference finds while it reads
+            status = MALFORMED
         return HttpResponse(status, orjson.dumps({"error": str(error), "error_type": kind}))
 
     def _embed(self, members: Members) -> tuple[InferRequest, Encode]:

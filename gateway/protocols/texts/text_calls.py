@@ -98,7 +98,8 @@ class TextDialect(HttpDialect):
         """The model that a request names, or the only one for its purpose.
 
         Raises:
-            TextModelNotFound: there is no such model, or it is for another purpose.
+            TextModelNotFound: there is no such model, or it is for another purpose, or there is
+                none for this one.
             InvalidArgument: it names none, and there are several.
         """
         if stated is not None and (type(stated) is not str or not stated):
@@ -115,7 +116,9 @@ class TextDialect(HttpDialect):
         if stated is not None:
             reason = f"is not a model for {purpose}" if served[stated] else "does not exist"
             raise TextModelNotFound(f"The model `{stated[:_MAX_NAME]}` {reason}")
-        known = ", ".join(each.name for each, _ in fitting[:8]) or "none"
+        if not fitting:
+            raise TextModelNotFound(f"the server has no model for {purpose}")
+        known = ", ".join(each.name for each, _ in fitting[:8])
         raise InvalidArgument(f"name one of the server's models for {purpose}: it has {known}")
 
     def ranking(
@@ -136,6 +139,10 @@ class TextDialect(HttpDialect):
         if truncate is not None:
             options["truncate"] = truncate
         return text_inputs.make(text_inputs.pairs(query, texts), options, served.name)
+
+
+class NoJsonObject(InvalidArgument):
+    """A body is no JSON object."""
 
 
 def _reranks(settings: TextSettings) -> bool:
@@ -176,5 +183,5 @@ def require_known(members: Members, known: Collection[str]) -> None:
 def _decoded(decode: Decode, body: bytes) -> tuple[InferRequest, Encode]:
     members = json_text.loads(body) if body else None
     if type(members) is not dict:
-        raise InvalidArgument("the body must be a JSON object")
+        raise NoJsonObject("the body must be a JSON object")
     return decode(members)
