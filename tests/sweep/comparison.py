@@ -64,7 +64,7 @@ def difference(session: Session, declared: ModelSignature, original: Original) -
             kept = _defined(spec.dims, masks, want.ndim)
             reference = want.astype(np.float64)
             error = np.abs(reference - got.astype(np.float64))
-            error[np.isnan(reference) & np.isnan(got)] = 0
+            error = np.where(np.isnan(reference) & np.isnan(got), 0, error)
             wrong = ~(error <= ATOL + RTOL * np.abs(reference)) & kept
             worst = max(worst, float(np.where(kept, error, 0).max(initial=0)))
             if wrong.any():

@@ -2,7 +2,7 @@
 
 They come from the auto-mappings of ``transformers`` (model types that the sweep does not have),
 timm, torchvision, and the samples of PyTorch's own tests of its modules. What its own package does
-not build and run at this size is not drawn.
+not build at this size is not drawn; what it builds and does not run counts as refused.
 """
 
 from __future__ import annotations
