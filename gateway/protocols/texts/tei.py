@@ -44,7 +44,7 @@ _STATUS = {
     Code.QUOTA_EXCEEDED: (429, "Overloaded"),
     Code.UNAVAILABLE: (503, "Unhealthy"),
 }
-MALFORMED = 422
+MALFORMED = 400
 _MODEL, _INPUTS, _RAW, _TRUNCATE = "model", "inputs", "raw_scores", "truncate"
 _RERANK = (_MODEL, "query", "texts", _RAW, "return_text", _TRUNCATE)
 
@@ -90,6 +90,7 @@ class TeiHttp(TextDialect):
         return request, partial(_first, encode) if single else encode
 
     def _rerank(self, members: Members) -> tuple[InferRequest, Encode]:
+        self.reranker(members)  # first, as in the other routes: nothing is valid without a model
         require_known(members, _RERANK)
         texts, truncate = members.get("texts"), members.get(_TRUNCATE)
         request = self.ranking(members, texts, flag(members, _RAW), truncate)

@@ -121,6 +121,10 @@ class TextDialect(HttpDialect):
         known = ", ".join(each.name for each, _ in fitting[:8])
         raise InvalidArgument(f"name one of the server's models for {purpose}: it has {known}")
 
+    def reranker(self, members: Members) -> ServedVersion:
+        """The model of a request to rank texts. Raises as ``model``."""
+        return self.model(members.get("model"), _reranks, "reranking (with one class)")[0]
+
     def ranking(
         self, members: Members, texts: Any, raw: bool, truncate: bool | None
     ) -> InferRequest:
@@ -129,7 +133,7 @@ class TextDialect(HttpDialect):
         Raises:
             InvalidArgument: the model is no reranker, or a member is invalid.
         """
-        served, _ = self.model(members.get("model"), _reranks, "reranking (with one class)")
+        served = self.reranker(members)
         query = members.get("query")
         if type(query) is not str or not query:
             raise InvalidArgument("'query' must be a string that is not empty")
@@ -181,7 +185,10 @@ def require_known(members: Members, known: Collection[str]) -> None:
 
 
 def _decoded(decode: Decode, body: bytes) -> tuple[InferRequest, Encode]:
-    members = json_text.loads(body) if body else None
+    try:
+        members = json_text.loads(body) if body else None
+    except InvalidArgument as error:
+        raise NoJsonObject(str(error)) from error
     if type(members) is not dict:
         raise NoJsonObject("the body must be a JSON object")
     return decode(members)
