@@ -35,6 +35,7 @@ ELSEWHERE = frozenset(
             "--ssl",
         ),
         *("--model_config_file", "--help", "--host", "--headless", "--arrival-rate", "--mix"),
+        "--generate-hashes",  # of uv
         # of make gpu-check and gpu-wheels
         *("--device", "--onnxruntime", "--onnxruntime-gpu", "--seconds"),
         *("--load-seconds", "--load-shape", "--block", "--readme", "--plots", "--models"),
