@@ -101,7 +101,9 @@ def triton_families(source: StatisticsSource, chosen: MetricsChoice) -> Iterator
     yield pending
     if chosen.histogram_latencies:
         yield histogram
-        yield from _histograms(rows)
+        # Who turns the counters off finds nothing whose name begins with theirs, as in Triton.
+        if chosen.counter_latencies:
+            yield from _histograms(rows)
     if chosen.summary_latencies:
         yield from _summaries(rows, SUMMARIES, chosen.summary_quantiles)
         yield from _summaries(cached, CACHE_SUMMARIES, chosen.summary_quantiles)
