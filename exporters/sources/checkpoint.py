@@ -312,7 +312,7 @@ def load_into(module: nn.Module, checkpoint: Checkpoint) -> None:
                 f"checkpoint '{checkpoint.filename}': '{key}' contains NaN; use an earlier one"
             )
     state = OrderedDict(checkpoint.state)
-    versions = module.state_dict()._metadata  # type: ignore[attr-defined]
+    versions = expected._metadata  # type: ignore[attr-defined]
     for prefix, version in checkpoint.versions.items():
         versions.setdefault(prefix.removesuffix("."), {})["version"] = version
     state._metadata = versions  # type: ignore[attr-defined]

@@ -14,11 +14,11 @@ from modelport.gateway.backends.base import Backend
 from modelport.gateway.errors import Decoupled
 from modelport.gateway.inference import admission, batching, cache
 from modelport.gateway.inference.admission import OverloadedModels
-from modelport.gateway.inference.batching.sequence_tensors import Companion
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.inference.text.text_infer import TEXT_SIGNATURE, TextInfer, TextInterface
 from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.untrusted_files import Companion
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import (
     Deadline,

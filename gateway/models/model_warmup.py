@@ -228,15 +228,10 @@ class _Sample:
 
     def _read(self, name: str, datatype: Datatype, shape: tuple[int, ...], filename: str) -> Array:
         where = f"'{configuration.WARMUP}/{filename[:_MAX_QUOTED]}'"
-        try:
-            path = self._entry.companion(f"{configuration.WARMUP}/{filename}")
-            data = untrusted_files.read(path, self._most_bytes)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "it is not a file of the model's folder"
-            raise InvalidArgument(
-                f"{where} of input '{name}' cannot be read: {reason}; add the file, or set "
-                "zero_data or random_data"
-            ) from error
+        data = untrusted_files.read_companion(
+            self._entry.companion, configuration.WARMUP, filename, f"input '{name}'",
+            self._most_bytes, "zero_data or random_data",
+        )  # fmt: skip
         needed = _size(datatype, shape)
         if datatype is not Datatype.BYTES and len(data) > needed:  # Triton accepts it
             log.warning(

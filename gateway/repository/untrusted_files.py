@@ -6,10 +6,13 @@ import errno
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from modelport.gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError, InvalidArgument
+
+#: The file of the model's folder with this path in it; raises ``OSError`` or ``ValueError``.
+Companion = Callable[[str], Path]
 
 MAX_DEPTH = 64
 MAX_FILES = 100_000
@@ -45,6 +48,29 @@ def read(path: Path, most: int) -> bytes:
     if len(content) > size:
         raise IntegrityError(f"'{path.name}' grows while it is read")
     return content
+
+
+def read_companion(
+    companion: Companion, folder: str, filename: str, subject: str, most: int, remedy: str
+) -> bytes:
+    """The content of a file that a configuration names, of at most ``most`` bytes.
+
+    Args:
+        folder: that of the model's folder in which such files lie.
+        subject: what the file is for, in the message.
+
+    Raises:
+        InvalidArgument: it cannot be read.
+        IntegrityError: it is larger, or grows.
+    """
+    try:
+        return read(companion(f"{folder}/{filename}"), most)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not a file of the model's folder"
+        raise InvalidArgument(
+            f"'{folder}/{filename[:256]}' of {subject} cannot be read: {reason}; add the file, or "
+            f"set {remedy}"
+        ) from error
 
 
 def read_text(path: Path, most: int) -> str:

@@ -17,13 +17,14 @@ from modelport.gateway.inference.batching import dynamic_batching, sequence_batc
 from modelport.gateway.inference.batching.batcher import Batcher
 from modelport.gateway.inference.batching.execution import BatchRunner
 from modelport.gateway.inference.batching.joining import Joiner
-from modelport.gateway.inference.batching.sequence_tensors import Companion, SequenceTensors
+from modelport.gateway.inference.batching.sequence_tensors import SequenceTensors
 from modelport.gateway.inference.batching.sequences import SequenceScheduler
 from modelport.gateway.inference.batching.slots import DirectSlots, OldestSlots, StreamedSlots
 from modelport.gateway.inference.batching.stream_batcher import StreamBatcher
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import scheduler_tensors
 from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.untrusted_files import Companion
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import Infer, InferStream, ModelSignature
 

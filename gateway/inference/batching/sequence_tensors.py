@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import scheduler_tensors, untrusted_files
 from modelport.gateway.repository.config import INITIAL_STATE, ModelConfig
+from modelport.gateway.repository.untrusted_files import Companion
 from modelport.gateway.types import (
     NUMPY_DTYPES,
     Array,
@@ -26,8 +26,6 @@ from modelport.gateway.types import (
 )
 from modelport.gateway.wire import raw_tensors
 
-#: The file of the model's folder with this path in it; raises ``OSError`` or ``ValueError``.
-Companion = Callable[[str], Path]
 #: Current value of each state, by its input.
 States = Mapping[str, Array]
 
@@ -236,15 +234,10 @@ def _read(
     """The first value in a file of raw data, which may be longer."""
     size = math.prod(dims) * NUMPY_DTYPES[datatype].itemsize
     strings = datatype is Datatype.BYTES
-    try:
-        path = companion(f"{INITIAL_STATE}/{filename}")
-        data = untrusted_files.read(path, max(size, _MAX_STRING_BYTES))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not a file of the model's folder"
-        raise InvalidArgument(
-            f"'{INITIAL_STATE}/{filename[:256]}' of state '{name}' cannot be read: {reason}; add "
-            "the file, or set zero_data"
-        ) from error
+    most = max(size, _MAX_STRING_BYTES)
+    data = untrusted_files.read_companion(
+        companion, INITIAL_STATE, filename, f"state '{name}'", most, "zero_data"
+    )
     if not strings and len(data) < size:
         raise InvalidArgument(
             f"initial_state setting expects {size} bytes, but the data provided from "

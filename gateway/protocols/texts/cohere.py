@@ -52,7 +52,7 @@ class CohereHttp(TextDialect):
         texts = [_text(each) for each in documents]
         if count is not None and (type(count) is not int or count < 1):
             raise InvalidArgument("'top_n' must be an integer above 0")
-        request = self.ranking(members, texts, False, True)
+        request = self.ranking(self.reranker(members), members, texts, False, True)
         shown = texts if flag(members, "return_documents") else None
         return request, partial(_results, count, shown)
 

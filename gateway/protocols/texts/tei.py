@@ -90,10 +90,11 @@ class TeiHttp(TextDialect):
         return request, partial(_first, encode) if single else encode
 
     def _rerank(self, members: Members) -> tuple[InferRequest, Encode]:
-        self.reranker(members)  # first, as in the other routes: nothing is valid without a model
+        # First, as in the other routes: nothing is valid without a model.
+        served = self.reranker(members)
         require_known(members, _RERANK)
         texts, truncate = members.get("texts"), members.get(_TRUNCATE)
-        request = self.ranking(members, texts, flag(members, _RAW), truncate)
+        request = self.ranking(served, members, texts, flag(members, _RAW), truncate)
         shown = texts if flag(members, "return_text") else None
         return request, partial(_ranks, shown)
 

@@ -126,14 +126,18 @@ class TextDialect(HttpDialect):
         return self.model(members.get("model"), _reranks, "reranking (with one class)")[0]
 
     def ranking(
-        self, members: Members, texts: Any, raw: bool, truncate: bool | None
+        self,
+        served: ServedVersion,
+        members: Members,
+        texts: Any,
+        raw: bool,
+        truncate: bool | None,
     ) -> InferRequest:
-        """A request to score ``texts`` for the query of a request.
+        """A request to ``served``, a ``reranker``, to score ``texts`` for the query of a request.
 
         Raises:
-            InvalidArgument: the model is no reranker, or a member is invalid.
+            InvalidArgument: a member is invalid.
         """
-        served = self.reranker(members)
         query = members.get("query")
         if type(query) is not str or not query:
             raise InvalidArgument("'query' must be a string that is not empty")
