@@ -31,12 +31,12 @@ _GROUPS = {
     Operation.CONTROL: "model-repository",
     Operation.STATISTICS: "statistics",
 }
-#: Paths whose group is another than that of their operation.
-_PATHS = (
-    (re.compile(r"/v2/models/.+/config|/inference\.\w+/ModelConfig"), "model-config"),
-    (re.compile(r"/v2/repository/.+|/inference\.\w+/Repository\w+"), "model-repository"),
-    (re.compile(r"/v2/(models/.+/)?trace/setting|/inference\.\w+/TraceSetting"), "trace"),
-    (re.compile(r"/v2/logging|/inference\.\w+/LogSettings"), "logging"),
+#: Paths whose group is another than that of their operation, by the group's name.
+_PATHS = re.compile(
+    r"(?P<model_config>/v2/models/.+/config|/inference\.\w+/ModelConfig)"
+    r"|(?P<model_repository>/v2/repository/.+|/inference\.\w+/Repository\w+)"
+    r"|(?P<trace>/v2/(?:models/.+/)?trace/setting|/inference\.\w+/TraceSetting)"
+    r"|(?P<logging>/v2/logging|/inference\.\w+/LogSettings)"
 )
 #: What is forwarded of the request in progress: the names, and its fields.
 FORWARDED: ContextVar[tuple[re.Pattern[str], Fields] | None] = ContextVar("forwarded", default=None)
@@ -46,8 +46,10 @@ _TRANSPORT = re.compile("grpc-.*|te|content-type")
 
 def group_of(operation: Operation, path: str) -> str:
     """The group of an HTTP path or of gRPC's path of a method; empty: it is in none."""
-    found = (group for pattern, group in _PATHS if pattern.fullmatch(path))
-    return next(found, _GROUPS.get(operation, ""))
+    found = _PATHS.fullmatch(path)
+    if found and found.lastgroup:
+        return found.lastgroup.replace("_", "-")
+    return _GROUPS.get(operation, "")
 
 
 def objection(

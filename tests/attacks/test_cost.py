@@ -160,13 +160,17 @@ SERVING = "/tensorflow.serving.PredictionService"
 
 
 def written_on_the_loop(gateway: Gateway) -> dict[str, float]:
-    """The large replies that took the event loop longer than to send them takes."""
+    """The large replies that took the event loop longer than to send them takes, each time."""
     found = {}
     for name, ask in large_replies(gateway).items():
-        before = loop_seconds(gateway)
-        assert ask() == VALUES, name
-        seconds = loop_seconds(gateway) - before
-        if seconds > LOOP_SECONDS:
+        # The garbage collector may add a tenth of a second to one of them.
+        for _ in range(3):
+            before = loop_seconds(gateway)
+            assert ask() == VALUES, name
+            seconds = loop_seconds(gateway) - before
+            if seconds <= LOOP_SECONDS:
+                break
+        else:
             found[name] = seconds
     return found
 
