@@ -37,11 +37,11 @@ class AuditEvent:
     request_id: str = ""
 
 
-class AuditLog(LogFile):
+class AuditLog(LogFile[bytes]):
     """The audit log of one process; its arguments and errors are those of ``LogFile``."""
 
     def __init__(self, target: str, max_bytes: int | None = None) -> None:
-        super().__init__("audit-log", target, max_bytes)
+        super().__init__(bytes, "audit-log", target, max_bytes)
 
     def write(self, event: AuditEvent) -> None:
         """Queue ``event``, without waiting."""

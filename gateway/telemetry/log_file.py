@@ -1,6 +1,6 @@
-"""A file of lines, one for each event, which a thread appends.
+"""A file of lines, one for each event, which a thread makes and appends.
 
-Requests only append to a bounded queue. Lines that find no place are counted, and a line says how
+Requests only append to a bounded queue. Events that find no place are counted, and a line says how
 many are missing. Lines are appended, and nothing is ever deleted: a file that has reached its
 largest size is renamed, with the time in its name. Several processes may append to one file.
 """
@@ -15,9 +15,10 @@ import stat
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
@@ -25,7 +26,9 @@ from modelport.gateway.errors import Unavailable
 
 log = structlog.get_logger("modelport.telemetry")
 
-#: Lines that wait for the disk.
+Event = TypeVar("Event")
+
+#: Events that wait for the disk.
 MAX_WAITING: Final = 10_000
 STANDARD_OUTPUT: Final = "-"
 #: Time for what still waits when the gateway stops, as nobody may read standard output any more.
@@ -35,10 +38,11 @@ CLOSE_SECONDS: Final = 2.0
 MOST_BYTES: Final = 64 * 1024
 
 
-class LogFile:
+class LogFile(Generic[Event]):
     """The log of one process; all processes of a gateway append to the same file.
 
     Args:
+        line: Makes the line of an event, with its end; the thread calls it.
         option: The option of the command that names the file, without its dashes.
         target: A file, or ``-`` for standard output.
         max_bytes: Size at which the file is renamed; None for never.
@@ -50,11 +54,13 @@ class LogFile:
 
     def __init__(
         self,
+        line: Callable[[Event], bytes],
         option: str,
         target: str,
         max_bytes: int | None = None,
         linger_seconds: float = 0.0,
     ) -> None:
+        self._line = line
         self._name = option.replace("-", " ")
         self._path = None if target == STANDARD_OUTPUT else Path(target)
         self._max_bytes = max_bytes
@@ -62,7 +68,9 @@ class LogFile:
         #: Lines that were not written, because the queue was full or the disk failed.
         self.dropped = 0
         self._told = 0
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[Event] = deque()
+        #: The lines that the thread has made and not written.
+        self._made: deque[bytes] = deque()
         self._wake, self._closing = threading.Event(), threading.Event()
         self._descriptor, self._most = -1, MOST_BYTES
         #: Whether the last line was written in part.
@@ -81,12 +89,12 @@ class LogFile:
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
-    def append(self, line: bytes) -> None:
-        """Queue ``line``, which has its end, without waiting."""
+    def append(self, event: Event) -> None:
+        """Queue an event, which no longer changes, without waiting."""
         if len(self._waiting) >= MAX_WAITING:
             self.dropped += 1
             return
-        self._waiting.append(line)
+        self._waiting.append(event)
         if not self._wake.is_set():
             self._wake.set()
 
@@ -119,20 +127,24 @@ class LogFile:
     def _write_all(self) -> None:
         if not self._waiting:
             self._renew()
-        while self._waiting:
-            self._append(self._take())
+        while lines := self._take():
+            self._append(lines)
         missing = self.dropped - self._told
         told = dump({"time": stamp(datetime.now(UTC)), "dropped": missing})
         if missing and self._append([told]):
             self._told += missing
 
     def _take(self) -> list[bytes]:
-        """Take the next lines, as many as one system call writes in one piece."""
-        lines = [self._waiting.popleft()]
-        size = len(lines[0])
-        while self._waiting and size + len(self._waiting[0]) <= self._most:
-            lines.append(self._waiting.popleft())
-            size += len(lines[-1])
+        """Make the next lines, as many as one system call writes in one piece."""
+        lines: list[bytes] = []
+        size = 0
+        while self._made or self._waiting:
+            if not self._made:
+                self._made.append(self._line(self._waiting.popleft()))
+            size += len(self._made[0])
+            if lines and size > self._most:
+                break
+            lines.append(self._made.popleft())
         return lines
 
     def _append(self, lines: list[bytes]) -> bool:
@@ -150,7 +162,7 @@ class LogFile:
         self._is_torn = not content[:written].endswith(b"\n")
         if written < len(content):
             whole = content.count(b"\n", len(begun), written)
-            self._waiting.extendleft(reversed(lines[whole + self._is_torn :]))
+            self._made.extendleft(reversed(lines[whole + self._is_torn :]))
         if self._is_torn:
             self._drop(OSError(errno.ENOSPC, "a line was written in part"), 1)
         return written == len(content)

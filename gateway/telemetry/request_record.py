@@ -19,6 +19,8 @@ from modelport.gateway.types import InferRequest, Timing
 
 #: The id of a request in logs, and the bytes of it that are kept.
 REQUEST_ID, MAX_REQUEST_ID = b"x-request-id", 128
+#: Longer texts are cut, as many records may wait for the disk.
+MAX_TEXT = 1024
 GRPC = "gRPC"
 #: The headers of a request, names in lower case.
 Fields = Mapping[bytes, bytes]
@@ -58,12 +60,11 @@ class RequestRecord:
         span: The span of the whole request, if it is part of a trace.
     """
 
-    __slots__ = (
-        "_observer", "caller", "chosen", "client", "context", "ended", "ended_ns", "error",
-        "fields", "grpc_status", "id", "is_failure", "method", "model", "path", "protocol",
-        "request_bytes", "request_id", "response_bytes", "side", "span", "started_at",
-        "started_ns", "status", "streams", "timing", "version",
-    )  # fmt: skip
+    version = status = request_bytes = response_bytes = ended_ns = 0
+    caller = model = id = side = error = grpc_status = ""
+    timing: Timing | None = None
+    span: Span | None = None
+    chosen = ended = is_failure = streams = False
 
     def __init__(
         self,
@@ -77,20 +78,13 @@ class RequestRecord:
     ) -> None:
         self._observer = observer
         self.started_at, self.started_ns = time.time_ns(), time.perf_counter_ns()
-        self.protocol, self.method, self.path, self.fields = protocol, method, path, fields
-        self.client, self.context = client, context
+        self.protocol, self.method, self.path = protocol, method[:MAX_TEXT], path[:MAX_TEXT]
+        self.fields, self.client, self.context = fields, client, context
         self.request_id = _request_id(fields.get(REQUEST_ID, b""))
-        self.caller = self.model = self.id = self.side = self.error = self.grpc_status = ""
-        self.version = self.status = self.request_bytes = self.response_bytes = 0
-        self.ended_ns = 0
-        self.timing: Timing | None = None
-        self.span: Span | None = None
-        self.chosen = False
-        self.ended = self.is_failure = self.streams = False
 
     def infers(self, model: str, version: int, request: InferRequest) -> None:
         """Note the inference request, and the version that answers it."""
-        self.model, self.version, self.id = model, version, request.id
+        self.model, self.version, self.id = model, version, request.id[:MAX_TEXT]
         self.timing = request.timing
         tracer = self._observer.tracer
         if tracer is not None and self.span is None:
@@ -101,7 +95,7 @@ class RequestRecord:
 
     def failed(self, message: str) -> None:
         """Note the first error."""
-        self.error = self.error or message
+        self.error = self.error or message[:MAX_TEXT]
 
     def message(self, size: int) -> RequestRecord:
         """Make the record of a request in this one's stream, and let the task have it."""
@@ -131,6 +125,8 @@ class RequestRecord:
         self.status, self.grpc_status, self.is_failure = status, grpc_status, is_failure
         if not self.streams or is_failure:
             self._observer.end(self)
+        # The record waits for the disk; what else the request had does not, nor does a circle.
+        self.fields, self.context = {}, Context()
 
     def route(self) -> RouteNames:
         return self._observer.describe(self.protocol, self.method, self.path)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
+import pickle
 import select
 import signal
+import weakref
 from collections.abc import AsyncIterator
 from contextvars import Context
 from pathlib import Path
@@ -167,6 +170,9 @@ HOSTILE = (
 )  # fmt: skip
 
 
+TEXTS = ("method", "path", "id", "error", "request_id", "model")
+
+
 def hostile(text: str) -> RequestRecord:
     """A record whose every text is ``text``."""
     raw = text.encode("latin-1", "replace")
@@ -187,6 +193,26 @@ def test_nothing_that_a_client_sends_breaks_a_line(text: str) -> None:
     assert made[:-1].decode("ascii").isprintable()
     assert len(made) <= select.PIPE_BUF  # or lines of several processes would mix
     assert json.loads(made)["worker"] == 3
+
+
+def test_a_record_that_waits_for_the_disk_keeps_little_of_its_request() -> None:
+    kept: list[RequestRecord] = []
+    observer = RequestObserver()
+    observer.log(kept.append)
+    long, held_by_context = "x" * (1 << 20), RequestObserver()
+    fields, held = {b"a": long.encode()}, contextvars.ContextVar[Any]("held")
+    made = observer.begin("HTTP/1.1", long, long.encode(), fields, "", contextvars.copy_context())
+    assert made is not None
+    made.context.run(held.set, held_by_context)
+    made.infers("m", 1, InferRequest("m", [], id=long))
+    made.failed(long)
+    gone = weakref.ref(held_by_context)
+    made.end(400)
+    del held_by_context
+    assert kept == [made]
+    assert gone() is None, "and without the garbage collector"
+    assert len(pickle.dumps([getattr(made, name) for name in TEXTS])) < 10_000
+    assert made.fields == {}
 
 
 def test_a_file_that_is_copied_and_truncated_goes_on_from_its_beginning(path: Path) -> None:
