@@ -69,6 +69,7 @@ EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.extras",
     "modelport.gateway.backend_registry",
     "modelport.gateway.extensions",
+    "modelport.gateway.inference.audio_decoding",
     "modelport.gateway.inference.image_decoding",
     "modelport.gateway.repository",
     "modelport.gateway.runtime.child_process",

@@ -89,13 +89,13 @@ def check_contract(content: bytes | None, wanted: ModelConfig) -> None:
             f"the {config.FILENAME} of '{wanted.name}' does not parse: {error}; correct it, or use "
             "another --name"
         ) from error
-    declared = image_parameters(here)
-    known = image_parameters(there)
-    of_images = differences({key: known.get(key) for key in declared}, declared)
-    if found or of_images:
+    declared = input_parameters(here)
+    known = input_parameters(there)
+    of_inputs = differences({key: known.get(key) for key in declared}, declared)
+    if found or of_inputs:
         raise UsageError(
             f"the {config.FILENAME} of '{wanted.name}' contradicts this export: "
-            f"{', '.join(filter(None, (found, of_images)))}; use another --name, or the same "
+            f"{', '.join(filter(None, (found, of_inputs)))}; use another --name, or the same "
             "--max-batch-size, --model-kwargs and --image flags"
         )
 
@@ -132,10 +132,12 @@ def _tensor(spec: TensorSpec) -> str:
     return f"{text} optional" if spec.optional else text
 
 
-def image_parameters(found: ModelConfig) -> dict[str, str]:
-    """The image parameters of a configuration."""
+def input_parameters(found: ModelConfig) -> dict[str, str]:
+    """The parameters of a configuration by which images and sounds become inputs."""
     parameters = found.parameters.items()
-    return {key: value.string_value for key, value in parameters if key.startswith("image.")}
+    return {
+        key: value.string_value for key, value in parameters if key.startswith(("image.", "audio."))
+    }
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from modelport.gateway.cli.errors import renamed_option
 from modelport.gateway.cli.server_credentials import CommandT, credential_options
 from modelport.gateway.cli.tables import print_table
 from modelport.gateway.errors import InvalidArgument, NotFound, suggestion
-from modelport.gateway.inference import image_decoding
+from modelport.gateway.inference import audio_decoding, image_decoding
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.types import Array, Datatype, TensorSpec
@@ -158,7 +158,8 @@ def infer(
     """Send FILE to MODEL on a running gateway and print the outputs.
 
     FILE is JSON (an OIP request, a list of them, or an object from input name to nested list; -
-    reads standard input), .npy (the model's only input), .npz (arrays by input name), or an image.
+    reads standard input), .npy (the model's only input), .npz (arrays by input name), an image, or
+    a WAV file.
     """
     with connect(protocol, url) as client:
         described = _describe(client, model, model_version)
@@ -209,6 +210,9 @@ def read_requests(
         elif suffix in IMAGE_SUFFIXES:
             name = _only(specs, file)
             requests = [{name: _image(file, specs[name], parameters())}]
+        elif suffix == ".wav":
+            name = _only(specs, file)
+            requests = [{name: _sound(file, specs[name], parameters())}]
         else:
             stdin = str(file) == "-"
             text = sys.stdin.read() if stdin else untrusted_files.read_text(file, MAX_FILE_BYTES)
@@ -293,5 +297,17 @@ def _image(file: Path, spec: TensorDescription, parameters: Mapping[str, str]) -
         raise InvalidArgument(
             f"'{file}' is an image, but input '{spec.name}' is {datatype} {list(spec.shape)}: not "
             "three dimensions with 1 or 3 channels"
+        )
+    return decode(untrusted_files.read(file, MAX_FILE_BYTES))[np.newaxis]
+
+
+def _sound(file: Path, spec: TensorDescription, parameters: Mapping[str, str]) -> Array:
+    """Read ``file`` as the model's sound input, without the batch dimension."""
+    wanted = TensorSpec(spec.name, spec.datatype, spec.shape[1:])
+    decode = audio_decoding.from_parameters(parameters, wanted)
+    if decode is None:
+        raise InvalidArgument(
+            f"'{file}' is a sound, but the config.pbtxt of the model declares no audio.rate for "
+            f"input '{spec.name}'; export with its preprocessor_config.json, or send an array"
         )
     return decode(untrusted_files.read(file, MAX_FILE_BYTES))[np.newaxis]

@@ -229,6 +229,10 @@ PARAMETERS = ParameterTable(
             f"image.{key}": "preprocessing of [images](../protocols/images.md)"
             for key in ("size", "resize", "layout", "interpolation", "scale", "mean", "std")
         },
+        **{
+            f"audio.{key}": "preprocessing of [sound](../protocols/images.md#sound)"
+            for key in ("rate", "features", "normalize", "truncate", "mean", "std")
+        },
         "version_label.NAME": "the version that a label names",
         "default_version": (
             "the version for requests without one, if `version_policy` serves it; otherwise the "

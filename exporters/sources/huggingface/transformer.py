@@ -13,7 +13,7 @@ import torch
 from modelport.exporters.loaded_model import Origin, Source
 from modelport.exporters.model_spec import AttentionMask, Decision, ModelSpec
 from modelport.exporters.sources import SourceRequest
-from modelport.exporters.sources.huggingface import pretrained, tasks, vit
+from modelport.exporters.sources.huggingface import audio, pretrained, tasks, vit
 from modelport.exporters.sources.huggingface.folder import PREPROCESSOR, Folder, read_json
 from modelport.exporters.sources.huggingface.inputs import TaskInputs, inputs_for
 from modelport.exporters.sources.huggingface.pretrained import Pretrained
@@ -70,7 +70,7 @@ def load(
         signature=lambda *_: signature,
         atol=ATOL,
         decision=_decision(task, config, signature),
-        parameters=_image_parameters(folder, signature),
+        parameters=_image_parameters(folder, signature) | audio.parameters(folder, signature),
         masks=_masks(inputs.masks, signature),
         waveforms=inputs.waveforms,
     )

@@ -1,6 +1,7 @@
 """Prediction from the bodies that clients of TorchServe, SageMaker and Vertex AI send.
 
     an image          JPEG or PNG, for a model with one input that is an image
+    a sound           WAV, for a model with one input that is a sound
     OIP               an object with ``inputs``; bytes may follow (binary tensor data extension)
     plain JSON        ``instances``, ``data`` or a bare value (``plain_json``)
     texts             for a model with a text interface: as plain JSON, Hugging Face's ``inputs``
@@ -10,7 +11,7 @@
 The kind is detected from the body, because ``curl -T`` sends no content type. Only for a model with
 a BYTES input does the content type decide: JSON without it is text, unless it is an object with one
 of those members. The response to OIP and plain JSON has the format of the request. The response to
-an image or bytes has the classes (``top_classes``), or the outputs of that one element.
+an image, a sound or bytes has the classes (``top_classes``), or the outputs of that one element.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ import numpy as np
 
 from modelport.gateway.backends import parameters
 from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference import audio_decoding
 from modelport.gateway.inference.text.text_infer import TextInterface
 from modelport.gateway.models.inference_service import SupportsInference
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.models.model_view import ModelView
-from modelport.gateway.protocols import image_inputs, response_encoding, text_inputs
+from modelport.gateway.protocols import encoded_inputs, response_encoding, text_inputs
 from modelport.gateway.protocols.oip import http_request, http_response
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.prediction import plain_json
@@ -54,6 +56,7 @@ from modelport.gateway.wire.raw_tensors import Buffer
 JSON, BINARY = b"application/json", b"application/octet-stream"
 _SPACE = b" \t\r\n"
 _IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+_MEDIA = (b"image/", b"audio/", b"application/x-image")
 _MEMBER = re.compile(rb'"(?:inputs|instances|data)"\s*:')
 #: Bytes at both ends of a body from which its kind is detected.
 _GLANCE_BYTES = 1 << 16
@@ -133,7 +136,7 @@ class Predictor:
         def decode(forms: _BodyDecoder) -> tuple[InferRequest, Encode]:
             return forms.decode(call)
 
-        request, encode = await image_inputs.decode_for(
+        request, encode = await encoded_inputs.decode_for(
             find, lambda forms: forms.slow(call), decode, deadline
         )
         request.trace, request.label = call.trace, call.label
@@ -147,11 +150,11 @@ class _BodyDecoder:
         self._signature: ModelSignature = served.signature
         self._batched = served.signature.max_batch_size > 0
         self._raw_input = served.validator.raw_input
-        self._decoders = image_inputs.decoders(served)
-        # The signature does not bound the size of encoded images.
+        self._decoders = encoded_inputs.decoders(served)
+        # The signature does not bound the size of encoded images and sounds.
         self.max_bytes = None if self._decoders else served.validator.max_bytes
         only = served.signature.inputs[0] if len(served.signature.inputs) == 1 else None
-        self._image = only if only is not None and only.name in self._decoders else None
+        self._encoded = only if only is not None and only.name in self._decoders else None
         self._text = only if only is not None and _is_text(only) else None
         self._raw = parameters.boolean(served.config, "raw_body", default=False)
         self._interface = served.text
@@ -163,12 +166,12 @@ class _BodyDecoder:
             self._problem = f"model '{served.name}': {error}"
 
     def slow(self, call: PredictionCall) -> bool:
-        """Whether the body is large, or may hold an image."""
+        """Whether the body is large, or may hold an image or a sound."""
         if len(call.body) > offload.INLINE_BYTES:
             return True
         if not self._decoders or call.header_length is not None:
             return False
-        return self._is_image(call) or image_inputs.in_json(call.body)
+        return self._is_encoded(call) or encoded_inputs.in_json(call.body)
 
     def decode(self, call: PredictionCall) -> tuple[InferRequest, Encode]:
         """Decode the body; return the request and the encoder of its response.
@@ -178,9 +181,9 @@ class _BodyDecoder:
         """
         if call.header_length is not None:
             return self._oip(call, call.header_length)
-        if self._image is not None and self._is_image(call):
-            data = self._decoders[self._image.name](call.body)
-            return self._single(call, self._image, data)
+        if self._encoded is not None and self._is_encoded(call):
+            data = self._decoders[self._encoded.name](call.body)
+            return self._single(call, self._encoded, data)
         if self._text is not None and (self._raw or not _is_document(call)):
             shape = (1,) * len(self._text.dims)
             data = raw_tensors.object_array([call.body], shape)
@@ -194,10 +197,10 @@ class _BodyDecoder:
             except UnicodeDecodeError as error:
                 raise InvalidArgument("the body is neither JSON nor UTF-8 text") from error
             return self._texts(call, inputs, self._interface)
-        if call.body.startswith(_IMAGES):
+        if kind := _kind(call.body):
             names = ", ".join(f"'{spec.name}'" for spec in self._signature.inputs)
             raise InvalidArgument(
-                f"the body is an image, but the model's input {names} takes none; send JSON, as in "
+                f"the body is {kind}, but the model's input {names} takes none; send JSON, as in "
                 "the Open Inference Protocol"
             )
         document, end = _leading_json(call.body)
@@ -233,11 +236,9 @@ class _BodyDecoder:
         request, encode = text_inputs.decode(document, text, call.model, call.version)
         return request, lambda response: PredictionReply(encode(response))
 
-    def _is_image(self, call: PredictionCall) -> bool:
-        return self._image is not None and (
-            call.body.startswith(_IMAGES)
-            or call.content_type.startswith(b"image/")
-            or call.content_type == b"application/x-image"
+    def _is_encoded(self, call: PredictionCall) -> bool:
+        return self._encoded is not None and (
+            bool(_kind(call.body)) or call.content_type.startswith(_MEDIA)
         )
 
     def _oip(self, call: PredictionCall, header_length: int) -> tuple[InferRequest, Encode]:
@@ -280,6 +281,13 @@ def _encode_oip(form: http_response.ResponseFormat, response: InferResponse) -> 
     return PredictionReply(body, BINARY, header_length) if header_length else PredictionReply(body)
 
 
+def _kind(body: bytes) -> str:
+    """Name the kind of a body that is an image or a sound; empty: it is neither."""
+    if body.startswith(_IMAGES):
+        return "an image"
+    return "a sound" if audio_decoding.is_wav(body) else ""
+
+
 def _may_be_json(call: PredictionCall) -> bool:
     start = call.body[:_GLANCE_BYTES].lstrip(_SPACE)[:1]
     return call.content_type == JSON or start in (b"{", b"[", b'"')
@@ -311,7 +319,9 @@ def _leading_json(body: bytes) -> tuple[Any, int]:
     """
     start, last = body[:_GLANCE_BYTES].lstrip(_SPACE), body[-_GLANCE_BYTES:].rstrip(_SPACE)
     if not start:
-        raise InvalidArgument("the body is empty; send JSON, an image or the bytes of one tensor")
+        raise InvalidArgument(
+            "the body is empty; send JSON, an image, a sound or the bytes of one tensor"
+        )
     if not start.startswith((b"{", b"[")):
         # A bare number or string.
         return json_text.loads(body), len(body)

@@ -25,7 +25,7 @@ from modelport.gateway.access.operations import Operation
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols import (
     cloud_events,
-    image_inputs,
+    encoded_inputs,
     request_body,
     response_encoding,
 )
@@ -199,7 +199,7 @@ class TfServingHttp(HttpDialect):
         decoded, outputs = await self._inference.predict(
             call,
             lambda version: predict_json.decode(body, version),
-            images=len(body) <= offload.INLINE_BYTES and image_inputs.in_json(body),
+            images=len(body) <= offload.INLINE_BYTES and encoded_inputs.in_json(body),
         )
         work = partial(predict_json.encode, outputs, decoded.by_row, rows)
         return await response_encoding.encode(work, outputs, call.deadline)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols import response_encoding
 from modelport.gateway.protocols.dialect_host import DialectHost
-from modelport.gateway.protocols.image_inputs import decode_for
+from modelport.gateway.protocols.encoded_inputs import decode_for
 from modelport.gateway.protocols.response_encoding import PROTOBUF_BYTES
 from modelport.gateway.protocols.tfserving import examples as tfserving_examples
 from modelport.gateway.protocols.tfserving.servable_lookup import Servables

@@ -31,7 +31,7 @@ from modelport.gateway.errors import (
 from modelport.gateway.inference.image_decoding import Decoder
 from modelport.gateway.inference.signatures import UsualShapes
 from modelport.gateway.models.model import ServedVersion
-from modelport.gateway.protocols import image_inputs
+from modelport.gateway.protocols import encoded_inputs
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import (
     Array,
@@ -168,7 +168,7 @@ class ServableSignature:
         self.max_batch_size = signature.max_batch_size
         #: Class names by output, from the configuration's ``label_filename``.
         self.labels: Mapping[str, tuple[str, ...]] = served.labels if self.declared else {}
-        decoders = image_inputs.decoders(served) if self.declared else {}
+        decoders = encoded_inputs.decoders(served) if self.declared else {}
         self.inputs = {
             spec.name: self._tensor(spec, spec.reshape, spec.wire_dims, decoders.get(spec.name))
             for spec in signature.inputs

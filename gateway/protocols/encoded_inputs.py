@@ -1,4 +1,4 @@
-"""Images in requests: detection, and decoding off the event loop."""
+"""Images and sounds in requests: detection, and decoding off the event loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.inference import image_decoding
+from modelport.gateway.inference import audio_decoding, image_decoding
 from modelport.gateway.inference.image_decoding import Decoder
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.runtime import offload
@@ -18,14 +18,14 @@ Decoded = TypeVar("Decoded")
 
 
 def in_json(body: bytes) -> bool:
-    """Whether JSON may hold an image, ``{"b64": ...}``; the key may contain escapes."""
+    """Whether JSON may hold an image or a sound, ``{"b64": ...}``; the key may contain escapes."""
     return b'"b64"' in body or b"\\u" in body
 
 
 def decoders(served: ServedVersion) -> dict[str, Decoder]:
-    """Make the decoders of the inputs that are images, by name.
+    """Make the decoders of the inputs that are images or sounds, by name.
 
-    An invalid configuration is reported to clients that send images, and to no others.
+    An invalid configuration is reported to clients that send those, and to no others.
     """
     found = {spec.name: _decoder(served, spec) for spec in served.signature.inputs}
     return {name: decoder for name, decoder in found.items() if decoder is not None}
@@ -33,7 +33,10 @@ def decoders(served: ServedVersion) -> dict[str, Decoder]:
 
 def _decoder(served: ServedVersion, spec: TensorSpec) -> Decoder | None:
     try:
-        return image_decoding.decoder(served.config, spec)
+        parameters = {k: value.string_value for k, value in served.config.parameters.items()}
+        return audio_decoding.from_parameters(parameters, spec) or image_decoding.decoder(
+            served.config, spec
+        )
     except InvalidArgument as error:
         message = f"model '{served.name}': {error}"
 
