@@ -113,6 +113,33 @@ class AccessLogSettings(NamedTuple):
     slow_seconds: float = 1.0
 
 
+class RecordSettings(NamedTuple):
+    """Recorded traffic.
+
+    Attributes:
+        target: a folder, or a location in object storage.
+        sample: the share of inference requests that are recorded; ``model_samples``: of a model's.
+        headers: names of header fields to record besides those that a request needs.
+        redact, hashed: rules for the fields that are left out, or replaced by a hash with
+            ``hash_key``.
+        max_record_bytes: the content of a request that is recorded.
+        rotate_bytes, rotate_seconds: the size and the age at which a file is complete.
+        max_bytes: of all files in a folder; the oldest are deleted.
+    """
+
+    target: Path | Location
+    sample: float = 0.1
+    model_samples: Mapping[str, float] = MappingProxyType({})
+    headers: tuple[str, ...] = ()
+    redact: tuple[str, ...] = ()
+    hashed: tuple[str, ...] = ()
+    hash_key: bytes = b""
+    max_record_bytes: int = 1 << 20
+    rotate_bytes: int = 64 << 20
+    rotate_seconds: float = 3600.0
+    max_bytes: int = 10 << 30
+
+
 class MetricsChoice(NamedTuple):
     """The published metrics of latencies, by Triton's names.
 
@@ -249,6 +276,8 @@ class Settings(NamedTuple):
     audit_log_max_bytes: int | None = None
     #: One line for each request; None for none.
     access_log: AccessLogSettings | None = None
+    #: Recorded traffic; None for none.
+    record: RecordSettings | None = None
     traces: TraceConfig = TraceConfig()
     #: Whether other addresses than loopback are served without access and without mutual TLS.
     insecure: bool = False

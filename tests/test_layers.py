@@ -21,7 +21,7 @@ LAYERS = {
         ("extensions", "extras", "runtime"),
         ("backend_registry", "telemetry", "wire"),
         ("repository",),
-        ("toml_tables", "upstream"),
+        ("recording", "toml_tables", "upstream"),
         ("slo", "backends"),
         ("inference",),
         ("models",),
@@ -71,6 +71,7 @@ EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.extensions",
     "modelport.gateway.inference.audio_decoding",
     "modelport.gateway.inference.image_decoding",
+    "modelport.gateway.recording.record_reader",
     "modelport.gateway.repository",
     "modelport.gateway.runtime.child_process",
     "modelport.gateway.runtime.openvino_import",
@@ -251,9 +252,9 @@ def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
             for target in imports(path)
             if target.startswith(("modelport.gateway", "modelport.exporters"))
             # How a command says what is wrong and what it is doing; the descriptors of backends;
-            # the addresses of repositories; the reader of untrusted files; child processes; the
-            # limits that a rollout shares; the client of a gateway's API of rollouts; the messages
-            # for failures of connections.
+            # the addresses of repositories; the readers of untrusted files and of recorded traffic;
+            # child processes; the limits that a rollout shares; the client of a gateway's API of
+            # rollouts; the messages for failures of connections.
             and not target.startswith(
                 (
                     "modelport.gateway.cli.admin_client",
@@ -263,6 +264,7 @@ def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
                     "modelport.gateway.errors",
                     "modelport.gateway.extras",
                     "modelport.gateway.backend_registry",
+                    "modelport.gateway.recording.record_reader",
                     "modelport.gateway.repository.storage.location",
                     "modelport.gateway.repository.untrusted_files",
                     "modelport.gateway.runtime.child_process",

@@ -14,6 +14,7 @@ from modelport.gateway.cli import option_sources
 from modelport.gateway.cli.declared_options import declared_by, option
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.cli.paths import WrittenPath
+from modelport.gateway.cli.record_settings import record_shares
 from modelport.gateway.cli.serve_settings import (
     FiniteSeconds,
     ServedPath,
@@ -28,8 +29,9 @@ from modelport.gateway.cli.serve_settings import (
 )
 from modelport.gateway.repository.storage.location import Repository
 from modelport.gateway.runtime import collector
-from modelport.gateway.settings import GROUPS, AccessLogSettings, Settings
+from modelport.gateway.settings import GROUPS, AccessLogSettings, RecordSettings, Settings
 
+RECORD = RecordSettings(Path())
 DEFAULTS = Settings(model_repositories=())
 #: More processes than any machine needs.
 MAX_WORKERS = 256
@@ -325,6 +327,64 @@ class ServeOptions(TypedDict, total=False):
         "Duration from which a request is slow, in seconds.",
         FiniteSeconds(min=0),
         option("access_log_slow_seconds", default=AccessLogSettings("").slow_seconds),
+    ]
+    record: Annotated[
+        AnyPath,
+        "Record inference requests and their answers as JSON Lines in this folder, or in s3://, "
+        "gs:// or az://BUCKET/PREFIX.",
+        Repository(),
+        option(default=None),
+    ]
+    record_sample: Annotated[
+        str | Sequence[str],
+        "Share of the requests that are recorded, or of a model's.  [default: "
+        f"{RECORD.sample}] Repeatable.",
+        option("record_samples", callback=record_shares, metavar="[MODEL=]SHARE"),
+    ]
+    record_redact: Annotated[
+        str | Sequence[str],
+        "Leave out of records: a tensor by its name or MODEL/TENSOR, 'header:NAME' or 'caller'; "
+        "'*' stands for any characters. Repeatable.",
+        option(metavar="RULE"),
+    ]
+    record_hash: Annotated[
+        str | Sequence[str],
+        "Record a keyed hash in place of the value; needs --record-hash-key. Repeatable.",
+        option(metavar="RULE"),
+    ]
+    record_hash_key: Annotated[
+        AnyPath,
+        "File with the key of these hashes, of 16 bytes or more.",
+        option(metavar="FILE"),
+    ]
+    record_header: Annotated[
+        str | Sequence[str],
+        "Record this header field of requests, too. Repeatable.",
+        option("record_headers", metavar="NAME"),
+    ]
+    record_max_request_size: Annotated[
+        int,
+        "Size of a request with its answer and tensors that is still recorded.",
+        click.IntRange(1024),
+        option("record_max_request_bytes", default=RECORD.max_record_bytes, metavar="BYTES"),
+    ]
+    record_rotate_size: Annotated[
+        int,
+        "Size at which a file of records is complete.",
+        click.IntRange(1024),
+        option("record_rotate_bytes", default=RECORD.rotate_bytes, metavar="BYTES"),
+    ]
+    record_rotate_secs: Annotated[
+        float,
+        "Age at which it is complete, in seconds.",
+        FiniteSeconds(min=1),
+        option("record_rotate_seconds", default=RECORD.rotate_seconds),
+    ]
+    record_max_size: Annotated[
+        int,
+        "Size of all records in a folder; the oldest are deleted. Buckets have rules of their own.",
+        click.IntRange(1024),
+        option("record_max_bytes", default=RECORD.max_bytes, metavar="BYTES"),
     ]
     trace_config: Annotated[
         str | Sequence[str],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelport.gateway.backend_registry import PYTHON
+from modelport.gateway.cli.record_settings import record_settings
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import standalone_model
 from modelport.gateway.repository.scan import is_model_name
@@ -434,9 +435,11 @@ def settings_from(
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Child processes run other programs, so gRPC needs no fork handlers.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    record = record_settings(options)
     cache_bytes = cache_size(options.pop("cache_configs"), options.pop("cache_bytes"))
     return Settings(
         cache_bytes=cache_bytes,
+        record=record,
         model_control_mode=ModelControlMode(model_control_mode),
         aspired_version_policy=AspiredVersionPolicy(aspired_version_policy),
         log_format=LogFormat(log_format),

@@ -20,6 +20,7 @@ from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.runtime import offload
 from modelport.gateway.runtime.timer_wheel import within
 from modelport.gateway.telemetry import request_record, spans
+from modelport.gateway.telemetry.captured_traffic import CapturedInference, CapturedTraffic
 from modelport.gateway.telemetry.logs import LOGS
 from modelport.gateway.types import (
     Answer,
@@ -91,7 +92,9 @@ class InferenceService:
         request.via = via_header.CURRENT.get()
         record = request_record.CURRENT.get()
         if record is not None and not step:
-            record.infers(version.name, version.number, request)
+            call = record.infers(version.name, version.number, request)
+            if call is not None and record.captured is not None:
+                return _CapturedRequest(version, request, record.captured, call)
         return _RequestInFlight(version, request)
 
     def acquire(self, name: str, number: int) -> ServedVersion:
@@ -175,7 +178,7 @@ class InferenceService:
                     if response is None:
                         statistics.not_responded(index, answered - asked)
                         break
-                    version.validator.restore(response)
+                    flight.restore(response)
                     if request.classification:
                         response.outputs = await _classified(version, request, response, deadline)
                     response.id = request.id
@@ -320,6 +323,26 @@ class _RequestInFlight:
         elif code is Code.INTERNAL:
             log.exception("infer failed", model=version.name, request_id=_request_id(self.request))
             raise Internal("inference failed; the server's log has the reason") from error
+
+
+class _CapturedRequest(_RequestInFlight):
+    """A request that is recorded."""
+
+    __slots__ = ("_call", "_captured")
+
+    def __init__(
+        self,
+        version: ServedVersion,
+        request: InferRequest,
+        captured: CapturedTraffic,
+        call: CapturedInference,
+    ) -> None:
+        super().__init__(version, request)
+        self._captured, self._call = captured, call
+
+    def restore(self, response: InferResponse) -> None:
+        super().restore(response)
+        self._captured.inferred(self._call, response)
 
 
 async def _classified(

@@ -30,6 +30,7 @@ from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.header_rules import ForwardingService
 from modelport.gateway.protocols.http_message import Handler
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
+from modelport.gateway.recording.recorder import RequestRecorder
 from modelport.gateway.rollout.process_group import ThisProcess
 from modelport.gateway.rollout.traffic.participant import RolloutParticipant
 from modelport.gateway.rollout.traffic.rollouts import Rollouts
@@ -114,6 +115,10 @@ class GatewayServer:
         if settings.access_log is not None:
             self._access_log = AccessLog(settings.access_log, worker)
             self._observer.log(self._access_log)
+        self._recorder: RequestRecorder | None = None
+        if settings.record is not None:
+            self._recorder = RequestRecorder(settings.record, worker)
+            self._observer.keep(self._recorder)
         self.registry = registry(
             self.manager.statistics, requests, self.manager, request_memory.PROCESS, self._alone,
             settings.metrics,
@@ -123,6 +128,8 @@ class GatewayServer:
         if self._access_log is not None:
             dropped = partial(access_log_families, self._access_log)
             self.registry.register(FamiliesCollector(dropped))
+        if self._recorder is not None:
+            self.registry.register(FamiliesCollector(self._recorder.families))
         self._rollout_control: RolloutControl | None = None
         self._metrics: HttpListener | None = None
         if self._alone:
@@ -158,6 +165,8 @@ class GatewayServer:
             self._background.callback(self._access.close)
         if self._access_log is not None:
             self._background.callback(self._access_log.file.close)
+        if self._recorder is not None:
+            self._background.callback(self._recorder.close)
         self._background.callback(self._tracer.close)
 
     def _host(self, manager: ModelManager) -> Host:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING
 
 from modelport.gateway.access import context as access
-from modelport.gateway.protocols.http_message import Headers, HttpRequest, Peer
+from modelport.gateway.protocols.http_message import Headers, HttpRequest, Peer, RequestBody
+from modelport.gateway.server.grpc import framing
+from modelport.gateway.telemetry.captured_traffic import CapturedTraffic
 from modelport.gateway.telemetry.request_record import (
     CLIENT_CLOSED_REQUEST,
     GRPC,
@@ -15,6 +17,7 @@ from modelport.gateway.telemetry.request_record import (
     RequestObserver,
     RequestRecord,
 )
+from modelport.gateway.wire.raw_tensors import Buffer
 
 if TYPE_CHECKING:
     from modelport.gateway.access.context import Fields
@@ -26,20 +29,46 @@ def begin(
 ) -> RequestRecord | None:
     """Make the record of an HTTP request whose handler is about to be called in ``context``."""
     protocol, client = f"HTTP/{request.version}", _address(request.peer)
-    return observer.begin(
+    record = observer.begin(
         protocol, request.method, request.raw_path, request.fields, client, context
     )
+    if record is not None and record.captured is not None:
+        record.captured.query = request.query
+        request.body = _CapturedBody(request.body, record.captured)
+    return record
+
+
+class _CapturedBody:
+    """The body of a request that is recorded."""
+
+    def __init__(self, body: RequestBody, captured: CapturedTraffic) -> None:
+        self._body, self._captured = body, captured
+
+    def whole(self) -> Buffer | None:
+        content = self._body.whole()
+        if content is not None:
+            self._captured.received(content)
+        return content
+
+    async def read(self, most: int) -> Buffer:
+        content = await self._body.read(most)
+        self._captured.received(content)
+        return content
 
 
 def answered(record: RequestRecord, status: int, headers: Headers) -> Headers:
     """Note the status of the response; return its headers with the request's id."""
     record.status = status
+    if record.captured is not None:
+        record.captured.headers = headers
     return [*headers, (REQUEST_ID, record.request_id.encode())]
 
 
-def sent(record: RequestRecord, received_bytes: int, sent_bytes: int, more: bool) -> None:
+def sent(record: RequestRecord, received_bytes: int, body: Buffer, more: bool) -> None:
     """Note a part of the response, and that it was the last one."""
-    record.response_bytes += sent_bytes
+    record.response_bytes += len(body)
+    if record.captured is not None and body:
+        record.captured.sent(body)
     if not more:
         record.request_bytes = received_bytes
         _end(record, record.status)
@@ -74,6 +103,27 @@ def begin_call(
 ) -> RequestRecord | None:
     """Make the record of a gRPC call, whose handler is to run in the record's context."""
     return observer.begin(GRPC, "", path, dict(fields), peer[0] if peer else "", Context())
+
+
+def received(record: RequestRecord, body: Buffer) -> None:
+    """Note the body of a call with one message, which has its prefix."""
+    record.request_bytes = len(body)
+    if record.captured is not None:
+        record.captured.received(body)
+
+
+def received_message(record: RequestRecord, content: bytes) -> None:
+    """Note one of several messages of a call."""
+    record.request_bytes += len(content) + framing.PREFIX_BYTES
+    if record.captured is not None:
+        record.captured.received_message(content, type(content) is framing.Compressed)
+
+
+def sent_message(record: RequestRecord, parts: Sequence[Buffer]) -> None:
+    """Note a message of the reply."""
+    record.response_bytes += sum(map(len, parts)) + framing.PREFIX_BYTES
+    if record.captured is not None:
+        record.captured.sent_message(parts)
 
 
 def end_call(record: RequestRecord, ending: Ending) -> Ending:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
 from typing import NamedTuple, Protocol
 
+from modelport.gateway.telemetry.captured_traffic import CapturedInference, CapturedTraffic
 from modelport.gateway.telemetry.spans import Span
 from modelport.gateway.types import InferRequest, Timing
 
@@ -22,6 +23,8 @@ REQUEST_ID, MAX_REQUEST_ID = b"x-request-id", 128
 #: Longer texts are cut, as many records may wait for the disk.
 MAX_TEXT = 1024
 GRPC = "gRPC"
+#: The method each of whose messages is a request with a record of its own.
+MESSAGES = b"/inference.GRPCInferenceService/ModelStreamInfer"
 #: The headers of a request, names in lower case.
 Fields = Mapping[bytes, bytes]
 #: nginx's status of a request whose client did not wait for the response.
@@ -58,12 +61,14 @@ class RequestRecord:
         streams: Whether each message of the request is one with a record of its own.
         chosen: Whether the request is to be traced.
         span: The span of the whole request, if it is part of a trace.
+        captured: Its content, if it is to be recorded.
     """
 
     version = status = request_bytes = response_bytes = ended_ns = 0
     caller = model = id = side = error = grpc_status = ""
     timing: Timing | None = None
     span: Span | None = None
+    captured: CapturedTraffic | None = None
     chosen = ended = is_failure = streams = False
 
     def __init__(
@@ -82,8 +87,11 @@ class RequestRecord:
         self.fields, self.client, self.context = fields, client, context
         self.request_id = _request_id(fields.get(REQUEST_ID, b""))
 
-    def infers(self, model: str, version: int, request: InferRequest) -> None:
-        """Note the inference request, and the version that answers it."""
+    def infers(self, model: str, version: int, request: InferRequest) -> CapturedInference | None:
+        """Note the inference request, and the version that answers it.
+
+        The result gets the outputs, if they are to be recorded.
+        """
         self.model, self.version, self.id = model, version, request.id[:MAX_TEXT]
         self.timing = request.timing
         tracer = self._observer.tracer
@@ -92,6 +100,7 @@ class RequestRecord:
             if self.span is not None:
                 self.span.child("decode", self.started_ns, time.perf_counter_ns())
         request.span = self.span
+        return None if self.captured is None else self.captured.infers(request)
 
     def failed(self, message: str) -> None:
         """Note the first error."""
@@ -99,7 +108,7 @@ class RequestRecord:
 
     def message(self, size: int) -> RequestRecord:
         """Make the record of a request in this one's stream, and let the task have it."""
-        self.streams = True
+        self.streams, self.captured = True, None
         context = Context()
         made = RequestRecord(
             self._observer, self.protocol, self.method, self.path, self.fields, self.client, context
@@ -108,6 +117,8 @@ class RequestRecord:
         tracer = self._observer.tracer
         if tracer is not None:
             made.chosen = bool(tracer.wants(self.protocol, self.method, self.path, self.fields))
+        if self._observer.recorder is not None:
+            made.captured = self._observer.recorder.capture()
         CURRENT.set(made)
         return made
 
@@ -148,6 +159,16 @@ class RequestTracer(Protocol):
         """Export the trace of a request that has ended."""
 
 
+class TrafficRecorder(Protocol):
+    """Chooses the requests that are recorded, and records them."""
+
+    def capture(self) -> CapturedTraffic | None:
+        """Make the place for the content of a request that has begun, if it may be recorded."""
+
+    def record(self, record: RequestRecord, captured: CapturedTraffic) -> None:
+        """Record a request that has ended."""
+
+
 CURRENT: ContextVar[RequestRecord | None] = ContextVar("record", default=None)
 
 
@@ -157,7 +178,7 @@ class RequestObserver:
     Attributes:
         active: Whether there is any.
         describe: Set once, when the dialects are known.
-        access_log, tracer: The parties; None: there is none.
+        access_log, tracer, recorder: The parties; None: there is none.
     """
 
     def __init__(self) -> None:
@@ -165,14 +186,18 @@ class RequestObserver:
         self.describe: Describe = lambda protocol, method, path: RouteNames()
         self.access_log: Callable[[RequestRecord], None] | None = None
         self.tracer: RequestTracer | None = None
+        self.recorder: TrafficRecorder | None = None
 
     def log(self, access_log: Callable[[RequestRecord], None]) -> None:
         self.access_log, self.active = access_log, True
 
+    def keep(self, recorder: TrafficRecorder) -> None:
+        self.recorder, self.active = recorder, True
+
     def trace(self, tracer: RequestTracer | None) -> None:
         """Trace requests from now on, or no longer."""
         self.tracer = tracer
-        self.active = tracer is not None or self.access_log is not None
+        self.active = any((tracer, self.access_log, self.recorder))
 
     def begin(
         self,
@@ -190,10 +215,12 @@ class RequestObserver:
         chosen = None
         if self.tracer is not None:
             chosen = self.tracer.wants(protocol, method, path, fields)
-        if chosen is None and self.access_log is None:
+        captured = None if self.recorder is None else self.recorder.capture()
+        holds_messages = self.recorder is not None and path == MESSAGES
+        if chosen is None and self.access_log is None and not (captured or holds_messages):
             return None
         record = RequestRecord(self, protocol, method, path, fields, client, context)
-        record.chosen = bool(chosen)
+        record.chosen, record.captured = bool(chosen), captured
         context.run(CURRENT.set, record)
         return record
 
@@ -202,6 +229,8 @@ class RequestObserver:
             self.tracer.end(record)
         if self.access_log is not None:
             self.access_log(record)
+        if self.recorder is not None and record.captured is not None:
+            self.recorder.record(record, record.captured)
 
 
 #: The observer of a listener that nobody observes.

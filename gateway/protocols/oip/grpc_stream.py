@@ -168,12 +168,14 @@ class _Session:
                 size = self._size(answer)
             if record is not None:
                 record.response_bytes = size
+            _capture(record, answer)
         except ModelportError as error:
             if record is not None:
                 record.failed(str(error))
             if self._is_over(error):
                 raise
             answer = _refusal(error, message.id)
+            _capture(record, answer)
         finally:  # what ends the stream has its turn as well
             if record is not None:
                 record.end_message()
@@ -190,17 +192,23 @@ class _Session:
                 async for reply in replies:
                     final = reply.parameters[FINAL_RESPONSE]
                     final.bool_param = ended = final.bool_param
+                    answer = pb.ModelStreamInferResponse(infer_response=reply)
                     if record is not None:
                         record.response_bytes += reply.ByteSize()
-                    await self._write(pb.ModelStreamInferResponse(infer_response=reply))
+                    _capture(record, answer)
+                    await self._write(answer)
             if message.parameters[EMPTY_FINAL_RESPONSE].bool_param and not ended:
-                await self._write(_last(message))
+                answer = _last(message)
+                _capture(record, answer)
+                await self._write(answer)
         except ModelportError as error:
             if record is not None:
                 record.failed(str(error))
             if self._is_over(error):
                 raise
-            await self._write(_last(message, str(error)))
+            answer = _last(message, str(error))
+            _capture(record, answer)
+            await self._write(answer)
         finally:
             if record is not None:
                 record.end_message()
@@ -217,7 +225,17 @@ def _record_of(message: Any) -> RequestRecord | None:
     stream = request_record.CURRENT.get()
     if stream is None:
         return None
-    return stream.message(0 if type(message) is RefusedMessage else message.ByteSize())
+    if type(message) is RefusedMessage:
+        return stream.message(0)
+    record = stream.message(message.ByteSize())
+    if record.captured is not None:
+        record.captured.received_message(message.SerializeToString())
+    return record
+
+
+def _capture(record: RequestRecord | None, answer: Any) -> None:
+    if record is not None and record.captured is not None:
+        record.captured.sent_message((answer.SerializeToString(),))
 
 
 def _refusal(error: ModelportError, id: str = "") -> Any:

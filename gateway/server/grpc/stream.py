@@ -268,7 +268,7 @@ class GrpcStream(ServerStream):
         body = self.unread()
         self._body, self._gathered = b"", None
         if self.record is not None:
-            self.record.request_bytes = len(body)
+            observed_requests.received(self.record, body)
         return body
 
     def messages(self, frames: Frames) -> GrpcStream:
@@ -299,7 +299,7 @@ class GrpcStream(ServerStream):
             self._taken = 0
         self._taken += 1
         if self.record is not None:
-            self.record.request_bytes += len(content) + framing.PREFIX_BYTES
+            observed_requests.received_message(self.record, content)
         if self.lease is not None:
             self.lease.give_back(len(content) + framing.PREFIX_BYTES)
         self.connection.limits.advanced()
@@ -314,7 +314,7 @@ class GrpcStream(ServerStream):
         connection, number = self.connection, self.number
         size = sum(map(len, content))
         if self.record is not None:
-            self.record.response_bytes = size + framing.PREFIX_BYTES
+            observed_requests.sent_message(self.record, content)
             ending = observed_requests.end_call(self.record, ending)
         body = size + framing.PREFIX_BYTES
         room = min(connection.send_window, self.send_window)
@@ -352,7 +352,7 @@ class GrpcStream(ServerStream):
             raise ClientGone
         self.connection.limits.advanced()
         if self.record is not None:
-            self.record.response_bytes += len(content) + framing.PREFIX_BYTES
+            observed_requests.sent_message(self.record, (content,))
         self._queue_message((content,), len(content))
         self.flush(b"" if self.begun else headers(self.number, _HEAD))
         await self.drained()

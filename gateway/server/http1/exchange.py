@@ -423,7 +423,7 @@ class Exchange:
             return
         self.begun = True
         if self.record is not None:
-            observed_requests.sent(self.record, self._received, len(body), more)
+            observed_requests.sent(self.record, self._received, body, more)
         if not more:
             self.done = True
             self._wake()

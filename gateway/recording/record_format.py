@@ -1,0 +1,220 @@
+"""The format of a record: a CloudEvent in JSON (CloudEvents 1.0), one on each line of a file.
+
+``id``, ``source``, ``type``, ``time`` and ``subject`` are attributes of CloudEvents; ``data`` holds
+the request, the response and the tensors. ``docs/recorded-traffic.md`` lists all fields.
+"""
+
+from __future__ import annotations
+
+import base64
+import fnmatch
+import hashlib
+import hmac
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from modelport.gateway.telemetry.captured_traffic import (
+    CapturedInference,
+    CapturedTensor,
+    CapturedTraffic,
+)
+from modelport.gateway.telemetry.request_record import RequestRecord
+from modelport.gateway.types import Datatype, Tensor
+from modelport.gateway.wire import raw_tensors
+
+TYPE = "io.modelport.inference"
+#: Header fields that a request is sent again with; others are recorded if an option names them.
+HEADERS = (
+    *("accept", "accept-encoding", "content-encoding", "content-type", "grpc-encoding"),
+    *("inference-header-content-length", "inference-content-length"),
+    *("x-amzn-sagemaker-target-model", "x-amzn-sagemaker-custom-attributes"),
+    *("ce-id", "ce-source", "ce-specversion", "ce-type"),
+)
+RESPONSE_HEADERS = (
+    *("content-encoding", "content-type", "inference-header-content-length"),
+    *("retry-after",),
+)
+#: Tensors with more elements are written as bytes in base64.
+MOST_VALUES = 1024
+#: Prefixes of the rules for fields that are no tensors.
+HEADER_RULE, CALLER_RULE = "header:", "caller"
+_AS_NUMBERS = frozenset(set(Datatype) - {Datatype.BF16, Datatype.BYTES})
+
+
+class Rules(NamedTuple):
+    """The fields that are left out of records, and those that are replaced by a keyed hash.
+
+    A rule is a tensor's name, ``MODEL/TENSOR``, ``header:NAME`` or ``caller``; ``*`` and ``?``
+    stand for any characters.
+    """
+
+    redacted: tuple[str, ...] = ()
+    hashed: tuple[str, ...] = ()
+    key: bytes = b""
+    headers: tuple[str, ...] = ()
+
+    @property
+    def names_tensors(self) -> bool:
+        rules = (*self.redacted, *self.hashed)
+        return any(not each.startswith(HEADER_RULE) and each != CALLER_RULE for each in rules)
+
+    def text(self, name: str, value: str) -> str | None:
+        """Return a text as it is to be written; None: not at all."""
+        if _matches(self.redacted, (name,)):
+            return None
+        return self._hash(value.encode()) if _matches(self.hashed, (name,)) else value
+
+    def tensor(self, model: str, each: CapturedTensor) -> dict[str, Any] | None:
+        """Return what is written in place of a tensor's values; None: the values."""
+        names = (each.name, f"{model}/{each.name}")
+        if _matches(self.redacted, names):
+            return {"redacted": True}
+        if not _matches(self.hashed, names):
+            return None
+        if each.datatype is Datatype.BYTES:
+            return {"hashes": [self._hash(_bytes(item)) for item in each.data.reshape(-1)]}
+        return {"hashes": [self._hash(bytes(_raw(each)))]}
+
+    def _hash(self, value: bytes) -> str:
+        return hmac.new(self.key, value, hashlib.sha256).hexdigest()
+
+
+def encode(record: RequestRecord, captured: CapturedTraffic, rules: Rules, source: str) -> bytes:
+    """Make the line of a request that has ended."""
+    names = record.route()
+    at = datetime.fromtimestamp(record.started_at / 1e9, UTC)
+    inferences, is_changed = _inferences(record.model, captured.inferences, rules)
+    # The bodies hold the same values; those that nobody could decode may hold any.
+    hides = is_changed or (rules.names_tensors and not inferences)
+    event: dict[str, Any] = {
+        "specversion": "1.0",
+        "id": f"{random.getrandbits(128):032x}",
+        "source": source,
+        "type": TYPE,
+        "time": at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "datacontenttype": "application/json",
+    }
+    if record.model:
+        event["subject"] = f"{record.model}/{record.version}"
+    timing = record.timing
+    data = {
+        "request_id": record.request_id,
+        "caller": rules.text(CALLER_RULE, record.caller) if record.caller else None,
+        "model": record.model,
+        "version": record.version,
+        "rollout": record.side,
+        "dialect": names.dialect,
+        "route": names.route,
+        "status": record.status,
+        "grpc_status": record.grpc_status,
+        "error": "" if hides else record.error,
+        "is_failure": record.is_failure,
+        "trace_id": "" if record.span is None else f"{record.span.trace.id:032x}",
+        "duration_us": (record.ended_ns - record.started_ns) // 1000,
+        "batch_size": 0 if timing is None else timing.batch_size,
+        "bodies_redacted": hides,
+        "inferences": inferences,
+    }
+    target = record.path + (b"?" + captured.query if captured.query else b"")
+    request: dict[str, Any] = {
+        "protocol": record.protocol,
+        "method": record.method,
+        "target": target.decode("latin-1"),
+        "headers": _headers(record.fields.items(), HEADERS, rules),
+    }
+    response: dict[str, Any] = {"headers": _headers(captured.headers, RESPONSE_HEADERS, rules)}
+    if not hides:
+        if captured.was_read or not record.method:
+            request |= _body(captured.request)
+        response |= _body(captured.response)
+    event["data"] = {name: value for name, value in data.items() if value or value is False}
+    event["data"] |= {"request": request, "response": response}
+    options = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
+    try:
+        return orjson.dumps(event, option=options)
+    except TypeError:  # a lone surrogate
+        return orjson.dumps(_escaped(event), option=options)
+
+
+def _inferences(
+    model: str, captured: Sequence[CapturedInference], rules: Rules
+) -> tuple[list[dict[str, Any]], bool]:
+    """Return the tensors of the calls, and whether a rule has changed one."""
+    made, is_changed = [], False
+    for call in captured:
+        entry: dict[str, Any] = {}
+        for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs)):
+            entry[side] = []
+            for each in tensors:
+                shown = rules.tensor(model, each)
+                is_changed = is_changed or shown is not None
+                entry[side].append(_described(each) | (_values(each) if shown is None else shown))
+        made.append(entry)
+    return made, is_changed
+
+
+def _described(each: CapturedTensor) -> dict[str, Any]:
+    found = {"name": each.name, "datatype": each.datatype.value, "shape": list(each.data.shape)}
+    return {**found, "response": each.response} if each.response else found
+
+
+def _values(each: CapturedTensor) -> dict[str, Any]:
+    """The values of a tensor, flat: numbers or texts if they are few, else bytes in base64."""
+    if each.data.size <= MOST_VALUES:
+        if each.datatype is Datatype.BYTES:
+            items = [_bytes(item) for item in each.data.reshape(-1)]
+            try:
+                return {"data": [item.decode() for item in items]}
+            except UnicodeDecodeError:
+                pass
+        elif each.datatype in _AS_NUMBERS and (
+            each.data.dtype.kind != "f" or np.isfinite(each.data).all()
+        ):
+            return {"data": np.ascontiguousarray(each.data).reshape(-1)}
+    return {"data_base64": base64.b64encode(_raw(each)).decode()}
+
+
+def _raw(each: CapturedTensor) -> raw_tensors.Buffer:
+    return raw_tensors.encode(Tensor(each.name, each.datatype, each.data))
+
+
+def _bytes(item: Any) -> bytes:
+    return item if isinstance(item, bytes) else str(item).encode()
+
+
+def _body(parts: Sequence[bytes]) -> dict[str, str]:
+    body = b"".join(parts)
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
+
+
+def _headers(
+    fields: Iterable[tuple[bytes, bytes]], names: Sequence[str], rules: Rules
+) -> dict[str, str]:
+    found = {}
+    for key, value in fields:
+        name = key.decode("latin-1").lower()
+        if name in names or name in rules.headers:
+            shown = rules.text(HEADER_RULE + name, value.decode("latin-1"))
+            if shown is not None:
+                found[name] = shown
+    return found
+
+
+def _matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, each) for each in patterns for name in names)
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {_escaped(key): _escaped(each) for key, each in value.items()}
+    return [_escaped(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,122 @@
+"""The content of one request and its response, gathered while they pass, for the recorder."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from modelport.gateway.types import Array, Datatype, InferRequest, InferResponse, Tensor
+
+#: A message of gRPC that is not compressed, before its length.
+_PREFIX = struct.Struct(">BI")
+Content = bytes | memoryview
+#: A reference to an element of a BYTES tensor.
+_REFERENCE_BYTES = 8
+
+
+class CapturedTensor(NamedTuple):
+    """A tensor of a request, or of its response with the number ``response``."""
+
+    name: str
+    datatype: Datatype
+    data: Array
+    response: int = 0
+
+
+class CapturedInference(NamedTuple):
+    """The tensors of one call of a model; a request of some dialects makes several calls."""
+
+    inputs: list[CapturedTensor]
+    outputs: list[CapturedTensor]
+
+
+class CapturedTraffic:
+    """References to the content of a request that is to be recorded.
+
+    A content that somebody may still change is copied. One of more than ``most_bytes`` is given up.
+
+    Attributes:
+        draw: The number in [0, 1) that decides with the share of the model.
+        query: Of the request's target.
+        request, response: The parts of the bodies; over gRPC with the prefixes of messages.
+        was_read: Whether the handler took the body of the request, which may be empty.
+        headers: Of the response.
+        size: The bytes that are held.
+        is_too_large: Whether the content was given up.
+    """
+
+    __slots__ = (
+        "_most_bytes", "draw", "headers", "inferences", "is_too_large", "query", "request",
+        "response", "size", "was_read",
+    )  # fmt: skip
+
+    def __init__(self, draw: float, most_bytes: int) -> None:
+        self.draw, self._most_bytes = draw, most_bytes
+        self.query, self.was_read = b"", False
+        self.request: list[bytes] = []
+        self.response: list[bytes] = []
+        self.headers: Sequence[tuple[bytes, bytes]] = ()
+        self.inferences: list[CapturedInference] = []
+        self.size, self.is_too_large = 0, False
+
+    def received(self, content: Content) -> None:
+        """Note a part of the request's body."""
+        self.was_read = True
+        if self._has_room(len(content)):
+            self.request.append(bytes(content))
+
+    def sent(self, content: Content) -> None:
+        """Note a part of the response's body."""
+        if self._has_room(len(content)):
+            self.response.append(bytes(content))
+
+    def received_message(self, content: Content, is_compressed: bool = False) -> None:
+        """Note a message of gRPC that came without its prefix."""
+        self.received(_PREFIX.pack(is_compressed, len(content)))
+        self.received(content)
+
+    def sent_message(self, parts: Sequence[Content]) -> None:
+        """Note a message of gRPC that is sent."""
+        self.sent(_PREFIX.pack(0, sum(map(len, parts))))
+        for part in parts:
+            self.sent(part)
+
+    def infers(self, request: InferRequest) -> CapturedInference:
+        """Note the inputs of a call, as they are on the wire."""
+        made = CapturedInference(self._held(request.inputs), [])
+        self.inferences.append(made)
+        return made
+
+    def inferred(self, call: CapturedInference, response: InferResponse) -> None:
+        """Note the outputs of a response, in the shapes of the wire."""
+        before = call.outputs[-1].response + 1 if call.outputs else 0
+        call.outputs.extend(self._held(response.outputs, before))
+
+    def _held(self, tensors: list[Tensor], response: int = 0) -> list[CapturedTensor]:
+        held = []
+        for each in tensors:
+            size = each.size_bytes
+            if each.datatype is Datatype.BYTES:
+                size += each.data.size * _REFERENCE_BYTES
+            if self._has_room(size):
+                data = each.data if _is_lasting(each.data) else each.data.copy()
+                held.append(CapturedTensor(each.name, each.datatype, data, response))
+        return held
+
+    def _has_room(self, size: int) -> bool:
+        self.size += size
+        if self.size > self._most_bytes and not self.is_too_large:
+            self.is_too_large = True
+            for each in (self.request, self.response, self.inferences):
+                each.clear()
+        return not self.is_too_large
+
+
+def _is_lasting(data: Array) -> bool:
+    """Whether nobody else changes an array, and it holds no larger one in memory.
+
+    A view may be one of a client's shared memory, or of a batch.
+    """
+    owner: object = data.base
+    return owner is None or type(owner) is bytes
