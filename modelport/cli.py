@@ -88,6 +88,14 @@ COMMANDS = {
         "modelport.gateway.cli.key:key",
         "Make, list, replace and revoke API keys.",
     ),
+    "records": (
+        "modelport.gateway.cli.records:records",
+        "List recorded traffic, and delete what is old.",
+    ),
+    "replay": (
+        "modelport.loadtests.cli.replay:replay",
+        "Send recorded traffic again, and compare the answers.",
+    ),
     "doctor": (
         "modelport.gateway.cli.doctor:doctor",
         "Show what this machine can run.",
@@ -127,7 +135,7 @@ TASKS = {
     "Serve": ("serve", "key", "access"),
     "Use a running gateway": ("models", "infer", "load", "unload"),
     "Choose versions": ("label", "rollback", "rollout"),
-    "Measure and compare": ("loadtest", "compare", "gate"),
+    "Measure and compare": ("loadtest", "compare", "gate", "records", "replay"),
 }
 #: Subcommands from a higher layer than their command's.
 SUBCOMMANDS = {"rollout": {"report": "modelport.loadtests.cli.rollout_report:report"}}

@@ -33,7 +33,7 @@ def begin(
         protocol, request.method, request.raw_path, request.fields, client, context
     )
     if record is not None and record.captured is not None:
-        record.captured.query = request.query
+        record.captured.query, record.captured.unread = request.query, request.body.whole
         request.body = _CapturedBody(request.body, record.captured)
     return record
 
@@ -139,6 +139,13 @@ def _end(record: RequestRecord, status: int) -> None:
     context = record.context.get(access.CURRENT)
     if context is not None:
         record.caller = context.principal.name
+    captured = record.captured
+    if captured is not None and captured.unread is not None:
+        # A request that is refused for its head has a body, too.
+        content = None if captured.was_read else captured.unread()
+        captured.unread = None
+        if content is not None:
+            captured.received(content)
     record.end(status, is_failure=status >= 400 or bool(record.error))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from modelport.gateway.types import Array, Datatype, InferRequest, InferResponse, Tensor
@@ -40,7 +40,8 @@ class CapturedTraffic:
         draw: The number in [0, 1) that decides with the share of the model.
         query: Of the request's target.
         request, response: The parts of the bodies; over gRPC with the prefixes of messages.
-        was_read: Whether the handler took the body of the request, which may be empty.
+        was_read: Whether all of the request's body is noted, which may be empty.
+        unread: Takes the body from the connection if it has come; None: there is none.
         headers: Of the response.
         size: The bytes that are held.
         is_too_large: Whether the content was given up.
@@ -48,12 +49,13 @@ class CapturedTraffic:
 
     __slots__ = (
         "_most_bytes", "draw", "headers", "inferences", "is_too_large", "query", "request",
-        "response", "size", "was_read",
+        "response", "size", "unread", "was_read",
     )  # fmt: skip
 
     def __init__(self, draw: float, most_bytes: int) -> None:
         self.draw, self._most_bytes = draw, most_bytes
         self.query, self.was_read = b"", False
+        self.unread: Callable[[], Content | None] | None = None
         self.request: list[bytes] = []
         self.response: list[bytes] = []
         self.headers: Sequence[tuple[bytes, bytes]] = ()
