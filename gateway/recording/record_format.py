@@ -120,12 +120,11 @@ def encode(record: RequestRecord, captured: CapturedTraffic, rules: Rules, sourc
         "bodies_redacted": hides,
         "inferences": inferences,
     }
-    target = record.path + (b"?" + captured.query if captured.query else b"")
     request: dict[str, Any] = {
         "protocol": record.protocol,
         "method": record.method,
-        "target": target.decode("latin-1"),
-        "headers": _headers(record.fields.items(), HEADERS, rules),
+        "target": (captured.target or record.path).decode("latin-1"),
+        "headers": _headers(captured.fields.items(), HEADERS, rules),
     }
     response: dict[str, Any] = {"headers": _headers(captured.headers, RESPONSE_HEADERS, rules)}
     if not hides:

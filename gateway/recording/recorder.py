@@ -111,6 +111,7 @@ class RequestRecorder:
         elif len(self._waiting) >= MAX_WAITING or waiting + captured.size > MAX_WAITING_BYTES:
             self.dropped[Dropped.QUEUE_FULL] += 1
         else:
+            captured.fields = record.fields
             self._put_bytes += captured.size
             self._waiting.append((record, captured))
             if not self._wake.is_set():

@@ -33,7 +33,9 @@ def begin(
         protocol, request.method, request.raw_path, request.fields, client, context
     )
     if record is not None and record.captured is not None:
-        record.captured.query, record.captured.unread = request.query, request.body.whole
+        query = b"?" + request.query if request.query else b""
+        record.captured.target = request.raw_path + query
+        record.captured.unread = request.body.whole
         request.body = _CapturedBody(request.body, record.captured)
     return record
 

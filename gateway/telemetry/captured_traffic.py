@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from modelport.gateway.types import Array, Datatype, InferRequest, InferResponse, Tensor
@@ -38,7 +38,8 @@ class CapturedTraffic:
 
     Attributes:
         draw: The number in [0, 1) that decides with the share of the model.
-        query: Of the request's target.
+        target: Path and query of the request over HTTP.
+        fields: The headers of the request; the recorder sets them.
         request, response: The parts of the bodies; over gRPC with the prefixes of messages.
         was_read: Whether all of the request's body is noted, which may be empty.
         unread: Takes the body from the connection if it has come; None: there is none.
@@ -48,13 +49,14 @@ class CapturedTraffic:
     """
 
     __slots__ = (
-        "_most_bytes", "draw", "headers", "inferences", "is_too_large", "query", "request",
-        "response", "size", "unread", "was_read",
+        "_most_bytes", "draw", "fields", "headers", "inferences", "is_too_large", "request",
+        "response", "size", "target", "unread", "was_read",
     )  # fmt: skip
 
     def __init__(self, draw: float, most_bytes: int) -> None:
         self.draw, self._most_bytes = draw, most_bytes
-        self.query, self.was_read = b"", False
+        self.target, self.was_read = b"", False
+        self.fields: Mapping[bytes, bytes] = {}
         self.unread: Callable[[], Content | None] | None = None
         self.request: list[bytes] = []
         self.response: list[bytes] = []

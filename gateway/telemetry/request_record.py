@@ -137,7 +137,7 @@ class RequestRecord:
         if not self.streams or is_failure:
             self._observer.end(self)
         # The record waits for the disk; what else the request had does not, nor does a circle.
-        self.fields, self.context = {}, Context()
+        self.fields, self.context, self.captured = {}, Context(), None
 
     def route(self) -> RouteNames:
         return self._observer.describe(self.protocol, self.method, self.path)
