@@ -142,6 +142,7 @@ REFUSED = [
     (riff(head(2, 4), chunk(b"data", bytes(8))), "format 2 with 4 bits"),
     (riff(head(1, 16), chunk(b"data", b"\0")), "no samples"),
     (riff(head(3, 32), chunk(b"data", b"\0\0\x80\x7f")), "are no numbers"),
+    (riff(head(3, 64), chunk(b"data", struct.pack("<d", 1e300))), "are no numbers"),
     (wav(samples(9), rate=44_100), "44100 samples a second, the model takes 16000"),
     (wav(samples(RATE)), "1.00 seconds, the model takes at most 0.50"),
 ]

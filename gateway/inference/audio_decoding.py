@@ -38,8 +38,8 @@ MAX_RATE: Final = 768_000
 #: Of a file, and its chunks before the samples.
 MAX_CHANNELS, MAX_CHUNKS = 64, 64
 MAX_BINS: Final = 1024
-#: Frames that are transformed at a time: some milliseconds.
-_BLOCK = 256
+#: Frames that are transformed, and samples that are converted at a time: some milliseconds.
+_BLOCK, _PIECE = 256, 1 << 16
 _DATATYPES = (Datatype.FP16, Datatype.FP32, Datatype.FP64)
 #: Formats of samples by code and bits: their datatype, and the value of full scale.
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
@@ -169,7 +169,8 @@ def _read(data: bytes, rate: int, most: int, truncate: bool) -> Array:
             f"the sound has {own_rate} samples a second, the model takes {rate}; resample it: "
             f"ffmpeg -i FILE -ar {rate} sound.wav"
         )
-    count = len(samples) // (channels * bits // 8)
+    block = channels * bits // 8
+    count = len(samples) // block
     if not count:
         raise _NotUsable("the sound has no samples; send one that has")
     if count > most and not truncate:
@@ -178,8 +179,11 @@ def _read(data: bytes, rate: int, most: int, truncate: bool) -> Array:
             f"{most / rate:.2f}; send a part of it"
         )
     count = min(count, most)
-    flat = _numbers(samples[: count * channels * bits // 8], *known, bits)
-    mono = flat if channels == 1 else flat.reshape(count, channels).mean(1, dtype=np.float32)
+    mono = np.empty(count, np.float32)
+    for at in range(0, count, _PIECE):
+        piece = _numbers(samples[at * block : min(at + _PIECE, count) * block], *known, bits)
+        mono[at : at + _PIECE] = piece.reshape(-1, channels).mean(1)
+        offload.checkpoint()
     if not np.isfinite(mono).all():
         raise _NotUsable("the sound has samples that are no numbers; send finite ones")
     return mono
@@ -221,7 +225,8 @@ def _numbers(samples: memoryview, dtype: str, scale: float, bits: int) -> Array:
         values = np.frombuffer(samples, dtype)
     if dtype == "u1":
         return (values.astype(np.float32) - 128) / np.float32(scale)
-    return values.astype(np.float32) / np.float32(scale)
+    with np.errstate(over="ignore"):  # ``_read`` refuses infinity
+        return values.astype(np.float32) / np.float32(scale)
 
 
 # -- features --------------------------------------------------------------------------------------
