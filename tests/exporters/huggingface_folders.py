@@ -267,6 +267,32 @@ FAMILIES: Mapping[str, Family] = {
         ("input_features", "attention_mask"),
         {"logits": ("sequence", 20)},
     ),
+    "parakeet": Family(
+        "ParakeetForCTC",
+        {
+            "vocab_size": 20, "pad_token_id": 19,
+            "encoder_config": {
+                **{**_SIZES, "intermediate_size": 48, "num_mel_bins": 16},
+                "subsampling_conv_channels": 8,
+            },
+        },
+        ("input_features", "attention_mask"),
+        {"logits": (-1, 20)},
+    ),
+    "videomae": Family(
+        "VideoMAEForVideoClassification",
+        {**_IMAGE, **LABELS, "num_frames": 4},
+        IMAGE,
+        {"logits": (3,)},
+        labels=("a", "b", "c"),
+    ),
+    "llava": Family(
+        "LlavaModel",
+        {"text_config": {"model_type": "llama", **_CAUSAL}, "vision_config": {
+            "model_type": "clip_vision_model", **_IMAGE}, "image_token_id": 60},
+        MASKED,
+        {"last_hidden_state": ("sequence", 32)},
+    ),
     "patchtst": Family(
         "PatchTSTForPrediction",
         {

@@ -2,13 +2,15 @@
 
 They come from the auto-mappings of ``transformers`` (model types that the sweep does not have),
 timm, torchvision, and the samples of PyTorch's own tests of its modules. What its own package does
-not build at this size is not drawn; what it builds and does not run counts as refused.
+not build at this size is not drawn, nor a model of texts whose layers do not fit each other then;
+what else does not run counts as refused.
 """
 
 from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import itertools
 import random
 import warnings
@@ -70,10 +72,36 @@ def _transformers(seed: int) -> Iterator[Architecture]:
         if name not in known
     ]
     for model_type, head in _shuffled(heads, seed):
-        row = TransformersModel(model_type, head)
-        if _builds(row.build):
+        row = TransformersModel(model_type, head, _sizes(model_type))
+        if _builds(row.build) and _fits(row):
             kind = f"transformers, {row.kind}"
             yield Architecture(row.name, kind, row.write, row.original)
+
+
+def _fits(row: TransformersModel) -> bool:
+    """Say whether the layers of a model of texts fit each other at this size."""
+    try:
+        with warnings.catch_warnings(), quiet(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            model = row.build()
+            if model.main_input_name == "input_ids":
+                known = inspect.signature(model.forward).parameters
+                ids = torch.ones(2, 8, dtype=torch.int64)
+                model(**{n: ids for n in ("input_ids", "decoder_input_ids") if n in known})
+    except RuntimeError:
+        return False
+    except Exception:  # it needs further inputs
+        return True
+    return True
+
+
+def _sizes(model_type: str) -> dict[str, int]:
+    """Sizes that a model needs to run: an image that strides of 32 leave, a token for padding."""
+    import transformers
+
+    default = transformers.AutoConfig.for_model(model_type).to_dict()
+    found = {} if default.get("pad_token_id", 0) is not None else {"pad_token_id": 0}
+    return found | ({"image_size": SIDE} if type(default.get("image_size")) is int else {})
 
 
 _SHORT = {

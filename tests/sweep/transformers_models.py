@@ -25,6 +25,13 @@ SIZES: Mapping[str, int] = {
     "patch_size": 8,
     "num_key_value_heads": 2,
     **dict.fromkeys(("head_dim", "d_kv"), 8),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+    "rotary_dim": 4,
+    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
+    **dict.fromkeys(("n_group", "topk_group"), 1),
 }
 
 #: The task that a class ``AutoModelForX`` stands for, by X.
@@ -128,6 +135,10 @@ def _configuration(default: Any, sizes: Mapping[str, Any]) -> Any:
     settings: dict[str, Any] = {
         name: size for name, size in SIZES.items() if type(written.get(name)) is int
     }
+    most = SIZES["vocab_size"]
+    for name, value in written.items():
+        if name.endswith("_token_id") and type(value) is int and value >= most:
+            settings[name] = value % most
     for name in getattr(default, "sub_configs", {}):
         nested = getattr(default, name, None)
         if nested is not None and name not in sizes:

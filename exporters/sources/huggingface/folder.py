@@ -29,7 +29,10 @@ MOST_BYTES = 1 << 26
 MOST_LEVELS = 64
 
 _NESTS = (dict, list)
-_Hook = Callable[[dict[str, Any]], dict[str, Any]]
+_Hook = Callable[[dict[str, Any]], Any]
+#: How transformers writes floats that JSON lacks: ``{"__float__": "Infinity"}``.
+_FLOAT = "__float__"
+_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def open_model(path: Path) -> Folder:
             f"'{path}' holds adapters; give the model they belong to as checkpoint, and "
             f"--lora '{path}'"
         )
-    config = read_json(path / CONFIG)
+    config = json_object(path / CONFIG, read_bytes(path / CONFIG), _float)
     if config.get("quantization_config") is not None:
         raise Unsupported(
             f"'{path}' is quantized already; export the model it was made from, and use --quantize"
@@ -133,6 +136,11 @@ def parse_json(path: Path, content: bytes, hook: _Hook | None = None) -> Any:
     raise IntegrityError(
         f"'{path}' is nested more than {MOST_LEVELS} levels deep; copy the folder again"
     )
+
+
+def _float(found: dict[str, Any]) -> Any:
+    known = found.keys() == {_FLOAT} and isinstance(found[_FLOAT], str)
+    return _FLOATS.get(found[_FLOAT], found) if known else found
 
 
 def json_object(path: Path, content: bytes, hook: _Hook | None = None) -> dict[str, Any]:

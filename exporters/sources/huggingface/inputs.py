@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from modelport.exporters.model_spec import AttentionMask
-from modelport.exporters.models.causal_lm import DEFAULT_MAX_POSITIONS
-from modelport.exporters.sources.huggingface.folder import PREPROCESSOR, Folder, read_json
+from modelport.exporters.sources.huggingface.audio_inputs import audio, series
+from modelport.exporters.sources.huggingface.folder import Folder, read_json
+from modelport.exporters.sources.huggingface.model_facts import (
+    TOKENIZER_CONFIG,
+    ModelFacts,
+    TaskInputs,
+    attribute,
+    preprocessor,
+    tokens,
+)
 from modelport.exporters.sources.huggingface.tasks import Part
-from modelport.gateway.errors import IntegrityError, Unsupported, UsageError
+from modelport.gateway.errors import Unsupported, UsageError
 from modelport.gateway.types import Axis, Datatype, TensorSpec
-
-TOKENIZER_CONFIG = "tokenizer_config.json"
 
 #: Number of Unicode code points, which are the ids of a model without a vocabulary (CANINE).
 CODE_POINTS = 0x110000
@@ -30,68 +35,12 @@ SIDE = 224
 #: Arguments that say how images were cut into patches; their values, not only their shapes, decide
 #: on sizes within the model.
 PATCHES = ("spatial_shapes", "image_grid_thw", "image_position_ids")
-#: The largest side and the longest waveform that a file may ask for; a flag may ask for more.
+#: The largest side that a file may ask for; a flag may ask for more.
 MOST_SIDE, MOST_SIDE_OF_FLAG = 1 << 11, 1 << 14
-MOST_SAMPLES = 1 << 22
-
-#: Names of the number of features that a sound has at a time.
-FEATURES = ("feature_projection_input_dim", "input_feat_per_channel")
+#: The most frames of a video.
+MOST_FRAMES = 1 << 10
 
 HYPER_PARAMETERS = frozenset({"max_positions", "image_size"})
-
-
-@dataclass(frozen=True, slots=True)
-class TaskInputs:
-    """Inputs in the order of ``forward``'s arguments, their axes and masks.
-
-    Attributes:
-        pairs: texts and images are batches of their own; then ``max_batch_size`` is 0.
-        limited: the axis whose bounds the model itself may narrow: its maximum may be the number
-            of position embeddings.
-        waveforms: inputs that are sound.
-    """
-
-    specs: tuple[TensorSpec, ...]
-    axes: Mapping[str, Axis] = field(default_factory=dict)
-    masks: tuple[AttentionMask, ...] = ()
-    pairs: bool = False
-    limited: str | None = None
-    waveforms: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _ModelFacts:
-    """The facts that inputs depend on."""
-
-    folder: Folder
-    config: Any
-    arguments: Mapping[str, inspect.Parameter]
-    kwargs: Mapping[str, Any]
-    padding: str
-    sequence: str = "sequence"
-
-    @property
-    def text(self) -> Any:
-        return self.config.get_text_config()
-
-    def positions(self) -> int:
-        """The longest sequence to serve: the model's own, ``max_positions``, or the default."""
-        limit = _attribute(self.text, "max_position_embeddings")
-        longest = limit if isinstance(limit, int) and limit > 0 else None
-        default = min(longest or 1 << 30, self._tokenizer_length(), DEFAULT_MAX_POSITIONS)
-        wanted = self.kwargs.get("max_positions", default)
-        if type(wanted) is not int or not 1 <= wanted <= (longest or 1 << 30):
-            raise UsageError(
-                f"--model-kwargs: max_positions is {wanted!r}; '{self.folder.path}' takes "
-                f"{f'1 to {longest}' if longest else 'a positive number'}"
-            )
-        return wanted
-
-    def _tokenizer_length(self) -> int:
-        """The length to which the tokenizer cuts; a huge number stands for none."""
-        path = self.folder.path / TOKENIZER_CONFIG
-        length = read_json(path).get("model_max_length") if path.is_file() else None
-        return length if type(length) is int and length > 0 else 1 << 30
 
 
 def inputs_for(
@@ -113,7 +62,7 @@ def inputs_for(
     seq2seq = part in (Part.ENCODER, Part.DECODER) or (
         part is Part.WHOLE and "decoder_input_ids" in _arguments(model.forward)
     )
-    facts = _ModelFacts(
+    facts = ModelFacts(
         folder,
         config,
         _arguments(_callable(model, part)),
@@ -127,16 +76,26 @@ def inputs_for(
     taken, texts = facts.arguments, TaskInputs(())
     if "input_ids" in taken:
         texts = _text(facts)
-    if "pixel_values" in taken:
+    cut = next((name for name in PATCHES if name in taken), None)
+    if "pixel_values" in taken and not cut:
         for image in _images(facts):
             yield _paired(texts, image) if texts.specs else image
-        return
-    if "input_ids" in taken:
+    if (
+        "input_ids" in taken
+    ):  # a language model that puts images into its text also takes text alone
         yield texts
+    elif cut and "pixel_values" in taken:
+        raise Unsupported(
+            f"'{facts.folder.path}' takes {cut}, whose values decide on sizes within the model, "
+            "which no graph keeps open; write a factory that fixes them, and give it with --model, "
+            "--input and the weights"
+        )
+    elif "pixel_values" in taken:
+        return
     elif "input_values" in taken or "input_features" in taken:
-        yield _audio(facts)
+        yield from audio(facts)
     elif "past_values" in taken:
-        yield _series(facts)
+        yield series(facts)
     else:
         raise Unsupported(
             f"'{folder.path}' takes {', '.join(taken)}, which no task declares; write a factory, "
@@ -156,11 +115,6 @@ def _arguments(function: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
 
 
-def _attribute(config: Any, name: str) -> Any:
-    """An entry of a configuration, or None."""
-    return getattr(config, name, None)
-
-
 def _padding_side(folder: Folder, model: Any) -> str:
     """The tokenizer's side, ``left`` for language models that only decode, or else ``right``."""
     path = folder.path / TOKENIZER_CONFIG
@@ -176,35 +130,31 @@ def _padding_side(folder: Folder, model: Any) -> str:
 # -- text -----------------------------------------------------------------------------------------
 
 
-def _text(facts: _ModelFacts) -> TaskInputs:
+def _text(facts: ModelFacts) -> TaskInputs:
     config, axis = facts.text, facts.sequence
-    specs = [_tokens("input_ids", axis, _attribute(config, "vocab_size") or CODE_POINTS)]
+    specs = [tokens("input_ids", axis, attribute(config, "vocab_size") or CODE_POINTS)]
     masks: tuple[AttentionMask, ...] = ()
     # SigLIP was trained without: its texts are padded to one length.
     if "attention_mask" in facts.arguments and "siglip" not in str(facts.config.model_type):
-        specs.append(_tokens("attention_mask", axis, 2))
+        specs.append(tokens("attention_mask", axis, 2))
         masks = (AttentionMask("attention_mask", facts.padding),)
-    kinds = _attribute(config, "type_vocab_size") or 0
+    kinds = attribute(config, "type_vocab_size") or 0
     if "token_type_ids" in facts.arguments and kinds > 1:
-        specs.append(_tokens("token_type_ids", axis, kinds))
+        specs.append(tokens("token_type_ids", axis, kinds))
     axes = {axis: Axis(axis, 1, facts.positions())}
     if "decoder_input_ids" in facts.arguments:
         axes["decoder_sequence"] = Axis("decoder_sequence", 1, facts.positions())
-        specs.append(_tokens("decoder_input_ids", "decoder_sequence", config.vocab_size))
+        specs.append(tokens("decoder_input_ids", "decoder_sequence", config.vocab_size))
     return TaskInputs(tuple(specs), axes, masks, limited=axis)
 
 
-def _tokens(name: str, axis: str, size: int) -> TensorSpec:
-    return TensorSpec(name, Datatype.INT64, (axis,), 0, size - 1)
-
-
-def _decoder(facts: _ModelFacts) -> TaskInputs:
+def _decoder(facts: ModelFacts) -> TaskInputs:
     """The names are those of Optimum's ``decoder_model.onnx``."""
     config, axis = facts.text, facts.sequence
-    width = _attribute(config, "hidden_size") or _attribute(config, "d_model")
+    width = attribute(config, "hidden_size") or attribute(config, "d_model")
     specs = (
-        _tokens("encoder_attention_mask", axis, 2),
-        _tokens("input_ids", "decoder_sequence", config.vocab_size),
+        tokens("encoder_attention_mask", axis, 2),
+        tokens("input_ids", "decoder_sequence", config.vocab_size),
         TensorSpec("encoder_hidden_states", Datatype.FP32, (axis, width)),
     )
     axes = {name: Axis(name, 1, facts.positions()) for name in (axis, "decoder_sequence")}
@@ -215,19 +165,17 @@ def _decoder(facts: _ModelFacts) -> TaskInputs:
 # -- images ---------------------------------------------------------------------------------------
 
 
-def _images(facts: _ModelFacts) -> Iterator[TaskInputs]:
+def _images(facts: ModelFacts) -> Iterator[TaskInputs]:
     """One size for each place that states one; dynamic sides if none does, or one size."""
-    if cut := [name for name in PATCHES if name in facts.arguments]:
-        raise Unsupported(
-            f"'{facts.folder.path}' takes {cut[0]}, whose values decide on sizes within the model, "
-            "which no graph keeps open; write a factory that fixes them, and give it with --model, "
-            "--input and the weights"
-        )
-    config = _attribute(facts.config, "vision_config") or facts.config
-    backbone = _attribute(config, "backbone_config")
-    channels = _attribute(config, "num_channels") or _attribute(backbone, "num_channels") or 3
+    config = attribute(facts.config, "vision_config") or facts.config
+    backbone = attribute(config, "backbone_config")
+    channels = attribute(config, "num_channels") or attribute(backbone, "num_channels") or 3
     stated = dict.fromkeys(_sizes(facts, config, backbone))
+    frames = attribute(config, "num_frames")
     for size in stated:
+        if type(frames) is int and 0 < frames <= MOST_FRAMES:
+            video = (frames, channels, *size)
+            yield TaskInputs((TensorSpec("pixel_values", Datatype.FP32, video),))
         yield TaskInputs((TensorSpec("pixel_values", Datatype.FP32, (channels, *size)),))
     if not stated:
         spec = TensorSpec("pixel_values", Datatype.FP32, (channels, "height", "width"))
@@ -236,19 +184,14 @@ def _images(facts: _ModelFacts) -> Iterator[TaskInputs]:
         yield TaskInputs((TensorSpec("pixel_values", Datatype.FP32, (channels, SIDE, SIDE)),))
 
 
-def _longest_side(facts: _ModelFacts) -> int | None:
+def _longest_side(facts: ModelFacts) -> int | None:
     """The side to which the preprocessor resizes the longer one at most."""
-    size = _processor(facts).get("size")
+    size = preprocessor(facts).get("size")
     longest = size.get("longest_edge") if isinstance(size, dict) else None
     return longest if type(longest) is int and SIDES[0] < longest <= MOST_SIDE else None
 
 
-def _processor(facts: _ModelFacts) -> Mapping[str, Any]:
-    path = facts.folder.path / PREPROCESSOR
-    return read_json(path) if path.is_file() else {}
-
-
-def _sizes(facts: _ModelFacts, config: Any, backbone: Any) -> Iterator[tuple[int, int]]:
+def _sizes(facts: ModelFacts, config: Any, backbone: Any) -> Iterator[tuple[int, int]]:
     """Height and width: of ``--model-kwargs``, the preprocessor, the configuration."""
     if "image_size" in facts.kwargs:
         size = _sides(facts.kwargs["image_size"], MOST_SIDE_OF_FLAG)
@@ -259,12 +202,12 @@ def _sizes(facts: _ModelFacts, config: Any, backbone: Any) -> Iterator[tuple[int
             )
         yield size
         return
-    processor = _processor(facts)
+    processor = preprocessor(facts)
     stated = [
         processor.get("crop_size") if processor.get("do_center_crop", False) else None,
         processor.get("size") if processor.get("do_resize", True) else None,
-        _attribute(config, "image_size"),
-        _attribute(backbone, "image_size"),
+        attribute(config, "image_size"),
+        attribute(backbone, "image_size"),
     ]
     yield from (size for size in map(_sides, stated) if size is not None)
 
@@ -299,88 +242,3 @@ def _paired(texts: TaskInputs, images: TaskInputs) -> TaskInputs:
 
 def _leading(axis: str, spec: TensorSpec) -> TensorSpec:
     return TensorSpec(spec.name, spec.datatype, (axis, *spec.dims), spec.minimum, spec.maximum)
-
-
-# -- audio and series -----------------------------------------------------------------------------
-
-
-def _audio(facts: _ModelFacts) -> TaskInputs:
-    config = facts.config
-    bins = _attribute(config, "num_mel_bins")
-    if "input_features" in facts.arguments:
-        return _features(facts, bins)
-    if bins and (longest := _attribute(config, "max_length")):
-        return TaskInputs((TensorSpec("input_values", Datatype.FP32, (longest, bins)),))
-    kernels, strides = _attribute(config, "conv_kernel"), _attribute(config, "conv_stride")
-    if not (kernels and strides):
-        raise Unsupported(
-            f"'{facts.folder.path}' takes input_values of a length that its config.json does not "
-            "bound; write a factory, and give it with --model, --input and the weights"
-        )
-    axis = Axis(
-        facts.sequence,
-        _waveform(1, kernels, strides),
-        _waveform(facts.positions(), kernels, strides),
-    )
-    spec = TensorSpec("input_values", Datatype.FP32, (axis.name,))
-    found = _over_time(facts, spec, axis, _processor(facts).get("return_attention_mask") is True)
-    return replace(found, waveforms=(spec.name,))
-
-
-def _features(facts: _ModelFacts, bins: int | None) -> TaskInputs:
-    """Features of sound: all that a window has, ``[bins, frames]``, or ``[frames, features]``."""
-    config = facts.config
-    frames = _attribute(config, "max_source_positions")
-    if bins and frames:
-        return TaskInputs((TensorSpec("input_features", Datatype.FP32, (bins, 2 * frames)),))
-    width = next(filter(None, (_attribute(config, name) for name in FEATURES)), None)
-    if not width:
-        raise Unsupported(
-            f"'{facts.folder.path}' takes input_features of a shape that its config.json does "
-            "not state; write a factory, and give it with --model, --input and the weights"
-        )
-    axis = Axis(facts.sequence, 1, facts.positions())
-    spec = TensorSpec("input_features", Datatype.FP32, (axis.name, width))
-    return _over_time(facts, spec, axis, _processor(facts).get("return_attention_mask", True))
-
-
-def _over_time(facts: _ModelFacts, spec: TensorSpec, axis: Axis, masked: bool) -> TaskInputs:
-    """``spec`` along ``axis``, and the mask of its positions if the preprocessor makes one."""
-    specs, axes = (spec,), {axis.name: axis}
-    if not (masked and "attention_mask" in facts.arguments):
-        return TaskInputs(specs, axes, limited=axis.name)
-    mask = _tokens("attention_mask", axis.name, 2)
-    masks = (AttentionMask(mask.name),)
-    return TaskInputs((*specs, mask), axes, masks, limited=axis.name)
-
-
-def _waveform(frames: int, kernels: list[int], strides: list[int]) -> int:
-    """The samples from which convolutions without padding make ``frames``.
-
-    Raises:
-        IntegrityError: the configuration states no such convolutions.
-    """
-    length = frames
-    try:
-        for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
-            length = (length - 1) * stride + kernel
-            if not 0 < length <= MOST_SAMPLES:
-                raise ValueError(length)
-    except (TypeError, ValueError) as error:
-        raise IntegrityError(
-            f"conv_kernel and conv_stride of config.json are {kernels!r} and {strides!r}, which "
-            "make no frames of audio; copy the folder again"
-        ) from error
-    return length
-
-
-def _series(facts: _ModelFacts) -> TaskInputs:
-    config = facts.config
-    length = _attribute(config, "context_length")
-    channels = _attribute(config, "num_input_channels")
-    if not (length and channels):
-        raise Unsupported(
-            f"'{facts.folder.path}' takes past_values of a shape that its config.json does not "
-            "state; write a factory, and give it with --model, --input and the weights"
-        )
-    return TaskInputs((TensorSpec("past_values", Datatype.FP32, (length, channels)),))

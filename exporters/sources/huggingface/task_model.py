@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.exporters.sources.huggingface.inputs import TaskInputs
+from modelport.exporters.sources.huggingface.model_facts import TaskInputs
 from modelport.exporters.sources.huggingface.tasks import Part
 from modelport.exporters.sources.input_bounds import edge
 from modelport.exporters.sources.torch_eager import datatype_of, inference_mode
 from modelport.gateway.types import NUMPY_DTYPES, Axis, ModelSignature, TensorSpec
 
-BATCH = 2  # of the runs that find the signature
+BATCH = 2  # of the runs that find the signature, unless only one row is wanted
+#: Sizes beyond the minimum in the two runs: convolutions may make one frame of many.
+FURTHER = {2: 4, 3: 40}
 #: Multiples of a sequence's minimum that are tried as the smallest that the model takes.
 SHORTEST = (1, 2, 4, 8, 16, 32)
 #: The axes of a model whose texts and images are batches of their own.
@@ -138,7 +140,7 @@ class SignatureFinder:
     def _size(self, name: str, step: int) -> int:
         """A small size, different for each axis and step."""
         axis, place = self._axes[name], list(self._axes).index(name)
-        wanted = max(axis.minimum * step, axis.minimum + 2 * step) + place
+        wanted = max(axis.minimum * step, axis.minimum + FURTHER[step]) + place
         if axis.maximum is None:
             return wanted
         if step > 2:
@@ -180,7 +182,7 @@ class SignatureFinder:
 
     def _draw(self, spec: TensorSpec, sizes: Mapping[str, int], rng: np.random.Generator) -> Tensor:
         dims = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in spec.dims)
-        shape = dims if self._inputs.pairs else (BATCH, *dims)
+        shape = dims if self._inputs.pairs else (min(BATCH, self._rows or BATCH), *dims)
         if NUMPY_DTYPES[spec.datatype].kind == "f":
             return torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
         if spec.name.endswith("attention_mask"):

@@ -70,6 +70,7 @@ TASKS: tuple[ExportTask, ...] = (
     ExportTask("text2text-generation-decoder", _SEQ2SEQ, decides=True, part=Part.DECODER),
     ExportTask("fill-mask", ("MASKED_LM",), decides=True),
     ExportTask("image-classification", ("IMAGE_CLASSIFICATION",), labelled=True, decides=True),
+    ExportTask("video-classification", ("VIDEO_CLASSIFICATION",), labelled=True, decides=True),
     ExportTask(
         "image-segmentation",
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +16,8 @@ from modelport.exporters.model_spec import AttentionMask, Decision, ModelSpec
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.huggingface import audio, pretrained, tasks, vit
 from modelport.exporters.sources.huggingface.folder import PREPROCESSOR, Folder, read_json
-from modelport.exporters.sources.huggingface.inputs import TaskInputs, inputs_for
+from modelport.exporters.sources.huggingface.inputs import inputs_for
+from modelport.exporters.sources.huggingface.model_facts import TaskInputs
 from modelport.exporters.sources.huggingface.pretrained import Pretrained
 from modelport.exporters.sources.huggingface.task_model import SignatureFinder, TaskModel
 from modelport.exporters.sources.huggingface.tasks import Choice, ExportTask, Part
@@ -74,7 +76,10 @@ def load(
         masks=_masks(inputs.masks, signature),
         waveforms=inputs.waveforms,
     )
-    return source(module, spec, signature, (origin or folder.origin,), request.model_kwargs, labels)
+    loaded = source(
+        module, spec, signature, (origin or folder.origin,), request.model_kwargs, labels
+    )
+    return replace(loaded, notices=_left_out(found.model, task, inputs))
 
 
 def model_name(path: Path, otherwise: str) -> str:
@@ -93,6 +98,16 @@ def _part_of(task: ExportTask, model: Any) -> ExportTask:
     ):
         return replace(task, part=Part.ENCODER)
     return task
+
+
+def _left_out(model: Any, task: ExportTask, inputs: TaskInputs) -> tuple[str, ...]:
+    """The notice that a model of texts and images takes texts alone."""
+    names = {spec.name for spec in inputs.specs}
+    if task.part is not Part.WHOLE or "pixel_values" in names or "input_ids" not in names:
+        return ()
+    if "pixel_values" not in inspect.signature(model.forward).parameters:
+        return ()
+    return ("images are left out: the artifact takes texts alone",)
 
 
 # -- weights --------------------------------------------------------------------------------------
