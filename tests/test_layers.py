@@ -81,6 +81,7 @@ EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.cli.paths",
     "modelport.gateway.cli.tables",
     "modelport.gateway.upstream.connection_errors",
+    "modelport.gateway.wire.raw_tensors",
 )
 #: Clients of other servers, and what they may know of the web besides the rest of the core.
 CLIENTS = (

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import onnxruntime
 
 from modelport.gateway.repository.artifact_checks import onnx_guard
 from modelport.gateway.types import Array
 
-ORT_ERRORS_ONLY = 3
+ORT_FATAL_ONLY = 4  # errors are raised, and told once
 
 
 class OnnxParitySession:
@@ -19,7 +20,7 @@ class OnnxParitySession:
     def __init__(self, path: Path) -> None:
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry("session.load_model_format", "ONNX")
-        options.log_severity_level = ORT_ERRORS_ONLY
+        options.log_severity_level = ORT_FATAL_ONLY
         # The reference runs in turn with this session; threads that spin between runs would starve
         # it.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -30,7 +31,9 @@ class OnnxParitySession:
         self.outputs = [value.name for value in self._session.get_outputs()]
 
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        values = self._session.run(None, dict(inputs))
+        texts = {n: [x.decode() for x in a.flat] for n, a in inputs.items() if a.dtype == object}
+        strings = {n: np.array(x, object).reshape(inputs[n].shape) for n, x in texts.items()}
+        values = self._session.run(None, {**inputs, **strings})
         return dict(zip(self.outputs, values, strict=True))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,14 @@ from modelport.exporters.formats import onnx_opsets
 from modelport.exporters.formats.base import ExportTarget
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.runtime.output_capture import quiet
-from modelport.exporters.sources.trees.fitted_model import FEATURES, PROBABILITIES, FittedModel
+from modelport.exporters.sources.trees.fitted_model import (
+    FEATURES,
+    PREDICTION,
+    PROBABILITIES,
+    FittedModel,
+)
 from modelport.gateway.errors import Unsupported, first_line
+from modelport.gateway.types import Datatype
 
 #: Libraries whose probabilities are means of many trees, which rounding takes above 1; those of the
 #: others come from a sigmoid or a softmax.
@@ -54,28 +61,48 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
 
 
 def _convert(fitted: FittedModel) -> onnx.ModelProto:
-    shape = [None, fitted.features]
     opsets = {"": onnx_opsets.TREES, "ai.onnx.ml": onnx_opsets.TREES_ML}
     model: onnx.ModelProto
     if fitted.framework is Framework.SCIKIT_LEARN:
         import skl2onnx
         from skl2onnx.common import data_types
 
-        types = [(FEATURES, data_types.FloatTensorType(shape))]
-        options = {id(fitted.model): {"zipmap": False}} if fitted.classes else None
-        model = skl2onnx.convert_sklearn(
-            fitted.model, initial_types=types, options=options, target_opset=opsets
-        )
+        kinds = {
+            Datatype.FP32: data_types.FloatTensorType,
+            Datatype.BYTES: data_types.StringTensorType,
+        }
+        types = [(spec.name, kinds[spec.datatype]([None, *spec.dims])) for spec in fitted.inputs]
+        last = {id(_last(fitted.model)): {"raw_scores": True}} if fitted.scores else {}
+        whole = {id(fitted.model): {"zipmap": False}} if hasattr(fitted.model, "classes_") else {}
+        both = {key: {**whole.get(key, {}), **last.get(key, {})} for key in {**whole, **last}}
+        for options in (both, last, whole):
+            with contextlib.suppress(NameError):  # not every classifier has each of the options
+                model = skl2onnx.convert_sklearn(
+                    fitted.model, initial_types=types, options=options, target_opset=opsets
+                )
+                break
+        for node in model.graph.node:
+            if node.op_type == "StringNormalizer":  # few machines have the default, en_US
+                kept = [each for each in node.attribute if each.name != "locale"]
+                del node.attribute[:]
+                node.attribute.extend((*kept, onnx.helper.make_attribute("locale", "C.UTF-8")))
         return model
     import onnxmltools
     from onnxmltools.convert.common import data_types
 
-    types = [(FEATURES, data_types.FloatTensorType(shape))]
+    types = [(FEATURES, data_types.FloatTensorType([None, fitted.features]))]
     if fitted.framework is Framework.XGBOOST:
         model = onnxmltools.convert_xgboost(fitted.model, initial_types=types)
     else:
         model = onnxmltools.convert_lightgbm(fitted.model, initial_types=types, zipmap=False)
     return model
+
+
+def _last(estimator: Any) -> Any:
+    """The last step of a pipeline, which decides."""
+    while hasattr(estimator, "steps"):
+        estimator = estimator.steps[-1][1]
+    return estimator
 
 
 def _send_missing(model: onnx.ModelProto, fitted: FittedModel) -> None:
@@ -136,7 +163,7 @@ def _name(model: onnx.ModelProto, fitted: FittedModel) -> None:
     """Keep the probabilities or predictions alone, under their name; name the batch."""
     graph: Any = model.graph
     # Classifiers give labels first, clusterers and outlier detectors labels and then scores.
-    chosen = graph.output[-1 if fitted.output == PROBABILITIES else 0]
+    chosen = graph.output[0 if fitted.output == PREDICTION else -1]
     old, new = chosen.name, fitted.output
     if chosen.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
         graph.initializer.append(
@@ -155,14 +182,21 @@ def _name(model: onnx.ModelProto, fitted: FittedModel) -> None:
         graph.initializer.extend(
             onnx.numpy_helper.from_array(np.array(v, np.float32), n) for n, v in bounds.items()
         )
+    elif fitted.scores and fitted.outputs == 1:
+        new = "both"
+        last = onnx.numpy_helper.from_array(np.array([-1]), "last")
+        graph.initializer.append(last)  # of two classes, the second's score; some have only that
     for node in graph.node:
         node.output[:] = [new if old and name == old else name for name in node.output]
         node.input[:] = [new if old and name == old else name for name in node.input]
-    if new != fitted.output:
+    if new == "unclipped":
         graph.node.append(onnx.helper.make_node("Clip", [new, *bounds], [fitted.output]))
+    if new == "both":
+        graph.node.append(onnx.helper.make_node("Gather", [new, "last"], [fitted.output], axis=1))
     shape: list[str | int | None] = ["batch", fitted.outputs]
     value = onnx.helper.make_tensor_value_info(fitted.output, onnx.TensorProto.FLOAT, shape)
     del graph.output[:]
     graph.output.append(value)
-    graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    for taken in graph.input:
+        taken.type.tensor_type.shape.dim[0].dim_param = "batch"
     del graph.value_info[:]

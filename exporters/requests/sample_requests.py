@@ -215,6 +215,8 @@ def on_the_wire(
 def _tensor(given: Array) -> dict[str, Any]:
     array = np.asarray(given)
     content: Any = array.ravel().tolist()
+    if array.dtype == object:  # perf_analyzer reads texts
+        content = [element.decode() for element in content]
     if array.dtype.kind == "f":  # base64 keeps every digit, and JSON has no NaN or infinity
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         content = {"b64": base64.b64encode(little.tobytes()).decode()}

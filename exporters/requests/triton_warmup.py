@@ -20,7 +20,8 @@ from modelport.exporters.model_spec import Sampler
 from modelport.exporters.requests.random_inputs import name_axes, sizes_of
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
+from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, Tensor, TensorSpec
+from modelport.gateway.wire import raw_tensors
 
 FOLDER = configuration.WARMUP
 
@@ -63,7 +64,8 @@ def add(config: ModelConfig, folder: Path, requests: Sequence[Mapping[str, Array
             element = request[spec.name][0] if batched else request[spec.name]
             file = f"{warmup.name}_input_{index}"  # a tensor's name may not be a valid file name
             data = np.ascontiguousarray(element, NUMPY_DTYPES[spec.datatype])
-            (folder / FOLDER / file).write_bytes(data.tobytes())
+            tensor = Tensor(spec.name, spec.datatype, data)
+            (folder / FOLDER / file).write_bytes(raw_tensors.encode(tensor))
             wanted = warmup.inputs[spec.name]
             wanted.data_type = configuration.data_type(spec.datatype)
             wanted.dims.extend(_wire_dims(spec, element.shape))

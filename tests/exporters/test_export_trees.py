@@ -28,13 +28,13 @@ from sklearn.ensemble import (
     RandomForestRegressor,
 )
 from sklearn.linear_model import LogisticRegression
+from sklearn.multiclass import OutputCodeClassifier
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.semi_supervised import LabelPropagation
-from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeRegressor
 
 from modelport.exporters.cli.export import export
@@ -254,10 +254,10 @@ def test_what_has_no_conversion_is_refused_with_the_reason(tmp_path: Path) -> No
         tmp_path / "cat.txt"
     )
     assert "splits on categories" in refused(tmp_path / "cat.txt").output
-    dump(LinearSVC().fit(FEATURES, Y), tmp_path / "svc.skops")
-    assert "CalibratedClassifierCV" in refused(tmp_path / "svc.skops").output
+    dump(OutputCodeClassifier(LogisticRegression()).fit(FEATURES, Y), tmp_path / "code.skops")
+    assert "CalibratedClassifierCV" in refused(tmp_path / "code.skops").output
     dump(KNeighborsClassifier().fit(FEATURES, Y), tmp_path / "near.skops")
-    assert "whose content nothing checks" in refused(tmp_path / "near.skops").output
+    assert "train it with algorithm='brute'" in refused(tmp_path / "near.skops").output
     several = MultiOutputClassifier(LogisticRegression()).fit(FEATURES, np.c_[Y > 0, Y > 1])
     dump(several, tmp_path / "several.skops")
     assert "probabilities of 2 outputs" in refused(tmp_path / "several.skops").output

@@ -1,8 +1,8 @@
 """Models of scikit-learn, XGBoost and LightGBM, from files that hold no pickles.
 
 scikit-learn's are read from ``skops`` files, XGBoost's from its JSON or UBJSON, LightGBM's from its
-text. Each takes one matrix, ``features``; a classifier gives ``probabilities``, a regressor
-``prediction``.
+text. Each takes one matrix, ``features``, or every column of strings and numbers by its name; a
+classifier gives ``probabilities`` or else ``scores``, a regressor ``prediction``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 from modelport.exporters.loaded_model import Origin, Source
 from modelport.exporters.model_spec import Decision, ModelSpec
 from modelport.exporters.sources import SourceRequest
-from modelport.exporters.sources.trees.fitted_model import FEATURES, PROBABILITIES, FittedModel
+from modelport.exporters.sources.trees.columns import table
+from modelport.exporters.sources.trees.fitted_model import FEATURES, PREDICTION, FittedModel
 from modelport.gateway.errors import UsageError
 from modelport.gateway.repository.artifact_checks import trial_load
 from modelport.gateway.repository.manifest import sha256_of
@@ -41,13 +42,14 @@ def load(request: SourceRequest) -> Source:
         trial_load.run(f"{__name__}:try_load", path)
     fitted = read(path)
     signature = ModelSignature(
-        (TensorSpec(FEATURES, Datatype.FP32, (fitted.features,)),),
+        fitted.inputs,
         (TensorSpec(fitted.output, Datatype.FP32, (fitted.outputs,)),),
         request.max_batch_size,
     )
 
     def reference(inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return {fitted.output: fitted.predict(inputs[FEATURES]).astype(np.float32)}
+        rows = table(fitted.columns, inputs) if fitted.columns else inputs[FEATURES]
+        return {fitted.output: fitted.predict(rows).astype(np.float32)}
 
     return Source(
         framework=fitted.framework,
@@ -56,13 +58,15 @@ def load(request: SourceRequest) -> Source:
             path.stem,
             lambda model, max_batch_size: signature,
             sample=_sampler(fitted),
-            decision=Decision(PROBABILITIES) if fitted.output == PROBABILITIES else None,
+            recorded=int(bool(fitted.columns)),  # what has columns draws its own edges
+            decision=_decision(fitted),
         ),
         signature=signature,
         reference=reference,
         parameter_count=fitted.size,
         origins=(Origin(path.name, sha256_of(path)),),
-        labels=tuple(fitted.classes or ()),
+        labels=tuple(fitted.classes or ()) if fitted.outputs > 1 else (),
+        notices=_notices(fitted),
     )
 
 
@@ -88,6 +92,24 @@ def read(path: Path) -> FittedModel:
     return lightgbm_model.read(path)
 
 
+def _decision(fitted: FittedModel) -> Decision | None:
+    """The largest column; of two classes, a score above 0 is the second."""
+    if fitted.output == PREDICTION:
+        return None
+    return Decision(fitted.output, threshold=0.0 if fitted.outputs == 1 else None)
+
+
+def _notices(fitted: FittedModel) -> tuple[str, ...]:
+    """The notice about categories that scikit-learn refuses and ONNX cannot."""
+    known = ", ".join(c.name for c in fitted.columns if c.values and not (c.text or c.unknown))
+    if not known:
+        return ()
+    return (
+        f"categories of {known} that were not in the training are answered, although scikit-learn "
+        'refuses them; train with handle_unknown="ignore" to define the answer',
+    )
+
+
 def _sampler(
     fitted: FittedModel,
 ) -> Callable[[ModelSignature, int, Mapping[str, int], np.random.Generator], dict[str, Array]]:
@@ -102,6 +124,8 @@ def _sampler(
         sizes: Mapping[str, int],
         rng: np.random.Generator,
     ) -> dict[str, Array]:
+        if fitted.columns:
+            return {column.name: column.draw(batch or 1, rng) for column in fitted.columns}
         shape = (batch or 1, fitted.features)
         drawn = (fitted.centre + fitted.spread * rng.standard_normal(shape)).astype(np.float32)
         for feature, splits in fitted.splits.items():
@@ -110,6 +134,8 @@ def _sampler(
             beside = np.where(np.isnan(towards), at, np.nextafter(at, towards))
             chosen = rng.random(len(drawn)) < AT_A_SPLIT
             drawn[chosen, feature] = beside[chosen]
+        if fitted.minimum is not None:
+            drawn = np.maximum(np.abs(drawn), np.float32(fitted.minimum))
         if fitted.missing:
             drawn[rng.random(shape) < MISSING] = np.nan
         return {FEATURES: drawn}

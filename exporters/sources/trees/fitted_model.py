@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from modelport.exporters.loaded_model import Framework
-from modelport.gateway.types import Array
+from modelport.exporters.sources.trees.columns import Column
+from modelport.gateway.types import Array, Datatype, TensorSpec
 
 FEATURES, PROBABILITIES, PREDICTION = "features", "probabilities", "prediction"
+SCORES = "scores"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +21,17 @@ class FittedModel:
     """A model of one of the libraries, with the facts that its export needs.
 
     Attributes:
-        predict: maps a matrix to probabilities or predictions, two-dimensional.
+        predict: maps a matrix to probabilities or predictions, two-dimensional; of a model with
+            columns, the rows of its table.
         outputs: columns of the result.
         classes: names of the classes; empty for a regressor, None for names that are not known.
         splits: the thresholds of each feature, as the library compares with them.
         centre, spread: of the features in training, as far as they are known.
         missing: whether a feature may be NaN.
         size: the number of trained values.
+        scores: whether the classifier's result is its decision function.
+        minimum: 0 of a model that refuses negative features, such as counts.
+        columns: the inputs of a model that takes strings or named columns; others take a matrix.
     """
 
     framework: Framework
@@ -39,10 +45,21 @@ class FittedModel:
     centre: Array | float = 0.0
     spread: Array | float = 1.0
     missing: bool = False
+    columns: Sequence[Column] = ()
+    scores: bool = False
+    minimum: float | None = None
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """A matrix, or every column."""
+        matrix = TensorSpec(FEATURES, Datatype.FP32, (self.features,), self.minimum)
+        return tuple(column.spec for column in self.columns) or (matrix,)
 
     @property
     def output(self) -> str:
-        return PREDICTION if self.classes is not None and not self.classes else PROBABILITIES
+        if self.classes is not None and not self.classes:
+            return PREDICTION
+        return SCORES if self.scores else PROBABILITIES
 
 
 def distinct(splits: Mapping[int, Sequence[float]]) -> dict[int, Array]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+import types
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import numpy as np
 import skops.io
 
 from modelport.exporters.loaded_model import Framework
+from modelport.exporters.sources.trees.columns import columns_of, table
 from modelport.exporters.sources.trees.fitted_model import FittedModel, distinct
 from modelport.gateway.errors import IntegrityError, Unsupported, first_line
 from modelport.gateway.repository.artifact_checks import zip_guard
@@ -22,6 +26,7 @@ from modelport.gateway.types import Array
 TREE = "sklearn.tree._tree.Tree"
 HISTOGRAM_TREE = "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor"
 TRUSTED = (
+    *(f"numpy.{name}" for name in ("dtype", "max", "mean", "median", "min", "sum")),
     TREE,
     HISTOGRAM_TREE,
     "sklearn.calibration._CalibratedClassifier",
@@ -31,6 +36,9 @@ TRUSTED = (
     "sklearn.utils._bunch.Bunch",
 )
 OWN = "sklearn."
+#: Modules whose functions only compute, and parts of scikit-learn whose classes are no models.
+PLAIN_FUNCTIONS = ("sklearn.cluster._kmeans", "sklearn.feature_selection._univariate_selection")
+NOT_MODELS = frozenset({"datasets", "externals", "tests", "utils"})
 LEAF = -1
 
 
@@ -42,21 +50,24 @@ def read(path: Path) -> FittedModel:
         Unsupported: it predicts neither probabilities nor numbers, or takes named columns.
     """
     estimator = _load(path)
-    count = getattr(estimator, "n_features_in_", None)
-    if count is None:
+    columns = columns_of(estimator)
+    count = len(columns) or getattr(estimator, "n_features_in_", None)
+    if not count:
         raise Unsupported(f"'{path.name}' is not fitted; save it after fit()")
     for tree in trees_of(estimator):
         _check(tree, path)
     for tree, features in _histogram_trees(estimator):
         _check_histogram_tree(tree, features, path)
-    classifies = hasattr(estimator, "predict_proba")
-    if not classifies and not hasattr(estimator, "predict"):
-        raise Unsupported(f"'{path.name}' predicts nothing; save the whole pipeline")
-    if not classifies and hasattr(estimator, "classes_"):
+    scores = not hasattr(estimator, "predict_proba") and hasattr(estimator, "classes_")
+    classifies = scores or hasattr(estimator, "predict_proba")
+    wanted = "decision_function" if scores else "predict_proba" if classifies else "predict"
+    function = getattr(estimator, wanted, None)
+    if function is None and scores:
         raise Unsupported(
             f"'{path.name}' returns no probabilities; wrap it in CalibratedClassifierCV"
         )
-    function = estimator.predict_proba if classifies else estimator.predict
+    if function is None:
+        raise Unsupported(f"'{path.name}' predicts nothing; save the whole pipeline")
 
     def predict(features: Array) -> Array:
         with warnings.catch_warnings(action="ignore"):  # "X does not have valid feature names"
@@ -69,7 +80,10 @@ def read(path: Path) -> FittedModel:
         return np.asarray(found).reshape(len(features), -1)
 
     try:
-        outputs = predict(np.zeros((1, count), np.float32)).shape[1]
+        rng = np.random.default_rng(0)
+        drawn = {column.name: column.draw(1, rng) for column in columns}
+        rows = table(columns, drawn) if columns else np.zeros((1, count), np.float32)
+        outputs = predict(rows).shape[1]
     except Unsupported:
         raise
     except Exception as error:
@@ -77,7 +91,9 @@ def read(path: Path) -> FittedModel:
             f"'{path.name}' does not predict from a matrix of numbers ({first_line(error)}); train "
             "it on one, without named columns"
         ) from error
-    classes = [str(name) for name in estimator.classes_] if classifies else []
+    # Mixtures have components, not classes.
+    names = getattr(estimator, "classes_", range(outputs))
+    classes = [str(name) for name in names] if classifies else []
     first = estimator[0] if hasattr(estimator, "steps") else estimator
     direct = not hasattr(estimator, "steps") or len(estimator.steps) == 1
     return FittedModel(
@@ -92,17 +108,30 @@ def read(path: Path) -> FittedModel:
         centre=_centre(first),
         spread=_spread(first),
         missing=direct and any(_histogram_trees(estimator)),
+        columns=columns,
+        scores=scores,
+        minimum=None if columns or _takes(predict, -np.ones_like(rows)) else 0.0,
     )
+
+
+def _takes(predict: Callable[[Array], Array], rows: Array) -> bool:
+    try:
+        predict(rows)
+    except ValueError:  # "Negative values in data"
+        return False
+    return True
 
 
 def _load(path: Path) -> Any:
     zip_guard.check(path)
     try:
-        foreign = sorted(set(skops.io.get_untrusted_types(file=path)) - set(TRUSTED))
+        asked = set(skops.io.get_untrusted_types(file=path))
+        trusted = {name for name in asked if name in TRUSTED or _is_plain_class(name)}
+        foreign = sorted(asked - trusted)
         if foreign and all(name.startswith(OWN) for name in foreign):
             raise Unsupported(
                 f"'{path.name}' holds {', '.join(foreign)}, whose content nothing checks: not "
-                "loaded; use another kind of estimator"
+                f"loaded; {_remedy(foreign)}"
             )
         if foreign:
             raise IntegrityError(
@@ -110,7 +139,7 @@ def _load(path: Path) -> Any:
                 "loaded; save a model of scikit-learn's own types"
             )
         with no_code(path.name), warnings.catch_warnings(action="ignore"):
-            return skops.io.load(path, trusted=list(TRUSTED))
+            return skops.io.load(path, trusted=sorted(trusted))
     except (IntegrityError, Unsupported):
         raise
     except Exception as error:
@@ -118,6 +147,34 @@ def _load(path: Path) -> Any:
             f"'{path.name}' is damaged or not a file of skops ({first_line(error)}); save it again "
             "with skops.io.dump()"
         ) from error
+
+
+def _remedy(foreign: Sequence[str]) -> str:
+    """Neighbours need no tree to be found."""
+    if any(name.startswith("sklearn.neighbors.") for name in foreign):
+        return "train it with algorithm='brute'"
+    return "use another kind of estimator"
+
+
+def _is_plain_class(name: str) -> bool:
+    """Whether ``name`` is a class or function of scikit-learn's written in Python.
+
+    skops trusts scikit-learn's estimators; their parts, such as kernels, are objects of the same
+    kind. Compiled classes take arrays that nothing checks.
+    """
+    module, _, attribute = name.rpartition(".")
+    parts = module.split(".")
+    if parts[0] != "sklearn" or not NOT_MODELS.isdisjoint(parts):
+        return False
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError:
+        return False
+    if isinstance(found, types.FunctionType):
+        return module in PLAIN_FUNCTIONS and found.__module__ == module
+    bases = found.__mro__[:-1] if isinstance(found, type) else ()
+    files = [getattr(sys.modules.get(base.__module__), "__file__", None) for base in bases]
+    return bool(files) and all(str(file).endswith(".py") for file in files)
 
 
 def _values(estimator: Any) -> Iterator[Any]:
