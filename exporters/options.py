@@ -157,8 +157,8 @@ class ExportOptions(TypedDict, total=False):
     calibrate: Annotated[
         Sequence[AnyPath],
         "Quantise activations of --quantize int8 statically, by their ranges on these inputs: "
-        "an .npz of rows by input name, requests as .json or .jsonl, or a file of 'modelport "
-        "sample'. Repeatable.",
+        "an .npz of rows by input name, requests as .json or .jsonl, a file of 'modelport "
+        "sample', or a folder of 'serve --record'. Repeatable.",
         EXISTING,
         option(metavar="FILE.npz|.jsonl"),
     ]
@@ -208,7 +208,8 @@ class ExportOptions(TypedDict, total=False):
     seed: Annotated[int, SEED]
     data: Annotated[
         AnyPath | None,
-        "Held-out inputs by name, and 'labels'; below fp32 these replace the random inputs.",
+        "Held-out inputs by name, and 'labels', or a folder of 'serve --record'; below fp32 these "
+        "replace the random inputs.",
         EXISTING,
         option(metavar="FILE.npz"),
     ]

@@ -12,7 +12,7 @@ from onnxruntime.quantization import CalibrationDataReader
 from modelport.exporters.loaded_model import Origin, Source
 from modelport.exporters.requests import input_files
 from modelport.gateway.errors import UsageError
-from modelport.gateway.repository.manifest import sha256_of
+from modelport.gateway.recording import record_reader
 from modelport.gateway.types import Array, TensorSpec
 
 FLAG = "--calibrate"
@@ -20,6 +20,8 @@ FLAG = "--calibrate"
 FEWEST_ROWS = 8
 #: More say nothing new, and calibrators keep the activations of all.
 MOST_ROWS = 1 << 14
+#: Requests of recorded traffic that are used, chosen at random.
+MOST_RECORDED = 256
 #: Rows per batch, unless the model's largest batch is smaller.
 BATCH = 8
 
@@ -54,13 +56,15 @@ def read(paths: Sequence[Path], source: Source) -> CalibrationData:
             "give a hundred or so"
         )
     return CalibrationData(
-        tuple(Origin(path.name, sha256_of(path)) for path in paths), tuple(batches), rows
+        tuple(Origin(path.name, input_files.digest(path)) for path in paths), tuple(batches), rows
     )
 
 
 def _read(path: Path, source: Source) -> list[dict[str, Array]]:
     signature = source.signature
-    if path.suffix in (".json", ".jsonl"):
+    if record_reader.is_records(path):
+        found = input_files.recorded(path, signature, FLAG, MOST_RECORDED)
+    elif path.suffix in (".json", ".jsonl"):
         found = list(input_files.read_requests(path, signature, FLAG))
     else:
         if not signature.max_batch_size:

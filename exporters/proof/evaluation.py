@@ -22,7 +22,7 @@ from modelport.exporters.proof.parity import Progress
 from modelport.exporters.requests import attention_masks, input_files
 from modelport.exporters.tolerance import Bounds
 from modelport.gateway.errors import ModelportError, UsageError, first_line
-from modelport.gateway.repository.manifest import sha256_of
+from modelport.gateway.recording import record_reader
 from modelport.gateway.types import Array
 
 LABELS = "labels"
@@ -70,18 +70,32 @@ def read(path: Path, source: Source) -> HeldOut:
     Raises:
         UsageError: it cannot be read, or an input is missing or has the wrong shape or datatype.
     """
-    arrays = input_files.read_arrays(path, "--data")
     if not source.signature.max_batch_size:
         raise UsageError(f"--data needs a model that batches; '{source.spec.name}' does not")
-    inputs = input_files.choose(arrays, source.signature, f"--data '{path}'")
+    if record_reader.is_records(path):
+        inputs, labels = _recorded(path, source), None
+    else:
+        arrays = input_files.read_arrays(path, "--data")
+        inputs = input_files.choose(arrays, source.signature, f"--data '{path}'")
+        labels = arrays.get(LABELS)
     lengths = {name: len(array) for name, array in inputs.items()}
-    labels = arrays.get(LABELS)
     if labels is not None:
         _check_labels(labels, source.spec.decision, path)
         lengths[LABELS] = len(labels)
     if len(set(lengths.values())) != 1 or not all(lengths.values()):
         raise UsageError(f"--data '{path}': the numbers of rows differ or are 0: {lengths}")
-    return HeldOut(path.name, sha256_of(path), inputs, labels)
+    return HeldOut(path.name, input_files.digest(path), inputs, labels)
+
+
+def _recorded(path: Path, source: Source) -> dict[str, Array]:
+    """The rows of all recorded requests together."""
+    parts = input_files.recorded(path, source.signature, "--data")
+    try:
+        return {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
+    except ValueError as error:
+        raise UsageError(
+            f"--data '{path}': the recorded requests differ in shape; give an .npz of rows"
+        ) from error
 
 
 def _check_labels(labels: Array, decision: Decision | None, path: Path) -> None:

@@ -17,8 +17,10 @@ import numpy as np
 
 from modelport.exporters.requests.random_inputs import MOST_OF_MEMORY, model_dims, physical_memory
 from modelport.gateway.errors import UsageError, first_line
+from modelport.gateway.recording import recorded_calls
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.artifact_checks import zip_guard
+from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 
 #: Size of a file of requests; larger inputs belong into an ``.npz``.
@@ -89,6 +91,30 @@ def _fit(spec: TensorSpec, array: Array, where: str, batched: bool) -> Array:
         declared = f"[N, *{dims}]" if batched else f"{dims}"
         raise UsageError(f"{where} is {list(array.shape)}, the signature says {declared}")
     return array
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file, or of all files of recorded traffic."""
+    return recorded_calls.digest(path) if path.is_dir() else sha256_of(path)
+
+
+def recorded(
+    path: Path, signature: ModelSignature, flag: str, most: int = recorded_calls.MOST_CALLS
+) -> list[dict[str, Array]]:
+    """The inputs of requests that ``modelport serve --record`` has written, in the model's shapes.
+
+    Raises:
+        UsageError: there are none, or one does not fit the signature.
+    """
+    names = [spec.name for spec in signature.inputs]
+    calls = recorded_calls.sample(path, names, most)
+    return [
+        choose(
+            recorded_calls.values(call.inputs), signature, f"{flag} '{path}'",
+            signature.max_batch_size > 0,
+        )
+        for call in calls
+    ]  # fmt: skip
 
 
 def read_requests(path: Path, signature: ModelSignature, flag: str) -> Iterator[dict[str, Array]]:

@@ -60,8 +60,9 @@ class GateCommand(OneLineCommand):
     "--data",
     type=EXISTING,
     metavar="FILE",
-    help="Recorded requests: perf_analyzer's JSON, or .npz rows by input name; its outputs are "
-    "the expected answers, its 'labels' the true labels.  [default: seeded inputs]",
+    help="Recorded requests: a folder of 'serve --record', perf_analyzer's JSON, or .npz rows by "
+    "input name; its outputs are the expected answers, its 'labels' the true labels.  [default: "
+    "seeded inputs]",
 )
 @click.option(
     "--protocol",
@@ -161,6 +162,7 @@ def _check(files: Mapping[str, Path | None]) -> None:
 
 def _asked(baseline: str, candidate: str, slo_file: Path, **options: Any) -> GateRequest:
     from modelport.gateway import slo
+    from modelport.gateway.recording.record_reader import is_records
     from modelport.loadtests.gate import baseline_and_candidate
     from modelport.loadtests.gate import gate as gating
 
@@ -171,7 +173,7 @@ def _asked(baseline: str, candidate: str, slo_file: Path, **options: Any) -> Gat
                 f"the public key '{key}' is not a file; 'modelport keygen' makes a pair"
             )
     data = options["data"]
-    if data is not None and not data.is_file():
+    if data is not None and not (data.is_file() or is_records(data)):
         raise UsageError(f"--data '{data}' is not a file; 'modelport sample' writes one")
     one, other = baseline_and_candidate.side(baseline), baseline_and_candidate.side(candidate)
     said = "load.protocol" in limits.said

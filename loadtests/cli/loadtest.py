@@ -114,9 +114,9 @@ class SloParam(click.ParamType[Objective]):
 @click.option(
     "--data",
     type=EXISTING,
-    help="Requests with expected answers: .npz by tensor names, OIP requests as .json or "
-    ".jsonl, perf_analyzer's JSON, or a file of 'modelport sample'.  [default: random, from the "
-    "model's declared ranges]",
+    help="Requests with expected answers: a folder of 'serve --record', .npz by tensor names, OIP "
+    "requests as .json or .jsonl, perf_analyzer's JSON, or a file of 'modelport sample'.  "
+    "[default: random, from the model's declared ranges]",
 )
 @click.option(
     "--model-config",

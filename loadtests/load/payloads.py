@@ -13,7 +13,8 @@ Without that key the datatypes come from the model's signature, and the expected
 "validation_data".
 
 Recorded requests may also be an Open Inference Protocol request (its "outputs" with data are
-expected), one such per line, or an ``.npz`` of rows by the tensors' names.
+expected), one such per line, an ``.npz`` of rows by the tensors' names, or a folder of
+``modelport serve --record``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from modelport.gateway.errors import UsageError
+from modelport.gateway.recording import record_reader, recorded_calls
 from modelport.gateway.repository import untrusted_files
 
 if TYPE_CHECKING:
@@ -153,6 +156,8 @@ def read(path: Path, signature: RequestSignature | None = None, batch_size: int 
         BadPayload: the file cannot be read, or does not fit the model.
     """
     try:
+        if record_reader.is_records(path):
+            return _read_records(path, signature)
         if path.suffix == ".npz":
             return _read_npz(path, signature, batch_size)
         text = untrusted_files.read_text(path, MOST_BYTES)
@@ -164,6 +169,8 @@ def read(path: Path, signature: RequestSignature | None = None, batch_size: int 
         if len(documents) == 1 and isinstance(documents[0], dict) and "data" in documents[0]:
             return _read_perf_analyzer(documents[0], signature, batch_size)
         return _read_oip(documents, signature)
+    except UsageError as error:
+        raise BadPayload(str(error)) from error
     except BadPayload as error:
         raise BadPayload(f"{path}: {error}") from error
     except (*UNREADABLE, KeyError, TypeError, IndexError, AttributeError) as error:
@@ -185,7 +192,7 @@ def needs_signature(path: Path) -> bool:
     Raises:
         BadPayload: it cannot be read.
     """
-    if path.suffix == ".npz":
+    if path.suffix == ".npz" or record_reader.is_records(path):
         return True
     if path.suffix == ".jsonl":
         return False
@@ -322,6 +329,15 @@ def _oip_tensors(entries: Sequence[Any]) -> dict[str, Array]:
         else:
             found[one["name"]] = flat.astype(DTYPES[one["datatype"]]).reshape(one["shape"])
     return found
+
+
+def _read_records(path: Path, signature: RequestSignature | None) -> Payloads:
+    names = None if signature is None else [spec.name for spec in signature.inputs]
+    requests, expected, datatypes = recorded_calls.requests(path, names)
+    if other := set(datatypes.values()) - DTYPES.keys():
+        raise BadPayload(f"it holds a tensor of datatype {min(other)}")
+    shapes = signature.model_shapes if signature else {}
+    return Payloads(tuple(requests), datatypes, tuple(expected) or None, shapes)
 
 
 def _read_npz(path: Path, signature: RequestSignature | None, batch_size: int) -> Payloads:
