@@ -19,7 +19,7 @@ STAMP = $(BIN)/python .ci/result_pages.py
 
 .DEFAULT_GOAL := help
 .PHONY: access access-timing audit bench-access bench-sight compare compare-faults constraints coverage docs docs-blocks docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup bench-text \
-	loadtest-agreement loadtest-backends bench-hop bench-python python-models gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
+	loadtest-agreement loadtest-backends bench-hop bench-python python-models drift-statistics gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
 	matrix mutations package pages peer-suites real-models runtimes storage swagger-ui text-clients tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
 	workers ray deploy envoy clean
 
@@ -166,6 +166,9 @@ profile: $(READY) ## Measure what a request costs on fraud 128, layer by layer, 
 
 gate-statistics: $(READY) ## Measure how often the gate is wrong, on thousands of simulated releases
 	$(BIN)/python -m tests.loadtests.gating
+
+drift-statistics: $(READY) ## Measure how often drift reports are wrong, on a thousand simulated days; 10 minutes
+	$(BIN)/python -m tests.drift_statistics
 
 rollout-statistics: $(READY) ## Measure how often rollouts are wrong, and what harm they find, on simulated ones; 10 minutes
 	$(INSTALL) --no-deps ville==0.1.0 # an independent implementation of the confidence sequences

@@ -96,6 +96,10 @@ COMMANDS = {
         "modelport.loadtests.cli.replay:replay",
         "Send recorded traffic again, and compare the answers.",
     ),
+    "drift": (
+        "modelport.loadtests.cli.drift:drift",
+        "Compare recorded traffic with a baseline.",
+    ),
     "doctor": (
         "modelport.gateway.cli.doctor:doctor",
         "Show what this machine can run.",
@@ -135,7 +139,7 @@ TASKS = {
     "Serve": ("serve", "key", "access"),
     "Use a running gateway": ("models", "infer", "load", "unload"),
     "Choose versions": ("label", "rollback", "rollout"),
-    "Measure and compare": ("loadtest", "compare", "gate", "records", "replay"),
+    "Measure and compare": ("loadtest", "compare", "gate", "records", "replay", "drift"),
 }
 #: Subcommands from a higher layer than their command's.
 SUBCOMMANDS = {"rollout": {"report": "modelport.loadtests.cli.rollout_report:report"}}

@@ -54,7 +54,7 @@ LAYERS = {
         ("marked_block", "load"),
         ("users",),
         ("locustfile", "model_quality", "serving"),
-        ("compare", "gate", "replay"),
+        ("compare", "drift", "gate", "replay"),
         ("report",),
         ("loadtest",),
         ("cli",),

@@ -72,12 +72,17 @@ def tell(note: str) -> None:
 
 
 def sample(
-    where: Path, names: Collection[str] | None, most: int = MOST_CALLS, note: Note = tell
+    where: Path,
+    names: Collection[str] | None,
+    most: int = MOST_CALLS,
+    note: Note = tell,
+    needs_values: bool = True,
 ) -> list[RecordedCall]:
     """A random sample of the calls of one model, the same each time, in their order.
 
     Args:
         names: of the inputs that the model has; other calls are left out. None: any.
+        needs_values: leave calls out of which an input is not recorded.
 
     Raises:
         UsageError: there are none, or those of several models.
@@ -85,7 +90,9 @@ def sample(
     drawn: list[tuple[int, RecordedCall]] = []
     chance, seen, size, models = random.Random(0), 0, 0, dict[str, None]()
     for call in calls(where, note):
-        if not call.is_whole or (names is not None and not call.inputs.keys() <= {*names}):
+        if (needs_values and not call.is_whole) or (
+            names is not None and not call.inputs.keys() <= {*names}
+        ):
             continue
         models[call.model] = None
         seen += 1

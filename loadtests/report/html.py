@@ -36,7 +36,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-a
 def write_comparison(comparison: Comparison, path: Path) -> None:
     """The report of ``modelport compare``."""
     shared = loads.shared(loads.by_load(comparison.candidates))
-    page = _render(
+    page = render(
         "comparison.html.j2",
         comparison=comparison,
         matrix=matrix_text.lines(comparison),
@@ -69,7 +69,7 @@ def write_run(
 ) -> None:
     """The report of ``modelport loadtest``."""
     summary = summarise(run)
-    page = _render(
+    page = render(
         "run.html.j2",
         run=run,
         summary=summary,
@@ -91,7 +91,7 @@ def write_run(
 def write_gate(decision: GateDecision, path: Path) -> None:
     """The report of ``modelport gate``."""
     differ = decision.agreement
-    page = _render(
+    page = render(
         "gate.html.j2",
         decision=decision,
         sentence=gate_tables.sentence(decision),
@@ -109,7 +109,7 @@ def write_rollout(
     state: Mapping[str, Any], examples: Sequence[Mapping[str, Any]], path: Path
 ) -> None:
     """The report of ``modelport rollout report``, from a status of the gateway's API."""
-    page = _render(
+    page = render(
         "rollout.html.j2",
         state=state,
         baseline=rollout_tables.side(state, "baseline"),
@@ -127,7 +127,8 @@ def write_rollout(
     marked_block.write(path, page)
 
 
-def _render(template: str, **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
+    """Render a template of a page."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("modelport.loadtests.report"),
         autoescape=True,

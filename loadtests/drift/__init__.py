@@ -1,0 +1,1 @@
+"""The shift of recorded inputs and outputs from a baseline."""

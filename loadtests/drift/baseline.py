@@ -1,0 +1,96 @@
+"""The baseline of a drift report: records, rows in an ``.npz``, or the data of a certificate."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modelport.gateway.errors import UsageError
+from modelport.gateway.recording import recorded_calls
+from modelport.gateway.repository import untrusted_files
+from modelport.loadtests.drift.features import Rows, rows_of, rows_of_arrays
+from modelport.loadtests.load.payloads import LABELS, MOST_ARRAY_BYTES, UNREADABLE, Array
+
+#: Requests of each side, chosen at random.
+MOST_REQUESTS = 20_000
+
+
+def recorded(path: Path) -> list[Rows]:
+    """A sample of the requests for one model.
+
+    Raises:
+        UsageError: there are none.
+    """
+    found = recorded_calls.sample(path, None, MOST_REQUESTS, needs_values=False)
+    return [rows_of(each) for each in found]
+
+
+def read(path: Path, inputs: Iterable[str]) -> list[Rows]:
+    """The rows of a baseline.
+
+    Args:
+        inputs: names of the inputs, to tell them from outputs in an ``.npz``.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if path.suffix == ".json":
+        path = _data_of(path)
+    if path.suffix != ".npz":
+        return recorded(path)
+    arrays = _arrays(path)
+    lengths = {name: len(each) for name, each in arrays.items()}
+    if len(set(lengths.values())) != 1:
+        raise UsageError(f"--baseline '{path}' has different numbers of rows: {lengths}")
+    return rows_of_arrays(arrays, inputs)
+
+
+def _arrays(path: Path) -> Mapping[str, Array]:
+    try:
+        with untrusted_files.open_file(path) as opened:
+            with zipfile.ZipFile(opened) as archive:
+                needed = sum(member.file_size for member in archive.infolist())
+            if needed > MOST_ARRAY_BYTES:
+                raise ValueError(f"its arrays have more than {MOST_ARRAY_BYTES} bytes")
+            opened.seek(0)
+            file = np.load(opened, allow_pickle=False)
+            found = {name: np.atleast_1d(file[name]) for name in file.files if name != LABELS}
+    except UNREADABLE as error:
+        raise UsageError(
+            f"--baseline '{path}' is not a readable .npz; write one with numpy.savez"
+        ) from error
+    if not found:
+        raise UsageError(f"--baseline '{path}' has no arrays; write one with numpy.savez")
+    return found
+
+
+def _data_of(certificate: Path) -> Path:
+    """The held-out data that a certificate names, beside it or in this folder."""
+    try:
+        most = untrusted_files.MAX_CERTIFICATE_BYTES
+        document: Any = json.loads(untrusted_files.read_text(certificate, most))
+        evaluation = document["evaluation"]
+        name, digest = (evaluation["file"], evaluation["sha256"]) if evaluation else ("", "")
+    except (*UNREADABLE, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(f"--baseline '{certificate}' is not a certificate") from error
+    if not name:
+        raise UsageError(
+            f"--baseline '{certificate}' names no data, because the model was exported without "
+            "--data; give an .npz of rows, or earlier records"
+        )
+    for folder in (Path(), *certificate.absolute().parents[:3]):
+        path = folder / Path(str(name)).name
+        if path.is_file():
+            with untrusted_files.open_file(path) as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() == digest:
+                    return path
+    raise UsageError(
+        f"--baseline '{certificate}': the data that it names, '{Path(str(name)).name}', is not in "
+        "this folder, or has changed; give the .npz itself"
+    )

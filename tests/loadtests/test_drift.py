@@ -1,0 +1,160 @@
+"""Drift: shifts are found and named, and alike traffic raises no alarm."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modelport.gateway.recording.recorder import RequestRecorder
+from modelport.gateway.types import Datatype, InferRequest, InferResponse, Tensor
+from modelport.loadtests.drift import features, shift
+from modelport.loadtests.drift.features import FeatureName, Rows
+from modelport.loadtests.drift.shift import Correction
+from tests.commands import modelport
+from tests.gateway.recording.test_recorded_traffic import ALL, ended
+
+HOSTILE = "<script>alert(1)</script>\x1b[2J"
+
+
+def compared(before: Any, now: Any, **options: Any) -> shift.FeatureShift:
+    columns = [features.columns([Rows({"x": np.asarray(each)}, {})]) for each in (before, now)]
+    [found] = shift.compare(*columns, **options).shifts
+    return found
+
+
+def texts(*values: bytes | None) -> Any:
+    made = np.empty(len(values), object)
+    made[:] = [b"" if each is None else each for each in values]
+    return made
+
+
+CHANCE = np.random.default_rng(3)
+NORMAL = CHANCE.normal(size=2000)
+MISSING = np.where(CHANCE.random(2000) < 0.1, np.nan, NORMAL)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "reasons"),
+    [
+        (NORMAL, CHANCE.normal(size=2000), ()),
+        (NORMAL, CHANCE.normal(size=2000) + 0.5, ("distribution",)),
+        (NORMAL, CHANCE.normal(size=2000) * 2, ("distribution",)),
+        (NORMAL, CHANCE.normal(size=2000) + 0.01, ()),
+        (NORMAL, MISSING, ("missing values",)),
+        (MISSING, NORMAL, ("missing values",)),
+        (NORMAL, np.full(2000, np.nan), ("missing values",)),
+        (np.full(2000, np.inf), NORMAL, ("distribution",)),
+        (np.zeros(2000), np.zeros(2000), ()),
+        (np.zeros(2000), np.ones(2000), ("distribution", "new categories")),
+        (np.arange(2000) % 5, np.arange(2000) % 5, ()),
+        (np.arange(2000) % 5, np.arange(2000) % 6, ("distribution", "new categories")),
+        (texts(*[b"a", b"b"] * 500), texts(*[b"a", b"b"] * 500), ()),
+        (texts(*[b"a", b"b"] * 500), texts(*[b"a", None] * 500), ("distribution", "missing values")),
+        (texts(*[b"%d" % n for n in range(900)]), texts(*[b"long" * 9] * 900), ("distribution",)),
+    ],
+)  # fmt: skip
+def test_a_shift_is_found_and_named(before: Any, now: Any, reasons: tuple[str, ...]) -> None:
+    assert compared(before, now).reasons == reasons
+
+
+def test_p_values_are_corrected_as_in_the_textbook() -> None:
+    given = [0.01, 0.04, 0.03, 0.005]
+    np.testing.assert_allclose(shift.adjusted(given, Correction.HOLM), [0.03, 0.06, 0.06, 0.02])
+    np.testing.assert_allclose(
+        shift.adjusted(given, Correction.BENJAMINI_HOCHBERG), [0.02, 0.04, 0.04, 0.02]
+    )
+    assert len(shift.adjusted([], Correction.HOLM)) == 0
+
+
+def test_few_rows_decide_nothing() -> None:
+    columns = features.columns([Rows({"x": np.zeros((50, 2))}, {})])
+    found = shift.compare(columns, columns)
+    assert found.shifts == ()
+    assert len(found.notes) == 2
+
+
+def test_large_and_uneven_tensors_are_described() -> None:
+    image = features.columns([Rows({"image": np.ones((3, 40, 40), np.float32)}, {})])
+    assert {each.name for each in image} == {
+        "image size", "image mean", "image std", "image min", "image max",
+    }  # fmt: skip
+    uneven = [Rows({"ids": np.ones((1, n), np.int64)}, {}) for n in (2, 3)]
+    found = features.columns([*uneven, Rows({}, {"y": np.ones((1,))})])
+    sizes = found[FeatureName("input", "ids size")]
+    assert sizes[:2].tolist() == [2.0, 3.0]
+    assert np.isnan(sizes[2])  # a request without the input
+
+
+def record(folder: Path, values: Any, name: str = "x") -> None:
+    made = RequestRecorder(ALL._replace(target=folder))
+    for row in values:
+        captured = made.capture()
+        assert captured is not None
+        request = InferRequest("m", [Tensor(name, Datatype.FP32, row[None].astype(np.float32))])
+        call = captured.infers(request)
+        answer = Tensor("y", Datatype.FP32, row[None, :1].astype(np.float32))
+        captured.inferred(call, InferResponse("m", 1, [answer]))
+        done = ended("m", None)
+        made.record(done, captured)
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, chance = tmp_path_factory.mktemp("drift"), np.random.default_rng(1)
+    for name, offset in (("before", 0.0), ("alike", 0.0), ("moved", 1.0)):
+        values = chance.normal(size=(400, 3))
+        values[:, 2] += offset
+        record(folder / name, values)
+        np.savez(folder / f"{name}.npz", x=values.astype(np.float32))
+    return folder
+
+
+def test_records_are_compared_with_records_rows_and_a_certificate(
+    folders: Path, tmp_path: Path
+) -> None:
+    before = str(folders / "before")
+    assert modelport("drift", str(folders / "alike"), "--baseline", before).returncode == 0
+    report = tmp_path / "report.json"
+    moved = modelport(
+        "drift", str(folders / "moved"), "--baseline", before, "--json-report", str(report)
+    )
+    assert moved.returncode == 1
+    assert "1 of 4 features have drifted" in moved.stdout
+    first = json.loads(report.read_text())["shifts"][0]
+    assert first["feature"] == {"side": "input", "name": "x[2]"}
+    rows = folders / "before.npz"
+    found = modelport("drift", str(folders / "moved"), "--baseline", str(rows))
+    assert (found.returncode, "output 'y[0]' is missing in the baseline" in found.stdout) == (
+        1,
+        True,
+    )
+    certificate = folders / "certificate.json"
+    evaluation = {"file": rows.name, "sha256": hashlib.sha256(rows.read_bytes()).hexdigest()}
+    certificate.write_text(json.dumps({"evaluation": evaluation}))
+    found = modelport("drift", str(folders / "alike"), "--baseline", str(certificate))
+    assert found.returncode == 0, found.stderr
+    for content, said in (
+        ({"evaluation": None}, "names no data"),
+        ({"evaluation": evaluation | {"sha256": "0"}}, "has changed"),
+        ([], "is not a certificate"),
+    ):
+        certificate.write_text(json.dumps(content))
+        refused = modelport("drift", str(folders / "alike"), "--baseline", str(certificate))
+        assert refused.returncode == 2
+        assert said in refused.stderr
+
+
+def test_hostile_names_are_text_in_the_report(folders: Path, tmp_path: Path) -> None:
+    record(tmp_path / "hostile", np.random.default_rng(5).normal(size=(200, 1)), HOSTILE)
+    page, own = tmp_path / "drift.html", str(tmp_path / "hostile")
+    done = modelport("drift", own, "--baseline", own, "--html", str(page))
+    assert done.returncode == 0, done.stderr
+    assert "<script>" not in page.read_text()
+    assert "&lt;script&gt;" in page.read_text()
+    assert "\x1b" not in done.stdout + page.read_text()
