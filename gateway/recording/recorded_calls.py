@@ -90,9 +90,8 @@ def sample(
     drawn: list[tuple[int, RecordedCall]] = []
     chance, seen, size, models = random.Random(0), 0, 0, dict[str, None]()
     for call in calls(where, note):
-        if (needs_values and not call.is_whole) or (
-            names is not None and not call.inputs.keys() <= {*names}
-        ):
+        fits = names is None or call.inputs.keys() <= {*names}
+        if not fits or (needs_values and not call.is_whole):
             continue
         models[call.model] = None
         seen += 1

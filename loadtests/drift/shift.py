@@ -115,11 +115,8 @@ def compare(
             reasons.append("new categories")
         if missing_p < alpha and abs(each.missing[1] - each.missing[0]) >= NOTABLE_SHARE:
             reasons.append("missing values")
-        shifts.append(
-            replace(
-                each, p_value=float(p), missing_p_value=float(missing_p), reasons=tuple(reasons)
-            )
-        )
+        done = replace(each, p_value=float(p), missing_p_value=float(missing_p))
+        shifts.append(replace(done, reasons=tuple(reasons)))
     shifts.sort(key=lambda each: (not each.reasons, each.p_value, -each.psi, each.feature))
     return Drift(tuple(shifts), alpha, threshold, correction, tuple(sorted(notes)))
 
@@ -177,14 +174,15 @@ def _missing(column: Array) -> Array:
 def _are_categories(column: Array) -> bool:
     """Whether numbers are few integers."""
     distinct = np.unique(column)
-    return len(distinct) <= MOST_CATEGORIES and bool(np.all(distinct % 1.0 == 0))  # no infinity
+    is_whole = np.isfinite(distinct) & (distinct == np.floor(distinct))
+    return len(distinct) <= MOST_CATEGORIES and bool(is_whole.all())
 
 
 def _numbers(made: FeatureShift, one: Array, other: Array) -> FeatureShift:
     test = stats.ks_2samp(one, other, method="asymp")
-    edges = np.unique(np.quantile(one, np.linspace(0, 1, BINS + 1)[1:-1], method="lower"))
+    edges = _edges(one)
     counts = [
-        np.bincount(np.searchsorted(edges, each, side="left"), minlength=len(edges) + 1)
+        np.bincount(np.searchsorted(edges, each, side="right"), minlength=len(edges) + 1)
         for each in (one, other)
     ]
     finite = [each[np.isfinite(each)] for each in (one, other)]
@@ -198,6 +196,15 @@ def _numbers(made: FeatureShift, one: Array, other: Array) -> FeatureShift:
         p_value=float(test.pvalue),
         means=means,
     )
+
+
+def _edges(column: Array) -> Array:
+    """The deciles; a value of many rows has a bin of its own."""
+    ordered = np.sort(column)
+    deciles = np.unique(ordered[len(ordered) * np.arange(1, BINS) // BINS])
+    count = np.searchsorted(ordered, deciles, "right") - np.searchsorted(ordered, deciles, "left")
+    atoms = deciles[count * 2 * BINS > len(ordered)]
+    return np.unique(np.concatenate([deciles, np.nextafter(atoms, np.inf)]))
 
 
 def _categories(made: FeatureShift, one: Array, other: Array) -> FeatureShift:

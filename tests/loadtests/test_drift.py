@@ -54,8 +54,14 @@ MISSING = np.where(CHANCE.random(2000) < 0.1, np.nan, NORMAL)
         (np.arange(2000) % 5, np.arange(2000) % 5, ()),
         (np.arange(2000) % 5, np.arange(2000) % 6, ("distribution", "new categories")),
         (texts(*[b"a", b"b"] * 500), texts(*[b"a", b"b"] * 500), ()),
-        (texts(*[b"a", b"b"] * 500), texts(*[b"a", None] * 500), ("distribution", "missing values")),
-        (texts(*[b"%d" % n for n in range(900)]), texts(*[b"long" * 9] * 900), ("distribution",)),
+        (
+            texts(*[b"a", b"b"] * 500), texts(*[b"a", None] * 500),
+            ("distribution", "missing values"),
+        ),
+        (
+            texts(*[b"%d" % n for n in range(900)]), texts(*[b"long" * 9] * 900),
+            ("distribution", "new categories"),
+        ),
     ],
 )  # fmt: skip
 def test_a_shift_is_found_and_named(before: Any, now: Any, reasons: tuple[str, ...]) -> None:
