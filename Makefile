@@ -20,7 +20,7 @@ STAMP = $(BIN)/python .ci/result_pages.py
 .DEFAULT_GOAL := help
 .PHONY: access access-timing audit bench-access bench-sight compare compare-faults constraints coverage docs docs-blocks docs-serve gpu-check gpu-wheels help package run serve test test-thorough lint format long-streams perf-analyzer bench bench-quick bench-startup bench-text \
 	loadtest-agreement loadtest-backends bench-hop bench-python python-models drift-statistics gate-statistics rollout-statistics rollout-faults gate-real report-browser bench-overload bench-memory bench-shadow chaos profile table tflite-runtime torchserve migrate \
-	matrix mutations package pages peer-suites real-models runtimes storage swagger-ui text-clients tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sweep \
+	matrix mutations package pages peer-suites real-models runtimes storage swagger-ui text-clients tfserving-clients triton-package upstream upstream-triton protos sbom fuzz attacks-cost soak scaling sight sweep \
 	workers ray deploy envoy clean
 
 help: ## List the targets
@@ -108,8 +108,11 @@ bench: $(READY) ## Measure beside every peer, and write its page of the document
 bench-access: $(READY) ## Measure what TLS costs, beside clear text and nginx
 	$(BIN)/python -m benchmarks.access
 
-bench-sight: $(READY) ## Measure what traces and the access log cost, beside a gateway without them
+bench-sight: $(READY) ## Measure what traces, the access log and recorded traffic cost, beside a gateway without them
 	$(BIN)/python -m benchmarks.sight
+
+sight: $(READY) ## Record and replay every dialect; record 100,000 requests while the disk fails at random
+	$(BIN)/python -m tests.sight
 
 bench-python: $(READY) ## Measure Python models beside Triton's Python backend, LitServe and BentoML, the same in one run
 	$(BIN)/python -m benchmarks.python_backend

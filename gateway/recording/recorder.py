@@ -32,7 +32,7 @@ MAX_WAITING, MAX_WAITING_BYTES = 10_000, 64 * 1024 * 1024
 #: A record may wait this long for others, to be written with them.
 LINGER_SECONDS = 0.2
 #: Bytes that are written by one system call.
-MOST_WRITE_BYTES = 1 << 20
+MOST_WRITE_BYTES = 1 << 18
 #: A pause behind each record: meanwhile the event loop has the interpreter, which it otherwise gets
 #: only after a switch interval.
 PAUSE_SECONDS = 20e-6

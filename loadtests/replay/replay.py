@@ -29,7 +29,7 @@ from modelport.loadtests.users import authentication
 
 #: Statuses that depend on the load or the client, and not on the request.
 CIRCUMSTANTIAL = frozenset(
-    {"429", "499", "502", "503", "504", "401", "403", "413"}
+    {"429", "499", "502", "503", "504", "401", "403"}
     | {"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
     | {"UNAUTHENTICATED", "PERMISSION_DENIED"}
 )
