@@ -73,8 +73,8 @@ def options() -> list[tuple[str, click.Option]]:
     ]
 
 
-#: A number, where it can be neither ``auto`` nor a label.
-ALLOWED = {"--model-version"}
+#: A number, where it can be neither ``auto`` nor a label; a version of a rollout, or earlier records.
+ALLOWED = {"--model-version", "--baseline"}
 
 
 def test_an_option_has_one_meaning_in_all_commands() -> None:

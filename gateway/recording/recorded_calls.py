@@ -82,7 +82,7 @@ def sample(
 
     Args:
         names: of the inputs that the model has; other calls are left out. None: any.
-        needs_values: leave calls out of which an input is not recorded.
+        needs_values: leave calls out that lack the values of an input.
 
     Raises:
         UsageError: there are none, or those of several models.

@@ -14,14 +14,14 @@ import numpy as np
 from modelport.gateway.errors import UsageError
 from modelport.gateway.recording import recorded_calls
 from modelport.gateway.repository import untrusted_files
-from modelport.loadtests.drift.features import Rows, rows_of, rows_of_arrays
+from modelport.loadtests.drift.features import RequestRows, rows_of, rows_of_arrays
 from modelport.loadtests.load.payloads import LABELS, MOST_ARRAY_BYTES, UNREADABLE, Array
 
 #: Requests of each side, chosen at random.
 MOST_REQUESTS = 20_000
 
 
-def recorded(path: Path) -> list[Rows]:
+def recorded(path: Path) -> list[RequestRows]:
     """A sample of the requests for one model.
 
     Raises:
@@ -31,7 +31,7 @@ def recorded(path: Path) -> list[Rows]:
     return [rows_of(each) for each in found]
 
 
-def read(path: Path, inputs: Iterable[str]) -> list[Rows]:
+def read(path: Path, inputs: Iterable[str]) -> list[RequestRows]:
     """The rows of a baseline.
 
     Args:

@@ -38,18 +38,18 @@ class FeatureName(NamedTuple):
 Columns = dict[FeatureName, Array]
 
 
-class Rows(NamedTuple):
+class RequestRows(NamedTuple):
     """The tensors of one request: inputs and outputs."""
 
     inputs: Tensors
     outputs: Tensors
 
 
-def rows_of(call: RecordedCall) -> Rows:
-    return Rows(values(call.inputs), values(call.outputs))
+def rows_of(call: RecordedCall) -> RequestRows:
+    return RequestRows(values(call.inputs), values(call.outputs))
 
 
-def columns(requests: Sequence[Rows]) -> Columns:
+def columns(requests: Sequence[RequestRows]) -> Columns:
     """The features of requests, each with a value for each row."""
     found: Columns = {}
     counts = [_count(each) for each in requests]
@@ -68,7 +68,7 @@ def columns(requests: Sequence[Rows]) -> Columns:
     return found
 
 
-def _count(request: Rows) -> int:
+def _count(request: RequestRows) -> int:
     """The number of rows: the first dimension that all tensors have; else one."""
     arrays = (*request.inputs.values(), *request.outputs.values())
     sizes = {each.shape[0] if each.ndim else -1 for each in arrays}
@@ -123,11 +123,11 @@ def _padded(column: Array, absent: int, is_text: bool) -> Array:
     return np.concatenate([column, filler])
 
 
-def rows_of_arrays(arrays: Mapping[str, Array], inputs: Iterable[str]) -> list[Rows]:
-    """Rows by the tensors' names, as of an ``.npz``; what is no input is an output."""
+def rows_of_arrays(arrays: Mapping[str, Array], inputs: Iterable[str]) -> list[RequestRows]:
+    """RequestRows by the tensors' names, as of an ``.npz``; what is no input is an output."""
     wanted = {*inputs}
     return [
-        Rows(
+        RequestRows(
             {name: each for name, each in arrays.items() if name in wanted},
             {name: each for name, each in arrays.items() if name not in wanted},
         )

@@ -13,7 +13,7 @@ import pytest
 from modelport.gateway.recording.recorder import RequestRecorder
 from modelport.gateway.types import Datatype, InferRequest, InferResponse, Tensor
 from modelport.loadtests.drift import features, shift
-from modelport.loadtests.drift.features import FeatureName, Rows
+from modelport.loadtests.drift.features import FeatureName, RequestRows
 from modelport.loadtests.drift.shift import Correction
 from tests.commands import modelport
 from tests.gateway.recording.test_recorded_traffic import ALL, ended
@@ -22,7 +22,9 @@ HOSTILE = "<script>alert(1)</script>\x1b[2J"
 
 
 def compared(before: Any, now: Any, **options: Any) -> shift.FeatureShift:
-    columns = [features.columns([Rows({"x": np.asarray(each)}, {})]) for each in (before, now)]
+    columns = [
+        features.columns([RequestRows({"x": np.asarray(each)}, {})]) for each in (before, now)
+    ]
     [found] = shift.compare(*columns, **options).shifts
     return found
 
@@ -78,19 +80,19 @@ def test_p_values_are_corrected_as_in_the_textbook() -> None:
 
 
 def test_few_rows_decide_nothing() -> None:
-    columns = features.columns([Rows({"x": np.zeros((50, 2))}, {})])
+    columns = features.columns([RequestRows({"x": np.zeros((50, 2))}, {})])
     found = shift.compare(columns, columns)
     assert found.shifts == ()
     assert len(found.notes) == 2
 
 
 def test_large_and_uneven_tensors_are_described() -> None:
-    image = features.columns([Rows({"image": np.ones((3, 40, 40), np.float32)}, {})])
+    image = features.columns([RequestRows({"image": np.ones((3, 40, 40), np.float32)}, {})])
     assert {each.name for each in image} == {
         "image size", "image mean", "image std", "image min", "image max",
     }  # fmt: skip
-    uneven = [Rows({"ids": np.ones((1, n), np.int64)}, {}) for n in (2, 3)]
-    found = features.columns([*uneven, Rows({}, {"y": np.ones((1,))})])
+    uneven = [RequestRows({"ids": np.ones((1, n), np.int64)}, {}) for n in (2, 3)]
+    found = features.columns([*uneven, RequestRows({}, {"y": np.ones((1,))})])
     sizes = found[FeatureName("input", "ids size")]
     assert sizes[:2].tolist() == [2.0, 3.0]
     assert np.isnan(sizes[2])  # a request without the input
