@@ -73,7 +73,7 @@ def options() -> list[tuple[str, click.Option]]:
     ]
 
 
-#: A number, where it can be neither ``auto`` nor a label; a version of a rollout, or earlier records.
+#: A number, where it can be neither ``auto`` nor a label; a version, or earlier records.
 ALLOWED = {"--model-version", "--baseline"}
 
 
