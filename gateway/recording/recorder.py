@@ -10,7 +10,6 @@ import os
 import random
 import socket
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -33,9 +32,6 @@ MAX_WAITING, MAX_WAITING_BYTES = 10_000, 64 * 1024 * 1024
 LINGER_SECONDS = 0.2
 #: Bytes that are written by one system call.
 MOST_WRITE_BYTES = 1 << 18
-#: A pause behind each record: meanwhile the event loop has the interpreter, which it otherwise gets
-#: only after a switch interval.
-PAUSE_SECONDS = 20e-6
 #: Time for what still waits when the gateway stops.
 CLOSE_SECONDS = 5.0
 
@@ -169,8 +165,6 @@ class RequestRecorder:
             if size >= MOST_WRITE_BYTES:
                 self._write(held)
                 held, size = {}, 0
-            if not self._closing.is_set():
-                time.sleep(PAUSE_SECONDS)
         self._write(held)
 
     def _write(self, held: Mapping[str, list[bytes]]) -> None:

@@ -13,6 +13,7 @@ from modelport.gateway.telemetry.captured_traffic import CapturedTraffic
 from modelport.gateway.telemetry.request_record import (
     CLIENT_CLOSED_REQUEST,
     GRPC,
+    MESSAGES,
     REQUEST_ID,
     RequestObserver,
     RequestRecord,
@@ -28,16 +29,19 @@ def begin(
     observer: RequestObserver, request: HttpRequest, context: Context
 ) -> RequestRecord | None:
     """Make the record of an HTTP request whose handler is about to be called in ``context``."""
-    protocol, client = f"HTTP/{request.version}", _address(request.peer)
-    record = observer.begin(
-        protocol, request.method, request.raw_path, request.fields, client, context
-    )
-    if record is not None and record.captured is not None:
+    captured = observer.capture()
+    if captured is None:
+        if observer.only_samples:
+            return None
+    else:
         query = b"?" + request.query if request.query else b""
-        record.captured.target = request.raw_path + query
-        record.captured.unread = request.body.whole
-        request.body = _CapturedBody(request.body, record.captured)
-    return record
+        captured.target = request.raw_path + query
+        captured.unread = request.body.whole
+        request.body = _CapturedBody(request.body, captured)
+    protocol, client = f"HTTP/{request.version}", _address(request.peer)
+    return observer.begin(
+        protocol, request.method, request.raw_path, request.fields, client, context, captured
+    )
 
 
 class _CapturedBody:
@@ -93,7 +97,9 @@ def refused(
 ) -> None:
     """Give the observer the record of a request that no handler sees."""
     path = path.partition(b"?")[0]
-    record = observer.begin("HTTP", method, path, fields, _address(peer), Context())
+    record = observer.begin(
+        "HTTP", method, path, fields, _address(peer), Context(), observer.capture()
+    )
     status, message = error
     if record is not None:
         record.failed(message)
@@ -104,7 +110,11 @@ def begin_call(
     observer: RequestObserver, path: bytes, fields: Fields, peer: tuple[str, int] | None
 ) -> RequestRecord | None:
     """Make the record of a gRPC call, whose handler is to run in the record's context."""
-    return observer.begin(GRPC, "", path, dict(fields), peer[0] if peer else "", Context())
+    captured = observer.capture()
+    if captured is None and observer.only_samples and path != MESSAGES:
+        return None
+    client = peer[0] if peer else ""
+    return observer.begin(GRPC, "", path, dict(fields), client, Context(), captured)
 
 
 def received(record: RequestRecord, body: Buffer) -> None:

@@ -178,26 +178,38 @@ class RequestObserver:
     Attributes:
         active: Whether there is any.
         describe: Set once, when the dialects are known.
+        only_samples: Whether the recorder is the only one, so that most requests have no record.
         access_log, tracer, recorder: The parties; None: there is none.
     """
 
     def __init__(self) -> None:
-        self.active = False
+        self.active = self.only_samples = False
         self.describe: Describe = lambda protocol, method, path: RouteNames()
         self.access_log: Callable[[RequestRecord], None] | None = None
         self.tracer: RequestTracer | None = None
         self.recorder: TrafficRecorder | None = None
 
     def log(self, access_log: Callable[[RequestRecord], None]) -> None:
-        self.access_log, self.active = access_log, True
+        self.access_log = access_log
+        self._changed()
 
     def keep(self, recorder: TrafficRecorder) -> None:
-        self.recorder, self.active = recorder, True
+        self.recorder = recorder
+        self._changed()
 
     def trace(self, tracer: RequestTracer | None) -> None:
         """Trace requests from now on, or no longer."""
         self.tracer = tracer
-        self.active = any((tracer, self.access_log, self.recorder))
+        self._changed()
+
+    def _changed(self) -> None:
+        others = self.tracer is not None or self.access_log is not None
+        self.active = others or self.recorder is not None
+        self.only_samples = self.active and not others
+
+    def capture(self) -> CapturedTraffic | None:
+        """Make the place for the content of a request, if it may be recorded."""
+        return None if self.recorder is None else self.recorder.capture()
 
     def begin(
         self,
@@ -207,6 +219,7 @@ class RequestObserver:
         fields: Fields,
         client: str,
         context: Context,
+        captured: CapturedTraffic | None = None,
     ) -> RequestRecord | None:
         """Make the record of a request, which the parts that run in ``context`` find.
 
@@ -215,10 +228,11 @@ class RequestObserver:
         chosen = None
         if self.tracer is not None:
             chosen = self.tracer.wants(protocol, method, path, fields)
-        captured = None if self.recorder is None else self.recorder.capture()
-        holds_messages = self.recorder is not None and path == MESSAGES
-        if chosen is None and self.access_log is None and not (captured or holds_messages):
-            return None
+        if chosen is None and self.access_log is None and captured is None:
+            # Each message of a stream may be recorded.
+            holds_messages = self.recorder is not None and path == MESSAGES
+            if not holds_messages:
+                return None
         record = RequestRecord(self, protocol, method, path, fields, client, context)
         record.chosen, record.captured = bool(chosen), captured
         context.run(CURRENT.set, record)
