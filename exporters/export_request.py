@@ -15,6 +15,7 @@ from modelport.exporters.options import ExportOptions
 from modelport.exporters.proof.proof import Checks
 from modelport.exporters.publishing import contract
 from modelport.exporters.sources import SourceRequest
+from modelport.gateway.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,13 @@ def request_of(checkpoint: Path, given: ExportOptions, artifact: Path | None) ->
     values: Mapping[str, Any] = {**given}
     check_bounds(**{name: values[name] for name in _NUMBERS})
     check_plain(kwargs, "--model-kwargs")
+    if given["custom_objects"] is not None and (given["model"] or checkpoint.suffix != ".keras"):
+        raise UsageError("--custom-objects is for a .keras file, without --model; omit it")
     formats = given["format"]
     return ExportRequest(
         source=SourceRequest(
             checkpoint=checkpoint,
-            model=given["model"],
+            model=given["model"] or given["custom_objects"],
             model_kwargs=kwargs,
             max_batch_size=given["max_batch_size"],
             lora=path_of(given["lora"]),

@@ -132,6 +132,22 @@ def count_blocks(shapes: Mapping[str, Shape], prefix: str) -> int:
     return max(numbers) + 1
 
 
+def import_module(name: str, flag: str, own: bool = True) -> Any:
+    """Import the module that ``flag`` names; of one's own, the working directory is importable.
+
+    Raises:
+        UsageError: importing it fails.
+    """
+    if own and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"{flag}: importing '{name}' failed: {type(error).__name__}: {error}"
+        ) from error
+
+
 def find_factory(model: str) -> Factory:
     """Import the callable that ``--model`` names; the working directory is importable.
 
@@ -146,19 +162,12 @@ def find_factory(model: str) -> Factory:
             f"--model '{model}' is not registered; use {', '.join(known)}, or name your own as "
             f"package.module:factory; {suggestion(model, known)}".removesuffix("; ")
         )
-    if path == model and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        if module_name.endswith(".py"):
-            raise UsageError(
-                f"--model '{model}' names a file; name its module, as in --model "
-                f"'{Path(module_name).stem}:{attribute}', from the file's folder"
-            ) from error
+    if path == model and module_name.endswith(".py"):
         raise UsageError(
-            f"--model '{model}': importing '{module_name}' failed: {type(error).__name__}: {error}"
-        ) from error
+            f"--model '{model}' names a file; name its module, as in --model "
+            f"'{Path(module_name).stem}:{attribute}', from the file's folder"
+        )
+    found = import_module(module_name, f"--model '{model}'", own=path == model)
     for part in attribute.split("."):
         found = getattr(found, part, None)
     if not callable(found):

@@ -77,6 +77,12 @@ class ExportOptions(TypedDict, total=False):
         "SavedModels need none.",
         option(metavar="NAME|package.module:factory"),
     ]
+    custom_objects: Annotated[
+        str | None,
+        "The module that registers a .keras file's own classes with "
+        "keras.saving.register_keras_serializable().",
+        option(metavar="MODULE"),
+    ]
     task: Annotated[
         str | None,
         "The task to export a Hugging Face folder for: text-classification, "

@@ -22,7 +22,8 @@ class SourceRequest:
     """The checkpoint to load, and the model to load it into.
 
     Attributes:
-        model: a registered name or ``package.module:factory``; None: the checkpoint determines it.
+        model: a registered name or ``package.module:factory``, or the module that registers the
+            classes of a Keras file; None: the checkpoint determines it.
         lora: a folder of adapters to merge.
         inputs: declarations ``NAME:DATATYPE[DIMS]`` for a model without a signature.
         output_names: names of that model's outputs.

@@ -127,8 +127,12 @@ def _check_longest(axis: Axis, sizes: Sizes, trial: _Trial, reasons: list[Except
 
 
 def _said(reasons: Sequence[Exception]) -> str:
-    """The last reason, without what TensorFlow puts around it: names of its functions and calls."""
+    """The last reason, without what TensorFlow puts around it: names of its functions and calls.
+
+    Keras writes the reason in bold type.
+    """
     text = " ".join(str(reasons[-1]).split())
+    text = text.partition("\x1b[1m")[2].partition("\x1b[0m")[0] or text
     return text.rpartition("}} ")[2].partition(" [Op:")[0][:200]
 
 

@@ -15,7 +15,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,11 @@ MAX_EXPANSION = 100
 EXPANSION_FLOOR_BYTES = 16 << 20
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path, registered: Collection[str] = ()) -> dict[str, Any]:
     """Read the configuration in the ``.keras`` file at ``path`` without running any of it.
+
+    Args:
+        registered: names of classes that the user has vouched for and Keras finds by these names.
 
     Raises:
         UsageError: the file is of an older kind.
@@ -99,11 +102,18 @@ def read_config(path: Path) -> dict[str, Any]:
         raise IntegrityError(f"'{path.name}': its {CONFIG} describes no model; save it again")
     config["compile_config"] = None  # losses and metrics are not loaded; they may be custom
     for found in _objects(config):
-        _check_object(path, found)
+        if not _is_registered(found, registered):
+            _check_object(path, found)
     if WEIGHTS in names:
         with open_weights(path) as weights:
             check_weights(path, weights)
     return config
+
+
+def _is_registered(found: dict[str, Any], registered: Collection[str]) -> bool:
+    """Whether Keras takes ``found`` from its registry; functions and code it looks up elsewhere."""
+    name, key = str(found.get("class_name")), found.get("registered_name")
+    return isinstance(key, str) and key in registered and name != "function" and name[:2] != "__"
 
 
 def hdf5_refusal(path: Path) -> UsageError:
@@ -183,8 +193,8 @@ def _check_object(path: Path, found: dict[str, Any]) -> None:
         place = "" if module is None else f"{module}."
         raise IntegrityError(
             f"'{path.name}' wants to run '{place}{wanted}' while loading, which is not Keras' "
-            "modelling code: refused and not run; if it is your own layer, export the model as a "
-            "SavedModel (model.export('folder')) and give that folder"
+            "modelling code: refused and not run; if it is your own layer, give the module that "
+            "registers it: --custom-objects MODULE"
         )
 
 

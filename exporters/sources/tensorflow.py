@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.exporters.loaded_model import Framework, Origin, Source, digest_of
-from modelport.exporters.model_spec import BFLOAT16_STEP, ModelSpec
+from modelport.exporters.model_spec import BFLOAT16_STEP, ModelSpec, import_module
 from modelport.exporters.requests import attention_masks
 from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.runtime.tensorflow_runtime import keras, tf
@@ -91,10 +91,13 @@ def load(request: SourceRequest) -> Source:
         Unsupported: an input or output cannot be served.
     """
     path = request.checkpoint
-    if request.model is not None or request.model_kwargs:
+    keeps_code = path.suffix == ".keras" and ":" not in (request.model or "")
+    if (request.model is not None and not keeps_code) or request.model_kwargs:
         raise UsageError(f"'{path}' holds its own architecture; omit --model and --model-kwargs")
     with quiet():
-        loaded = _widened(_load_saved_model(path) if path.is_dir() else _load_keras(path))
+        loaded = _widened(
+            _load_saved_model(path) if path.is_dir() else _load_keras(path, request.model)
+        )
     signature = _signature(loaded, request.max_batch_size)
     signature = input_bounds.declared(signature, request.inputs)
     reference = TensorFlowEager(loaded.model)
@@ -160,12 +163,31 @@ def _widened(loaded: _LoadedModule) -> _LoadedModule:
     )
 
 
-def _load_keras(path: Path) -> _LoadedModule:
+def _registered(module: str | None) -> frozenset[str]:
+    """The names of the classes that ``--custom-objects`` registers.
+
+    Raises:
+        UsageError: the module cannot be imported, or registers none.
+    """
+    if module is None:
+        return frozenset()
+    imported = import_module(module, "--custom-objects")
+    known = keras.saving.get_custom_objects().items()
+    found = {name for name, x in known if not x.__module__.startswith(("keras.", "modelport."))}
+    if not found:
+        raise UsageError(
+            f"--custom-objects: '{imported.__name__}' registers no class; decorate each with "
+            "@keras.saving.register_keras_serializable()"
+        )
+    return frozenset(found)
+
+
+def _load_keras(path: Path, custom_objects: str | None) -> _LoadedModule:
     if path.suffix.lower() in keras_guard.LEGACY_SUFFIXES:
         raise keras_guard.hdf5_refusal(path)
     if path.suffix != ".keras":
         raise UsageError(f"'{path.name}' must end in .keras; rename it")
-    keras_guard.read_config(path)
+    keras_guard.read_config(path, _registered(custom_objects))
 
     try:
         model = keras.saving.load_model(path, compile=False, safe_mode=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import zipfile
@@ -84,6 +85,49 @@ HOSTILE = {
     "modelport>Positions": a_class("os", "system", registered_name="modelport>Positions"),
     "os.popen": function("os", "popen", registered_name="modelport>Positions"),
 }
+
+
+OWN_LAYERS = """
+import keras
+
+@keras.saving.register_keras_serializable(package="Acme")
+class Scale(keras.layers.Layer):
+    def call(self, x):
+        return 3 * x
+"""
+
+
+@pytest.fixture
+def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model with a layer that ``own_layers`` registers."""
+    (tmp_path / "own_layers.py").write_text(OWN_LAYERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    scale = importlib.import_module("own_layers").Scale
+    model = keras.Sequential([keras.Input((2,)), scale()])
+    return saved(lambda: model, tmp_path / "own.keras")
+
+
+def test_a_registered_class_is_loaded_with_the_module_that_registers_it(own_file: Path) -> None:
+    with pytest.raises(IntegrityError, match="--custom-objects MODULE"):
+        read(own_file)
+    source = read(own_file, model="own_layers")
+    (name,) = (spec.name for spec in source.signature.inputs)
+    (answer,) = source.reference({name: np.float32([[1, 2]])}).values()
+    assert answer.tolist() == [[3, 6]]
+    with pytest.raises(UsageError, match="importing 'no_such_module' failed"):
+        read(own_file, model="no_such_module")
+
+
+@pytest.mark.usefixtures("never_loaded")
+@pytest.mark.parametrize("kind", ["function", "__lambda__"])
+def test_the_name_of_a_registered_class_vouches_for_no_other_code(
+    own_file: Path, tmp_path: Path, kind: str
+) -> None:
+    def edit(config: dict[str, Any]) -> None:
+        config["config"]["layers"][-1] |= {"class_name": kind, "config": "system", "module": "os"}
+
+    with pytest.raises(IntegrityError):
+        read(edited(own_file, tmp_path / "a.keras", edit), model="own_layers")
 
 
 @pytest.mark.usefixtures("never_loaded")
