@@ -298,6 +298,13 @@ def settled(*flags: str) -> ModelSignature:
     return input_bounds.settle(signature, long_reference)
 
 
+def test_the_reason_that_keras_writes_in_bold_is_told_alone() -> None:
+    said = ValueError(
+        "Exception encountered when calling X.call().\n\n\x1b[1mrank 3\x1b[0m\n\nargs"
+    )
+    assert input_bounds._said([said]) == "rank 3"
+
+
 def test_a_model_that_needs_larger_sizes_than_are_tried_takes_them_from_input() -> None:
     with pytest.raises(Unsupported, match=r"size would be negative: -98\); declare") as refused:
         settled()
