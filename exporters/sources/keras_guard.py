@@ -194,7 +194,8 @@ def _check_object(path: Path, found: dict[str, Any]) -> None:
         raise IntegrityError(
             f"'{path.name}' wants to run '{place}{wanted}' while loading, which is not Keras' "
             "modelling code: refused and not run; if it is your own layer, give the module that "
-            "registers it: --custom-objects MODULE"
+            "registers it, --custom-objects MODULE, or export the model as a SavedModel "
+            "(model.export('folder')) and give that folder"
         )
 
 

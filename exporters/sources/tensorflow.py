@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from modelport.exporters import model_registry
 from modelport.exporters.loaded_model import Framework, Origin, Source, digest_of
 from modelport.exporters.model_spec import BFLOAT16_STEP, ModelSpec, import_module
 from modelport.exporters.requests import attention_masks
@@ -91,8 +92,9 @@ def load(request: SourceRequest) -> Source:
         Unsupported: an input or output cannot be served.
     """
     path = request.checkpoint
-    keeps_code = path.suffix == ".keras" and ":" not in (request.model or "")
-    if (request.model is not None and not keeps_code) or request.model_kwargs:
+    model = request.model or ""
+    is_module = path.suffix == ".keras" and ":" not in model and not model_registry.find(model)
+    if (request.model is not None and not is_module) or request.model_kwargs:
         raise UsageError(f"'{path}' holds its own architecture; omit --model and --model-kwargs")
     with quiet():
         loaded = _widened(

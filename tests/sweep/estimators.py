@@ -84,10 +84,13 @@ def _attempts(kind: type[Any], chosen: dict[str, Any]) -> Iterator[tuple[list[An
 
 def attempt(model: Any, folder: Path) -> tuple[ExportVerdict, str]:
     """Export ``model``; compare what is published with scikit-learn's own answers."""
-    import skops.io
+    import skops.io.exceptions
 
     path, repository = folder / "m.skops", folder / "repository"
-    skops.io.dump(model, path)
+    try:
+        skops.io.dump(model, path)
+    except skops.io.exceptions.UnsupportedTypeException as error:
+        return ExportVerdict.REFUSED, f"skops: {error}"
     done = CliRunner().invoke(
         export, [str(path), "--format", "onnx", "--repository", str(repository), *OPTIONS]
     )
