@@ -252,6 +252,9 @@ class Settings(NamedTuple):
     sagemaker_default_model: str = ""
     #: How its ``/invocations`` answers: one of ``SAGEMAKER_TYPES``.
     sagemaker_inference_type: str = "infer"
+    #: Where it unpacks the models that it loads on request, as a multi-model endpoint; empty: it is
+    #: none.
+    sagemaker_models: str = ""
     #: None disables Vertex AI's routes.
     vertex_ai: VertexAi | None = None
     http_headers: HeaderRules = NO_HEADER_RULES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.types import (
@@ -15,6 +15,9 @@ from modelport.gateway.types import (
     InferStream,
     ModelSignature,
 )
+
+if TYPE_CHECKING:
+    from modelport.gateway.repository.config import ModelConfig
 
 Outcome = InferResponse | BaseException
 #: Runs requests as one batch, each with an outcome of its own.
@@ -122,12 +125,15 @@ class BoundInstance(NamedTuple):
     Attributes:
         together: as of a ``TogetherBackend``; None: it has none.
         generation: changes when the instance has lost what it had kept.
+        retire: called after the last request to an instance that ``ScalableBackend.scale`` removed;
+            done when it has ended.
     """
 
     infer: Infer
     stream: InferStream
     together: Together | None = None
     generation: Callable[[], int] = lambda: 0
+    retire: Callable[[], asyncio.Future[None]] | None = None
 
 
 @runtime_checkable
@@ -136,6 +142,22 @@ class StatefulBackend(Protocol):
 
     def bound_instances(self) -> Sequence[BoundInstance]:
         """The instances, in order."""
+
+
+@runtime_checkable
+class ScalableBackend(StatefulBackend, Protocol):
+    """A ``Backend`` whose instances come and go while others stay."""
+
+    async def scale(self, config: ModelConfig) -> Sequence[BoundInstance]:
+        """Serve with the ``instance_group`` of ``config``, which differs in nothing else.
+
+        Returns:
+            The instances that get no more requests, but those of their sequences; the caller
+            retires them.
+
+        Raises:
+            ModelportError: an instance does not start; nothing has changed.
+        """
 
 
 @runtime_checkable

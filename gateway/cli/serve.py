@@ -227,7 +227,8 @@ class ServeOptions(TypedDict, total=False):
     allow_sagemaker: Annotated[
         bool,
         "Serve SageMaker's /invocations (SAGEMAKER_TRITON_DEFAULT_MODEL_NAME, "
-        "SAGEMAKER_TRITON_INFERENCE_TYPE).",
+        "SAGEMAKER_TRITON_INFERENCE_TYPE) and, with SAGEMAKER_MULTI_MODEL=true, its multi-model "
+        "endpoint's /models.",
     ]
     allow_vertex_ai: Annotated[
         bool,

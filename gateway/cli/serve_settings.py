@@ -160,6 +160,19 @@ def _sagemaker_type() -> str:
     return value
 
 
+def _sagemaker_models(control_mode: str, allowed: bool) -> str:
+    """The folder of the models of a SageMaker multi-model endpoint; empty: this is none."""
+    variable = "SAGEMAKER_MULTI_MODEL"
+    wanted = allowed and os.environ.get(variable, "").lower() == "true"
+    if wanted and control_mode != ModelControlMode.EXPLICIT:
+        raise click.UsageError(
+            f"{variable}=true loads and unloads models on request; give "
+            "--model-control-mode=explicit"
+        )
+    folder = os.environ.get("SAGEMAKER_MODELS_FOLDER") or "/opt/ml/models"
+    return os.path.normpath(folder) if wanted else ""
+
+
 def _vertex_ai(default_model: str) -> VertexAi:
     """The routes in the environment that Vertex AI sets."""
     variables = ("AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE")
@@ -452,6 +465,7 @@ def settings_from(
         grpc_headers=HeaderRules(options.pop("grpc_restricted"), options.pop("grpc_forwarded")),
         routes=found,
         sagemaker_inference_type=_sagemaker_type(),
+        sagemaker_models=_sagemaker_models(model_control_mode, options["allow_sagemaker"]),
         sagemaker_default_model=os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""),
         vertex_ai=_vertex_ai(vertex_ai_default_model) if allow_vertex_ai else None,
         **options,

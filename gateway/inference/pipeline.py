@@ -6,14 +6,16 @@ loads; a stage is present only if the model's configuration asks for it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from modelport.gateway.backends.base import Backend
+from modelport.gateway.backends.capabilities import BoundInstance
 from modelport.gateway.errors import Decoupled
 from modelport.gateway.inference import admission, batching, cache
 from modelport.gateway.inference.admission import OverloadedModels
+from modelport.gateway.inference.batching.sequences import SequenceScheduler
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.inference.text.text_infer import TEXT_SIGNATURE, TextInfer, TextInterface
@@ -39,6 +41,10 @@ class SharedState:
     overloaded: OverloadedModels = field(default_factory=set)
 
 
+def _never() -> bool:
+    return False
+
+
 class Pipeline(NamedTuple):
     """The entry points of a model version.
 
@@ -48,12 +54,14 @@ class Pipeline(NamedTuple):
         refuses: whether admission refuses the next request regardless of its content, so that it
             need not be read.
         overloaded: whether the version has more requests than it can compute.
+        sequences: the scheduler of its sequences, if it has some.
     """
 
     infer: Infer
     stream: InferStream
-    refuses: Callable[[], bool] = lambda: False
-    overloaded: Callable[[], bool] = lambda: False
+    refuses: Callable[[], bool] = _never
+    overloaded: Callable[[], bool] = _never
+    sequences: SequenceScheduler | None = None
 
 
 def build(
@@ -65,8 +73,12 @@ def build(
     shared: SharedState,
     companion: Companion,
     text: TextInterface | None = None,
+    before: SequenceScheduler | None = None,
+    removed: Sequence[BoundInstance] = (),
 ) -> Pipeline:
     """Compose the pipeline of version ``number`` of the model ``name``.
+
+    ``before`` has the sequences of the same backend, which has ``removed`` instances since.
 
     A decoupled model gives any number of responses to a request. As in Triton, it has no cache,
     which expects one response for each request.
@@ -79,11 +91,11 @@ def build(
     cache.check(name, config)
     signature = configuration.signature(config)
     stream = batching.wrap_stream(backend, config, signature, statistics) or _single(backend)
-    sequences = batching.schedule_sequences(backend, stream, statistics, companion)
+    sequences = batching.schedule_sequences(backend, stream, statistics, companion, before, removed)
     if sequences is not None:
         stream = sequences.stream
     if config.model_transaction_policy.decoupled:
-        return Pipeline(_refuse, stream)
+        return Pipeline(_refuse, stream, sequences=sequences)
     batched = sequences or batching.wrap(backend, config, signature, statistics)
     if text is not None:
         joined = batching.wrap(backend, config, text.tensors, statistics)
@@ -93,11 +105,10 @@ def build(
     guarded = admission.wrap(dispatched, config, backend.execution, shared.overloaded)
     cached = cache.wrap(guarded, name, number, config, statistics, shared.response_cache)
     if not isinstance(guarded, admission.OverloadGuard):
-        return Pipeline(cached, stream)
-    if cached is guarded:
-        return Pipeline(cached, stream, guarded.refuses, guarded.overloaded)
+        return Pipeline(cached, stream, sequences=sequences)
     # Cached responses are sent under any load, so the request has to be read.
-    return Pipeline(cached, stream, overloaded=guarded.overloaded)
+    refuses = guarded.refuses if cached is guarded else _never
+    return Pipeline(cached, stream, refuses, guarded.overloaded, sequences)
 
 
 def _single(infer: Infer) -> InferStream:

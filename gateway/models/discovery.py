@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -125,6 +126,8 @@ class Discovery:
         )
         self._routes = settings.routes
         self._find_versions = find_versions
+        #: Folders of models outside of the repositories, by the names that requests gave them.
+        self.folders: dict[str, Path] = {}
 
     async def scan(self) -> dict[str, ModelEntry]:
         """Every model by name. Remote models have no versions yet; ``ask`` queries them.
@@ -151,10 +154,21 @@ class Discovery:
         alone = [standalone_model.scan(path, name) for name, path in self._standalone]
         alone += self._config_file.scan() if self._config_file is not None else []
         found = scan.together([*repositories, *({entry.name: entry} for entry in alone)])
+        for name, folder in self.folders.items():
+            self._add_folder(found, name, folder)
         for name, route in self._routes.items():
             if name not in found or not found[name].is_model:
                 found[name] = _entry(name, route)
         return found
+
+    def _add_folder(self, found: dict[str, ModelEntry], name: str, folder: Path) -> None:
+        """Add the model of ``folder`` as ``name``, and the models beside it, its steps."""
+        with contextlib.suppress(FileNotFoundError):
+            for beside, entry in scan.scan_folder(folder.parent, self._config_name).items():
+                if beside == folder.name:
+                    found[name] = entry._replace(name=name, source=str(folder))
+                elif entry.is_model:
+                    found.setdefault(beside, entry)
 
     async def ask(self, entry: ModelEntry) -> tuple[ModelEntry, bool]:
         """The remote model ``entry`` with the READY versions of its server, and whether that is

@@ -346,6 +346,11 @@ class ModelManager:
 
     async def restore(self, others: Snapshot) -> None:
         """Serve the models of the snapshot ``others`` that are in the repository, and no others."""
+        sources = {name: asked["source"] for name, asked in others.items()}
+        outside = {n: Path(source) for n, source in sources.items() if source.startswith("/")}
+        if outside != self._discovery.folders:
+            self._discovery.folders = outside
+            await self._scan()
         await snapshots.restore(
             others, self._models, self._reconciler, self._unload, self._register
         )
@@ -412,7 +417,8 @@ class ModelManager:
         which nothing can be loaded is dropped.
 
         Args:
-            source: the model of the repository to serve as ``name``, until that is unloaded.
+            source: the model of the repository to serve as ``name``, until that is unloaded; or the
+                folder of one outside, which comes with the models beside it.
 
         Raises:
             Unavailable: the control mode does not allow it, or a dependency of the model is
@@ -434,8 +440,14 @@ class ModelManager:
         await asyncio.shield(self._reconciler.in_background(self._load(name, override, source)))
 
     async def _load(self, name: str, override: str | None, source: str) -> None:
+        outside = source.startswith("/")
+        if outside:
+            registered_names.check_folder(name, source, self._models)
+            self._discovery.folders[name] = Path(source)
         gone = await self._scan()
-        new = self._register(name, source) if source and source not in gone else None
+        new = self._models.get(name) if outside else None
+        if source and not outside and source not in gone:
+            new = self._register(name, source)
         try:
             await self._load_found(name, override, gone)
         except ModelportError:
@@ -558,6 +570,7 @@ class ModelManager:
             del self._models[name]
             # A load that waits for the model's lock finds nothing to load.
             model.entry = model.entry._replace(versions={})
+        outside = self._discovery.folders.pop(name, None)
         for ensemble in self._ensembles_of(name):
             await self._stop(ensemble)
         await self._stop(model)
@@ -568,6 +581,8 @@ class ModelManager:
             needed |= bool(self.held.of(step).versions)
             if step in self._models and not self._models[step].asked and not needed:
                 await self._unload(step, dependents)
+        if outside is not None:
+            await self._look()  # the models beside it have gone, too
 
     async def _stop(self, model: ModelRecord) -> None:
         unloading = await self._reconciler.unload_all(model)

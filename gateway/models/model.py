@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import sys
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 from modelport.gateway.backend_registry import PIPELINE
@@ -16,6 +18,7 @@ from modelport.gateway.backends.capabilities import (
     BackgroundBackend,
     BackgroundWork,
     LabelledBackend,
+    ScalableBackend,
 )
 from modelport.gateway.backends.pipeline.pipeline_file import step_models
 from modelport.gateway.errors import InvalidArgument, Unavailable
@@ -28,7 +31,7 @@ from modelport.gateway.inference.text.text_infer import (
     TextInterface,
 )
 from modelport.gateway.inference.validation import Validator
-from modelport.gateway.models.model_config import read_config, version_labels
+from modelport.gateway.models.model_config import read_config, version_labels, without_instances
 from modelport.gateway.models.next_action import NO_HOLD, VersionHold
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
@@ -43,6 +46,8 @@ from modelport.gateway.types import Infer, InferRequest, ModelSignature
 UNLOADED = "unloaded"
 #: A timer may fire this much too early.
 TIMER_SECONDS = 0.01
+#: The longest wait for the requests of instances that are removed.
+RETIRE_SECONDS = 30.0
 
 
 class VersionState(StrEnum):
@@ -87,21 +92,55 @@ class ServedVersion:
         self.labels = _labels(entry, backend.config)
         self.statistics = statistics
         self.decoupled = bool(self.config.model_transaction_policy.decoupled)
-        self.infer, self.stream, self.refuses, self.overloaded = pipeline.build(
-            self.name, number, backend, self.signatures, statistics, shared, entry.companion, text
+        self._build = partial(
+            pipeline.build,
+            *(self.name, number, backend, self.signatures, statistics, shared, entry.companion),
+            text,
         )
+        #: The turns of callers; requests of the gateway itself take none.
+        self.turns = FairQueue()
+        self._compose(self._build())
         #: The backend's, if it has one.
         self.in_background: Callable[[BackgroundWork], None] | None = None
         if isinstance(backend, BackgroundBackend):
             self.in_background = backend.in_background
-        #: The turns of callers; requests of the gateway itself take none.
-        instances = configuration.instance_count(backend.config)
-        self.turns = FairQueue(self.signature.max_batch_size, instances)
-        if self.config.HasField("sequence_batching"):
-            # A request of a running sequence must pass those that wait for its slot.
-            self.turns.free = sys.maxsize
         self.in_flight = 0
         self._drained: asyncio.Event | None = None
+
+    def _compose(self, built: pipeline.Pipeline) -> None:
+        self.infer, self.stream, self.refuses, self.overloaded, self._sequences = built
+        instances = configuration.instance_count(self.config)
+        self.turns.resize(self.signature.max_batch_size, instances)
+        if self._sequences is not None:
+            # A request of a running sequence must pass those that wait for its slot.
+            self.turns.free = sys.maxsize
+
+    def differs_in_instances(self, config: ModelConfig, said_so: bool) -> bool:
+        """Whether the backend can serve ``config`` by instances that come and go.
+
+        Args:
+            said_so: the configurations differ in nothing else, before what the artifact completes.
+        """
+        if not isinstance(self.backend, ScalableBackend):
+            return False
+        return said_so or without_instances(self.config) == without_instances(config)
+
+    async def scale(self, config: ModelConfig) -> None:
+        """Start and remove instances; requests in flight and sequences stay where they are.
+
+        Raises:
+            ModelportError: an instance does not start; nothing has changed.
+        """
+        assert isinstance(self.backend, ScalableBackend)
+        wanted = copy.deepcopy(self.config)
+        del wanted.instance_group[:]
+        wanted.instance_group.extend(config.instance_group)
+        removed = await self.backend.scale(wanted)
+        self.config = wanted
+        self._compose(self._build(before=self._sequences, removed=removed))
+        if removed and self._sequences is None:
+            ends = [bound.retire() for bound in removed if bound.retire]
+            await asyncio.wait(ends, timeout=RETIRE_SECONDS)
 
     def takes_texts(self, request: InferRequest) -> bool:
         """Whether a request is for the text interface."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from modelport.gateway.backend_registry import WRITTEN, platforms
 from modelport.gateway.errors import InvalidArgument
@@ -21,6 +22,7 @@ from modelport.gateway.repository.version_choice import (
 )
 from modelport.gateway.settings import AspiredVersionPolicy
 from modelport.gateway.telemetry.statistics import FIRST_RESPONSE_BUCKETS_MS
+from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 #: The metric whose buckets ``model_metrics`` may declare, and the most of them.
 FIRST_RESPONSE, MAX_BUCKETS = "nv_inference_first_response_histogram_ms", 64
@@ -74,18 +76,39 @@ def _parsed(entry: ModelEntry, override: str | None) -> ModelConfig:
     return configuration.parse(entry.config_text or "")
 
 
-def computation(entry: ModelEntry, override: str | None) -> Hashable:
+class Computation(NamedTuple):
+    """The part of a configuration that versions are loaded with, and their instances."""
+
+    content: bytes
+    instances: bytes
+    text: str
+
+
+def computation(entry: ModelEntry, override: str | None) -> Computation:
     """An identifier of the configuration that changes if its versions must be loaded again.
 
     Settings that choose versions are left out. Any other change of the text counts, comments too.
     """
     text = entry.config_text if override is None else override
-    rest = _parsed(entry, override)
+    config = _parsed(entry, override)
+    instances = pb.ModelConfig(instance_group=config.instance_group)
+    return Computation(
+        without_instances(config),
+        instances.SerializeToString(deterministic=True),
+        without_choices(text or ""),
+    )
+
+
+def without_instances(config: ModelConfig) -> bytes:
+    """A configuration without its instances, and without the settings that choose versions."""
+    rest = pb.ModelConfig()
+    rest.CopyFrom(config)
     rest.ClearField("version_policy")
+    rest.ClearField("instance_group")
     for key in filter(chooses_versions, list(rest.parameters)):
         del rest.parameters[key]
     content: bytes = rest.SerializeToString(deterministic=True)
-    return content, without_choices(text or "")
+    return content
 
 
 def copy_version_choice(source: ModelConfig, target: ModelConfig) -> None:
@@ -128,7 +151,7 @@ def read_config(
     if entry.problem:
         raise InvalidArgument(entry.problem)
     config = _parsed(entry, override)
-    if config.name == entry.repository_name:
+    if config.name == entry.repository_name or entry.source.startswith("/"):
         config.name = entry.name
     if not (config.platform or config.backend or config.default_model_filename):
         if route is not None:

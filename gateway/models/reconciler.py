@@ -12,7 +12,7 @@ from collections.abc import Collection, Coroutine, Hashable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -28,6 +28,7 @@ from modelport.gateway.models.model import (
     VersionState,
 )
 from modelport.gateway.models.model_config import (
+    Computation,
     computation,
     copy_version_choice,
     histogram_buckets,
@@ -40,6 +41,7 @@ from modelport.gateway.models.next_action import (
     next_action,
     wanted,
 )
+from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.scan import VersionEntry, is_unreadable
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import Statistics
@@ -51,6 +53,15 @@ FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 30.0
 #: What "failed" if a server listed some versions but is loading more.
 _LOADING = "loading"
+
+
+class _VersionContent(NamedTuple):
+    """The identity of a version that is loaded, or to be; ``again`` counts requests for it."""
+
+    computation: Computation
+    fingerprint: Hashable
+    problem: str
+    again: int
 
 
 class Reconciler:
@@ -154,8 +165,8 @@ class Reconciler:
         entry = model.entry
         again = model.requests if entry.remote else 0
         computed = computation(entry, model.override)
-        content: dict[int, Hashable] = {
-            number: (computed, version.fingerprint, version.problem, again)
+        content: dict[int, _VersionContent] = {
+            number: _VersionContent(computed, version.fingerprint, version.problem, again)
             for number, version in entry.versions.items()
             if number not in model.withheld or number in model.hold.versions
         }
@@ -203,7 +214,7 @@ class Reconciler:
             log.warning("model is not served", model=entry.name, reason=model.problem)
 
     def _snapshot(
-        self, model: ModelRecord, content: dict[int, Hashable], making_room: bool
+        self, model: ModelRecord, content: Mapping[int, _VersionContent], making_room: bool
     ) -> VersionSnapshot:
         failed = {v: failure.content for v, failure in model.failed.items() if not failure.due}
         return VersionSnapshot(
@@ -213,7 +224,9 @@ class Reconciler:
 
     # -- one version ------------------------------------------------------------------------------
 
-    async def _load(self, model: ModelRecord, entry: VersionEntry, content: Hashable) -> None:
+    async def _load(
+        self, model: ModelRecord, entry: VersionEntry, content: _VersionContent
+    ) -> None:
         number, name = entry.number, model.entry.name
         before, failed = model.served.get(number), model.failed.get(number)
         if before is None and not (failed is not None and failed.transient):
@@ -228,10 +241,14 @@ class Reconciler:
                 await self._threads.run(None, entry.fetch)
             # Only a load that computes here needs a core.
             async with self._threads.core() if model.route is None else nullcontext():
-                version = await self._threads.run(
-                    self._settings.model_load_timeout_seconds,
-                    self._loader.load, model.entry, entry, model.config, statistics,
-                )  # fmt: skip
+                if before is not None and self._only_instances_differ(model, before, content):
+                    await self._scale(before, model.config)
+                    version = before
+                else:
+                    version = await self._threads.run(
+                        self._settings.model_load_timeout_seconds,
+                        self._loader.load, model.entry, entry, model.config, statistics,
+                    )  # fmt: skip
         except Exception as error:
             transient = isinstance(error, Unavailable) or _may_be_readable_later(error)
             failure = self._failure(content, error, failed, transient)
@@ -258,11 +275,36 @@ class Reconciler:
         self._loaded += 1
         model.select()
         log.info("model version is ready", model=name, version=number)
-        if before is not None:
+        if before is not None and before is not version:
             self.in_background(_retire(before))
         for other in self._models.values():  # ensembles wait for the models of their steps
             if other.is_ensemble and other.mark_due(waiting=True):
                 self.reconcile_soon(other, retrying=True)
+
+    def _only_instances_differ(
+        self, model: ModelRecord, version: ServedVersion, content: _VersionContent
+    ) -> bool:
+        """Whether the version that serves has the content but for its ``instance_group``."""
+        before = model.serving.get(version.number)
+        if model.config is None or not isinstance(before, _VersionContent):
+            return False
+        was, becomes = before.computation, content.computation
+        if before[1:] != content[1:] or was.instances == becomes.instances:
+            return False
+        return version.differs_in_instances(model.config, said_so=was.content == becomes.content)
+
+    async def _scale(self, version: ServedVersion, config: ModelConfig | None) -> None:
+        assert config is not None
+        task = asyncio.get_running_loop().create_task(version.scale(config))
+        self._reconciling.add(task)
+        task.add_done_callback(self._reconciling.discard)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                task.cancel()
+                raise
+            raise Unavailable("the server is shutting down") from None
 
     def unload(self, model: ModelRecord, number: int) -> asyncio.Task[None]:
         """Take a version out of service at once; the returned task drains and unloads it."""

@@ -13,6 +13,15 @@ from modelport.gateway.models.model import ModelRecord
 from modelport.gateway.repository.scan import ModelEntry, is_model_name
 
 
+def check_name(name: str) -> None:
+    """Raises ``InvalidArgument`` if no model can have the name."""
+    if not is_model_name(name):
+        raise InvalidArgument(
+            f"'{name[:64]}' cannot be a model's name; it begins with a dot, is too long, or has a "
+            "slash, a backslash or unprintable characters"
+        )
+
+
 def register(name: str, source: str, models: Mapping[str, ModelRecord]) -> ModelEntry | None:
     """The entry of the model ``source`` under the new ``name``; None: it has that name already.
 
@@ -21,11 +30,7 @@ def register(name: str, source: str, models: Mapping[str, ModelRecord]) -> Model
         NotFound: the repository has no such source.
         AlreadyExists: another model has the name, or the same one without changes.
     """
-    if not is_model_name(name):
-        raise InvalidArgument(
-            f"'{name[:64]}' cannot be a model's name; it begins with a dot, is too long, or has a "
-            "slash, a backslash or unprintable characters"
-        )
+    check_name(name)
     model, known = models.get(source), models.get(name)
     if model is None or model.entry.source:  # the repository has no name that was registered
         raise NotFound(f"failed to load '{source}', failed to poll from model repository")
@@ -46,6 +51,22 @@ def register(name: str, source: str, models: Mapping[str, ModelRecord]) -> Model
             f'[models.{name}] with model = "{source}" in the file of --routes'
         )
     return model.entry.registered_as(name) if known is None else None
+
+
+def check_folder(name: str, folder: str, models: Mapping[str, ModelRecord]) -> None:
+    """Check that a model in ``folder``, outside of the repositories, may have the name.
+
+    Raises:
+        InvalidArgument: no model can have the name.
+        AlreadyExists: a model has it.
+    """
+    check_name(name)
+    if name in models:
+        raise AlreadyExists(f"model '{name}' is loaded already; unload it first")
+    if any(model.entry.source == folder for model in models.values()):
+        raise AlreadyExists(
+            f"the model in '{folder}' is loaded under another name; unload it first"
+        )
 
 
 def entries(

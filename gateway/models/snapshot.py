@@ -50,7 +50,7 @@ async def restore(
         if name not in others or others[name]["source"] != known["source"]:
             await unload(name)
     for name, asked in others.items():
-        if asked["source"]:
+        if asked["source"] and name not in models:
             with suppress(NotFound, AlreadyExists):  # the repository has changed since
                 register(name, asked["source"])
     changed = {

@@ -93,6 +93,8 @@ class Dialects:
     def __init__(self, host: DialectHost) -> None:
         settings = host.settings
         served = [each for each in _BUILTIN if each.enabled(settings)]
+        if settings.sagemaker_models:  # its ``/models`` are not TorchServe's
+            served.sort(key=lambda each: each.name == "torchserve")
         served += [find(name) for name in settings.dialects if name not in DIALECTS.builtin]
         self._names = {dialect: each.name for each in served for dialect in each.http(host)}
         http = [*self._names]

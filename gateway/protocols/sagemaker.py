@@ -1,8 +1,7 @@
 """Amazon SageMaker's container contract: ``/invocations``, and ``/models/NAME/invoke``.
 
-It follows Triton's ``sagemaker_server.cc`` and accepts every body of ``prediction``; ``/ping`` and
-``GET /models`` are TorchServe's. ``POST /models`` with a folder in the container is refused,
-because models come from the repository.
+It follows Triton's ``sagemaker_server.cc`` and accepts every body of ``prediction``; ``/ping`` is
+TorchServe's, and so is ``/models``, except at a multi-model endpoint (``sagemaker_models``).
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import Path
+from fastapi import FastAPI, Path
 
 from modelport.gateway.access.operations import Operation
-from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.errors import AlreadyExists, InvalidArgument, ModelportError
 from modelport.gateway.models.model_view import ModelView
 from modelport.gateway.protocols.dialect_host import DialectHost
 from modelport.gateway.protocols.http import DialectRoute, PathPart, Route
@@ -29,6 +28,7 @@ from modelport.gateway.protocols.prediction.http import (
     RequestHeaders,
     platform_handler,
 )
+from modelport.gateway.protocols.sagemaker_models import MultiModelEndpoint, out_of_memory
 
 DEFAULT_MODEL_VARIABLE = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 MEDIA_TYPE = b"application/vnd.sagemaker-triton"
@@ -52,7 +52,20 @@ class SageMakerHttp(OipErrors):
         self._predict = platform_handler(host, MEDIA_TYPE)
         #: Of ``/invocations`` in place of ``_predict``.
         self._generate = GenerateHttp(host).handlers.get(host.settings.sagemaker_inference_type)
+        self._models = MultiModelEndpoint(host) if host.settings.sagemaker_models else None
         self.table = self._routes()
+
+    def add_routes(self, app: FastAPI) -> None:
+        if self._models is not None:
+            self._models.add_routes(app)
+
+    def failure(self, request: HttpRequest, error: ModelportError) -> HttpResponse:
+        response = super().failure(request, error)
+        if self._models is not None and out_of_memory(error):
+            response.status = 507
+        elif self._models is not None and isinstance(error, AlreadyExists):
+            response.status = 409
+        return response
 
     def _routes(self) -> Sequence[DialectRoute]:
         kinds = (BYTES, f"{MEDIA_TYPE.decode()}{JSON_HEADER_SIZE.partition(b';')[0].decode()}")

@@ -67,7 +67,7 @@ class ModelEntry(NamedTuple):
     A ``remote`` model runs on another server; it has no folder, and ``path`` is the current one.
     ``ignored`` are folders that may be meant as versions. What is not ``is_model`` is never loaded;
     ``problem`` says why. A model registered under another name has its name in the repository as
-    ``source``.
+    ``source``, or its folder outside of the repositories.
     """
 
     name: str
@@ -83,7 +83,7 @@ class ModelEntry(NamedTuple):
     @property
     def repository_name(self) -> str:
         """The model's name in the repository, in its configuration and its certificates."""
-        return self.source or self.name
+        return self.source.rpartition("/")[2] or self.name
 
     def registered_as(self, name: str) -> ModelEntry:
         """The model under another name."""

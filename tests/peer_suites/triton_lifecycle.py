@@ -294,6 +294,15 @@ def without_configurations(bench: Bench, root: Path) -> None:
         config.unlink()
 
 
+def with_instances(bench: Bench, root: Path) -> None:
+    """A model beside the test, which imports from its folder."""
+    beside(bench, root, "L0_model_update/models")
+    name = "model_init_del"
+    shutil.copytree(bench.source(SERVER) / "qa" / "python_models" / name, root / name)
+    (root / name / "1").mkdir()
+    (root / name / "model.py").rename(root / name / "1" / "model.py")
+
+
 def another_backend(bench: Bench, root: Path) -> None:
     """A model of the backend ``identity``, and one of its name in Python.
 

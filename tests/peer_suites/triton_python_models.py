@@ -97,11 +97,18 @@ def without_code(bench: Bench, root: Path) -> None:
 
 
 def ensemble(bench: Bench, root: Path) -> None:
-    """The ensemble of a model on the GPU is left out."""
-    _copy(bench, root, "ensemble", "add_sub")
+    """The models of ``ensemble_test.py``; those of a GPU do not load."""
+    _copy(bench, root, "ensemble", "ensemble_gpu", "add_sub")
     for new in ("add_sub_1", "add_sub_2"):
         triton_models.renamed(root, "add_sub", new)
     shutil.rmtree(root / "add_sub")
+    name = "libtorch_float32_float32_float32"
+    triton_models.copy(triton_models.generated(bench, "gen_qa_models", "--libtorch"), root, name)
+    edits = (("^max_batch_size:.*", "max_batch_size: 0"), ("^version_policy:.*", ""))
+    kind = "instance_group [ { kind: KIND_GPU }]\n"
+    triton_models.edit(root, name, *edits, append=kind)
+    for version in "23":
+        shutil.rmtree(root / name / version)
 
 
 def bls(bench: Bench, root: Path) -> None:
@@ -123,35 +130,6 @@ def bls(bench: Bench, root: Path) -> None:
     ):
         code = root / model / "1" / "model.py"
         code.write_text(re.sub(pattern, replacement, code.read_text()))
-
-
-def of_its_own(build: Build, name: str) -> Build:
-    """``name`` answers whether its own tests have passed; its configuration says another shape."""
-
-    def changed(bench: Bench, root: Path) -> None:
-        build(bench, root)
-        datatype = (
-            "FP16" if "np.float16" in (root / name / "1" / "model.py").read_text() else "BOOL"
-        )
-        answer = (r'("OUTPUT0"\s+data_type:) \w+(\s+dims:) \[.*?\]', rf"\1 TYPE_{datatype}\2 [ 1 ]")
-        triton_models.edit(root, name, answer)
-
-    return changed
-
-
-def init_args(bench: Bench, root: Path) -> None:
-    """The model answers a batch of two with one number, and so has no batches here."""
-    _copy(bench, root, "init_args")
-    whole = ("max_batch_size: 64", "max_batch_size: 0")
-    triton_models.edit(root, "init_args", whole, (r'("IN"\s[^]]*\[) -1', r"\1 -1, -1"))
-
-
-def concurrent(bench: Bench, root: Path) -> None:
-    """A model of one number for each item of a batch, without the dim of one that it names."""
-    name = "async_execute_decouple"
-    _copy(bench, root, name, f"{name}_bls")
-    output = r'("DUMMY_OUT"\s+data_type: \w+\s+dims: \[ 1 \])'
-    triton_models.edit(root, name, (output, r"\1 reshape { shape: [ ] }"))
 
 
 def bls_loading(bench: Bench, root: Path) -> None:
@@ -194,8 +172,6 @@ def requested_output(bench: Bench, root: Path) -> None:
     folder = bench.source(SERVER) / "qa" / _TESTS / "io"
     triton_models.copy(folder, root, "requested_output_model")
     (root / "requested_output_model").rename(root / "llm")
-    whole = ("max_batch_size: 128", "max_batch_size: 0")
-    triton_models.edit(root, "llm", whole, (r'("text_input"\s[^]]*\[) 1', r"\1 -1, -1"))
 
 
 def lifecycle(bench: Bench, root: Path) -> None:
@@ -234,11 +210,8 @@ def readiness(bench: Bench, root: Path) -> None:
 
 
 def decoupled_readiness(bench: Bench, root: Path) -> None:
-    """Its output has no batch dimension."""
     name = "is_ready_fn_returns_true_decoupled"
     triton_models.copy(bench.source(SERVER) / "qa" / _READY, root, name)
-    rank = (r'("IN"\s+data_type: TYPE_INT32\s+dims: )\[ 1 \]', r"\1[ 1, 1 ]")
-    triton_models.edit(root, name, ("max_batch_size: 1", "max_batch_size: 0"), rank)
 
 
 def response_sender(bench: Bench, root: Path) -> None:

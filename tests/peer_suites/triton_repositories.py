@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import re
 import shutil
 import subprocess
 import sys
@@ -254,6 +256,45 @@ def add_and_subtract(**versions: str) -> Build:
             shutil.rmtree(root / name)
 
     return build
+
+
+def unpacked_archives(bench: Bench, root: Path) -> None:
+    """Archives where SageMaker unpacks them; the repository is empty."""
+    archives = root.parent / "archives"
+    archives.mkdir()
+    link = Path("/opt/ml/models")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(archives)
+    atexit.register(link.unlink, missing_ok=True)
+    qa = bench.source(SERVER) / "qa"
+    for hashed, generator, model, name in (
+        ("123456789abcdefghi", "gen_qa_models", "onnx_int32_int32_int32", "sm_mme_model_1"),
+        ("987654321ihgfedcba", "gen_qa_identity_models", "onnx_zero_1_float32", "sm_mme_model_2"),
+    ):
+        folder = archives / hashed
+        triton_models.copy(triton_models.generated(bench, generator, "--onnx"), folder, model)
+        (folder / model).rename(folder / "model")
+        for version in ("2", "3"):
+            shutil.rmtree(folder / "model" / version, ignore_errors=True)
+        triton_models.edit(folder, "model", (model, name))
+    folder, name = archives / "123456789ensemble" / "model", "python_float32_float32_float32"
+    triton_models.copy(qa / "python_models", folder, "add_sub", "fan_add_sub")
+    (folder / "fan_add_sub").rename(folder / f"fan_{name}")
+    (folder / "add_sub").rename(folder / name)
+    (folder / f"fan_{name}" / "1").mkdir(exist_ok=True)
+    whole = "max_batch_size: 64\n"
+    triton_models.edit(folder, name, ("label_filename:.*", ""), append=whole)
+    triton_models.edit(
+        *(folder, f"fan_{name}", ("label_filename:.*", ""), ("ENSEMBLE_MODEL_NAME", name)),
+        append=whole,
+    )
+    text = (folder / f"fan_{name}" / "config.pbtxt").read_text()
+    named = re.sub("name:.*", f'name: "fan_{name}"', text, count=1)
+    (folder / f"fan_{name}" / "config.pbtxt").write_text(named)
+    nops = triton_models.generated(bench, "gen_qa_models", "--ensemble")
+    triton_models.copy(nops, folder, "nop_TYPE_FP32_-1")
+    (folder / "nop_TYPE_FP32_-1" / "1").mkdir(exist_ok=True)
 
 
 def repeating(bench: Bench, root: Path) -> None:

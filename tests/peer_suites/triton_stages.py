@@ -335,6 +335,18 @@ STAGES = (
         select="test_load_new_model_version",
         settings={"PYTHONDONTWRITEBYTECODE": "True"},
     ),
+    *(
+        Stage(
+            *("L0_model_update/instance_update_test.py", lifecycle.with_instances),
+            (*EXPLICIT, "--log-verbose", "2", *flags),
+            label=f"rate limit {mode}",
+            environment={"MODEL_LOG_DIR": "{folder}", "RATE_LIMIT_MODE": mode},
+            settings={"MODEL_LOG_DIR": "{folder}", "PYTHONDONTWRITEBYTECODE": "True"},
+            log=f"instance_update_test.rate_limit_{mode}.server.log",
+            seconds=120,
+        )
+        for mode, *flags in (("off",),)
+    ),
     Stage(
         *("L0_simple_ensemble/ensemble_backpressure_test.py", schedules.backpressure),
         select="BackpressureTest",
@@ -402,8 +414,12 @@ STAGES = (
     Stage(_STATUS, schedules.status, _POLL, "ServerMetadataTest", changed=_NO_BFLOATS),
     Stage(_STATUS, schedules.status_changed, _POLL, "ModelMetadataTest", changed=_NO_BFLOATS),
     Stage(
-        *("L0_simple_ensemble/ensemble_test.py", schedules.ensembles),
+        *("L0_simple_ensemble/ensemble_test.py", schedules.ensembles, (), "not partial"),
         alone="::EnsembleTest::",
+    ),
+    Stage(
+        *("L0_simple_ensemble/ensemble_test.py", schedules.ensembles, ("--log-verbose", "1")),
+        select="partial",
     ),
     *(
         Stage(
@@ -463,6 +479,12 @@ STAGES = (
         *("L0_sagemaker/sagemaker_test.py", models.add_and_subtract(sm_model="1")),
         ("--http-port", "8080", "--allow-sagemaker", "true"),
         settings={"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "sm_model"},
+    ),
+    Stage(
+        *("L0_sagemaker/sagemaker_multi_model_test.py", models.unpacked_archives),
+        ("--http-port", "8080", "--allow-sagemaker", "true", *EXPLICIT),
+        environment={"SAGEMAKER_MULTI_MODEL": "true"},
+        settings={"SAGEMAKER_MULTI_MODEL": "true"},
     ),
     *(
         Stage(

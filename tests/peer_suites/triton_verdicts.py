@@ -186,8 +186,6 @@ NOT_SUPPORTED = {
     "[bls_request_rescheduling]": _RESCHEDULING,
     "L0_backend_python/python_based_backends": "python-based backends (a backend's folder with "
     "model.py)",
-    "L0_model_update": "instances that come and go while the others stay: a change of "
-    "instance_group loads the model again",
     "L0_rate_limiter": "the rate limiter (--rate-limit)",
     **_each(
         "responses of a decoupled step that overlap in the next steps (max_inflight_requests)",
@@ -197,9 +195,7 @@ NOT_SUPPORTED = {
     "L0_large_payload/large_payload_test.py": "tensors of 1.9 GB",
     "L0_model_namespacing": "two models of one name (--model-namespacing)",
     f"{_METRICS}::test_model_namespacing_label_with_namespace_on": "--model-namespacing",
-    "L0_sagemaker/sagemaker_multi_model_test.py": "SageMaker's multi-model endpoints",
     f"{_LIFE}::test_file_override$": "model files sent in a request",
-    "L0_sagemaker/sagemaker_request_many_chunks.py": "SageMaker's multi-model endpoints",
     f"{_LIFE}::test_parse_error_no_model_config": "--disable-auto-complete-config: a model without "
     "a configuration is served by the one that its file has",
 }
@@ -216,15 +212,6 @@ EXPECTED_FAILURES = {
     "is_ready and execute take turns in a worker: a request waits for a check of eight seconds",
     "L0_backend_python/async_execute/concurrency_test.py::ConcurrencyTest::test_model_raise": "an "
     "exception after the last response is not logged",
-    **_each(
-        "outputs are checked against the configuration",
-        "",
-        f"{_GENERATE}::test_0_dimension_output",
-        "L0_sequence_batcher/sequence_batcher_test.py::SequenceBatcherPreserveOrderingTest",
-        "L0_optional_input/optional_input_test.py::OptionalInputTest::test_ensemble_optional_connect",
-        "L0_backend_python/examples/test.sh::bls_decoupled",
-        f"{_ENSEMBLE}::test_ensemble_partial_add_sub",
-    ),
     "L0_backend_python/async_execute/concurrency_test.py::ConcurrencyTest"
     "::test_concurrent_execute_multi_request_bls": "a coroutine that iterates over the responses "
     "of a call holds its event loop",

@@ -202,7 +202,10 @@ class RequestState:
         return found, have
 
     def add(self, step: GraphStep, response: InferResponse, rows: Rows | None) -> None:
-        """Take the outputs of a step that ran for ``rows``; a remote model may omit some."""
+        """Take the outputs of a step that ran for ``rows``; its model may omit some.
+
+        Those of a decoupled step may come with its next response.
+        """
         if step.decoupled:
             self.behind += (response,)
         answers = {tensor.name: tensor for tensor in response.outputs}
@@ -214,6 +217,8 @@ class RequestState:
                     data = _scattered(data, rows, theirs)
                     self.rows[ours] = rows
                 self.tensors[ours] = Tensor(ours, tensor.datatype, data)
+            elif not step.decoupled:
+                self.rows[ours] = self.no_rows
 
     def skip(self, step: GraphStep) -> None:
         """Go on without the step's outputs."""

@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 
 import numpy as np
+import structlog
 
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import ELSEWHERE, Artifact
@@ -44,6 +45,8 @@ from modelport.gateway.types import (
     finished,
     fits,
 )
+
+log = structlog.get_logger("modelport.pipelines")
 
 
 class GraphBackend:
@@ -255,8 +258,12 @@ class GraphBackend:
             tensor, rows = state.resolve(self._graph.outputs[name])
             if tensor is not None and rows is None:
                 outputs.append(self._output(self._outputs[name], tensor))
+            elif self._graph.kind == ENSEMBLE and tensor is None:
+                log.debug(f"Composing models did not output tensor {name}", model=self._name)
             elif not self.config.model_transaction_policy.decoupled:
                 raise Internal(f"{self._where}, no model returned '{name}'")
+        if not outputs and not self.config.model_transaction_policy.decoupled:
+            raise Internal(f"{self._where}, no model returned '{name}'")
         parameters = _sequence(request)
         return InferResponse(
             self._name, self._version, outputs, parameters=parameters, final=state.final

@@ -62,6 +62,9 @@ ALONE = 8
 _COMPLETED = (
     "max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy",
 )  # fmt: skip
+_SLOW_LOAD = "the load exceeds the limit of --model-load-timeout-secs"
+#: Name, kind, device.
+InstanceName = tuple[str, str, str]
 _KINDS = {pb.ModelInstanceGroup.KIND_GPU: "GPU", pb.ModelInstanceGroup.KIND_MODEL: "MODEL"}
 
 
@@ -97,7 +100,7 @@ def load(artifact: Artifact) -> PythonBackend:
             starting.result(allowed.load_seconds)
         except TimeoutError:
             starting.cancel()
-            raise Internal("the load exceeds the limit of --model-load-timeout-secs") from None
+            raise Internal(_SLOW_LOAD) from None
     except BaseException:
         backend.unload()
         raise
@@ -122,15 +125,18 @@ class PythonBackend:
             "model": self._name, "folder": str(prepared.folder), "file": self._file,
             "version": self._folder,
         }  # fmt: skip
-        ahead = AHEAD if configuration.instance_count(self.config) == 1 else AHEAD_OF_MANY
-        self._settings = InstanceSettings(host, prepared, allowed, start, self._metrics, ahead)
+        self._settings = InstanceSettings(host, prepared, allowed, start, self._metrics)
         self._instances: list[Instance] = []
+        #: Removed ones that have requests left, or sequences.
+        self._leaving: list[Instance] = []
+        self._bounds: dict[Instance, BoundInstance] = {}
         #: Batches that wait for an instance, and how many requests of them somebody waits for.
         self._queue: deque[list[PendingRequest]] = deque()
         self._queued = 0
         self._next = 0
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self.arguments: dict[str, str] = {}
         self.decoder = ResponseDecoder(self._name, self._version, self.config)
@@ -143,9 +149,7 @@ class PythonBackend:
 
     async def start(self, groups: Sequence[Any]) -> None:
         """Start all instances; the first one completes the configuration."""
-        names = instance_names(groups)
-        for name, kind, device in names:
-            self._instances.append(Instance(self, name, self._settings, kind, device))
+        self._instances = self._made(instance_names(groups))
         first = self._instances[0]
         document = configuration.to_json(self.config)
         completed = await first.launch(json.dumps(document))
@@ -155,6 +159,60 @@ class PythonBackend:
         self.arguments = model_arguments(self.config, self._name, self._version, folder)
         await asyncio.gather(first.initialize(), *map(_start, self._instances[1:]))
         self._watch()
+
+    def _made(self, names: Sequence[InstanceName]) -> list[Instance]:
+        return [Instance(self, name, self._settings, kind, device) for name, kind, device in names]
+
+    @property
+    def ahead(self) -> int:
+        return AHEAD if len(self._instances) == 1 else AHEAD_OF_MANY
+
+    async def scale(self, config: ModelConfig) -> Sequence[BoundInstance]:
+        """Start and remove instances; those of a kind and device that stay keep their names."""
+        names, kept = [], []
+        unused: dict[tuple[str, str], deque[Instance]] = {}
+        for each in self._instances:
+            unused.setdefault((each.kind, each.device), deque()).append(each)
+        for name, kind, device in instance_names(config.instance_group):
+            if alike := unused.get((kind, device)):
+                kept.append(alike.popleft())
+            else:
+                names.append((name, kind, device))
+        folder, arguments = self._prepared.folder, self.arguments
+        self.arguments = model_arguments(config, self._name, self._version, folder)
+        new = self._made(names)
+        try:
+            async with asyncio.timeout(self._settings.limits.load_seconds):
+                await asyncio.gather(*map(_start, new))
+            if self._closed:
+                raise Unavailable("the model is unloaded")
+        except BaseException as error:
+            self.arguments = arguments
+            await asyncio.gather(*(each.close() for each in new))
+            if isinstance(error, TimeoutError):
+                raise Internal(_SLOW_LOAD) from None
+            raise
+        self.config = config
+        removed = [each for alike in unused.values() for each in alike]
+        bounds = [self._bound(each) for each in removed]
+        self._leaving += removed
+        self._instances = [*kept, *new]
+        self._next = 0
+        for each in new:
+            self.freed(each)
+        return bounds
+
+    def _retire(self, instance: Instance) -> asyncio.Task[None]:
+        task = self._host.loop.create_task(self._ended(instance))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+        return task
+
+    async def _ended(self, instance: Instance) -> None:
+        await instance.leave()
+        await instance.close()
+        self._leaving.remove(instance)
+        self._bounds.pop(instance, None)
 
     def unload(self) -> None:
         """End the workers, from any thread."""
@@ -176,13 +234,17 @@ class PythonBackend:
         if self._timer is not None:
             self._timer.cancel()
         self._refuse(Unavailable("the model is unloaded"))
-        await asyncio.gather(*(each.close() for each in self._instances))
+        everything = (*self._instances, *self._leaving)
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*(each.close() for each in everything))
         self._metrics.close()
 
     def _watch(self) -> None:
-        for instance in self._instances:
+        everything = (*self._instances, *self._leaving)
+        for instance in everything:
             instance.watch()
-        busy = any(instance.busy for instance in self._instances)
+        busy = any(instance.busy for instance in everything)
         seconds = WATCH_SECONDS if busy else IDLE_WATCH_SECONDS
         if not self._closed:
             self._timer = self._host.loop.call_later(seconds, self._watch)
@@ -326,15 +388,18 @@ class PythonBackend:
         return PendingRequest(request, deadline, self._host.loop.create_future(), self._abandon)
 
     def bound_instances(self) -> list[BoundInstance]:
-        return [
-            BoundInstance(
-                partial(self._infer_at, each),
-                partial(self.stream, instance=each),
-                partial(self.infer_together, instance=each),
-                partial(getattr, each, "generation"),
+        return [self._bound(each) for each in self._instances]
+
+    def _bound(self, instance: Instance) -> BoundInstance:
+        if instance not in self._bounds:
+            self._bounds[instance] = BoundInstance(
+                partial(self._infer_at, instance),
+                partial(self.stream, instance=instance),
+                partial(self.infer_together, instance=instance),
+                partial(getattr, instance, "generation"),
+                partial(self._retire, instance),
             )
-            for each in self._instances
-        ]
+        return self._bounds[instance]
 
     def _infer_at(self, instance: Instance, request: InferRequest, deadline: Deadline) -> Answer:
         pending = self._pending(request, deadline)
@@ -487,9 +552,9 @@ def _is_wanted(pending: PendingRequest) -> bool:
     return True
 
 
-def instance_names(groups: Sequence[Any]) -> list[tuple[str, str, str]]:
+def instance_names(groups: Sequence[Any]) -> list[InstanceName]:
     """Name, kind and device of every instance, as Triton's."""
-    found: list[tuple[str, str, str]] = []
+    found: list[InstanceName] = []
     for group in groups:
         kind = _KINDS.get(group.kind, "CPU")
         devices = [str(gpu) for gpu in group.gpus] if kind == "GPU" and group.gpus else ["0"]

@@ -1,7 +1,7 @@
 """Requests and responses of the gateway ↔ frames of a worker.
 
 A worker may run any code, so everything in its frames is checked: the shape of the JSON, names,
-datatypes, sizes, and the outputs against the model's configuration.
+datatypes and sizes. Outputs that differ from the model's configuration are passed on, as in Triton.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
+import structlog
 
 from modelport.gateway.backends.python_worker import frames
 from modelport.gateway.backends.python_worker.errors import CODES
@@ -41,6 +42,8 @@ from modelport.gateway.types import (
     fits,
 )
 from modelport.gateway.wire import raw_tensors
+
+log = structlog.get_logger("modelport.python")
 
 
 class ModelAnswered(ModelportError):
@@ -215,14 +218,20 @@ def error_row(error: ModelportError, reason: ModelportError) -> list[Any]:
 
 
 class ResponseDecoder:
-    """Makes responses of what a worker sends, checked against the configuration."""
+    """Makes responses of what a worker sends, and compares them with the configuration.
 
-    def __init__(self, name: str, version: int, config: ModelConfig) -> None:
-        self._name, self._version = name, version
+    A difference is an error if ``strict``, or if the output has to be reshaped. Else the output is
+    passed on, as in Triton, and the log says so once.
+    """
+
+    def __init__(self, name: str, version: int, config: ModelConfig, strict: bool = False) -> None:
+        self._name, self._version, self._strict = name, version, strict
+        self._told: set[str] = set()
         signature = configuration.signature(scheduler_tensors.declared(config))
         self._batched = signature.max_batch_size > 0
         self._outputs = {s.name: (s.datatype, s.model_dims) for s in signature.outputs}
         self._names = tuple(self._outputs)
+        self._reshaped = {s.name for s in signature.outputs if s.wire_dims != s.model_dims}
         self._decoupled = bool(config.model_transaction_policy.decoupled)
 
     def response(
@@ -250,34 +259,44 @@ class ResponseDecoder:
         return InferResponse(self._name, self._version, outputs, parameters=found), offset
 
     def _checked(self, tensors: Sequence[Tensor], request: InferRequest) -> list[Tensor]:
-        """The wanted outputs in their order; raises ``Internal`` if one is missing or wrong."""
+        """The wanted outputs in their order; raises ``Internal`` if they cannot be passed on."""
         by_name = {tensor.name: tensor for tensor in tensors}
         if len(by_name) != len(tensors):
             names = [tensor.name for tensor in tensors]
             twice = next(name for name in names if names.count(name) > 1)
             raise Internal(f"output '{twice}' is in the model's response twice")
         batch = request.inputs[0].data.shape[:1] if self._batched and request.inputs else ()
-        outputs = []
+        outputs, missing = [], ""
         for name in request.outputs or self._names:
             tensor = by_name.get(name)
             if tensor is None:
-                if self._decoupled:
-                    continue
-                raise Internal(f"output '{name}' is missing in the model's response")
+                missing = missing or name
+                continue
             datatype, dims = self._outputs[name]
             shape = tensor.data.shape
             wanted = batch + dims
             if tensor.datatype is not datatype:
-                raise Internal(
-                    f"output '{name}' must be {datatype}, but the model returns {tensor.datatype}"
-                )
+                self._differs(name, f"must be {datatype}, but the model returns {tensor.datatype}")
             if shape != wanted and not fits(shape, wanted):
-                raise Internal(
-                    f"output '{name}' must have shape {dims_text(wanted)}, but the model returns "
-                    f"{dims_text(shape)}"
+                self._differs(
+                    name,
+                    f"must have shape {dims_text(wanted)}, but the model returns "
+                    f"{dims_text(shape)}",
                 )
             outputs.append(tensor)
+        if missing and not self._decoupled:
+            self._differs(missing, "is missing in the model's response", fatal=not outputs)
         return outputs
+
+    def _differs(self, name: str, how: str, fatal: bool = False) -> None:
+        if fatal or self._strict or name in self._reshaped:
+            raise Internal(f"output '{name}' {how}")
+        if name not in self._told:
+            self._told.add(name)
+            log.warning(
+                "an output differs from config.pbtxt and is passed on",
+                model=self._name, version=self._version, reason=f"output '{name}' {how}",
+            )  # fmt: skip
 
 
 def _parameters(parameters: Any) -> Mapping[str, Parameter]:

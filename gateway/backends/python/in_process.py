@@ -56,7 +56,7 @@ class InProcessModel:
             self._model = TritonPythonModelAdapter(start)
             completed = self._model.complete(json.dumps(configuration.to_json(config)))
         self.config = completed_config(config, completed, name)
-        self._decoder = codec.ResponseDecoder(name, 1, self.config)
+        self._decoder = codec.ResponseDecoder(name, 1, self.config, strict=True)
         arguments = {
             **model_arguments(self.config, name, int(version or 1), folder),
             "model_instance_name": name,
@@ -67,7 +67,7 @@ class InProcessModel:
             self._model.initialize(arguments)
 
     def infer(self, request: InferRequest) -> list[InferResponse]:
-        """The responses to a valid ``request``, checked as in a gateway.
+        """The responses to a valid ``request``, checked against the configuration.
 
         Raises:
             ModelportError: the model has failed; the message has its exception.

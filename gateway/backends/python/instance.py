@@ -49,8 +49,7 @@ STOP_SECONDS = 10.0
 class InstanceSettings(NamedTuple):
     """Everything that the instances of one model have in common.
 
-    ``start`` is their first frame without the instance's name and the configuration, ``ahead`` the
-    number of short executions that one has at a time.
+    ``start`` is their first frame without the instance's name and the configuration.
     """
 
     host: Host
@@ -58,7 +57,6 @@ class InstanceSettings(NamedTuple):
     limits: PythonModels
     start: dict[str, str]
     metrics: ModelMetrics
-    ahead: int
 
 
 class InstanceOwner(Protocol):
@@ -67,6 +65,10 @@ class InstanceOwner(Protocol):
     decoder: codec.ResponseDecoder
     #: The arguments of ``initialize``, but those of one instance.
     arguments: dict[str, str]
+
+    @property
+    def ahead(self) -> int:
+        """The number of short executions that an instance has at a time."""
 
     def freed(self, instance: Instance) -> None:
         """The instance may get another batch."""
@@ -85,7 +87,7 @@ class Instance:
         self, owner: InstanceOwner, name: str, settings: InstanceSettings, kind: str, device: str
     ) -> None:
         self._owner, self.name, self._settings = owner, name, settings
-        self._kind, self._device = kind, device
+        self.kind, self.device = kind, device
         self._loop = settings.host.loop
         self._worker: PythonProcess | None = None
         self._calls: WorkerCalls | None = None
@@ -101,6 +103,8 @@ class Instance:
         #: would wait for the one before it, and that one for its answer.
         self._makes_calls = False
         self.ready = self.closed = False
+        #: Set once nothing runs here, after ``leave``.
+        self._done: asyncio.Event | None = None
         self.concurrent = False
         #: Why there is no worker; empty: there is one, or it starts.
         self.problem = ""
@@ -144,8 +148,8 @@ class Instance:
         arguments = {
             **self._owner.arguments,
             "model_instance_name": self.name,
-            "model_instance_kind": self._kind,
-            "model_instance_device_id": self._device,
+            "model_instance_kind": self.kind,
+            "model_instance_device_id": self.device,
         }
         meta = json.dumps(arguments).encode()
         frame = await self._answered(frames.pack(frames.INITIALIZE, 0, 0, meta))
@@ -196,6 +200,7 @@ class Instance:
         self._crashes = 0 if stable else self._crashes + 1
         self._restart_in(limits.crash_pause(self._crashes))
         self._owner.lost(self, waiting)
+        self._leave_if_done()
 
     def _unhealthy(self, reason: str) -> str:
         """The end of the process in Triton's words."""
@@ -238,6 +243,16 @@ class Instance:
         """End the worker, as after a crash."""
         if self._worker is not None:
             self._worker.kill(reason)
+
+    async def leave(self) -> None:
+        """Wait until nothing runs here; the owner sends nothing more."""
+        self._done = asyncio.Event()
+        self._leave_if_done()
+        await self._done.wait()
+
+    def _leave_if_done(self) -> None:
+        if self._done is not None and not self.busy:
+            self._done.set()
 
     async def close(self) -> None:
         """Let the model finalize, and end the worker for good."""
@@ -296,7 +311,7 @@ class Instance:
         if not running:
             return True
         short = 0 < mean < SHORT_SECONDS and running * mean < AHEAD_SECONDS
-        if not short or running >= self._settings.ahead or self._makes_calls:
+        if not short or running >= self._owner.ahead or self._makes_calls:
             return False
         return worker.regions.unread < LARGE_AHEAD
 
@@ -397,6 +412,7 @@ class Instance:
             if self._outstanding.pop(member.number, None) is not None:
                 member.settle(outcome, True)
         self._owner.freed(self)
+        self._leave_if_done()
 
     def _response(self, frame: Frame) -> None:
         pending = self._outstanding.get(frame.number)
@@ -422,6 +438,7 @@ class Instance:
         if final or isinstance(outcome, ModelportError):
             del self._outstanding[frame.number]
         pending.settle(outcome, final)
+        self._leave_if_done()
 
     # -- limits -----------------------------------------------------------------------------------
 

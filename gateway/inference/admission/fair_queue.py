@@ -30,15 +30,20 @@ class FairQueue:
             caller may wait, and further ones are refused.
     """
 
-    def __init__(self, max_batch_size: int, instances: int) -> None:
-        room = max(LEAST_ROOM, BATCHES * max(1, max_batch_size) * instances)
-        self.free = room // 2
-        self.room = room - self.free
+    free = room = 0
+
+    def __init__(self) -> None:
         self._inside = 0
         #: Requests inside, by caller.
         self._of: dict[str, int] = {}
         #: Waiting requests by caller; the first caller is the next in turn.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    def resize(self, max_batch_size: int, instances: int) -> None:
+        """Make room for the requests that keep ``instances`` busy."""
+        room = max(LEAST_ROOM, BATCHES * max(1, max_batch_size) * instances)
+        self.free = room // 2
+        self.room = room - self.free
 
     async def enter(self, caller: str, deadline: Deadline, refuses: bool = True) -> None:
         """Wait for the caller's turn; ``leave`` ends it.

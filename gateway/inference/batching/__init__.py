@@ -3,6 +3,8 @@ order."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Backend
 from modelport.gateway.backends.capabilities import (
@@ -18,7 +20,7 @@ from modelport.gateway.inference.batching.batcher import Batcher
 from modelport.gateway.inference.batching.execution import BatchRunner
 from modelport.gateway.inference.batching.joining import Joiner
 from modelport.gateway.inference.batching.sequence_tensors import SequenceTensors
-from modelport.gateway.inference.batching.sequences import SequenceScheduler
+from modelport.gateway.inference.batching.sequences import SequenceScheduler, SlotOwner
 from modelport.gateway.inference.batching.slots import DirectSlots, OldestSlots, StreamedSlots
 from modelport.gateway.inference.batching.stream_batcher import StreamBatcher
 from modelport.gateway.repository import config as configuration
@@ -79,10 +81,18 @@ def wrap_stream(
 
 
 def schedule_sequences(
-    backend: Backend, stream: InferStream, statistics: Statistics, companion: Companion
+    backend: Backend,
+    stream: InferStream,
+    statistics: Statistics,
+    companion: Companion,
+    before: SequenceScheduler | None = None,
+    removed: Sequence[BoundInstance] = (),
 ) -> SequenceScheduler | None:
     """Put a sequence scheduler in front of ``backend`` if its configuration asks for one, and it
     runs here.
+
+    Args:
+        before: the scheduler of the same backend, which has ``removed`` instances since.
 
     Raises:
         InvalidArgument: the configuration is invalid.
@@ -92,16 +102,18 @@ def schedule_sequences(
     if settings is None or execution.batches:
         return None
     tensors = SequenceTensors(config, companion)
-    scheduler = SequenceScheduler(config.name, settings, tensors)
+    scheduler = before or SequenceScheduler(config.name, settings, tensors)
     signature = configuration.signature(scheduler_tensors.declared(config))
     joiner, together = _joiner(backend, config, signature)
     bounds = [BoundInstance(backend, stream, together)] * settings.instances
     if isinstance(backend, StatefulBackend):
-        bounds = [*backend.bound_instances()]
+        known = [owner.bound for owner in scheduler.owners]
+        bounds = [bound for bound in backend.bound_instances() if bound not in known]
+    owners: list[SlotOwner]
     if config.model_transaction_policy.decoupled:
-        scheduler.owners = [StreamedSlots(scheduler, bound) for bound in bounds]
+        owners = [StreamedSlots(scheduler, bound) for bound in bounds]
     elif settings.oldest is None:
-        scheduler.owners = [
+        owners = [
             DirectSlots(
                 scheduler, bound, settings, tensors,
                 BatchRunner(bound.infer, joiner, statistics, bound.together), joiner,
@@ -110,11 +122,12 @@ def schedule_sequences(
         ]  # fmt: skip
     else:
         alone = execution._replace(inline=lambda _: False) if together else execution
-        scheduler.owners = [
+        owners = [
             OldestSlots(
                 scheduler, bound,
                 Batcher(bound.infer, alone, settings.oldest, joiner, statistics, bound.together),
             )
             for bound in bounds
         ]  # fmt: skip
+    scheduler.adopt(owners, removed)
     return scheduler

@@ -12,7 +12,7 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -90,22 +90,49 @@ class SequenceScheduler:
     def __init__(self, model: str, settings: SequenceSettings, tensors: SequenceTensors) -> None:
         self._model, self._settings, self._tensors = model, settings, tensors
         #: One for each instance; set before the first request.
-        self.owners: Sequence[SlotOwner] = ()
+        self.owners: list[SlotOwner] = []
         #: Sequences that take requests, by caller and id: no caller continues another's.
         self._open: dict[tuple[str, Parameter], LiveSequence] = {}
         self._backlog: deque[LiveSequence] = deque()
         #: Slots that have been used. Low numbers first, so that batches of ``direct`` are small.
         self._free: list[tuple[int, int]] = []
-        self._unused = (
-            (number, instance)
-            for number in range(settings.slots)
-            for instance in range(settings.instances)
-        )
+        self._unused: Iterator[tuple[int, int]] = iter(())
+        #: Owners that get no further sequences.
+        self._leaving: set[int] = set()
         self._waiting = 0
         #: Sequences with a slot.
         self._placed: set[LiveSequence] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
+
+    def adopt(self, owners: Sequence[SlotOwner], removed: Collection[BoundInstance] = ()) -> None:
+        """Add ``owners``; those of ``removed`` instances keep their sequences to the end."""
+        gone = {index for index, owner in enumerate(self.owners) if owner.bound in removed}
+        first = len(self.owners)
+        self._leaving |= gone
+        self.owners += owners
+        new = (
+            (number, instance)
+            for number in range(self._settings.slots)
+            for instance in range(first, first + len(owners))
+        )
+        self._free = [slot for slot in self._free if slot[1] not in gone]
+        heapq.heapify(self._free)
+        staying = (slot for slot in self._unused if slot[1] not in gone)
+        self._unused = heapq.merge(staying, new)
+        while self._backlog and (slot := self._next_slot()) is not None:
+            self._take(slot, self._backlog.popleft())
+        for index in gone:
+            self._retire_if_empty(index)
+
+    def _next_slot(self) -> tuple[int, int] | None:
+        return heapq.heappop(self._free) if self._free else next(self._unused, None)
+
+    def _retire_if_empty(self, index: int) -> None:
+        if not any(sequence.slot and sequence.slot[1] == index for sequence in self._placed):
+            retire = self.owners[index].bound.retire
+            if retire is not None:
+                retire()
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -173,7 +200,7 @@ class SequenceScheduler:
         if sequence is None:
             key = request.caller, parameters["sequence_id"]
             sequence = self._open[key] = LiveSequence(*key, self._tensors.first)
-            sequence.slot = heapq.heappop(self._free) if self._free else next(self._unused, None)
+            sequence.slot = self._next_slot()
             if sequence.slot is None:
                 self._backlog.append(sequence)
             else:
@@ -309,14 +336,18 @@ class SequenceScheduler:
         self._placed.discard(sequence)
         owner = self.owners[slot[1]]
         owner.leave(slot[0])
-        if not self._backlog:
+        if slot[1] in self._leaving:
+            self._retire_if_empty(slot[1])
+        elif self._backlog:
+            self._take(slot, self._backlog.popleft())
+        else:
             heapq.heappush(self._free, slot)
-            return
-        following = self._backlog.popleft()
-        following.slot = slot
-        self._placed.add(following)
+
+    def _take(self, slot: tuple[int, int], sequence: LiveSequence) -> None:
+        sequence.slot = slot
+        self._placed.add(sequence)
         # Later, because a run of sequences of one request each would call itself.
-        asyncio.get_running_loop().call_soon(owner.place, following)
+        asyncio.get_running_loop().call_soon(self.owners[slot[1]].place, sequence)
 
     # -- timers -----------------------------------------------------------------------------------
 

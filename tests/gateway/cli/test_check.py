@@ -95,6 +95,10 @@ def test_tritons_models_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("requests[0].get_response_sender()", "has not sent the end of its responses within"),
         ("return []", "InferenceResponse(s) size is:0"),
         ("return [reply(1, name='z')]", "output 'y' is missing in the model's response"),
+        (
+            "return [Response([Tensor('y', np.array([1]))])]",
+            "output 'y' must be FP32, but the model returns INT64",
+        ),
         ("return [Response([], Error('no', Error.NOT_FOUND))]", "model 'act': no"),
         ("sys.exit(3)", "SystemExit: 3; at request.py(2): run"),
     ):

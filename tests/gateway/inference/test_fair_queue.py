@@ -13,7 +13,8 @@ from modelport.gateway.types import NO_DEADLINE, Deadline
 
 
 def queue(room: int) -> FairQueue:
-    found = FairQueue(1, 1)
+    found = FairQueue()
+    found.resize(1, 1)
     found.room = room
     return found
 

@@ -115,18 +115,6 @@ WRONG = [
         "=output 'y' is in the model's response twice",
     ),
     (
-        "return [Response([Tensor('y', np.array([1]))])]", 500,
-        "=output 'y' must be FP32, but the model returns INT64",
-    ),
-    (
-        "return [Response([Tensor('y', np.float32([[1]]))])]", 500,
-        "=output 'y' must have shape [-1], but the model returns [1,1]",
-    ),
-    (
-        "return [Response([Tensor('y', np.array(1, np.float32))])]", 500,
-        "=output 'y' must have shape [-1], but the model returns []",
-    ),
-    (
         "requests[0].set_release_flags(2)", 501,
         "=Python model 'act_0' reschedules a request, which this server does not support",
     ),
@@ -144,6 +132,29 @@ def test_a_wrong_answer_is_an_error_with_tritons_text(
     assert str(Path.cwd()) not in text
     assert "/" not in text.partition("At:")[2]
     assert ask(gateway, "return [reply(1)]")[0] == 200  # the same process serves on
+
+
+@pytest.mark.parametrize(
+    ("tensor", "datatype", "shape"),
+    [
+        ("np.array([1])", "INT64", [1]),
+        ("np.float32([[1]])", "FP32", [1, 1]),
+        ("np.array(1, np.float32)", "FP32", []),
+    ],
+)
+def test_an_output_that_differs_from_the_configuration_is_passed_on(
+    gateway: Gateway, tensor: str, datatype: str, shape: list[int]
+) -> None:
+    """The log says so once for each output."""
+    for _ in range(2):
+        status, document = ask(gateway, f"return [Response([Tensor('y', {tensor})])]")
+        (output,) = document["outputs"]
+        assert status == 200
+        assert (output["datatype"], output["shape"]) == (datatype, shape)
+    told = "an output differs from config.pbtxt and is passed on"
+    rows = [row for row in gateway.logs if row["event"] == told]
+    assert len(rows) == 1
+    assert rows[0]["reason"].startswith("output 'y' must ")
 
 
 def test_no_wrong_answer_has_ended_the_worker(gateway: Gateway) -> None:
